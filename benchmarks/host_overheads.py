@@ -26,6 +26,11 @@ TABLES = ("dlrm-8xV100-2023/*.kineto.json.gz", "resnet50-V100/rank0.kineto.json.
           "resnet50-ddp-2xA100/rank0.kineto.json.gz", "h100-vs-mi300/h100-Qwen_Qwen1.5-0.5B-Chat.json.gz",
           "h100-vs-mi300/h100-gaunernst_bert-small-uncased.json.gz", "vllm-eager-B200/rank0.json.gz")
 
+MORE = ("h100-vs-mi300/mi300-Qwen_Qwen1.5-0.5B-Chat.json.gz",)
+OWN = ("host/bert/round0", "host/resnet50/round0")
+TOP = 20
+BACKWARD = "autograd::engine::evaluate_function: "
+
 
 def host_ns(part: Recorded) -> float:
     return float(part.segments.duration_ns.sum())
@@ -39,6 +44,23 @@ def kinds_table(data: Path) -> None:
         for row in found.kinds:
             low, _, middle, _, high = (quantile / 1e3 for quantile in row.quantiles_ns)
             print(f"  {row.kind.label:32}{row.events:>7.0f}{low:>8.1f}{middle:>8.1f}{high:>8.1f}{row.share:>8.1%}")
+
+
+def operations_table(data: Path) -> None:
+    print("\nOperations by host time: mean µs of one event by kind, and how far off the mean of each kind is\n")
+    own = Path(__file__).resolve().parents[1] / "traces"
+    files = [*(sorted((data / "traces").glob(name)) for name in (*TABLES, *MORE)),
+             *([own / name] for name in OWN)]
+    for paths in files:
+        found = measure_overheads(read_job(paths if len(paths) > 1 else paths[0]))
+        every = [row for row in found.operations(len(found.overheads.table)) if row.step_ns]
+        off = sum(abs(row.shared_ns - row.step_ns) for row in every) / sum(row.step_ns for row in every)
+        print(f"{paths[0].parent.name}/{paths[0].name}: by shared means {off:.0%} of the operations' host time lies "
+              "wrong")
+        for row in every[:TOP]:
+            means = (f"{row.kinds[kind].mean_ns / 1e3:.1f}" if kind in row.kinds else "-" for kind in row.host_kinds())
+            print(f"  {row.name.removeprefix(BACKWARD)[:38]:40}{row.step_ns / 1e6:>8.2f} ms"
+                  f"{row.shared_ns / row.step_ns - 1:>+9.0%}{''.join(f'{mean:>8}' for mean in means)}")
 
 
 def steps_table(data: Path) -> None:
@@ -74,6 +96,7 @@ def summary(errors: list[float]) -> str:
 def main() -> None:
     data = Path(sys.argv[1])
     kinds_table(data)
+    operations_table(data)
     steps_table(data)
 
 

@@ -24,6 +24,8 @@ _OF_MODES = tuple(str(Path("torch", *parts)) for parts in (
 _UNCOUNTED = (str(Path("torch", "_jit_internal.py")), str(Path("torch", "compiler", "__init__.py")),
               str(Path("torch", "utils", "weak.py")), "weakref.py", "contextlib.py")
 """Files whose functions do next to nothing, and are called more often while somebody watches."""
+_OF_SHARDS = str(Path("torch", "distributed", "tensor"))
+"""Sharded tensors' own dispatch, which is the program's also where a mode passes an operation on to it."""
 _OF_HOOKS = "inner", str(Path("torch", "nn", "modules", "module.py"))
 """The function that a module is called by only where somebody hooked all modules."""
 
@@ -74,7 +76,7 @@ class PythonCalls:
         if event != "call" or self._hidden or self._is_uncounted(frame.f_code):
             return
         caller = frame.f_back
-        if caller is None or not self._watches(caller.f_code):
+        if caller is None or _OF_SHARDS in frame.f_code.co_filename or not self._watches(caller.f_code):
             self.count += 1
 
     def _watches(self, code: CodeType) -> bool:

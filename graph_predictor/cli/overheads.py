@@ -11,12 +11,14 @@ from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Top, Window
 
 if TYPE_CHECKING:
-    from graph_predictor.prediction.overheads import JobOverheads
+    from graph_predictor.prediction.overheads import JobOverheads, OperationRow
     from kernel_models.host.overheads import HostRatio
     from kernel_models.host.segments import Overhead
 
 DEFAULT_TOP = 5
+TOP_OPERATIONS = 20
 ALL = 1_000_000
+SYMBOLS = ("T1", "T2", "T3", "T4", "T5\nbetween", "T5\nwhole")
 FEW_SHARED = 30
 """Fewer operations and calls in common than this say little of two hosts."""
 
@@ -53,12 +55,13 @@ def overheads(
             return
         report = Report()
         for path, part in zip(traces, found, strict=True):
-            _one(report, path, part, top or DEFAULT_TOP)
+            _one(report, path, part, top)
         if len(found) == 2:
+            _side_by_side(report, found, top or TOP_OPERATIONS)
             _difference(report, ratios)
 
 
-def _one(report: Report, path: str, found: JobOverheads, top: int) -> None:
+def _one(report: Report, path: str, found: JobOverheads, top: int | None) -> None:
     report.line(f"{path}: {milliseconds(found.host_ns)} ms of host time in a step of {milliseconds(found.step_ns)} ms "
                 f"(mean of {found.steps}), without waiting.")
     if found.computation_ns:
@@ -81,10 +84,11 @@ def _one(report: Report, path: str, found: JobOverheads, top: int) -> None:
     rows = [[row.kind.label if i == 0 else "", name or "(end of the step)", count(n), microseconds(mean),
              percent(total / (row.step_ns * found.steps))]
             for row in found.kinds if row.step_ns for i, (name, n, mean, total) in enumerate(
-                found.largest(row.kind, top))]
+                found.largest(row.kind, top or DEFAULT_TOP))]
     report.table("Largest of each kind (for T1 the operation that follows; mean µs; share of the kind)",
                  [Column("kind", name=True), Column("operation or call", name=True), Column("events"),
                   Column("mean µs"), Column("share")], rows)
+    _operations(report, found, top or TOP_OPERATIONS)
     constants = found.constants
     if constants.samples:
         report.line()
@@ -93,6 +97,32 @@ def _one(report: Report, path: str, found: JobOverheads, top: int) -> None:
                     "busy one.")
     report.notes(found.notes)
     report.line()
+
+
+def _operations(report: Report, found: JobOverheads, top: int) -> None:
+    rows = [[_short(row.name), milliseconds(row.step_ns), percent(row.shared_ns / row.step_ns - 1), *_means(row)]
+            for row in found.operations(top) if row.step_ns]
+    report.table("Operations that cost the host most (mean µs of one event by kind; shared: how far off a step's time "
+                 "is with the mean of each kind over all operations)",
+                 [Column("operation", name=True), Column("ms\na step"), Column("shared"), *map(Column, SYMBOLS)], rows)
+
+
+def _side_by_side(report: Report, found: list[JobOverheads], top: int) -> None:
+    """The operations of the first host that cost it most, beside the second host's."""
+    theirs = {row.name: row for row in found[1].operations(ALL)}
+    rows = [[_short(row.name), *(f"{mine} | {other}" for mine, other in zip(
+        _means(row), _means(theirs[row.name]), strict=True))]
+            for row in found[0].operations(ALL) if row.name in theirs][:top]
+    report.table("Operations of both hosts (mean µs of one event by kind, first | second)",
+                 [Column("operation", name=True), *map(Column, SYMBOLS)], rows)
+
+
+def _means(row: OperationRow) -> list[str]:
+    return [microseconds(row.kinds[kind].mean_ns) if kind in row.kinds else "–" for kind in row.host_kinds()]
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("autograd::engine::evaluate_function: ")
 
 
 def _difference(report: Report, ratios: dict[Overhead | None, HostRatio]) -> None:

@@ -16,6 +16,7 @@ from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.host_time import exclusive_time, waits
 from kernel_models.host.overheads import (
     ANY,
+    Distribution,
     HostOverheads,
     HostRatio,
     Recorded,
@@ -45,6 +46,28 @@ class KindRow:
     step_ns: float
     quantiles_ns: tuple[float, ...]
     share: float
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRow:
+    """Host time of one top-level operation by kind (T1 to T5).
+
+    Attributes:
+        name: of the operation; its T1 is the time before it.
+        kinds: a distribution for every kind that it has.
+        step_ns: of all kinds, a step and rank.
+        shared_ns: the same if each event took the mean of its kind over all operations ("shared overheads").
+    """
+
+    name: str
+    kinds: dict[Overhead, Distribution]
+    step_ns: float
+    shared_ns: float
+
+    @staticmethod
+    def host_kinds() -> list[Overhead]:
+        """Return the kinds an operation can have, in the order of Lin et al."""
+        return [kind for kind in Overhead if kind != Overhead.DATA]
 
 
 @dataclass(slots=True)
@@ -83,6 +106,19 @@ class JobOverheads:
                 rows.append((detail if kind == Overhead.CALL else op, found.count, found.mean_ns, found.total_ns))
         return sorted(rows, key=lambda row: -row[3])[:top]
 
+    def operations(self, top: int) -> list[OperationRow]:
+        """Return the operations that take most host time, most first."""
+        kinds: dict[str, dict[Overhead, Distribution]] = {}
+        for (code, op, detail), found in self.overheads.table.items():
+            if op not in (ANY, "") and detail == ANY:
+                kinds.setdefault(op, {})[Overhead(code)] = found
+        shared = {kind: self.overheads.table[kind, ANY, ANY].mean_ns for kind in Overhead
+                  if (kind, ANY, ANY) in self.overheads.table}
+        rows = [OperationRow(name, mine, sum(d.total_ns for d in mine.values()) / self.steps,
+                             sum(d.count * shared[kind] for kind, d in mine.items()) / self.steps)
+                for name, mine in kinds.items()]
+        return sorted(rows, key=lambda row: -row.step_ns)[:top]
+
     def to_json(self, top: int) -> dict[str, Any]:
         """Plain values, times in microseconds."""
         return {
@@ -99,6 +135,11 @@ class JobOverheads:
                 "quantiles_us": [q / 1e3 for q in row.quantiles_ns],
                 "largest": [{"name": name, "count": n, "mean_us": mean / 1e3, "total_us": total / 1e3}
                             for name, n, mean, total in self.largest(row.kind, top)]} for row in self.kinds},
+            "operations": [{
+                "name": row.name, "us_per_step": row.step_ns / 1e3, "shared_us_per_step": row.shared_ns / 1e3,
+                "kinds": {kind.name.lower(): {"count": d.count, "mean_us": d.mean_ns / 1e3,
+                                              "quantiles_us": [q / 1e3 for q in d.quantiles_ns]}
+                          for kind, d in row.kinds.items()}} for row in self.operations(top)],
             "notes": self.notes,
         }
 

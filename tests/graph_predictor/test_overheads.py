@@ -101,6 +101,18 @@ def test_overheads_survive_json_and_scale(tmp_path: Path) -> None:
         HostOverheads.from_json({"rows": [[1, 2]]})
 
 
+def test_operations_have_each_kind_of_their_own(tmp_path: Path) -> None:
+    """linear: T1 10 before it, T2 10, T4 5 and 8, T5 5, T3 22; view: T1 20 before it, T5 10 whole."""
+    found = measure_overheads(Job([one_step(tmp_path)]))
+    rows = {row.name: row for row in found.operations(20)}
+    means = {kind: d.mean_ns for kind, d in rows["aten::linear"].kinds.items()}
+    assert means == {Overhead.BETWEEN_OPS: 10_000, Overhead.BEFORE_CALL: 10_000, Overhead.CALL: 6_500,
+                     Overhead.BETWEEN_CALLS: 5_000, Overhead.AFTER_CALL: 22_000}
+    assert rows["aten::linear"].step_ns == 60_000 and rows["aten::view"].step_ns == 30_000
+    assert rows["aten::view"].shared_ns != rows["aten::view"].step_ns
+    assert [row.name for row in found.operations(1)] == ["aten::linear"]
+
+
 def test_a_host_half_as_fast_is_found_to_be(tmp_path: Path) -> None:
     fast = fit_overheads([record(one_step(tmp_path))])
     slow = fit_overheads([record(one_step(tmp_path, 2.0))])

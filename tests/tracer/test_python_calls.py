@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from graph_predictor.simulation.host_pieces import top_operations
 from tracer.capture.merge_python import merge_python, note_python_calls
 from tracer.errors import TraceError
 from tracer.graph import NONE, ExecutionGraph
@@ -102,6 +103,30 @@ def test_captures_of_others_have_no_counts(captured: Path, tmp_path: Path) -> No
     path.write_text('{"rows": [["aten::mm"]]}', encoding="utf-8")
     with pytest.raises(TraceError, match="counts of Python calls"):
         merge_python(graph, path)
+
+
+def test_a_capture_without_the_columns_takes_counts() -> None:
+    graph = read_job(TRACES / "bert-cpu").graphs[0]
+    mine = np.flatnonzero((graph.ops.step == 0) & (graph.ops.start_ns >= graph.steps.start_ns[0]))
+    mine = mine[np.isin(mine, top_operations(graph))]
+    mine = mine[np.argsort(graph.ops.start_ns[mine], kind="stable")]
+    rows = [(graph.string(int(code)), 1) for code in graph.ops.name[mine]]
+    note_python_calls(graph, [*rows, ("", 7)])
+    assert int(graph.steps.python_calls[0]) == len(rows) + 7
+    assert int(graph.ops.python_calls[mine].max()) >= 1
+
+
+@pytest.mark.parametrize("name", ["lstm_fsdp2", "bert_ddp"])
+def test_a_traced_plan_calls_what_a_recorded_one_does(name: str) -> None:
+    pytest.importorskip("torch")
+    from tracer.shape_only.trace import trace_workload
+    from tracer.workloads import parse
+
+    kind, plan = name.split("_")
+    settings = parse(kind, ["optimizer=adamw-foreach"], preset="tiny")
+    traced = trace_workload(settings, "cpu", world_size=2, parallel=f"{plan}=2")
+    recorded = read_job(TRACES / "host-parallel" / name / "round0").graphs[0]
+    assert int(traced.steps.python_calls[0]) == pytest.approx(int(recorded.steps.python_calls[0]), rel=0.05)
 
 
 def test_stacks_have_them_too() -> None:

@@ -60,7 +60,7 @@ def note_python_calls(graph: ExecutionGraph, rows: list[tuple[str, int]]) -> lis
     ops, unlike = graph.ops, 0
     level = _outermost(graph, counted)
     known: dict[bytes, Int64 | None] = {}
-    python_calls = ops.writable("python_calls")
+    before_ops, in_steps = ops.writable("python_calls"), graph.steps.writable("python_calls")
     for step in range(len(graph.steps)):
         mine = np.flatnonzero((ops.step == step) & (ops.start_ns >= graph.steps.start_ns[step]))
         mine = mine[np.argsort(ops.start_ns[mine], kind="stable")]
@@ -72,8 +72,8 @@ def note_python_calls(graph: ExecutionGraph, rows: list[tuple[str, int]]) -> lis
         if found is None:
             unlike += 1
             continue
-        python_calls[mine] = found
-        graph.steps.python_calls[step] = int(reached[-1])
+        before_ops[mine] = found
+        in_steps[step] = int(reached[-1])
     return [] if not unlike else [
         f"{unlike} of {len(graph.steps)} steps are unlike the one in which Python calls were counted, and have none."]
 

@@ -26,7 +26,7 @@ class PythonNotes:
 
     def start(self) -> None:
         """Watch from now on, in this thread."""
-        from torch.utils._python_dispatch import TorchDispatchMode
+        from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
         self.started = True
         rows, calls = self.rows, self._calls
@@ -37,6 +37,8 @@ class PythonNotes:
                 return False  # torch would wrap each call in a function of its own
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if any(map(is_traceable_wrapper_subclass_type, types)):
+                    return NotImplemented  # a DTensor and the like, whose Python is the program's: seen again by parts
                 calls.hide()
                 try:
                     rows.append((func._schema.name, calls.taken()))
