@@ -41,6 +41,8 @@ SELECTION_ROWS = 30_000
 FULL_ROWS = 60_000
 """Beyond so many calls there are fewer trees, each adding more: a fit's time stays about the same. Only two of the
 folds are cross-validated then: they leave out thousands of calls."""
+TWO_FOLDS_ROWS = 10_000
+"""Beyond so many calls of more than ``FEW_GROUPS`` groups, too, two folds are enough: they leave out thousands."""
 REFIT_ROWS = 100_000
 """Beyond so many calls the held-out fifth is not fitted to in the end: it would add little and double the time."""
 FEW_GROUPS = 10
@@ -176,7 +178,7 @@ def _choose(fit: Samples, spec: DeviceSpec, until: float) -> tuple[
     """
     some = _thinned(fit, SELECTION_ROWS)
     problem = each_left_out(Problem.of(some, spec), some.labels())
-    folds = 2 if len(fit) > FULL_ROWS else max(FOLDS, int(problem.fold.max()) + 1)
+    folds = _folds(len(fit), some.labels())
     heuristic = _heuristic_errors(fit, spec)
     tried: dict[str, Any] = {"roofline": heuristic.to_json()}
     if len(fit) < LEAST_ROWS or len(set(problem.fold.tolist())) < 2:
@@ -195,6 +197,14 @@ def _choose(fit: Samples, spec: DeviceSpec, until: float) -> tuple[
     if best is None or heuristic.mape < best[0]:
         return None, tried, None
     return best[1], tried, Intervals.of(best[2], best[3])
+
+
+def _folds(rows: int, labels: Sequence[str]) -> int:
+    """Return how many folds are looked at: two where these leave out thousands of calls of many groups."""
+    groups = len(set(labels))
+    if rows > FULL_ROWS or (rows > TWO_FOLDS_ROWS and groups > FEW_GROUPS):
+        return 2
+    return max(FOLDS, groups) if groups <= FEW_GROUPS else FOLDS
 
 
 def _fitted(
@@ -270,7 +280,8 @@ def _provenance(
         "data": sorted({one.source for one in samples}),
         "split": f"{HELD_OUT_SHARE:.0%} of shape groups held out by the SHA-256 of their label, or as the data mark "
                  f"it; choices by {FOLDS}-fold cross-validation over shape groups of the rest, or each group left out "
-                 f"in turn where there are at most {FEW_GROUPS}, two folds of more than {FULL_ROWS:,} calls"
+                 f"in turn where there are at most {FEW_GROUPS}, two folds of more than {TWO_FOLDS_ROWS:,} calls in "
+                 f"more groups, and of more than {FULL_ROWS:,} calls"
                  + (f"; stored models of up to {REFIT_ROWS:,} calls refitted to all rows but those the data mark"
                     if options.refit else ""),
     }

@@ -404,6 +404,21 @@ def test_large_sets_are_not_fitted_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     assert entry.rows == entry.facts["fit_rows"] and entry.facts["held_out"]["mape"] < 0.1
 
 
+def test_many_calls_of_many_groups_are_left_out_twice_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, options = gemm_samples(600), Options(distil=False, refit=False)
+    few = replace(samples, groups={"model": [f"model {i % 7}" for i in range(len(samples))]})
+    every = fit_entry(samples, H200, options)
+    monkeypatch.setattr(fitting, "TWO_FOLDS_ROWS", 300)
+    left_out = fit_entry(samples, H200, options)
+    assert every.facts["cross_validation"]["n"] == every.facts["fit_rows"]
+    assert left_out.facts["cross_validation"]["n"] < 0.6 * left_out.facts["fit_rows"]
+    # The folds decide and tell intervals; the trees that are judged and stored do not depend on them.
+    assert left_out.facts["held_out"]["mape"] == every.facts["held_out"]["mape"]
+    # Each of a few groups is left out in turn all the same.
+    entry = fit_entry(few, H200, options)
+    assert entry.facts["cross_validation"]["n"] == entry.facts["fit_rows"]
+
+
 def test_bad_input_is_one_sentence_and_two(run: Run, tmp_path: Path) -> None:
     data = table(tmp_path / "t.parquet", gemm_table(100))
     (tmp_path / "bad.profile").write_bytes(b"PK\x03\x04 nonsense")
