@@ -71,9 +71,9 @@ measured; TorchRec's planner takes both kernels to be ten times slower than the 
 # --- host ----------------------------------------------------------------------------------------------------------
 
 UNKNOWN_HOST = 1.1
-"""Host time of a host nobody measured (a factor of 3), beside what programs of known hosts differ by. Recorded hosts
-take 26 to 28 µs a kernel (V100, H100 and MI300X traces) to 44 to 177 µs, all under the profiler, which is taken out of
-the shipped ones at what it cost another host."""
+"""Host time of a host nobody measured (a factor of 3), beside what programs of known hosts differ by. Set before it was
+measured: of ten hosts, each told by the shipped law without it, nine lie within; they take 0.8 to 3.7 times as long as
+told (``benchmarks/host_prior.py``)."""
 OTHER_HOST = 0.3
 """Host time that no operation of another host's recording stands for. Quartiles of two hosts' ratios by operation lie
 0.2 from their middle (V100 and 8×A100, H100 and MI300X), 0.8 where one host is seven times slower (2×A100); sums over
