@@ -229,11 +229,11 @@ def _whatifs(path: str) -> dict[str, float]:
     start = baseline_of(job)
     steady = start.simulated().steady
     one = ProgramVariants.alone(steady.program)
-    many = ProgramVariants(one.item, *(np.repeat(each, 16, axis=1) for each in (one.work, one.cost)), one.kernel,
+    many = ProgramVariants(one.item, one.work, one.cost, np.repeat(one.host, 16), one.kernel,
                            np.repeat(one.duration, 16, axis=1), one.floor_items, np.zeros((0, 16), np.int64))
     found = {"events": float(len(steady.program.item_work) + len(steady.program.kernel_item)),
              "simulate": seconds(lambda: simulate(steady.program, structure=steady.repeated.structure), 9),
-             "variants": seconds(lambda: steady.order.times(steady.program, many), 9)}
+             "variants": seconds(lambda: steady.periods_ns(steady.program, many), 9)}
     factors = iter(np.linspace(0.7, 1.3, 200).tolist())
     found["host"] = seconds(lambda: start.predict([edits.ScaleHost(next(factors))]), 11)
     with contextlib.suppress(ForetraceError):  # a device that the trace does not name

@@ -133,12 +133,18 @@ def edited_launches(repeated: Repeated, host: EditedHost, scenario: Scenario) ->
     return replace(p, **changes)
 
 
-def _durations(own: Int64, rows: Int64, recorded: Int64, kernel_ns: Float64) -> Float64:
-    """Durations of kernels, ns, of times by recorded kernel: their ``own``, and the recorded ``rows`` they are of."""
+def _durations(own: Int64, rows: Int64 | None, recorded: Int64, kernel_ns: Float64) -> Float64:
+    """Durations of kernels, ns, of times by recorded kernel: their ``own``, and the recorded ``rows`` they are of, all
+    in turn by default."""
     # A ratio, since the recorded duration of a collective whose other members are outside the cycle is another one.
     known = recorded > 0
-    factor = np.where(known, kernel_ns / np.maximum(recorded, 1), 1.0)[rows]
-    return np.maximum(np.where(known[rows], own * factor, kernel_ns[rows]), 0.0)
+    if known.all():
+        ratio = kernel_ns / recorded
+        return np.maximum(own * (ratio if rows is None else ratio[rows]), 0.0)
+    factor = np.where(known, kernel_ns / np.maximum(recorded, 1), 1.0)
+    if rows is not None:
+        factor, known, kernel_ns = factor[rows], known[rows], kernel_ns[rows]
+    return np.maximum(np.where(known, own * factor, kernel_ns), 0.0)
 
 
 def edited_variants(repeated: Repeated, host: EditedHost, scenario: Scenario, kernel_ns: Float64,
@@ -161,14 +167,15 @@ def edited_variants(repeated: Repeated, host: EditedHost, scenario: Scenario, ke
     works, costs = (np.stack([ns if factor == 1.0 else whole_ns(ns * factor) for factor in known.tolist()], axis=1)
                     for ns in (work, cost))
     works[cycle.begins] = 0
-    costs = cycle.fed.changed(costs[:, column], kernel_ns)
+    if cycle.fed.changes(kernel_ns):
+        works, costs, column = works[:, column], cycle.fed.changed(costs[:, column], kernel_ns), np.arange(len(column))
     floors = [np.maximum(host.floor * factor, host.workers) for factor in host_factors]
-    if not any(floor.any() for floor in floors):
-        none: Int64 = np.zeros((0, len(floors)), np.int64)
-        return ProgramVariants(cycle.item, works[:, column], costs, cycle.kernel, whole_ns(duration), none[:, 0], none)
-    starts = _starts(repeated, scenario)
-    floor = np.stack([_floor_ns(p, repeated, starts, floor) for floor in floors], axis=1)
-    return ProgramVariants(cycle.item, works[:, column], costs, cycle.kernel, whole_ns(duration), starts, floor)
+    starts: Int64 = np.zeros(0, np.int64)
+    floor: Int64 = np.zeros((0, len(floors)), np.int64)
+    if any(each.any() for each in floors):
+        starts = _starts(repeated, scenario)
+        floor = np.stack([_floor_ns(p, repeated, starts, each) for each in floors], axis=1)
+    return ProgramVariants(cycle.item, works, costs, column, cycle.kernel, whole_ns(duration), starts, floor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +185,8 @@ class _CycleRows:
     Attributes:
         items: rows of the recorded items, and ``item`` which of them each item of the copies is.
         begins: which of them begin steps.
-        own, row: recorded lengths of the kernels that differ, ns, and which kernel of the cycle each of them is.
+        own, row: recorded lengths of the kernels that differ, ns, and which kernel of the cycle each of them is;
+            ``None`` for all in turn.
         kernel: which of ``own`` each kernel of the copies is.
         recorded: recorded lengths of the kernels of the cycle, ns.
         fed: copies that their calls feed, by rows of the cycle.
@@ -188,7 +196,7 @@ class _CycleRows:
     item: Int64
     begins: Bool
     own: Int64
-    row: Int64
+    row: Int64 | None
     kernel: Int64
     recorded: Int64
     fed: _FedCopies
@@ -207,7 +215,7 @@ class _CycleRows:
                          found.recorded[inside])
         begins = source.item_kind[items] == ItemKind.STEP_BEGIN
         if np.array_equal(own, recorded[row]):  # as nearly always: then all copies of a kernel are as long
-            return cls(items, item[repeated.item], begins, recorded, np.arange(len(kernels)), row, recorded, fed)
+            return cls(items, item[repeated.item], begins, recorded, None, row, recorded, fed)
         return cls(items, item[repeated.item], begins, own, row, np.arange(len(own)), recorded, fed)
 
 
@@ -236,16 +244,23 @@ class _FedCopies:
                                                                program.recorded_item_start[item])
         return cls(kernel, item, np.clip(feeding, 0, program.item_cost[item]), program.kernel_duration[kernel])
 
+    def changes(self, kernel_ns: Float64) -> bool:
+        """Return whether other times of kernels change the cost of any call."""
+        return bool(self._change(kernel_ns).any())
+
     def changed(self, cost: Int64, kernel_ns: Float64) -> Int64:
         """Costs of calls, ns by item, with the time in which they feed a copy changed as the copy's own; of variants,
         [items, variants]."""
-        across = (slice(None), *[None] * (kernel_ns.ndim - 1))
-        change = self.feeding[across] * (kernel_ns[self.kernel] / self.recorded[across] - 1.0)
+        change = self._change(kernel_ns)
         if not change.any():
             return cost
         found = cost.copy()
         np.add.at(found, self.item, np.rint(change).astype(np.int64))
         return np.maximum(found, 0)
+
+    def _change(self, kernel_ns: Float64) -> Float64:
+        across = (slice(None), *[None] * (kernel_ns.ndim - 1))
+        return self.feeding[across] * (kernel_ns[self.kernel] / self.recorded[across] - 1.0)
 
 
 def _beside_masks(scenario: Scenario) -> list[np.ndarray]:

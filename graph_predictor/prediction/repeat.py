@@ -93,6 +93,8 @@ class Repeated:
     tail: Int64
     tail_rank: Int64
     structure: Structure
+    shared: Shared = field(default_factory=Shared, init=False, repr=False, compare=False)
+    """Orders in which it can be worked out."""
 
 
 def steps_of(built: Built, steps: str | int | Sequence[int] | None = None) -> Cycle:

@@ -14,7 +14,7 @@ import numpy as np
 
 from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
 from graph_predictor.simulation.engine import Simulated, simulate_in_order
-from graph_predictor.simulation.program import Program
+from graph_predictor.simulation.program import NEVER, ItemKind, Program
 from graph_predictor.simulation.retiming import ProgramVariants, WorkingOrder
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
@@ -38,7 +38,7 @@ class Steady:
         at: ("item" or "kernel", row) of the last copy's event that sets each rank's period.
         stop_ns: the time of the same event one copy earlier, by rank.
         reached: whether two consecutive periods agree.
-        order: in which the copies can be worked out with other times.
+        nodes: the order in which they became known, as of ``simulate_in_order``.
     """
 
     repeated: Repeated
@@ -48,12 +48,21 @@ class Steady:
     at: list[tuple[str, int]]
     stop_ns: Int64
     reached: bool
-    order: WorkingOrder
+    nodes: Int64
 
     def periods_ns(self, program: Program, variants: ProgramVariants | None = None) -> Int64:
         """Periods of the slowest rank, of copies with a program's other times or those of its variants, [variants]."""
-        ends = self.order.ends(program, variants, self.repeated.end[:, -2:], self.repeated.tail[:, -2:])
+        ends = self._order().ends(program, variants)
         return np.concatenate([end[:, 1] - end[:, 0] for end in ends]).max(axis=0)  # type: ignore[no-any-return]
+
+    def _order(self) -> WorkingOrder:
+        """Return the order of all copies that differ in times alone, which are worked out along that of the first."""
+        p, repeated = self.program, self.repeated
+        # Begins of steps are never taken in by others, whatever holds them back.
+        held = (p.item_external > NEVER) & (p.item_kind != ItemKind.STEP_BEGIN)
+        of = (len(p.wait_kernel), tuple(np.flatnonzero(held).tolist()), tuple(p.queue_depth.tolist()))
+        return repeated.shared.once("order", of, lambda: WorkingOrder.of(
+            p, self.nodes, repeated.structure, repeated.item, repeated.end[:, -2:], repeated.tail[:, -2:]))
 
 
 MakeProgram = Callable[[Repeated], Program]
@@ -96,5 +105,4 @@ def measure(repeated: Repeated, program: Program) -> Steady:
                   else ("kernel", int(repeated.tail[best - len(repeated.end), -1])))
         found[number], stop[number] = period[best], times[best, -2]
         reached &= bool(abs(int(before[mine].max()) - found[number]) <= SAME * max(int(found[number]), 1))
-    return Steady(repeated, program, simulated, found, at, stop, reached,
-                  WorkingOrder.of(program, nodes, repeated.structure))
+    return Steady(repeated, program, simulated, found, at, stop, reached, nodes)
