@@ -90,7 +90,7 @@ def walk_back(
             continue
         if at == AT_ITEM:
             cause = item_end_cause[row]
-            if cause == END_KERNEL or cause == END_QUEUE:
+            if cause in (END_KERNEL, END_QUEUE):
                 kernel = item_end_source[row]
                 _segment(kernel_end[kernel], SYNC if cause == END_KERNEL else LAUNCH, row, -1, 0,
                          stop, walk, keep, state, times, runs, kinds, sums)
