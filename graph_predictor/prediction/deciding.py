@@ -75,7 +75,7 @@ def decides(replay: Replay, steps: Sequence[ReplayedStep], ends: StreamEnds, bou
         causes: of the replayed program.
     """
     simulated: Int64 = replay.simulated.kernel_end
-    decided: list[Mapping[Bound, int]] = list(bounds)
+    sums = np.array([[each[bound] for bound in Bound] for each in bounds], np.int64).reshape(len(bounds), len(Bound))
     behind: list[int] = []
     starts: list[PathStart] = []
     for number, step in enumerate(steps):
@@ -88,6 +88,9 @@ def decides(replay: Replay, steps: Sequence[ReplayedStep], ends: StreamEnds, bou
         if at >= 0:
             behind.append(number)
             starts.append(PathStart(("kernel", at), int(simulated[at]), stop))
-    for number, sums in zip(behind, sums_back(causes, starts).tolist(), strict=True):
-        decided[number] = dict(zip(Bound, sums, strict=True))
-    return [deciding({bound.label: float(ns) for bound, ns in each.items()}) for each in decided]
+    sums[behind] = sums_back(causes, starts)
+    names = list(dict.fromkeys(_MERGED.get(bound, bound.label) for bound in Bound))
+    merged = np.zeros((len(names), len(steps)), np.int64)
+    for bound in Bound:
+        merged[names.index(_MERGED.get(bound, bound.label))] += sums[:, bound]
+    return [names[at] for at in merged.argmax(axis=0).tolist()]

@@ -176,8 +176,9 @@ def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tup
 
 def walks_back(causes: Causes, starts: Sequence[PathStart], *, across: bool = False) -> Paths:
     """Walk back from several places, all in one pass; ``across`` as for ``path_back``."""
-    times, runs = (np.empty((2, ROOM), np.int64) for _ in range(2))
-    kinds = np.empty((2, ROOM), np.int8)
+    times: Int64 = np.empty((2, ROOM), np.int64)
+    runs: Int64 = np.empty((2, ROOM), np.int64)
+    kinds: Int8 = np.empty((2, ROOM), np.int8)
     first, state = np.zeros(len(starts) + 1, np.int64), _fresh()
     where, sums = _where(starts), np.zeros((len(starts), len(Bound)), np.int64)
     while walk_back(*causes.columns, *where, int(across), 1, state, times, runs, kinds, first, sums) < len(starts):
