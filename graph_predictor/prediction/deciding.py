@@ -11,11 +11,12 @@ fills the launch queue, so that the recorded step itself waited for nothing::
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
-from graph_predictor.simulation.critical_path import Bound, Causes, path_back
+from graph_predictor.simulation.critical_path import Bound, Causes, PathStart, sums_back
 from tracer.arrays import Int64
 from tracer.graph import ExecutionGraph, KernelKind
 
@@ -62,25 +63,34 @@ class StreamEnds:
             before[device, stream] = (step, first_kernel + int(rows[high]))
 
 
-def decides(replay: Replay, step: ReplayedStep, ends: StreamEnds, bounds: dict[str, float], causes: Causes) -> str:
-    """Return what decides a replayed step.
+def decides(replay: Replay, steps: Sequence[ReplayedStep], ends: StreamEnds, bounds: Sequence[Mapping[Bound, int]],
+            causes: Causes) -> list[str]:
+    """Return what decides replayed steps of one rank.
 
     Args:
         replay: the replay.
-        step: one of its steps.
-        ends: of its rank.
-        bounds: the step's own path by bound.
+        steps: some of its steps.
+        ends: of their rank.
+        bounds: each step's own path by bound, ns.
         causes: of the replayed program.
     """
     simulated: Int64 = replay.simulated.kernel_end
-    longest, at, stop = step.replayed_ns, -1, 0
-    row = int(replay.program.item_row[step.begin_item]) if step.name != WINDOW else -1
-    for first, last, previous in ends.of_step.get(row, []):
-        since = int(simulated[previous] if previous >= 0 else replay.simulated.kernel_start[first])
-        if int(simulated[last]) - since > longest:
-            longest, at, stop = int(simulated[last]) - since, last, since
-    if at < 0:
-        return deciding(bounds)
-    path = path_back(replay.program, replay.simulated, [g.kernels.kind for g in replay.graphs], ("kernel", at), stop,
-                     causes=causes)
-    return deciding({label: float(ns) for label, ns in path.by_bound().items()})
+    sums = np.array([[each[bound] for bound in Bound] for each in bounds], np.int64).reshape(len(bounds), len(Bound))
+    behind: list[int] = []
+    starts: list[PathStart] = []
+    for number, step in enumerate(steps):
+        longest, at, stop = step.replayed_ns, -1, 0
+        row = int(replay.program.item_row[step.begin_item]) if step.name != WINDOW else -1
+        for first, last, previous in ends.of_step.get(row, []):
+            since = int(simulated[previous] if previous >= 0 else replay.simulated.kernel_start[first])
+            if int(simulated[last]) - since > longest:
+                longest, at, stop = int(simulated[last]) - since, last, since
+        if at >= 0:
+            behind.append(number)
+            starts.append(PathStart(("kernel", at), int(simulated[at]), stop))
+    sums[behind] = sums_back(causes, starts)
+    names = list(dict.fromkeys(_MERGED.get(bound, bound.label) for bound in Bound))
+    merged = np.zeros((len(names), len(steps)), np.int64)
+    for bound in Bound:
+        merged[names.index(_MERGED.get(bound, bound.label))] += sums[:, bound]
+    return [names[at] for at in merged.argmax(axis=0).tolist()]

@@ -8,7 +8,7 @@ import numpy as np
 
 from graph_predictor.prediction.replay import Replay
 from graph_predictor.simulation.causes import StartCause
-from graph_predictor.simulation.critical_path import Bound, Path
+from graph_predictor.simulation.critical_path import Bound, Path, Paths
 from graph_predictor.simulation.host_time import HostSplit, HostTime, split
 from graph_predictor.simulation.program import ItemKind, whole_ns
 from tracer.arrays import Float64, Int8, Int64
@@ -120,8 +120,9 @@ def _recorded(replay: Replay, path: Path, rows: Int64, rank: int) -> tuple[Int64
     return thread, start - clock, end - clock
 
 
-def bound_sums(path: Path) -> dict[Bound, int]:
-    """Nanoseconds of a path by bound; every bound is there."""
-    sums = np.zeros(len(Bound), np.int64)
-    np.add.at(sums, path.bound.astype(np.int64), path.end_ns - path.start_ns)
-    return {bound: int(sums[bound]) for bound in Bound}
+def bound_sums(paths: Paths) -> list[dict[Bound, int]]:
+    """Nanoseconds of each of some paths by bound; every bound is there."""
+    joined, count, many = paths.joined, len(paths.first) - 1, len(Bound)
+    path = np.repeat(np.arange(count), np.diff(paths.first))
+    sums = np.bincount(path * many + joined.bound, weights=joined.end_ns - joined.start_ns, minlength=count * many)
+    return [dict(zip(Bound, each, strict=True)) for each in sums.astype(np.int64).reshape(count, many).tolist()]

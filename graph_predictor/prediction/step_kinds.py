@@ -70,7 +70,11 @@ def _of_rank(graph: ExecutionGraph, rests_on: Sequence[str]) -> StepKinds | None
     names = [graph.string(int(graph.steps.name[step])) for step in steps.tolist()]
     mine = np.array([name in rests_on for name in names], np.bool_)
     reference = int(np.flatnonzero(mine)[-1]) if mine.any() else len(steps) - 1
-    count, key, mean = _work(graph, steps)
+    kind, rows = _work(graph, steps)
+    key, count = _counted(graph, steps, kind, rows)
+    if (count == count[reference]).all():
+        return None
+    mean = _own_time(graph, kind, rows)
     apart = np.abs(count - count[reference]) * mean
     both = (count + count[reference]) * mean
     share = apart.sum(axis=1) / np.maximum(both.sum(axis=1), 1.0)
@@ -91,24 +95,32 @@ def _of_rank(graph: ExecutionGraph, rests_on: Sequence[str]) -> StepKinds | None
     return StepKinds(text, min(shortest, 1.0), max(longest, 1.0))
 
 
-def _work(graph: ExecutionGraph, steps: Int64) -> tuple[Float64, Int64, Float64]:
-    """Return how often each kind of operation (name and sizes) runs in each step, [steps, kinds]; an example row of
-    each; and its mean own time, ns. Loading a batch is no work that is compared: how many samples it takes is the
-    loader's."""
+def _work(graph: ExecutionGraph, steps: Int64) -> tuple[Int64, Int64]:
+    """Return the kind (name and sizes) of each operation of some steps, and their rows. Loading a batch is no work that
+    is compared: how many samples it takes is the loader's."""
     ops = graph.ops
     rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & np.isin(ops.step, steps) & ~fetching_operations(graph))
-    host = exclusive_time(graph)
-    own = np.bincount(host.op, weights=host.end_ns - host.start_ns, minlength=len(ops))[rows]
     name, shapes = ops.name[rows].astype(np.int64), ops.shapes[rows].astype(np.int64)
     # Where some calls of an operation have no sizes, those of others say nothing of a difference.
     unsized = (shapes < 0) | np.isin(shapes, [code for code, text in enumerate(graph.strings) if not text])
-    kind, example = kinds_of(name, np.where(np.isin(name, np.unique(name[unsized])), NONE, shapes))
-    size = len(example)
-    total = np.bincount(kind, minlength=size).astype(np.float64)
-    mean = np.bincount(kind, weights=own, minlength=size) / np.maximum(total, 1.0)
-    place = np.searchsorted(steps, ops.step[rows]) * size + kind
-    count = np.bincount(place, minlength=len(steps) * size).reshape(len(steps), size).astype(np.float64)
-    return count, rows[example], mean
+    kind, _ = kinds_of(name, np.where(np.isin(name, np.unique(name[unsized])), NONE, shapes))
+    return kind, rows
+
+
+def _counted(graph: ExecutionGraph, steps: Int64, kind: Int64, rows: Int64) -> tuple[Int64, Float64]:
+    """Return the first row of each kind, and how often it runs in each step, [steps, kinds]."""
+    size = int(kind.max(initial=-1)) + 1
+    first = np.zeros(size, np.int64)
+    first[kind[::-1]] = rows[::-1]
+    place = np.searchsorted(steps, graph.ops.step[rows]) * size + kind
+    return first, np.bincount(place, minlength=len(steps) * size).reshape(len(steps), size).astype(np.float64)
+
+
+def _own_time(graph: ExecutionGraph, kind: Int64, rows: Int64) -> Float64:
+    """Return each kind's mean own time, ns."""
+    host = exclusive_time(graph)
+    own = np.bincount(host.op, weights=host.end_ns - host.start_ns, minlength=len(graph.ops))[rows]
+    return np.bincount(kind, weights=own) / np.maximum(np.bincount(kind).astype(np.float64), 1.0)
 
 
 def _difference(graph: ExecutionGraph, key: Int64, count: Float64, mean: Float64, steps: Int64,

@@ -9,10 +9,9 @@ an operation launched.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import partial
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,15 @@ from graph_predictor.prediction.result import which_times
 from graph_predictor.prediction.step_kinds import step_kinds
 from graph_predictor.recorded.module_paths import with_backward_modules
 from graph_predictor.recorded.typical_steps import left_out, typical_of_ranks
-from graph_predictor.simulation.critical_path import Bound, Causes, Path, critical_path, window_path
+from graph_predictor.simulation.critical_path import (
+    Bound,
+    Causes,
+    Paths,
+    PathStart,
+    step_start,
+    walks_back,
+    window_start,
+)
 from graph_predictor.simulation.host_time import exclusive_time, operation_of, split, waits
 from graph_predictor.simulation.program import whole_ns
 from tracer.arrays import Int32, Int64
@@ -115,16 +122,46 @@ class KernelTime:
         return self.total_ns / self.count if self.count else 0.0
 
 
-@dataclass(slots=True)
 class Totals:
-    """The six views of one step, or of several added up; each list begins with its largest entry."""
+    """The six views of one step, or of several added up; each list begins with its largest entry.
 
-    bounds: dict[Bound, int]
-    path: list[PathEntry] = field(default_factory=list)
-    operations: list[OperationTime] = field(default_factory=list)
-    modules: list[ModuleTime] = field(default_factory=list)
-    kernels: list[KernelTime] = field(default_factory=list)
-    phases: list[PhaseTime] = field(default_factory=list)
+    Args:
+        bounds: the critical path by bound, ns.
+        parts: of the step, or of each, its rank's tables, and which step it is there. A list is made of them when it is
+            first asked for, as there are many in many steps.
+    """
+
+    def __init__(self, bounds: dict[Bound, int], parts: Sequence[tuple[_Views, int]]) -> None:
+        self.bounds, self.parts = bounds, parts
+
+    def _made(self, name: str) -> list[tuple[Any, ...]]:
+        """Key and sums of every entry of a list."""
+        return [entry for views, at in self.parts if name in views for entry in views[name].of_step(at)]
+
+    @cached_property
+    def path(self) -> list[PathEntry]:
+        """The critical path by operation, module and bound."""
+        return _largest_path([PathEntry(*each) for each in self._made("path")])
+
+    @cached_property
+    def operations(self) -> list[OperationTime]:
+        """Host and GPU time by operation."""
+        return _largest([OperationTime(*each) for each in self._made("operations")])
+
+    @cached_property
+    def modules(self) -> list[ModuleTime]:
+        """Host and GPU time by module; nothing where the trace names none."""
+        return _largest([ModuleTime(*each) for each in self._made("modules")])
+
+    @cached_property
+    def kernels(self) -> list[KernelTime]:
+        """GPU time by kernel."""
+        return _largest_kernels(self._made("kernels"))
+
+    @cached_property
+    def phases(self) -> list[PhaseTime]:
+        """Host and GPU time by module and phase."""
+        return _largest([PhaseTime(*each) for each in self._made("phases")])
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Plain values for JSON, microseconds; at most ``top`` entries a list."""
@@ -142,6 +179,21 @@ class Totals:
                 {"kernel": e.kernel, "count": e.count, "total_us": e.total_ns / 1e3, "mean_us": e.mean_ns / 1e3,
                  "share": e.share} for e in self.kernels[:top]],
         }
+
+
+class _Summed(Totals):
+    """The totals of several steps: what has the same key is one entry."""
+
+    def _made(self, name: str) -> list[tuple[Any, ...]]:
+        ranks: dict[int, tuple[_Views, list[int]]] = {}
+        for views, at in self.parts:
+            ranks.setdefault(id(views), (views, []))[1].append(at)
+        found: dict[tuple[Any, ...], list[int]] = {}
+        for views, steps in ranks.values():
+            for key, sums in views[name].of_steps(steps) if name in views else ():
+                known = found.setdefault(key, [0] * len(sums))
+                known[:] = [a + b for a, b in zip(known, sums, strict=True)]
+        return [(*key, *sums) for key, sums in found.items()]
 
 
 @dataclass(slots=True)
@@ -208,7 +260,10 @@ class Breakdown(Shown):
 
     def total(self) -> Totals:
         """All typical steps of all ranks added up."""
-        return _added(step.totals for step in self.typical)
+        bounds = Counter(dict.fromkeys(Bound, 0))
+        for step in self.typical:
+            bounds.update(step.totals.bounds)
+        return _Summed(dict(bounds), [part for step in self.typical for part in step.totals.parts])
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Plain values for JSON, microseconds; at most ``top`` entries a list."""
@@ -358,28 +413,23 @@ class OperationSums:
         self.orphans_start = kernels.start_ns[self.orphans]
 
     def steps(self, steps: list[ReplayedStep]) -> list[StepBreakdown]:
-        """Break steps down, all in one pass."""
+        """Break steps down, all in one pass; their tables are made when they are asked for."""
         replay = self.replay
         places = [self._place(step) for step in steps]
-        paths = [self._path(step) for step in steps]
+        paths = walks_back(self.causes, [self._start(step) for step in steps])
         kernels = [self._in_step(row, start, end) for row, start, end, _ in places]
-        entries = self._path_entries(paths)
-        operations, modules, phases = self._host_views(places, kernels)
-        work = self._kernels(kernels)
-        found = []
-        for at, (step, path) in enumerate(zip(steps, paths, strict=True)):
-            totals = Totals(bound_sums(path), entries[at], operations[at], modules[at], work[at], phases[at])
-            bounds = {bound.label: float(ns) for bound, ns in totals.bounds.items()}
-            found.append(StepBreakdown(step.rank, step.name, step.measured_ns, step.replayed_ns, totals,
-                                       decides(replay, step, self.ends, bounds, self.causes)))
-        return found
+        views = {"path": self._path_sums(paths), **self._host_views(places, kernels), "kernels": self._kernels(kernels)}
+        bounds = bound_sums(paths)
+        decided = decides(replay, steps, self.ends, bounds, self.causes)
+        return [StepBreakdown(step.rank, step.name, step.measured_ns, step.replayed_ns,
+                              Totals(bounds[at], [(views, at)]), decided[at])
+                for at, step in enumerate(steps)]
 
-    def _path(self, step: ReplayedStep) -> Path:
+    def _start(self, step: ReplayedStep) -> PathStart:
         replay = self.replay
         if step.name == WINDOW:
-            return window_path(replay.program, replay.simulated, replay.graphs, self.position)
-        return critical_path(replay.program, replay.simulated, replay.graphs, step.begin_item, step.end_item,
-                             causes=self.causes)
+            return window_start(replay.program, replay.simulated, self.position)
+        return step_start(replay.simulated, step.begin_item, step.end_item)
 
     def operation_sums(self, step: ReplayedStep) -> tuple[Int64, Int64]:
         """Return rows of ``graph.ops`` with their calls, own host time, waiting and GPU time (ns) in a step, [4, rows].
@@ -403,17 +453,16 @@ class OperationSums:
         start = int(graph.steps.start_ns[row])
         return row, start, start + int(graph.steps.duration_ns[row]), int(graph.steps.thread[row])
 
-    def _path_entries(self, paths: list[Path]) -> list[list[PathEntry]]:
-        graph = self.graph
+    def _path_sums(self, paths: Paths) -> StepSums:
+        graph, first = self.graph, paths.first
+        count = len(first) - 1
         if self.share is None:
-            joined = Path(*(np.concatenate([getattr(path, each.name) for path in paths]) for each in fields(Path)))
-            pieces = [attribute_path(self.replay, joined, self.position, self.host, self.operation)]
+            pieces = [attribute_path(self.replay, paths.joined, self.position, self.host, self.operation)]
         else:  # lengths are rounded along each path
-            pieces = [attribute_path(self.replay, path, self.position, self.host, self.operation, self.share)
-                      for path in paths]
+            pieces = [attribute_path(self.replay, paths.one(at), self.position, self.host, self.operation, self.share)
+                      for at in range(count)]
         bound, op, kernel, ns = (np.concatenate([getattr(each, name) for each in pieces])
                                  for name in ("bound", "op", "kernel", "ns"))
-        first = np.cumsum([0, *(len(path.bound) for path in paths)])
         segment = np.concatenate([each.segment + (first[at] if len(pieces) > 1 else 0)
                                   for at, each in enumerate(pieces)])
         step = np.searchsorted(first, segment, side="right") - 1
@@ -424,12 +473,13 @@ class OperationSums:
         pair[alone] = self.pair_of_kernel[kernel[alone]]
         kinds = len(self.pairs) * len(Bound)
         keys, place = grouped(step * kinds + pair * len(Bound) + bound)
-        sums, count = totals(place, ns, len(keys)), np.bincount(place, minlength=len(keys))
-        bounds, many = list(Bound), len(Bound)
-        names, within = ([graph.string(pair[at]) for pair in self.pairs] for at in (0, 1))
-        found = [PathEntry(names[kind // many] or OUTSIDE, within[kind // many], bounds[kind % many], total, times)
-                 for kind, total, times in zip((keys % kinds).tolist(), sums.tolist(), count.tolist(), strict=True)]
-        return [_largest_path(each) for each in _by_window(found, keys // kinds, len(paths))]
+        values = np.stack([totals(place, ns, len(keys)), np.bincount(place, minlength=len(keys))], axis=1)
+
+        def label(kind: int) -> tuple[str, str, Bound]:
+            name, module = self.pairs[kind // len(Bound)]
+            return graph.string(name) or OUTSIDE, graph.string(module), Bound(kind % len(Bound))
+
+        return StepSums.of(keys // kinds, keys % kinds, values, count, label)
 
     def _parts(self, places: list[_Place], kernels: list[Int64]) -> tuple[Int64, Int64, Int64, Int64]:
         """What steps consist of: the step, the operation (a row of ``ops``, or one of two more), which of the four sums
@@ -472,8 +522,7 @@ class OperationSums:
         step, op, ns = (np.concatenate([each[at] for each in found]).astype(np.int64) for at in (0, 1, 3))
         return step, op, what, ns
 
-    def _host_views(self, places: list[_Place], kernels: list[Int64]) -> \
-            tuple[list[list[OperationTime]], list[list[ModuleTime]], list[list[PhaseTime]]]:
+    def _host_views(self, places: list[_Place], kernels: list[Int64]) -> dict[str, StepSums]:
         step, op, what, ns = self._parts(places, kernels)
         # By name, module and phase together first: of these there are few.
         keys, place = grouped(step * len(self.views) + self.view_of_op[op])
@@ -482,25 +531,24 @@ class OperationSums:
         step, view = keys[used] // len(self.views), keys[used] % len(self.views)
         by_what = [each[used] for each in sums]
 
-        def by(*columns: int) -> list[list[tuple[list[int], list[int]]]]:
+        def by(label: Callable[..., tuple[str, ...]], *columns: int) -> StepSums:
             """Sums of each step by some of the three codes."""
             kinds, kind = grouped(sum((self.views[:, column] + _MISSING) * self.width ** power
                                       for power, column in enumerate(reversed(columns))))
             keys, place = grouped(step * len(kinds) + kind[view])
             values = np.stack([totals(place, each, len(keys)) for each in by_what], axis=1)
             powers = self.width ** np.arange(len(columns))[::-1]
-            codes = (kinds[keys % len(kinds)][:, None] // powers % self.width - _MISSING).tolist()
-            return _by_window(list(zip(codes, values.tolist(), strict=True)), keys // len(kinds), len(places))
+            return StepSums.of(keys // len(kinds), keys % len(kinds), values, len(places),
+                               lambda kind: label(*(kinds[kind] // powers % self.width - _MISSING).tolist()))
 
         def text(code: int) -> str:
             return self.graph.string(code) if code >= 0 else {NONE: "", NONE - 1: NO_LAUNCH}[code]
 
-        none: list[list[Any]] = [[] for _ in places]
-        return ([_largest([OperationTime(text(name) or OUTSIDE, *each) for (name,), each in found]) for found in by(0)],
-                [_largest([ModuleTime(text(module), *each) for (module,), each in found]) for found in by(1)]
-                if self.modules else none,
-                [_largest([PhaseTime(text(module), _PHASES.get(phase, NO_PHASE), *each)
-                           for (module, phase), each in found]) for found in by(1, 2)])
+        found = {"operations": by(lambda name: (text(name) or OUTSIDE,), 0),
+                 "phases": by(lambda module, phase: (text(module), _PHASES.get(phase, NO_PHASE)), 1, 2)}
+        if self.modules:
+            found["modules"] = by(lambda module: (text(module),), 1)
+        return found
 
     def _in_step(self, row: int, start: int, end: int) -> Int64:
         """Device work launched in a step; orphans count where they started."""
@@ -511,25 +559,69 @@ class OperationSums:
             return self.kernels_of.rows(row)
         return np.union1d(self.kernels_of.rows(row), self.orphans[low:high])
 
-    def _kernels(self, kernels: list[Int64]) -> list[list[KernelTime]]:
+    def _kernels(self, kernels: list[Int64]) -> StepSums:
         rows = np.concatenate(kernels)
         width = len(self.graph.strings)
         keys, place = grouped(_windows(kernels) * width + self.graph.kernels.name[rows])
-        sums, count = totals(place, self.kernel_ns[rows], len(keys)), np.bincount(place, minlength=len(keys))
-        found = [(self.graph.string(key), times, total) for key, times, total in
-                 zip((keys % width).tolist(), count.tolist(), sums.tolist(), strict=True)]
-        return [_largest_kernels(each) for each in _by_window(found, keys // width, len(kernels))]
+        values = np.stack([np.bincount(place, minlength=len(keys)), totals(place, self.kernel_ns[rows], len(keys))],
+                          axis=1)
+        return StepSums.of(keys // max(width, 1), keys % max(width, 1), values, len(kernels),
+                           lambda name: (self.graph.string(name),))
+
+
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """Sums by step and kind: rows in the order of the steps, within one in that of the kinds' numbers.
+
+    Attributes:
+        first: where each step's rows begin, and the end.
+        kind, values: of each row [rows] and [rows, sums].
+        label: makes a kind's key: what its entries begin with.
+    """
+
+    first: Int64
+    kind: Int64
+    values: Int64
+    label: Callable[[int], tuple[Any, ...]]
+
+    @classmethod
+    def of(cls, step: Int64, kind: Int64, values: Int64, count: int,
+           label: Callable[[int], tuple[Any, ...]]) -> StepSums:
+        """Take rows whose steps are in order."""
+        return cls(np.searchsorted(step, np.arange(count + 1)), kind, values, label)
+
+    def of_step(self, at: int) -> list[tuple[Any, ...]]:
+        """Return the key and sums of each kind in a step."""
+        rows = slice(int(self.first[at]), int(self.first[at + 1]))
+        return [(*self.label(kind), *sums) for kind, sums in
+                zip(self.kind[rows].tolist(), self.values[rows].tolist(), strict=True)]
+
+    def of_steps(self, steps: list[int]) -> list[tuple[tuple[Any, ...], list[int]]]:
+        """Return the key and sums of each kind in several steps together, in the order in which the steps' own tables
+        first have them."""
+        counts = self.first[np.array(steps) + 1] - self.first[steps]
+        rows = np.repeat(self.first[steps] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        kinds, place = grouped(self.kind[rows])
+        values = self.values[rows]
+        sums = np.stack([totals(place, each, len(kinds)) for each in values.T], axis=1)
+        met = np.zeros(len(kinds), np.int64)
+        met[place[::-1]] = np.arange(len(rows) - 1, -1, -1)
+        order = [np.arange(len(kinds)), np.repeat(np.arange(len(steps)), counts)[met]]
+        if values.shape[1] > _WAITING:  # host views, whose entries may be equally large
+            own = values[met]
+            order[1:1] = [-own[:, _WAITING], -(own[:, _HOST] + own[:, _GPU])]
+        by_step = np.lexsort(order)
+        return [(self.label(kind), own) for kind, own in
+                zip(kinds[by_step].tolist(), sums[by_step].tolist(), strict=True)]
+
+
+_Views = Mapping[str, StepSums]
+"""The tables of a rank's steps, by name."""
 
 
 def _windows(rows: list[Int64]) -> Int64:
     """Which window each row is of, where they are put behind one another."""
     return np.repeat(np.arange(len(rows)), [len(each) for each in rows])
-
-
-def _by_window(found: list[Any], window: Int64, count: int) -> list[list[Any]]:
-    """Entries in the order of their windows, as a list for each."""
-    borders = np.searchsorted(window, np.arange(count + 1)).tolist()
-    return [found[low:high] for low, high in pairwise(borders)]
 
 
 class _ByStep:
@@ -560,43 +652,8 @@ def _largest(entries: list[Any]) -> list[Any]:
     return sorted(entries, key=lambda e: (-(e.host_ns + e.gpu_ns), -e.waiting_ns))
 
 
-def _largest_kernels(entries: Iterable[tuple[str, int, int]]) -> list[KernelTime]:
+def _largest_kernels(entries: Iterable[tuple[Any, ...]]) -> list[KernelTime]:
     found = list(entries)
     total = sum(ns for _, _, ns in found)
     made = [KernelTime(name, count, ns, ns / total if total else 0.0) for name, count, ns in found]
     return sorted(made, key=lambda e: (-e.total_ns, e.kernel))
-
-
-def _added(steps: Iterable[Totals]) -> Totals:
-    bounds = Counter(dict.fromkeys(Bound, 0))
-    path: dict[tuple[str, str, Bound], list[int]] = {}
-    operations: dict[str, list[int]] = {}
-    modules: dict[str, list[int]] = {}
-    kernels: dict[str, list[int]] = {}
-    phases: dict[tuple[str, str], list[int]] = {}
-
-    def add(table: dict[Any, list[int]], key: Any, *values: int) -> None:
-        known = table.setdefault(key, [0] * len(values))
-        for i, value in enumerate(values):
-            known[i] += value
-
-    for one in steps:
-        bounds.update(one.bounds)
-        for e in one.path:
-            add(path, (e.operation, e.module, e.bound), e.time_ns, e.segments)
-        for o in one.operations:
-            add(operations, o.operation, o.calls, o.host_ns, o.waiting_ns, o.gpu_ns)
-        for m in one.modules:
-            add(modules, m.module, m.calls, m.host_ns, m.waiting_ns, m.gpu_ns)
-        for p in one.phases:
-            add(phases, (p.module, p.phase), p.calls, p.host_ns, p.waiting_ns, p.gpu_ns)
-        for k in one.kernels:
-            add(kernels, k.kernel, k.count, k.total_ns)
-    return Totals(
-        dict(bounds),
-        _largest_path([PathEntry(*key, *values) for key, values in path.items()]),
-        _largest([OperationTime(name, *values) for name, values in operations.items()]),
-        _largest([ModuleTime(name, *values) for name, values in modules.items()]),
-        _largest_kernels((name, count, ns) for name, (count, ns) in kernels.items()),
-        _largest([PhaseTime(*key, *values) for key, values in phases.items()]),
-    )

@@ -28,3 +28,21 @@ class KernelCause(IntEnum):
     STREAM = 1
     EDGE = 2
     EXTERNAL = 3
+
+
+class Bound(IntEnum):
+    """The bound of a microsecond of the step: what it was spent on."""
+
+    HOST = 0
+    LAUNCH = 1
+    COMPUTE = 2
+    MEMORY_COPY = 3
+    EXPOSED_COMMUNICATION = 4
+    WAITING_FOR_RANK = 5
+    DATA_LOADING = 6
+    SYNC = 7
+
+    @property
+    def label(self) -> str:
+        """The name people read."""
+        return self.name.lower().replace("_", " ")

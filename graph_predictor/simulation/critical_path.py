@@ -8,41 +8,26 @@ send, it goes on with that rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from graph_predictor.simulation.causes import EndCause, KernelCause, StartCause
-from graph_predictor.simulation.chain_loop import chain
+from graph_predictor.simulation.causes import Bound
 from graph_predictor.simulation.engine import Simulated
-from graph_predictor.simulation.program import Anchor, ItemKind, Program
+from graph_predictor.simulation.path_loop import AT_ITEM, AT_KERNEL, AT_NOTHING, walk_back
+from graph_predictor.simulation.program import ItemKind, Program
 from tracer.arrays import Int8, Int64
 from tracer.graph import ExecutionGraph, KernelKind
 
-# Plain numbers: the walk compares them a hundred thousand times, and members of an enumeration are slow to look up.
-_ANCHOR_CALL_START, _ANCHOR_STAGED = int(Anchor.CALL_START), int(Anchor.STAGED)
-_END_EXTERNAL, _END_KERNEL, _END_QUEUE = int(EndCause.EXTERNAL), int(EndCause.KERNEL), int(EndCause.QUEUE)
-_KERNEL_EDGE, _KERNEL_LAUNCH, _KERNEL_STREAM = int(KernelCause.EDGE), int(KernelCause.LAUNCH), int(KernelCause.STREAM)
-_START_OTHER_THREAD = int(StartCause.OTHER_THREAD)
+__all__ = ["Bound", "Causes", "Path", "PathStart", "Paths", "critical_path", "path_back", "step_items", "step_start",
+           "sums_back", "walks_back", "window_path", "window_start"]
 
-
-class Bound(IntEnum):
-    """The bound of a microsecond of the step: what it was spent on."""
-
-    HOST = 0
-    LAUNCH = 1
-    COMPUTE = 2
-    MEMORY_COPY = 3
-    EXPOSED_COMMUNICATION = 4
-    WAITING_FOR_RANK = 5
-    DATA_LOADING = 6
-    SYNC = 7
-
-    @property
-    def label(self) -> str:
-        """The name people read."""
-        return self.name.lower().replace("_", " ")
+ROOM = 1024
+"""Segments that there is room for at first; it doubles where that is too few."""
+_AT = {"item": AT_ITEM, "kernel": AT_KERNEL}
 
 
 @dataclass(slots=True)
@@ -68,8 +53,33 @@ class Path:
         return {b.label: int(sums[b]) for b in Bound}
 
 
+@dataclass(frozen=True, slots=True)
+class PathStart:
+    """Where a walk begins and when it ends: ``at`` is ("item" or "kernel", row), ``None`` for nothing; ``end_ns`` its
+    end on the simulated clock."""
+
+    at: tuple[str, int] | None
+    end_ns: int
+    stop_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Paths behind one another: path ``n`` is the segments ``first[n]`` to ``first[n + 1]`` of ``joined``."""
+
+    joined: Path
+    first: Int64
+
+    def one(self, number: int) -> Path:
+        """Return one of them."""
+        low, high = int(self.first[number]), int(self.first[number + 1])
+        joined = self.joined
+        return Path(joined.start_ns[low:high], joined.end_ns[low:high], joined.bound[low:high], joined.item[low:high],
+                    joined.kernel[low:high], joined.is_work[low:high])
+
+
 class Causes:
-    """The causes of a simulated program's times, looked up once for any number of walks.
+    """The causes of a simulated program's times, laid out once for any number of walks.
 
     Args:
         program: What was simulated.
@@ -78,13 +88,23 @@ class Causes:
     """
 
     def __init__(self, program: Program, simulated: Simulated, kinds: list[Int8]) -> None:
-        self.program, self.simulated = program, simulated
-        self.first_item = set(program.thread_ptr[:-1].tolist())
-        self.last_special = _last_special(program, simulated)
-        self.bound_of_kernel = _kernel_bounds(kinds)
-        # Of kernels that only waited for the one before on their stream, that one.
-        waited = (simulated.kernel_cause == _KERNEL_STREAM) & (program.kernel_group < 0)
-        self.before = np.where(waited, simulated.kernel_source, -1)
+        self.program, self.simulated, self._kinds = program, simulated, kinds
+
+    @cached_property
+    def columns(self) -> tuple[Any, ...]:
+        """What ``walk_back`` takes first."""
+        p, s = self.program, self.simulated
+        first = np.zeros(len(p.item_kind) + 1, np.int8)
+        first[p.thread_ptr[:-1]] = 1
+        wanted = (s.item_start, s.item_end, s.item_start_cause, s.item_start_source, s.item_end_cause,
+                  s.item_end_source, s.kernel_start, s.kernel_end, s.kernel_cause, s.kernel_source, s.group_last,
+                  p.item_queue, p.after_item, first, p.kernel_item, p.kernel_anchor, p.kernel_group, p.edge_kernel,
+                  p.edge_fraction, _kernel_bounds(self._kinds))
+        return tuple(np.ascontiguousarray(each, dtype) for each, dtype in zip(wanted, walk_back.dtypes, strict=False))
+
+    def end_ns(self, at: tuple[str, int]) -> int:
+        """Return the simulated end of an item or kernel."""
+        return int((self.simulated.item_end if at[0] == "item" else self.simulated.kernel_end)[at[1]])
 
 
 def critical_path(program: Program, simulated: Simulated, graphs: list[ExecutionGraph], begin: int, end: int, *,
@@ -100,7 +120,12 @@ def critical_path(program: Program, simulated: Simulated, graphs: list[Execution
         causes: Of the program, where paths of several steps are wanted.
     """
     causes = causes or Causes(program, simulated, _kinds(graphs))
-    return _Walk(causes, int(simulated.item_end[begin]), int(simulated.item_end[end])).run(("item", end))
+    return walks_back(causes, [step_start(simulated, begin, end)]).one(0)
+
+
+def step_start(simulated: Simulated, begin: int, end: int) -> PathStart:
+    """Return where the path of a step begins: at its end's item, back to the time of its begin's."""
+    return PathStart(("item", end), int(simulated.item_end[end]), int(simulated.item_end[begin]))
 
 
 def window_path(program: Program, simulated: Simulated, graphs: list[ExecutionGraph], rank: int) -> Path:
@@ -112,15 +137,20 @@ def window_path(program: Program, simulated: Simulated, graphs: list[ExecutionGr
         graphs: The job's graphs, one a rank of the program.
         rank: Position of the rank in the program.
     """
+    return walks_back(Causes(program, simulated, _kinds(graphs)), [window_start(program, simulated, rank)]).one(0)
+
+
+def window_start(program: Program, simulated: Simulated, rank: int) -> PathStart:
+    """Return where the path of a rank's whole window begins, at its last event."""
     items = np.nonzero(program.thread_rank[program.item_thread()] == rank)[0]
     kernels = np.arange(program.kernel_ptr[rank], program.kernel_ptr[rank + 1])
     starts = np.concatenate([simulated.item_start[items], simulated.kernel_start[kernels]])
     ends = np.concatenate([simulated.item_end[items], simulated.kernel_end[kernels]])
     if not len(ends):
-        return _Walk(Causes(program, simulated, _kinds(graphs)), 0, 0).run(None)
+        return PathStart(None, 0, 0)
     last = int(np.argmax(ends))
     at = ("item", int(items[last])) if last < len(items) else ("kernel", int(kernels[last - len(items)]))
-    return _Walk(Causes(program, simulated, _kinds(graphs)), int(starts.min()), int(ends[last])).run(at)
+    return PathStart(at, int(ends[last]), int(starts.min()))
 
 
 def _kinds(graphs: list[ExecutionGraph]) -> list[Int8]:
@@ -140,172 +170,48 @@ def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tup
         across: At a collective go on with the rank that arrived last, rather than wait for it.
         causes: Of the program, where several paths are wanted.
     """
-    end = simulated.item_end[at[1]] if at[0] == "item" else simulated.kernel_end[at[1]]
-    return _Walk(causes or Causes(program, simulated, kinds), stop_ns, int(end), across).run(at)
+    causes = causes or Causes(program, simulated, kinds)
+    return walks_back(causes, [PathStart(at, causes.end_ns(at), stop_ns)], across=across).one(0)
 
 
-class _Walk:
-    """State of one walk: the current time and the segments found so far, last first: ``parts``, then ``segments``."""
-
-    def __init__(self, causes: Causes, stop: int, time: int, across: bool = False) -> None:
-        self.p, self.s, self.stop, self.time, self.across = causes.program, causes.simulated, stop, time, across
-        self.first_item, self.last_special = causes.first_item, causes.last_special
-        self.bound_of_kernel, self.before = causes.bound_of_kernel, causes.before
-        self.segments: list[tuple[int, int, int, int, int, bool]] = []
-        self.parts: list[Int64] = []
-
-    def run(self, at: tuple[str, int] | None) -> Path:
-        """Follow the causes from an item or kernel until the stop time."""
-        while at is not None and self.time > self.stop:
-            if at[0] == "kernel":
-                at = self._kernel(at[1]) if self.before[at[1]] < 0 else self._stream(at[1])
-            elif self.last_special[at[1]] < at[1]:
-                at = self._plain(int(self.last_special[at[1]]) + 1, at[1])
-            else:
-                at = self._item(at[1])
-        if self.time > self.stop:
-            # Nothing before: the window opened here with this already under way.
-            self._segment(self.stop, Bound.HOST)
-        self._flush()
-        found = np.concatenate([np.zeros((6, 0), np.int64), *self.parts], axis=1)[:, ::-1]
-        return Path(start_ns=found[0], end_ns=found[1], bound=found[2].astype(np.int8), item=found[3],
-                    kernel=found[4], is_work=found[5].astype(np.bool_))
-
-    def _flush(self) -> None:
-        """Make columns of the segments that were found one by one."""
-        if self.segments:
-            self.parts.append(np.array(self.segments, np.int64).T)
-            self.segments = []
-
-    def _add(self, start: Int64, end: Int64, bound: Int64, item: Int64, kernel: Int64, is_work: Int64) -> None:
-        """Many segments at once, last first; those without length are left out."""
-        self._flush()
-        self.parts.append(np.stack([start, end, bound, item, kernel, is_work])[:, start < end])
-        self.time = int(start[-1])
-
-    def _segment(self, start: int, bound: Bound, item: int = -1, kernel: int = -1, is_work: bool = False) -> None:
-        """Close [start, current time) with ``bound``; clipped to the step."""
-        start = max(start, self.stop)
-        if start < self.time:
-            self.segments.append((start, self.time, int(bound), item, kernel, is_work))
-            self.time = start
-
-    def _plain(self, first: int, last: int) -> tuple[str, int]:
-        """``_item`` of many items that follow one another on a thread, last to first."""
-        p, s = self.p, self.s
-        first = min(first + int(np.searchsorted(s.item_end[first:last + 1], self.stop)), last)
-        items = np.arange(last, first - 1, -1)
-        start = np.stack([s.item_start[items], s.item_end[items - 1]], axis=1).reshape(-1)
-        start = np.maximum(np.minimum(start, self.time), self.stop)
-        end = np.concatenate([[self.time], start[:-1]])
-        own = np.where(p.item_queue[items] >= 0, int(Bound.LAUNCH), int(Bound.HOST))
-        bound = np.stack([own, np.full(len(items), int(Bound.HOST))], axis=1).reshape(-1)
-        self._add(start, end, bound, np.repeat(items, 2), np.full(len(end), -1), np.tile([0, 1], len(items)))
-        return ("item", first - 1)
-
-    def _stream(self, k: int) -> tuple[str, int] | None:
-        """``_kernel`` of many kernels that follow one another on a stream, last to first."""
-        begins, found = self.s.kernel_start, np.empty(len(self.before) + 1, np.int64)
-        count = chain(k, self.stop, self.before, begins, found)
-        if count == 1:
-            return self._kernel(k)
-        kernels, earlier, k = found[:count - 1], found[1:count], int(found[count - 1])
-        start = np.stack([begins[kernels], self.s.kernel_end[earlier]], axis=1).reshape(-1)
-        start = np.maximum(np.minimum.accumulate(np.minimum(start, self.time)), self.stop)
-        end = np.concatenate([[self.time], start[:-1]])
-        bound = np.stack([self.bound_of_kernel[kernels], np.full(len(kernels), int(Bound.LAUNCH))], axis=1).reshape(-1)
-        self._add(start, end, bound, np.full(len(end), -1), np.repeat(kernels, 2), np.zeros(len(end), np.int64))
-        return ("kernel", k)
-
-    def _item(self, n: int) -> tuple[str, int] | None:
-        p, s = self.p, self.s
-        cause = s.item_end_cause[n]
-        if cause in (_END_KERNEL, _END_QUEUE):
-            k = int(s.item_end_source[n])
-            self._segment(int(s.kernel_end[k]), Bound.SYNC if cause == _END_KERNEL else Bound.LAUNCH, item=n)
-            return ("kernel", k)
-        if cause == _END_EXTERNAL:
-            self._segment(int(s.item_start[n]), Bound.DATA_LOADING, item=n)
-        else:
-            launches = p.item_queue[n] >= 0
-            self._segment(int(s.item_start[n]), Bound.LAUNCH if launches else Bound.HOST, item=n)
-        if s.item_start_cause[n] == _START_OTHER_THREAD:
-            other = int(p.after_item[s.item_start_source[n]])
-            self._segment(int(s.item_end[other]), Bound.HOST, item=n, is_work=True)
-            return ("item", other)
-        if n in self.first_item:
-            return None
-        self._segment(int(s.item_end[n - 1]), Bound.HOST, item=n, is_work=True)
-        return ("item", n - 1)
-
-    def _kernel(self, k: int) -> tuple[str, int] | None:
-        p, s = self.p, self.s
-        bound = self._bound(k)
-        group = int(p.kernel_group[k])
-        if group >= 0:
-            last = int(s.group_last[group])
-            self._segment(int(s.kernel_start[last]), bound, kernel=k)
-            if self.across:
-                k = last
-            self._segment(int(s.kernel_start[k]), Bound.WAITING_FOR_RANK, kernel=k)
-        cause, source = s.kernel_cause[k], int(s.kernel_source[k])
-        if cause == _KERNEL_LAUNCH and p.kernel_anchor[k] == _ANCHOR_STAGED:
-            self._segment(int(s.item_end[source]), bound, kernel=k)
-            return ("item", source)
-        self._segment(int(s.kernel_start[k]), bound, kernel=k)
-        if cause == _KERNEL_LAUNCH:
-            return self._from_launch(k, source)
-        if cause == _KERNEL_STREAM:
-            self._segment(int(s.kernel_end[source]), Bound.LAUNCH, kernel=k)
-            return ("kernel", source)
-        if cause == _KERNEL_EDGE:
-            other = int(p.edge_kernel[source])
-            if p.edge_fraction[source] == 1.0:
-                self._segment(int(s.kernel_end[other]), Bound.SYNC, kernel=k)
-                return ("kernel", other)
-            # Held back for lack of room: the time since the blocker began is the blocker's.
-            self._segment(int(s.kernel_start[other]), self._bound(other), kernel=other)
-            return self._kernel(other)
-        # Held back by something that was not recorded: what it was held from is its launch, where that was.
-        return self._from_launch(k, int(p.kernel_item[k])) if p.kernel_item[k] >= 0 else None
-
-    def _from_launch(self, k: int, n: int) -> tuple[str, int] | None:
-        """Walk from a kernel's start back to the call that launched it."""
-        if self.p.kernel_anchor[k] == _ANCHOR_CALL_START:
-            return self._from_call_start(k, n)
-        self._segment(int(self.s.item_end[n]), Bound.LAUNCH, kernel=k)
-        return ("item", n)
-
-    def _from_call_start(self, k: int, n: int) -> tuple[str, int] | None:
-        """A copy its own call waits for: the latency lies inside the call; go on before the call."""
-        self._segment(int(self.s.item_start[n]), Bound.LAUNCH, kernel=k)
-        if self.s.item_start_cause[n] == _START_OTHER_THREAD:
-            other = int(self.p.after_item[self.s.item_start_source[n]])
-            self._segment(int(self.s.item_end[other]), Bound.HOST, item=n, is_work=True)
-            return ("item", other)
-        if n in self.first_item:
-            return None
-        self._segment(int(self.s.item_end[n - 1]), Bound.HOST, item=n, is_work=True)
-        return ("item", n - 1)
-
-    def _bound(self, k: int) -> Bound:
-        return Bound(int(self.bound_of_kernel[k]))
+def walks_back(causes: Causes, starts: Sequence[PathStart], *, across: bool = False) -> Paths:
+    """Walk back from several places, all in one pass; ``across`` as for ``path_back``."""
+    times: Int64 = np.empty((2, ROOM), np.int64)
+    runs: Int64 = np.empty((2, ROOM), np.int64)
+    kinds: Int8 = np.empty((2, ROOM), np.int8)
+    first, state = np.zeros(len(starts) + 1, np.int64), _fresh()
+    where, sums = _where(starts), np.zeros((len(starts), len(Bound)), np.int64)
+    while walk_back(*causes.columns, *where, int(across), 1, state, times, runs, kinds, first, sums) < len(starts):
+        times, runs, kinds = (np.concatenate([each, np.empty_like(each)], axis=1) for each in (times, runs, kinds))
+    found = int(state[0])
+    return Paths(Path(times[0, :found], times[1, :found], kinds[0, :found], runs[0, :found], runs[1, :found],
+                      kinds[1, :found].astype(np.bool_)), first)
 
 
-def _last_special(p: Program, s: Simulated) -> Int64:
-    """For each item the last one up to it that is more than its thread going on: the first, or one that waited."""
-    cause = s.item_end_cause
-    special = (cause == _END_KERNEL) | (cause == _END_QUEUE) | (cause == _END_EXTERNAL)
-    special |= s.item_start_cause == _START_OTHER_THREAD
-    special[p.thread_ptr[:-1][np.diff(p.thread_ptr) > 0]] = True
-    return np.maximum.accumulate(np.where(special, np.arange(len(special)), -1)) if len(special) else np.zeros(
-        0, np.int64)
+def sums_back(causes: Causes, starts: Sequence[PathStart]) -> Int64:
+    """Return the nanoseconds of each path by bound, [paths, bounds], without the paths themselves."""
+    none, sums = np.empty((2, 0), np.int64), np.zeros((len(starts), len(Bound)), np.int64)
+    walk_back(*causes.columns, *_where(starts), 0, 0, _fresh(), none, none, np.empty((2, 0), np.int8),
+              np.zeros(0, np.int64), sums)
+    return sums
 
 
-def _kernel_bounds(kinds: list[Int8]) -> Int64:
+def _where(starts: Sequence[PathStart]) -> tuple[Int8, Int64, Int64, Int64]:
+    """Kind and row of what walks begin at, and their ends and stops, ns."""
+    return (np.array([AT_NOTHING if each.at is None else _AT[each.at[0]] for each in starts], np.int8),
+            np.array([-1 if each.at is None else each.at[1] for each in starts], np.int64),
+            np.array([each.end_ns for each in starts], np.int64), np.array([each.stop_ns for each in starts], np.int64))
+
+
+def _fresh() -> Int64:
+    """The state of a walk that has not begun: no segments, the first walk, at none of its places yet."""
+    return np.array([0, 0, -1, -1, 0], np.int64)
+
+
+def _kernel_bounds(kinds: list[Int8]) -> Int8:
     """The bound of each kernel's own time, as numbers of ``Bound``."""
     kind = np.concatenate(kinds) if kinds else np.zeros(0, np.int8)
-    found = np.full(len(kind), int(Bound.MEMORY_COPY), np.int64)
+    found = np.full(len(kind), int(Bound.MEMORY_COPY), np.int8)
     found[kind == KernelKind.COMPUTE] = Bound.COMPUTE
     found[kind == KernelKind.COLLECTIVE] = Bound.EXPOSED_COMMUNICATION
     return found

@@ -196,4 +196,6 @@ def _within(thread: Int32, time: Int64, graph: ExecutionGraph, name: str) -> Boo
 
 def _under(graph: ExecutionGraph, named: Bool) -> Bool:
     """Operations of the given names and all inside them."""
+    if not named.any():
+        return np.zeros(len(graph.ops), np.bool_)
     return within(graph.ops.parent, named[graph.ops.name]) if len(graph.ops) else np.zeros(0, np.bool_)
