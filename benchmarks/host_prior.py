@@ -28,7 +28,8 @@ import numpy as np
 
 from graph_predictor.prediction.host_calibration import read_rounds
 from graph_predictor.prediction.host_steps import recorded_host_steps
-from kernel_models.host.model import HostModel, fit_host
+from kernel_models.host.fitting import fit_host
+from kernel_models.host.model import HostModel
 from kernel_models.host.profiler_events import event_cost
 from kernel_models.host.step_events import HostStep
 from kernel_models.spreads import END, UNKNOWN_HOST

@@ -29,6 +29,9 @@ Label = tuple[str, ...]
 COLDER, EVICTS_NS = 2.7, 4_300.0
 """Growth of an event's cost with what the host computed itself since an operation of that name last ran there, for each
 e-fold of that over ``EVICTS_NS``: computing fills the caches with other data (``kernel_models.host.model``)."""
+WARM_EVENTS, COLDER_EVENTS = 8.0, 0.2
+"""Where a GPU computes, other code alone fills them: events within which the same one still finds them warm, and the
+natural logarithm of its cost's growth for each doubling of their number beyond."""
 LOOP_CALLS = 3
 """Calls of Python before a step's first operation that are the loop's own: its model has not begun."""
 SHARDED = "s"
@@ -102,22 +105,35 @@ def host_events(step: HostStep, counted: bool) -> list[HostMoment]:
 
 
 def _cold(step: HostStep, rows: np.ndarray, labels: Sequence[Label]) -> Float64:
-    """What each event costs over a warm one, by what was computed since its code last ran, around the step's end."""
-    reached = np.concatenate([[0.0], np.cumsum(step.compute_ns)])
-    total = float(reached[-1])
-    at = np.append(reached[rows], total)[np.arange(len(labels)) // 2]
-    codes = [_code(label) for label in labels]
-    before = {code: float(now) - total for code, now in zip(codes, at.tolist(), strict=True)}  # in the step before
-    since = np.empty(len(labels))
-    for place, (code, now) in enumerate(zip(codes, at.tolist(), strict=True)):
-        since[place], before[code] = now - before[code], now
-    found: Float64 = 1.0 + COLDER * np.log1p(since / EVICTS_NS)
+    """What each event costs over a warm one."""
+    if step.compute_ns.any():
+        reached = np.append(0.0, np.cumsum(step.compute_ns))
+        computed = np.append(reached[rows], reached[-1])[np.arange(len(labels)) // 2]
+        since = _since(computed, float(reached[-1]), [*map(_code, labels)])
+        return np.asarray(1.0 + COLDER * np.log1p(since / EVICTS_NS))
+    events = _since(np.arange(len(labels), dtype=np.float64), float(len(labels)), labels)
+    found: Float64 = np.exp(COLDER_EVENTS * np.log2(np.maximum(events / WARM_EVENTS, 1.0)))
+    found[[_is_special(label) for label in labels]] = 1.0
     return found
+
+
+def _since(at: Float64, total: float, codes: Sequence[Label]) -> Float64:
+    """How far each event lies from the last one of its code, around the step's end."""
+    before = {code: now - total for code, now in zip(codes, at.tolist(), strict=True)}  # in the step before
+    found = np.empty(len(at))
+    for place, (code, now) in enumerate(zip(codes, at.tolist(), strict=True)):
+        found[place], before[code] = now - before[code], now
+    return found
+
+
+def _is_special(label: Label) -> bool:
+    """Return whether an event is one of the four that a step has once."""
+    return label[0] == "before" and label[1].removesuffix(SHARDED) in _SPECIAL
 
 
 def _code(label: Label) -> Label:
     """What code an event runs: that of its operation in any phase, or of one of the four."""
-    return label[:2] if label[0] == "before" and label[1].removesuffix(SHARDED) in _SPECIAL else (label[0], label[2])
+    return label[:2] if _is_special(label) else (label[0], label[2])
 
 
 def is_sharded(label: Label) -> bool:
@@ -143,7 +159,7 @@ def pools_of(label: Label) -> list[Label]:
         _, phase, name = label
         mine = f"class {host_class(name)}"
         found = [label, ("own", name), ("own", phase, mine), ("own", mine), ("own",)]
-    elif label[1].removesuffix(SHARDED) in _SPECIAL:
+    elif _is_special(label):
         found = [label, *([label[:2]] if len(label) > 2 else []), ("before", "special")]
     else:
         _, phase, name, previous, *rest = label

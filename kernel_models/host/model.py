@@ -3,15 +3,16 @@
 An event (``HostMoment``) is an operation's own time, or the time before it. In program p the event e, of n tensors,
 after c calls of Python functions, costs
 
-    ns = cold(e) · (base(e) · python(c) + slope(e) · n),     cold = 1 + 2.7 · log(1 + computed / 4.3 µs)
+    ns = cold(e) · (base(e) · python(c) + slope(e) · n)
+    cold = 1 + 2.7 · log(1 + computed / 4.3 µs), or where a GPU computes exp(0.2 · log₂ max(events / 8, 1))
 
 *Base*: what is known of the event as it is (an operation in its phase; the time between the same two), drawn towards
 what is known of its kind, where few programs have it: ``log base = (n · own + pool) / (n + 1)`` over n programs, pool
-by pool. *Cold*: computing on the host fills its caches with other data, so that code costs the more the more was
-computed since it last ran; ``computed`` counts from the last operation of that name, around the end of the step, and is
-nothing where a GPU computes. *Tensors*: an optimizer's list operations, and the Python around them, cost so much for
-each tensor; what a step begins and ends with, and the way into backward and optimizer, for each parameter or node of
-autograd. *Calls*: what a model's own Python does between two operations no name tells; it grows
+by pool. *Cold*: what a host computes itself fills its caches with other data, so that code costs the more the more was
+computed since an operation of its name last ran, around the end of the step. Where a GPU computes, other code alone
+fills them: events since the same one ran count. *Tensors*: an optimizer's list operations, and the Python around them,
+cost so much for each tensor; what a step begins and ends with, and the way into backward and optimizer, for each
+parameter or node of autograd. *Calls*: what a model's own Python does between two operations no name tells; it grows
 with its calls, each of which costs less where there are many: ``python = ((c + 3) / 13)^0.85``, and 1 without any.
 Where calls were not counted in the step in question python is 1 throughout; ``HostModel.counted`` is the fit with them,
 to programs that have them counted, and to what all others tell of operations' own time and of a step's ways into

@@ -33,7 +33,7 @@ TRACES = Path(__file__).resolve().parents[2] / "traces"
 def step(names: str, before: float = 1000.0, inside: float = 500.0, compute: float = 0.0) -> HostStep:
     name = np.array([f"aten::{each}" for each in names.split()], dtype=object)
     return HostStep(name, np.full(len(name), Phase.FORWARD, np.int8), np.zeros(len(name), np.int64),
-                    np.full(len(name) + 1, before), np.full(len(name), inside), compute)
+                    np.full(len(name) + 1, before), np.full(len(name), inside), np.full(len(name), compute))
 
 
 def test_a_program_that_was_fitted_costs_what_it_cost() -> None:
@@ -49,21 +49,33 @@ def test_an_operation_nobody_ran_costs_what_its_kind_does() -> None:
     assert model.knows(step("mm tanh")).tolist() == [1, 1, 0, 0, 1]
 
 
-def test_what_computes_more_on_the_host_finds_colder_caches() -> None:
-    steps = [step("mm add mm add relu", 1000 * factor, 500 * factor, compute)
-             for compute, factor in ((0.0, 1.0), (1.0, 2.0 ** 0.5), (3.0, 2.0), (7.0, 2.0 ** 1.5))]
-    model = fit_host(steps)
-    assert model.exponent == pytest.approx(0.5, abs=0.01)
-    for compute, factor in ((0.0, 1.0), (15.0, 4.0)):
-        total = sum(part.sum() for part in model.estimate(step("mm add mm", compute=compute)))
-        assert total == pytest.approx(factor * (4 * 1000 + 3 * 500), rel=0.02)
+def test_code_costs_more_where_more_was_computed_since_it_ran() -> None:
+    warm = fit_host([step("mm add mm add relu")] * 4)
+
+    def cold(since_ns: float) -> float:
+        return 1 + 2.7 * float(np.log1p(since_ns / 4300))
+
+    # Of each name but the first one's, 1 ms is computed in every operation since.
+    one = step("mm mm add", compute=1e6)
+    one.inside_ns[:] = [100 * cold(2e6), 100 * cold(1e6), 300 * cold(3e6)]
+    one.before_ns[:] = [500 * cold(3e6), 400 * cold(3e6), 600 * cold(3e6), 700 * cold(3e6)]
+    fitted = fit_host([one] * 4)
+    before, inside = fitted.estimate(one)  # a step's begin and end are drawn together a little
+    assert before == pytest.approx(one.before_ns, rel=0.03) and inside == pytest.approx(one.inside_ns, rel=0.02)
+    # The same operations where half as much is computed, and where a GPU computes: as warm as they get.
+    _, half = fitted.estimate(step("mm mm add", compute=5e5))
+    assert half == pytest.approx([100 * cold(1e6), 100 * cold(5e5), 300 * cold(1.5e6)], rel=0.02)
+    _, gpu = fitted.estimate(step("mm mm add"))
+    assert gpu == pytest.approx([100, 100, 300], rel=0.02)
+    _, told = warm.estimate(step("mm mm add", compute=1e6))
+    assert told[1] == pytest.approx(500 * cold(1e6), rel=0.02)
 
 
 def test_lists_cost_by_their_tensors() -> None:
     def with_list(tensors: int) -> HostStep:
         return HostStep(np.array(["aten::mm", "aten::_foreach_add_", "aten::mm"], dtype=object),
                         np.array([1, 3, 1], np.int8), np.array([0, tensors, 0]), np.full(4, 1000.0),
-                        np.array([500.0, 2000.0 + 300.0 * tensors, 500.0]))
+                        np.array([500.0, 2000.0 + 300.0 * tensors, 500.0]), np.zeros(3))
 
     _, inside = fit_host([with_list(4), with_list(10)]).estimate(with_list(40))
     assert inside[1] == pytest.approx(2000 + 300 * 40, rel=0.01)
@@ -100,7 +112,8 @@ def test_a_recorded_step_has_the_events_of_a_traced_one() -> None:
     def made(*rows: tuple[str, int, float, float]) -> HostStep:
         names, phases, before, inside = zip(*rows, strict=True)
         return HostStep(np.array([f"aten::{name}" for name in names], dtype=object), np.array(phases, np.int8),
-                        np.zeros(len(rows), np.int64), np.array([*before, 50.0]), np.array(inside, np.float64))
+                        np.zeros(len(rows), np.int64), np.array([*before, 50.0]), np.array(inside, np.float64),
+                        np.zeros(len(rows)))
 
     recorded = made(("mm", 1, 10, 1), ("ones_like", 1, 20, 2), ("mm", 2, 300, 3), ("add_", 2, 4, 4),
                     ("empty", 3, 800, 5), ("lift_fresh", 3, 6, 6), ("detach_", 3, 7, 7), ("mul_", 3, 8, 8))
@@ -149,14 +162,15 @@ def test_rows_are_what_a_trace_below_autograd_has(tmp_path: Path) -> None:
     assert usual_step([found, found]).host_ns == found.host_ns == pytest.approx(500e3 - 3 * USUAL_NS, rel=1e-5)
 
 
-def test_programs_left_out_are_told_by_the_others() -> None:
-    """Every case is in the docs; this holds 13 programs to what nineteen others of another folder make of them."""
-    model = shipped_host(CPU_HOST)
-    errors = []
-    for path in sorted((TRACES / "host-held-out").iterdir()):
-        one = usual_step([recorded_host_steps(read_job(each).graphs)[0] for each in sorted(path.glob("round*"))])
-        errors.append(sum(float(part.sum()) for part in model.estimate(one)) / one.host_ns - 1)
-    assert len(errors) == 13 and np.mean(np.abs(errors)) < 0.2 and np.max(np.abs(errors)) < 0.5, errors
+def test_programs_held_out_are_told_by_the_others() -> None:
+    """Every case is in the docs; this holds 19 programs to what those of the other folder make of them, of one round."""
+    def rounds(folder: str) -> list[HostStep]:
+        return [recorded_host_steps(read_job(path).graphs)[0] for path in sorted((TRACES / folder).glob("*/round0"))]
+
+    model = fit_host(rounds("host"))
+    errors = [sum(float(part.sum()) for part in model.estimate(one)) / one.host_ns - 1
+              for one in rounds("host-held-out")]
+    assert len(errors) == 19 and np.median(np.abs(errors)) < 0.12 and np.mean(np.abs(errors)) < 0.15, errors
 
 
 def test_models_are_kept_in_files(tmp_path: Path) -> None:
@@ -192,7 +206,7 @@ def test_a_traced_step_is_predicted_on_a_host(tmp_path: Path) -> None:
     said = plain(CliRunner().invoke(app, ["predict", str(path), "--host-from", captures]).stdout)
     assert "what operations cost in 5 programs of" in said
     named = plain(CliRunner().invoke(app, ["predict", str(path), "--host-from", CPU_HOST]).stdout)
-    assert f"32 programs of {CPU_HOST}" in named
+    assert f"71 programs of {CPU_HOST}" in named
     table = tmp_path / "points.csv"
     swept = CliRunner().invoke(app, ["sweep", str(path), "--host-from", captures, "--host", "1,2", "--jobs", "1", "-o",
                                      str(table)])

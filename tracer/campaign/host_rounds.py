@@ -134,9 +134,12 @@ def _recorded(program: Program, out: Path, core: Core, taken: list[float]) -> bo
 
 
 def _keep(out: Path, taken: Mapping[str, list[float]], keep: int) -> int:
-    """Delete of each program the rounds whose steps took longest; return how many are left."""
+    """Delete of each program the rounds whose steps took longest, and number the others anew; return how many are
+    left."""
     for name, medians in taken.items():
         rounds = sorted(range(len(medians)), key=medians.__getitem__)
         for number in rounds[keep:]:
             shutil.rmtree(out / name / f"round{number}")
+        for place, number in enumerate(sorted(rounds[:keep])):
+            (out / name / f"round{number}").rename(out / name / f"round{place}")
     return min(keep, *(len(medians) for medians in taken.values()))
