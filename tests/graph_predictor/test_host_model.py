@@ -59,16 +59,16 @@ def test_code_costs_more_where_more_was_computed_since_it_ran() -> None:
     one = step("mm mm add", compute=1e6)
     one.inside_ns[:] = [100 * cold(2e6), 100 * cold(1e6), 300 * cold(3e6)]
     one.before_ns[:] = [500 * cold(3e6), 400 * cold(3e6), 600 * cold(3e6), 700 * cold(3e6)]
-    fitted = fit_host([one] * 4)
+    fitted = fit_host([one] * 20)
     before, inside = fitted.estimate(one)  # a step's begin and end are drawn together a little
-    assert before == pytest.approx(one.before_ns, rel=0.03) and inside == pytest.approx(one.inside_ns, rel=0.02)
+    assert before == pytest.approx(one.before_ns, rel=0.03) and inside == pytest.approx(one.inside_ns, rel=0.03)
     # The same operations where half as much is computed, and where a GPU computes: as warm as they get.
     _, half = fitted.estimate(step("mm mm add", compute=5e5))
-    assert half == pytest.approx([100 * cold(1e6), 100 * cold(5e5), 300 * cold(1.5e6)], rel=0.02)
+    assert half == pytest.approx([100 * cold(1e6), 100 * cold(5e5), 300 * cold(1.5e6)], rel=0.03)
     _, gpu = fitted.estimate(step("mm mm add"))
-    assert gpu == pytest.approx([100, 100, 300], rel=0.02)
+    assert gpu == pytest.approx([100, 100, 300], rel=0.03)
     _, told = warm.estimate(step("mm mm add", compute=1e6))
-    assert told[1] == pytest.approx(500 * cold(1e6), rel=0.02)
+    assert told[1] == pytest.approx(500 * cold(1e6), rel=0.03)
 
 
 def test_lists_cost_by_their_tensors() -> None:
