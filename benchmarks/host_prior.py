@@ -26,7 +26,6 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.prediction.host_calibration import read_rounds
 from graph_predictor.prediction.host_steps import recorded_host_steps
 from kernel_models.host.fitting import fit_host
 from kernel_models.host.model import HostModel
@@ -56,13 +55,12 @@ HOSTS = {
     "B200, vLLM": ("vllm-eager-B200",),
     "128 ranks": ("rank0-1-of-128/sampled_rank-0.json.gz",),
 }
-OWN = "EPYC, on the CPU"
 IN_LAW = {"V100": 1, "8×V100, 2023": 1, "8×A100, 2022": 1, "H100, inference": 3, "MI300, inference": 3,
           "8×H100, nanoGPT": 1}
 """Hosts whose steps ``gpu-steps`` knows, and of how many of their recordings, the first ones."""
 UNFITTED = {"MI300X, DDP": "waits in frees, which the trace does not tell from work",
-            "128 ranks": "waits, which the trace does not tell from work", OWN: "launches nothing"}
-"""Hosts that are printed and no part of the fit, and why. That the last one is none was decided when all were seen."""
+            "128 ranks": "waits, which the trace does not tell from work"}
+"""Hosts that are printed and no part of the fit, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +140,12 @@ def main() -> None:
 
 
 def _recorded(traces: Path) -> tuple[dict[str, list[HostStep]], dict[str, float]]:
-    """Each host's steps, one of each recording (of this project's, of each program), and its cost of an event, ns."""
+    """Each host's steps, one of each recording, and its cost of an event, ns."""
     steps, events = {}, {}
     for host, paths in HOSTS.items():
         graphs = [read_job([str(traces / path)]).graphs[0] for path in paths]
         steps[host] = [recorded_host_steps([graph])[0] for graph in graphs]
         events[host] = float(np.exp(np.mean([np.log(event_cost(graph).ns) for graph in graphs])))
-    own = Path(__file__).resolve().parents[1] / "traces" / "host"
-    steps[OWN] = list(read_rounds(own).values())
-    events[OWN] = float(np.median([event_cost(read_job([str(next(path.glob("round*")))]).graphs[0]).ns
-                                   for path in sorted(own.iterdir()) if path.is_dir()]))
     return steps, events
 
 
