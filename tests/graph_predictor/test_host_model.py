@@ -163,7 +163,7 @@ def test_rows_are_what_a_trace_below_autograd_has(tmp_path: Path) -> None:
 
 
 def test_programs_held_out_are_told_by_the_others() -> None:
-    """Every case is in the docs; this holds 19 programs to what those of the other folder make of them, of one round."""
+    """Every case is in the docs; this holds 19 programs to what those of the other folder make of them."""
     def rounds(folder: str) -> list[HostStep]:
         return [recorded_host_steps(read_job(path).graphs)[0] for path in sorted((TRACES / folder).glob("*/round0"))]
 
