@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graph_predictor.simulation.acyclic import without_cycles
+from graph_predictor.simulation.allocation_waits import allocation_waits
 from graph_predictor.simulation.assembly import RankRows, assemble, dissolve, with_rendezvous
 from graph_predictor.simulation.clocks import job_clock
-from graph_predictor.simulation.host_items import HostItems, build_host_items
+from graph_predictor.simulation.host_items import HostItems, build_host_items, hold_back
 from graph_predictor.simulation.host_waits import HostWaits, infer_host_waits
 from graph_predictor.simulation.kernel_waits import KernelEdges, infer_kernel_edges, launch_latency
 from graph_predictor.simulation.launch_queue import LaunchQueue, infer_launch_queue
@@ -164,10 +165,13 @@ def _inferred(graph: ExecutionGraph) -> _Inferred:
     view = view_rank(graph)
     constants = fit_launch_constants(_samples(view))
     edges = infer_kernel_edges(view, constants)
-    waits = infer_host_waits(view, constants)
+    items = build_host_items(view)
+    allocations = allocation_waits(view, items.item_of_call >= 0)
+    hold_back(items, allocations)
+    waits = infer_host_waits(view, constants, allocations)
     queue = infer_launch_queue(view, waits.cost, constants)
     constants.queue_depth = queue.depth
-    return _Inferred(view, build_host_items(view), edges, waits, queue, constants)
+    return _Inferred(view, items, edges, waits, queue, constants)
 
 
 def _samples(view: RankView) -> LaunchSamples:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_predictor.simulation.allocation_waits import AllocationWaits
 from graph_predictor.simulation.program import NEVER, ItemKind
 from graph_predictor.simulation.rank_view import RankView, running_maximum
 from tracer.arrays import Int8, Int32, Int64
@@ -129,6 +130,14 @@ def build_host_items(view: RankView) -> HostItems:
         item_of_call=item_of_call, threads=[int(t) for t in present], thread_start=begins.astype(np.int64),
         hand_overs=hand_overs,
     )
+
+
+def hold_back(items: HostItems, allocations: AllocationWaits) -> None:
+    """Let calls that waited for another thread's call begin when that one returned."""
+    for call in np.flatnonzero(allocations.holder >= 0).tolist():
+        item, holder = int(items.item_of_call[call]), int(items.item_of_call[allocations.holder[call]])
+        items.start[item] = max(int(items.start[item]), int(allocations.begins[call]))
+        items.after.append((item, holder, 0))
 
 
 def _taking_part(view: RankView) -> list[int]:

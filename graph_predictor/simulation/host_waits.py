@@ -15,16 +15,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_predictor.simulation.allocation_waits import (
+    ALLOCATING,
+    IMPLICIT_SYNCS,
+    RETURNS_WITHIN_NS,
+    AllocationWaits,
+    named,
+)
 from graph_predictor.simulation.kernel_waits import CLOCK_NS
 from graph_predictor.simulation.rank_view import LONG_AGO, RankView
 from kernel_models.launch_constants import RETURN_DEFAULT_NS, LaunchConstants
 from tracer.arrays import Bool, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, SyncKind
 
-_IMPLICIT_SYNCS = ("cudaFree", "hipFree")
-"""Freeing device memory waits for all work of the device (CUDA programming guide, implicit synchronization)."""
-RETURNS_WITHIN_NS = 30_000
-"""A call that returns at most this long after a kernel's end can have waited for that kernel."""
 CLOCKS_DIFFER_NS = 20_000
 """Host and device clocks can disagree: on an MI300X a device sync returned 8 µs before the last kernel's end."""
 BLOCKED_COST_DEFAULT_NS = 3_000
@@ -49,13 +52,15 @@ class HostWaits:
 
 def waiting_calls(graph: ExecutionGraph) -> Bool:
     """Return which calls of ``graph.launches`` wait for the device, whether or not it was at work."""
-    implicit = np.array([text in _IMPLICIT_SYNCS for text in graph.strings], np.bool_)
-    found: Bool = graph.launches.kind == LaunchKind.BLOCKING_SYNC
-    return found | implicit[graph.launches.name] if implicit.any() else found
+    found: Bool = (graph.launches.kind == LaunchKind.BLOCKING_SYNC) | named(graph, IMPLICIT_SYNCS)
+    return found
 
 
-def infer_host_waits(view: RankView, constants: LaunchConstants) -> HostWaits:
-    """Find what every blocking call waits for; fits ``constants.returns`` and ``constants.base_cost``."""
+def infer_host_waits(view: RankView, constants: LaunchConstants, allocations: AllocationWaits) -> HostWaits:
+    """Find what every blocking call waits for; fits ``constants.returns`` and ``constants.base_cost``.
+
+    Time that a call waited for another thread's (``allocations``) is in no cost.
+    """
     calls = view.graph.launches
     waits: dict[int, list[int]] = {}
     for k in np.nonzero(view.k_in_call)[0].tolist():
@@ -67,17 +72,20 @@ def infer_host_waits(view: RankView, constants: LaunchConstants) -> HostWaits:
         found = [k for k in _awaited(view, index, call) if view.k_end[k] <= view.c_end[call] + CLOCKS_DIFFER_NS]
         if found:
             waits.setdefault(call, []).extend(found)
+    for call in np.nonzero(named(view.graph, ALLOCATING) & (calls.parent == NONE))[0].tolist():
+        if call not in waits and (found := _drained(view, index, call, allocations)):
+            waits[call] = found
 
-    cost = calls.duration_ns.copy()
+    cost = view.c_end - allocations.begins
     lags: dict[str, list[int]] = {}
     blocked_calls: list[tuple[int, str]] = []
     own_work: dict[int, int] = {}
     for call, found in waits.items():
         last = max(int(view.k_end[k]) for k in found)
-        own = int(view.c_end[call]) - max(last, int(calls.start_ns[call]))
+        own = int(view.c_end[call]) - max(last, int(allocations.begins[call]))
         if own > RETURNS_WITHIN_NS:
             own_work[call] = cost[call] = own
-        if last > calls.start_ns[call]:
+        if last > allocations.begins[call]:
             name = view.call_name(call)
             blocked_calls.append((call, name))
             if call not in own_work:
@@ -162,7 +170,7 @@ def _awaited(view: RankView, index: _StreamIndex, call: int) -> list[int]:
     name, begin, returned = view.call_name(call), int(calls.start_ns[call]), int(view.c_end[call])
     row = np.nonzero(graph.syncs.launch == call)[0]
     streams = range(len(view.streams))
-    if "Device" in name or "Ctx" in name or name in _IMPLICIT_SYNCS:
+    if "Device" in name or "Ctx" in name or name in IMPLICIT_SYNCS:
         return [k for s in streams if (k := index.last(s, begin, returned)) >= 0]
     if "Stream" in name:
         stream = _sync_stream(view, call, row)
@@ -180,6 +188,18 @@ def _awaited(view: RankView, index: _StreamIndex, call: int) -> list[int]:
     near = np.nonzero((view.k_end <= returned) & (view.k_end > max(begin, returned - RETURNS_WITHIN_NS))
                       & (view.k_call_start < begin))[0]
     return [int(near[np.argmax(view.k_end[near])])] if len(near) else []
+
+
+def _drained(view: RankView, index: _StreamIndex, call: int, allocations: AllocationWaits) -> list[int]:
+    """Kernels that an allocating call waited for: it returned just after the device had run out of work."""
+    begin, returned = int(allocations.begins[call]), int(view.c_end[call])
+    streams = range(len(view.streams))
+    found = [k for s in streams if (k := index.last(s, int(view.graph.launches.start_ns[call]), returned)) >= 0]
+    last = max((int(view.k_end[k]) for k in found), default=begin)
+    rest = returned - last
+    waited = begin < last < returned and rest <= RETURNS_WITHIN_NS < returned - begin and allocations.rest_is_usual(
+        int(view.graph.launches.name[call]), returned - begin, rest)
+    return found if waited else []
 
 
 def _sync_stream(view: RankView, call: int, row: Int64) -> int:

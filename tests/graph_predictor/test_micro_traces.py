@@ -458,6 +458,83 @@ def test_implicit_sync(tmp_path: Path) -> None:
     assert step_us(with_kernels(result, {kernel_row(graph, 1020): 1000}), "1") == 1035
 
 
+def test_an_allocation_that_waited_for_the_device(tmp_path: Path) -> None:
+    """An allocation usually takes 50; this one took 499 and returned 9 after the device had no work left.
+
+        calls      |A|  |====== cudaMalloc ======| 1529, step end 1534
+        stream 7     ####### A 1020-1520 #######
+
+    A + 500: the step of 534 takes 1034. A of 1: the call costs what is left of it, 9: 1030 + 9 + 5.
+    """
+    trace = Micro().calibrate()
+    trace.call("cudaMalloc", 530, 50)
+    trace.step(1000, 1534)
+    trace.launch(1010, 5, (7, 1020, 500))
+    trace.call("cudaMalloc", 1030, 499)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    a = kernel_row(graph, 1020)
+    assert step_us(with_kernels(result, {a: 1000}), "1") == 1034
+    assert step_us(with_kernels(result, {a: 1}), "1") == 44
+    assert step_us(without_waits(result), "1") == 44
+
+
+@pytest.mark.parametrize(("usual", "start", "duration"), [
+    (50, 1030, 440), (50, 1030, 532), (130, 1030, 499), (None, 1030, 499), (8, 1514, 34)])
+def test_an_allocation_that_only_ran_beside_a_kernel(usual: float | None, start: float, duration: float,
+                                                     tmp_path: Path) -> None:
+    """Nothing says that it waited: it returned before the kernel's end at 1520, or 42 after it, or usually takes as
+    long, or nobody knows how long it usually takes, or the kernel was there for 6 of its 34 only. It is work, whatever
+    the kernel takes."""
+    trace = Micro().calibrate()
+    for number in range(3 if usual else 0):
+        trace.call("cudaMalloc", 530 + number * (usual or 0), usual or 0)
+    trace.step(1000, start + duration + 5)
+    trace.launch(1010, 5, (7, 1020, 500))
+    trace.call("cudaMalloc", start, duration)
+    graph = trace.read(tmp_path)
+    result = closes(graph)
+    for length in (1, 1000):
+        assert step_us(with_kernels(result, {kernel_row(graph, 1020): length}), "1") == start - 1000 + duration + 5
+
+
+def two_allocations(duration: float) -> Micro:
+    """Thread 2 allocates from 1010 to 1310, the step's thread from 1110."""
+    trace = Micro().calibrate()
+    for begin in (530, 610, 700):
+        trace.call("cudaMalloc", begin, 100)
+    trace.step(1000, 1110 + duration + 5)
+    trace.launch(1002, 3, (7, 1010, 20), thread=2)
+    trace.call("cudaMalloc", 1010, 300, thread=2)
+    trace.call("cudaMalloc", 1110, duration)
+    return trace
+
+
+def test_two_threads_allocate_at_once(tmp_path: Path) -> None:
+    """The driver serves one of them at a time: the second waits for 200 of its 290 and then works for 90, as usual.
+
+        thread 2     1005 |===== cudaMalloc 1010-1310 =====|
+        main                      |1110 ===== waits =======|== 90 ==| 1400, step end 1405
+
+    The other's + 50: the step of 405 takes 455. The other's of 0 would end at 1010: main begins at once, 1110 + 90 + 5.
+    Its own + 50: 455.
+    """
+    graph = two_allocations(290).read(tmp_path)
+    result = closes(graph)
+    assert step_us(slower_call(result, 1010, 50), "1") == 455
+    assert step_us(slower_call(result, 1010, -300), "1") == 205
+    assert step_us(slower_call(result, 1310, 50), "1") == 455, "it begins with its own work"
+    assert step_us(without_hand_over(result), "1") == 205
+
+
+@pytest.mark.parametrize("duration", [190, 202])
+def test_allocations_beside_each_other(duration: float, tmp_path: Path) -> None:
+    """The second returns before the first, or so soon after it that it can have done no work then: it never waited."""
+    result = closes(two_allocations(duration).read(tmp_path))
+    for by in (-300, 50):
+        assert step_us(slower_call(result, 1010, by), "1") == 115 + duration
+
+
 def test_a_call_does_its_own_work_after_waiting(tmp_path: Path) -> None:
     """Freeing waits for the device and then works, each time for another while: 700, 2000, and 900 on an idle device.
 
