@@ -203,7 +203,7 @@ def _by_host(points: Sequence[Point]) -> list[Point]:
 
     def place(point: Point) -> tuple[int, str, int]:
         changes: dict[str, Any] = {**point.configuration.differences(), "edits": dict(point.configuration.edits)}
-        rates = [changes.pop("device", None), *(changes["edits"].pop(name, None) for name in RATES)]
+        rates = [changes["edits"].pop(name, None) for name in RATES]
         beside = known.setdefault(repr(changes), len(known))
         return beside // HOSTS_KEPT, repr(rates), beside
 

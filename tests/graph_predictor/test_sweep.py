@@ -287,11 +287,11 @@ def test_a_file_that_no_sweep_wrote_is_not_overwritten(tmp_path: Path) -> None:
     assert mine.read_text() == "precious" and os.listdir(tmp_path) == ["mine.csv"]
 
 
-def test_points_of_one_chunk_share_a_device_and_come_back_to_kept_hosts() -> None:
+def test_points_of_one_chunk_share_a_clock_and_come_back_to_kept_hosts() -> None:
     hosts = tuple(0.5 + number / 100 for number in range(40))
-    points = list(SweepSpace((Axis("device", ("b200", "l40s", "h200-sxm")), Axis("host", hosts))))
+    points = list(SweepSpace((Axis("clock", (0.8, 0.9, 1.1)), Axis("host", hosts))))
     chunks = list(running._chunks(points))
     assert sorted(point.key for chunk in chunks for point in chunk) == sorted(point.key for point in points)
-    first = chunks[:3]  # the first hosts on all devices, before any other host
-    assert [{point.values["device"] for point in chunk} for chunk in first] == [{"b200"}, {"h200-sxm"}, {"l40s"}]
+    first = chunks[:3]  # the first hosts at all clocks, before any other host
+    assert [{point.values["clock"] for point in chunk} for chunk in first] == [{0.8}, {0.9}, {1.1}]
     assert {point.values["host"] for chunk in first for point in chunk} == set(hosts[:16])
