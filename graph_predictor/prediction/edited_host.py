@@ -107,13 +107,14 @@ def edited_program(repeated: Repeated, host: EditedHost, scenario: Scenario, ker
                    host_factor: float = 1.0) -> Program:
     """The repeated program with edited host time and kernel times (ns by recorded kernel)."""
     p, source = repeated.program, scenario.built.program
+    fed = scenario.shared.once("fed copies", (source,), lambda: _FedCopies.of(source))
     work, cost = (host.work, host.cost) if host_factor == 1.0 else (
         whole_ns(ns * host_factor) for ns in (host.work, host.cost))
     program = replace(
         edited_launches(repeated, host, scenario),
         kernel_duration=whole_ns(_durations(p.kernel_duration, repeated.kernel, source.kernel_duration, kernel_ns)),
         item_work=np.where(p.item_kind == ItemKind.STEP_BEGIN, 0, work[repeated.item]),
-        item_cost=_FedCopies.of(source).changed(cost, kernel_ns)[repeated.item])
+        item_cost=fed.changed(cost, kernel_ns)[repeated.item])
     return _beside(program, repeated, scenario, np.maximum(host.floor * host_factor, host.workers))
 
 

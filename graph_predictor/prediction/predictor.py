@@ -50,7 +50,7 @@ from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
 from graph_predictor.prediction.steady_state import Steady, steady_state
 from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
 from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
-from graph_predictor.prediction.work import COLLECTIVE, describe_work
+from graph_predictor.prediction.work import COLLECTIVE, Work, describe_work
 from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.recorded.typical_steps import (
     alike_steps,
@@ -407,7 +407,15 @@ class _Run:
         return active_interval(self.times, weight, ranks[most].gpu_active_us, self.baseline.spreads.least)
 
     def _flops(self, rank: int) -> float:
-        """Floating-point operations a step; 0 where sizes are not known for most of the device time."""
+        """Floating-point operations a step; 0 where sizes are not known for most of the device time. Counted once for
+        all scenarios that change no sizes."""
+        scenario = self.scenario
+        if scenario.kernels.calls:
+            return self._counted_flops(rank)
+        return scenario.shared.once("flops", (scenario.built, scenario.cycle, scenario.work, rank),
+                                    lambda: self._counted_flops(rank))
+
+    def _counted_flops(self, rank: int) -> float:
         work, rows = self.scenario.work, self._in_cycle(rank)
         pieces = np.unique(work.piece[rows])
         pieces = pieces[pieces >= 0]
@@ -420,11 +428,9 @@ class _Run:
 
     def _peak(self, target: DeviceSpec) -> float:
         """Peak rate of the type most floating-point operations are of, 10¹² operations/s."""
-        counts: dict[str, float] = {}
-        for calls in self.scenario.work.calls:
-            for call in calls:
-                counts[call.dtype] = counts.get(call.dtype, 0.0) + call.flops
-        return target.peak_tflops(max(counts, key=lambda name: counts[name]), matrix=True)
+        work = self.scenario.work
+        return target.peak_tflops(self.scenario.shared.once("most used type", (work,), lambda: _most_used_type(work)),
+                                  matrix=True)
 
     def of_host(self) -> float:
         """Return by how much (log) the step changes at least as host time goes to either end of its interval."""
@@ -537,6 +543,15 @@ class _Run:
         if not len(self.scenario.built.program.kernel_item):
             notes.append("The trace has no GPU work: the step is host time throughout.")
         return list(dict.fromkeys(notes))
+
+
+def _most_used_type(work: Work) -> str:
+    """The element type that most floating-point operations are of."""
+    counts: dict[str, float] = {}
+    for calls in work.calls:
+        for call in calls:
+            counts[call.dtype] = counts.get(call.dtype, 0.0) + call.flops
+    return max(counts, key=lambda name: counts[name])
 
 
 def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:

@@ -15,6 +15,7 @@ import numpy as np
 
 from graph_predictor.prediction.anchoring import anchored, prices_of
 from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.shared import KEPT
 from graph_predictor.prediction.typical import typical_ratios, typical_times
 from graph_predictor.prediction.work import COLLECTIVE
 from kernel_models.device import DeviceSpec
@@ -28,6 +29,10 @@ SHARED_VARIANCE = 0.2
 """Share of the variance of a model's error that it has in common on two devices. Calls of published tables that were
 measured on two devices, priced from data sheets (``benchmarks/interval_coverage.py``): 0.54 of matrix products, 0.01 of
 attention, -0.16 to 0.34 of the rest, 0.18 on average over pairs of devices."""
+RATIOS_KEPT = 64
+"""Devices with their rates whose ratios predictions from one recording share, where they are small."""
+NUMBERS_KEPT = 2_000_000
+"""Ratios in all that are kept of them: 50 MB with their intervals."""
 UNCHANGED = 1e-3
 """A kernel's time that changes by less is called the same."""
 
@@ -110,7 +115,8 @@ def _shared_ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.nd
     devices, kernels = scenario.devices, scenario.kernels
     of = (scenario.work, devices.target, devices.source, devices.target_models, devices.source_models, devices.clock,
           devices.bandwidth, kernels.change_known, kernels.call_edits)
-    return scenario.shared.once("ratios", of, make)
+    most = min(max(NUMBERS_KEPT // max(len(scenario.work.group), 1), KEPT), RATIOS_KEPT)
+    return scenario.shared.once("ratios", of, make, most=most)
 
 
 def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Float64, np.ndarray]:

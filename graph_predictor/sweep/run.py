@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 from joblib import Parallel, delayed, parallel_config
 
+from graph_predictor.prediction.predictor import HOSTS_KEPT
 from graph_predictor.request.study import Study, is_script, read_source
 from graph_predictor.sweep.files import draw_sweep, write_table
 from graph_predictor.sweep.journal import Journal
@@ -28,6 +29,8 @@ LOCAL, DASK, RAY = "local", "dask", "ray"
 BACKENDS = (LOCAL, DASK, RAY)
 CHUNK = 16
 """Points a worker does before it reports: few, so that a kill loses little; more than one, as they share traces."""
+RATES = ("clock", "bandwidth")
+"""Edits of the GPU's rates, which leave the host as it is."""
 ROUND = 8
 """Chunks a worker is given at once where a backend only returns whole lists."""
 
@@ -186,11 +189,25 @@ def _run(source: SweepSource, study: Study, points: Sequence[Point], price: floa
 
 
 def _chunks(points: Iterable[Point]) -> Iterator[list[Point]]:
-    """Points that are traced alike lie together: a worker traces them once."""
+    """Points that are traced alike lie together: a worker traces them once. Among them so many hosts as are kept take
+    turns with all rates of the GPU, so that neither is made again for each point."""
     for _, group in groupby(sorted(points, key=lambda point: repr(point.traced)), key=lambda point: point.traced):
-        alike = list(group)
+        alike = _by_host(list(group))
         for at in range(0, len(alike), CHUNK):
             yield alike[at:at + CHUNK]
+
+
+def _by_host(points: Sequence[Point]) -> list[Point]:
+    """Order points by groups of ``HOSTS_KEPT`` of their changes beside the GPU's rates, then by those rates."""
+    known: dict[str, int] = {}
+
+    def place(point: Point) -> tuple[int, str, int]:
+        changes: dict[str, Any] = {**point.configuration.differences(), "edits": dict(point.configuration.edits)}
+        rates = [changes["edits"].pop(name, None) for name in RATES]
+        beside = known.setdefault(repr(changes), len(known))
+        return beside // HOSTS_KEPT, repr(rates), beside
+
+    return sorted(points, key=place)
 
 
 def _rows(source: SweepSource, points: list[Point], price: float | None) -> dict[str, Row]:

@@ -285,3 +285,13 @@ def test_a_file_that_no_sweep_wrote_is_not_overwritten(tmp_path: Path) -> None:
     said = _result(CAPTURE, "--host", "1", "-o", str(mine))
     assert said.exit_code == 2 and "is no table of a sweep" in plain(said.output)
     assert mine.read_text() == "precious" and os.listdir(tmp_path) == ["mine.csv"]
+
+
+def test_points_of_one_chunk_share_a_clock_and_come_back_to_kept_hosts() -> None:
+    hosts = tuple(0.5 + number / 100 for number in range(40))
+    points = list(SweepSpace((Axis("clock", (0.8, 0.9, 1.1)), Axis("host", hosts))))
+    chunks = list(running._chunks(points))
+    assert sorted(point.key for chunk in chunks for point in chunk) == sorted(point.key for point in points)
+    first = chunks[:3]  # the first hosts at all clocks, before any other host
+    assert [{point.values["clock"] for point in chunk} for chunk in first] == [{0.8}, {0.9}, {1.1}]
+    assert {point.values["host"] for chunk in first for point in chunk} == set(hosts[:16])
