@@ -94,7 +94,8 @@ def stale(page: Path, folder: Path) -> Iterator[tuple[Shown, str]]:
 def prepared(folder: Path) -> Path:
     """A directory to run a page's blocks in."""
     if not (folder / "traces").exists():
-        shutil.copytree(ROOT / "traces", folder / "traces")
+        # Of the recordings of hosts, half of what is there, no page has need.
+        shutil.copytree(ROOT / "traces", folder / "traces", ignore=shutil.ignore_patterns("host*"))
     return folder
 
 

@@ -55,7 +55,11 @@ class PythonCalls:
     def stop(self) -> None:
         """Count no longer; harmless if not started."""
         if self._counting:
-            sys.setprofile(self._before)
+            sys.setprofile(None)
+            if hasattr(self._before, "enable"):  # cProfile's hook is no function: only it can put itself back
+                self._before.enable()
+            elif self._before is not None:
+                sys.setprofile(self._before)
             self._before, self._counting = None, False
 
     def taken(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,31 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
             step()
             recorder.step()
     return out
+
+
+def test_a_profiler_of_python_runs_on_after_counting() -> None:
+    def counted() -> int:
+        calls = PythonCalls()
+        calls.start()
+        nothing()
+        calls.stop()
+        return calls.taken()
+
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        found = counted()
+        still = sys.getprofile()
+    finally:
+        profiler.disable()
+    assert found == 1 and still is profiler
+    sys.setprofile(hook := lambda *_: None)
+    try:
+        counted()
+        assert sys.getprofile() is hook
+    finally:
+        sys.setprofile(None)
+
 
 
 def test_a_traced_step_says_how_much_python_it_runs(captured: Path) -> None:
