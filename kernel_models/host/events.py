@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from kernel_models.host.step_events import HostStep, host_class
+from kernel_models.host.step_events import LISTS, HostStep, host_class
 from tracer.arrays import Float64
 
 Label = tuple[str, ...]
@@ -34,13 +34,18 @@ WARM_EVENTS, COLDER_EVENTS = 8.0, 0.2
 natural logarithm of its cost's growth for each doubling of their number beyond."""
 LOOP_CALLS = 3
 """Calls of Python before a step's first operation that are the loop's own: its model has not begun."""
+LOADER_CALLS, PLAIN_END_CALLS = 7, 5
+"""So many before a step's first operation are a loader's too; so many after its last one are an optimizer's own."""
 SHARDED = "s"
 """Marks phases of programs whose parameters FSDP shards: its hooks and the dispatch of sharded tensors lie around the
 same operations. What is known of such programs goes before what is known of others."""
 BEGIN, BACKWARD, OPTIMIZER, FINISH = "begin", "backward", "optimizer", "end"
 _SPECIAL = (BEGIN, BACKWARD, OPTIMIZER, FINISH)
 _IN_BACKWARD, _IN_OPTIMIZER = "2", "3"
-_PYTHON, _NO_PYTHON = "python", "no python"
+_PYTHON, _NO_PYTHON, _LOADER = "python", "no python", "loader"
+_AT_ONCE, _LATER = "at once", "later"
+"""Whether an optimizer follows backward, or something that has gone over the gradients before: clipping them."""
+_MOMENTS = ("addcmul", "addcdiv", "_fused_adam")
 _MADE_OF_EMPTY = ("aten::lift_fresh", "aten::arange")
 _ALIASES = {"aten::_reshape_alias": "aten::view", "aten::_index_put_impl": "aten::index_put"}
 
@@ -160,7 +165,7 @@ def pools_of(label: Label) -> list[Label]:
         mine = f"class {host_class(name)}"
         found = [label, ("own", name), ("own", phase, mine), ("own", mine), ("own",)]
     elif _is_special(label):
-        found = [label, *([label[:2]] if len(label) > 2 else []), ("before", "special")]
+        found = [label, *(label[:size] for size in range(len(label) - 1, 1, -1)), ("before", "special")]
     else:
         _, phase, name, previous, *rest = label
         python = tuple(rest)
@@ -179,8 +184,7 @@ def _special(names: Sequence[str], phases: Sequence[str], lists: Sequence[int], 
              mark: str) -> dict[int, tuple[Label, int]]:
     """The events of a step that are their own: by the row they lie before their label and what they go over."""
     parameters = max(lists) or _parameters(names, phases)
-    kind = "list" if max(lists) else "one by one"
-    begin = names[0] if calls is None else _PYTHON if calls[0] >= LOOP_CALLS else _NO_PYTHON
+    kind = _optimizer_kind([name for name, phase in zip(names, phases, strict=True) if phase[0] == _IN_OPTIMIZER])
     found: dict[int, tuple[Label, int]] = {}
     backward = sum(phase.startswith(_IN_BACKWARD) for phase in phases)
     for row in range(1, len(names)):
@@ -188,12 +192,36 @@ def _special(names: Sequence[str], phases: Sequence[str], lists: Sequence[int], 
         if now == before:
             continue
         if now == _IN_OPTIMIZER:
-            found[row] = ("before", OPTIMIZER + mark, kind), parameters
+            found[row] = ("before", OPTIMIZER + mark, kind, _AT_ONCE if before == _IN_BACKWARD else _LATER), parameters
         elif now == _IN_BACKWARD:
             found[row] = ("before", BACKWARD + mark), backward
-    found[0] = ("before", BEGIN + mark, begin), parameters
-    found[len(names)] = ("before", FINISH + mark, kind), parameters
+    found[0] = ("before", BEGIN + mark, names[0] if calls is None else _begin_kind(calls[0])), parameters
+    found[len(names)] = ("before", FINISH + mark, kind, *_end_kind(calls, parameters)), parameters
     return found
+
+
+def _optimizer_kind(names: Sequence[str]) -> str:
+    """What an optimizer's Python goes over: a list in one operation or several, or tensors one by one; with an average
+    of squares for each tensor, as Adam has, or without; "none" where none ran."""
+    if not names:
+        return "none"
+    moments = any(mark in name for name in names for mark in _MOMENTS)
+    how = next((mark for mark in LISTS if any(mark in name for name in names)), "one by one")
+    return f"{how}, {'moments' if moments else 'plain'}"
+
+
+def _begin_kind(calls: float) -> str:
+    """Who is at work before a step's first operation: nobody, the model's own Python, or a loader besides."""
+    return _NO_PYTHON if calls < LOOP_CALLS else _PYTHON if calls < LOADER_CALLS else _LOADER
+
+
+def _end_kind(calls: Float64 | None, parameters: int) -> tuple[str, ...]:
+    """Whether anything but the optimizer's own end (``PLAIN_END_CALLS``, and one of each parameter in some) is called
+    after a step's last operation; nothing where calls were not counted."""
+    if calls is None:
+        return ()
+    rest = calls[-1] - parameters if calls[-1] > parameters else calls[-1]
+    return (_PYTHON if rest > PLAIN_END_CALLS else _NO_PYTHON,)
 
 
 def _parameters(names: Sequence[str], phases: Sequence[str]) -> int:
