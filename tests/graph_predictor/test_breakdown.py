@@ -12,10 +12,11 @@ import pytest
 from micro import Micro
 from report_support import CPU_SMALL, REAL, real_trace, worked_step
 
-from graph_predictor.prediction.path_attribution import attribute_path
+from graph_predictor.prediction.path_attribution import attribute_paths
 from graph_predictor.prediction.replay import WINDOW, Replay, replay
-from graph_predictor.reports.breakdown import OUTSIDE, Breakdown, OperationSums, breakdown
-from graph_predictor.simulation.critical_path import Bound, Causes, critical_path
+from graph_predictor.reports.breakdown import Breakdown, breakdown
+from graph_predictor.reports.operation_sums import OUTSIDE, OperationSums
+from graph_predictor.simulation.critical_path import Bound, Causes, step_start, walks_back
 from graph_predictor.simulation.host_time import HostTime, exclusive_time, operation_of, split
 from graph_predictor.synthesis.baseline import predict
 from tracer.errors import ForetraceError
@@ -160,13 +161,14 @@ def test_every_step_adds_up_on_real_traces(name: str) -> None:
 def test_attributed_pieces_keep_every_segment_whole() -> None:
     result = replayed(real_trace("rank3-of-8xA100-6steps"))
     host, operation = exclusive_time(result.graphs[0]), np.append(operation_of(result.graphs[0]), NONE)
+    causes = Causes(result.program, result.simulated, [graph.kernels.kind for graph in result.graphs])
     for step in result.steps:
-        path = critical_path(result.program, result.simulated, result.graphs, step.begin_item, step.end_item)
-        pieces = attribute_path(result, path, 0, host, operation)
+        paths = walks_back(causes, [step_start(result.simulated, step.begin_item, step.end_item)])
+        pieces = attribute_paths(result, paths, 0, host, operation)
         assert (pieces.ns > 0).all()
-        sums = np.zeros(len(path.bound), np.int64)
+        sums = np.zeros(len(paths.joined.bound), np.int64)
         np.add.at(sums, pieces.segment, pieces.ns)
-        assert np.array_equal(sums, path.end_ns - path.start_ns)
+        assert np.array_equal(sums, paths.joined.end_ns - paths.joined.start_ns)
 
 
 @pytest.mark.real_traces
@@ -243,11 +245,11 @@ def most_held(steps: int, folder: Path) -> int:
     """Most bytes that breaking down one of several steps held at a time, above what was held before."""
     result = replay(many_steps(steps).read(folder))
     rank = OperationSums(result, 0, Causes(result.program, result.simulated, [g.kernels.kind for g in result.graphs]))
-    rank.steps(result.steps[1:2])
+    rank.figures(result.steps[1:2])
     gc.collect()
     tracemalloc.start()
     try:
-        rank.steps(result.steps[2:3])
+        rank.figures(result.steps[2:3])
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
