@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from graph_predictor.simulation.host_loop import after
 from tracer.grouping_loop import COUNT, GROUP, add, hand_over
 from tracer.machine_code import kept_loop
+from tracer.searching import after
 
 CALLS, HOST, WAITING, GPU = range(4)
 """The four sums."""

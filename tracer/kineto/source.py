@@ -13,8 +13,9 @@ from tracer.errors import TraceError
 from tracer.input_file import NotAFile, open_anywhere
 from tracer.translate.rocprof import is_rocprof, translated
 
-BLOCK_BYTES = 8 << 20
-"""Decompressed bytes handed on at a time. 8 MiB keeps the decoded objects of one block near 40 MB."""
+BLOCK_BYTES = 2 << 20
+"""Decompressed bytes handed on at a time: columns of the smallest events in a block take some 10 MB, and smaller blocks
+cost more time."""
 
 _COMPRESSED_READ = 1 << 20
 _SMALL_READ = 128
