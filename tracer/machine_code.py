@@ -76,6 +76,10 @@ class KeptLoop:
             sizes += array.shape
         return int(self._entry(np.array(sizes, np.int64).__array_interface__["data"][0], *passed))
 
+    def load(self) -> None:
+        """Have the machine code at hand, so that processes forked from this one need not load it."""
+        _ = self._entry
+
     @cached_property
     def _entry(self) -> Callable[..., int]:
         """The loop's entry point, loaded or compiled."""

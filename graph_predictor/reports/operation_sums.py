@@ -137,7 +137,7 @@ class OperationSums:
         self.launched_by = launched_by
         self.ops_of = RowsByNumber(ops.step, len(self.graph.steps), ops.kind == OpKind.OPERATION)
         self.kernels_of = RowsByNumber(kernels.step, len(self.graph.steps))
-        self.kernel_names, self.kernel_kind = grouped(kernels.name)
+        self.kernel_names, self.kernel_kind = grouped(kernels.name.astype(np.int64))
         self.modules = bool((ops.module >= 0).any())
         # Names with modules as codes in their order: of operations, of kernels by themselves, and of neither.
         width = len(self.graph.strings) + 1 if self.modules else 1
@@ -194,7 +194,8 @@ class OperationSums:
         item = np.array([step.begin_item for step in steps], np.int64)
         row = np.full(len(steps), NONE, np.int64)
         row[~window] = self.replay.program.item_row[item[~window]]
-        start, end, thread = np.zeros_like(row), np.full_like(row, max(graph.meta.window_ns, 1)), np.full_like(row, NONE)
+        start, thread = np.zeros_like(row), np.full_like(row, NONE)
+        end = np.full_like(row, max(graph.meta.window_ns, 1))
         own = row[~window]
         start[~window], thread[~window] = graph.steps.start_ns[own], graph.steps.thread[own]
         end[~window] = start[~window] + graph.steps.duration_ns[own]
@@ -219,7 +220,8 @@ class OperationSums:
         low, high = self.ops_of.bounds(places.row)
         calls = self.ops_of.order[spans(low, high)]
         among = {number: at for at, number in enumerate(host.thread[host.first[:-1]].tolist())}
-        of_wait = np.array([among.get(number, NONE) for number in blocked.thread[blocked.first[:-1]].tolist()], np.int64)
+        waiting = blocked.thread[blocked.first[:-1]].tolist()
+        of_wait = np.array([among.get(number, NONE) for number in waiting], np.int64)
         share = _NO_SHARE if self.share is None else self.share
         state, parts = np.zeros(2, np.int64), []
         size = len(room[0]) + _ROOM

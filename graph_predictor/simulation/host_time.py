@@ -101,7 +101,8 @@ def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> HostSplit:
         The pieces, by query; of one those in an operation first, in order of time. They add up to its length exactly.
     """
     thread, start, end = (np.ascontiguousarray(each, np.int64) for each in (thread, start, end))
-    state, room = np.zeros(2, np.int64), np.empty((4, 4 * len(start) + ROOM), np.int64)
+    state: Int64 = np.zeros(2, np.int64)
+    room: Int64 = np.empty((4, 4 * len(start) + ROOM), np.int64)
     while cut_queries(host.thread, host.start_ns, host.end_ns, host.op, thread, start, end, state, *room) < len(start):
         room = np.concatenate([room, np.empty_like(room)], axis=1)
     return HostSplit(*room[:, :int(state[0])])

@@ -15,12 +15,14 @@ from report_support import CPU_SMALL, REAL, real_trace, worked_step
 from graph_predictor.prediction.path_attribution import attribute_paths
 from graph_predictor.prediction.replay import WINDOW, Replay, replay
 from graph_predictor.reports.breakdown import Breakdown, breakdown
+from graph_predictor.reports.breakdown_loop import HOST, WAITING, sum_steps
 from graph_predictor.reports.operation_sums import OUTSIDE, OperationSums
 from graph_predictor.simulation.critical_path import Bound, Causes, step_start, walks_back
 from graph_predictor.simulation.host_time import HostTime, exclusive_time, operation_of, split
 from graph_predictor.synthesis.baseline import predict
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, OpKind
+from tracer.grouping import empty_room
 from tracer.job import read_job
 
 
@@ -223,6 +225,42 @@ def test_what_falls_behind_decides(tmp_path: Path) -> None:
 def test_breakdown_and_predict_name_the_same(name: str) -> None:
     graphs = read_job(real_trace(name)).graphs
     assert breakdown(replay(graphs), step="-1").steps[0].bound == predict(graphs).bound
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_overlap_are_each_added_up_by_themselves(seed: int) -> None:
+    """Own time and waiting of random windows, nanosecond by nanosecond; half of the time of operation 1 is left."""
+    rng, span = np.random.default_rng(seed), 60
+    thread_op = rng.integers(-1, 3, (2, span))  # the operation of two threads at each time; -1: none
+    waits_now = rng.random((2, span)) < 0.3
+    host, waiting = [], []
+    for thread in (0, 1):
+        host += [(thread, at, at + 1, int(op)) for at, op in enumerate(thread_op[thread]) if op >= 0]
+        waiting += [(thread, at, at + 1, -1) for at in np.flatnonzero(waits_now[thread]).tolist()]
+    own, blocked = (HostTime(*np.array(each, np.int64).T.copy()) for each in (host, waiting))
+    low = np.array([0, 20, 10, 30], np.int64)
+    high, of_thread, none = low + np.array([60, 15, 40, 0]), np.array([0, 1, 1, 0], np.int64), np.zeros(0, np.int64)
+    for share in (np.zeros(0), np.array([1.0, 0.0, 1.0, 1.0])):
+        room, there, state = *empty_room(5, 4), np.zeros(2, np.int64)
+        step, slot, sums = np.empty(40, np.int64), np.empty(40, np.int64), np.empty((40, 4), np.int64)
+        assert sum_steps(low, high, of_thread, own.first, own.thread, own.start_ns, own.end_ns, own.op, blocked.first,
+                         blocked.thread, blocked.start_ns, blocked.end_ns, blocked.latest_end, np.array([0, 1]),
+                         np.zeros(5, np.int64), none, none, none, np.zeros(5, np.int64), none, np.arange(5), share,
+                         room, there, state, step, slot, sums) == 4
+        wanted = np.zeros((4, 5, 4), np.int64)
+        for number, (begin, end, mine) in enumerate(zip(low.tolist(), high.tolist(), of_thread.tolist(), strict=True)):
+            for at in range(begin, end):
+                for thread in (0, 1):
+                    op = int(thread_op[thread, at])
+                    if op < 0 and thread != mine:
+                        continue
+                    wanted[number, op if op >= 0 else 3, WAITING if waits_now[thread, at] else HOST] += 1
+        if len(share):
+            wanted[:, 1, HOST] = 0
+        found = np.zeros_like(wanted)
+        rows = slice(int(state[0]))
+        found[step[rows], slot[rows]] = sums[rows]
+        assert np.array_equal(found, wanted)
 
 
 # How it grows
