@@ -94,7 +94,7 @@ StepTables = Mapping[str, StepSums]
 
 
 @dataclass(frozen=True, slots=True)
-class StepFigures:
+class RankBreakdown:
     """Tables of some steps of a rank, and of each step its critical path by bound (ns) and what decides it."""
 
     tables: StepTables
@@ -156,7 +156,7 @@ class OperationSums:
         self.orphans = orphans[np.argsort(kernels.start_ns[orphans], kind="stable")]
         self.orphans_start = kernels.start_ns[self.orphans]
 
-    def figures(self, steps: Sequence[ReplayedStep]) -> StepFigures:
+    def figures(self, steps: Sequence[ReplayedStep]) -> RankBreakdown:
         """Break steps down, all in one pass."""
         places = self._places(steps)
         paths = walks_back(self.causes, [self._start(step) for step in steps])
@@ -164,7 +164,7 @@ class OperationSums:
         bounds = bound_sums(paths)
         tables = {"path": self._path_sums(paths), **self._host_views(places, first, kernels),
                   "kernels": self._kernel_sums(first, kernels)}
-        return StepFigures(tables, bounds, decides(self.replay, steps, self.ends, bounds, self.causes))
+        return RankBreakdown(tables, bounds, decides(self.replay, steps, self.ends, bounds, self.causes))
 
     def operation_sums(self, step: ReplayedStep) -> tuple[Int64, Int64]:
         """Return rows of ``graph.ops`` with their calls, own host time, waiting and GPU time (ns) in a step, [4, rows].

@@ -229,7 +229,7 @@ def test_breakdown_and_predict_name_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_steps_that_overlap_are_each_added_up_by_themselves(seed: int) -> None:
-    """Own time and waiting of random windows, nanosecond by nanosecond; half of the time of operation 1 is left."""
+    """Own time and waiting of random windows, nanosecond by nanosecond; nothing of operation 1 may be left."""
     rng, span = np.random.default_rng(seed), 60
     thread_op = rng.integers(-1, 3, (2, span))  # the operation of two threads at each time; -1: none
     waits_now = rng.random((2, span)) < 0.3
