@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from tracer.arrays import Int64
+from tracer import grouping_loop as loop
+from tracer.arrays import Bool, Int32, Int64
 
 SMALL = 1 << 16
 """Keys may always span so much: a table of it costs less than sorting a thousand of them."""
@@ -45,3 +48,61 @@ def kinds_of(*columns: Int64) -> tuple[Int64, Int64]:
     first = np.zeros(int(place.max()) + 1 if len(place) else 0, np.int64)
     first[place[::-1]] = np.arange(len(place) - 1, -1, -1)
     return place, first
+
+
+def spans(low: Int64, high: Int64) -> Int64:
+    """Return the numbers from ``low`` to before ``high`` of each of some spans, behind one another."""
+    count = high - low
+    return np.repeat(low - np.cumsum(count) + count, count) + np.arange(int(count.sum()))
+
+
+class RowsByNumber:
+    """Rows in the order of a column of small numbers (of steps), found without looking at those of other numbers.
+
+    Args:
+        number: of each row, from -1 on.
+        numbers: how many there are from 0 on.
+        chosen: the rows that count; all by default.
+    """
+
+    def __init__(self, number: Int32, numbers: int, chosen: Bool | None = None) -> None:
+        self._first = np.zeros(numbers + 3, np.int64)
+        order = np.empty(len(number), np.int64)
+        chosen = np.broadcast_to(np.True_, len(number)) if chosen is None else chosen
+        self.order = order[:loop.place_rows(np.ascontiguousarray(number, np.int32), chosen, self._first, order)]
+
+    def bounds(self, numbers: Int64) -> tuple[Int64, Int64]:
+        """Return where in ``order`` the rows of each of some numbers begin and end; of -1 all rows."""
+        every = numbers < 0
+        return (np.where(every, 0, self._first[numbers + 1]),
+                np.where(every, len(self.order), self._first[numbers + 2]))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSums:
+    """Sums by group and slot, in the order of both: a group and a slot a row, and its sums [rows, sums]."""
+
+    group: Int64
+    slot: Int64
+    sums: Int64
+
+
+def tallied(first: Int64, order: Int64, slot: Int64, amount: Int64, slots: int) -> GroupSums:
+    """Return the count and the amount of the rows of each group by slot.
+
+    Args:
+        first: the rows of group ``n`` are ``order[first[n]:first[n + 1]]``.
+        slot: of each row, from 0 to before ``slots``.
+        amount: of each row.
+    """
+    room = min(len(order), slots * (len(first) - 1))
+    group, found = np.empty((2, room), np.int64)
+    sums = np.empty((room, 2), np.int64)
+    count = loop.tally_rows(first, order, slot, amount, *empty_room(slots, 2), np.zeros(2, np.int64), group, found,
+                            sums)
+    return GroupSums(group[:count], found[:count], sums[:count])
+
+
+def empty_room(slots: int, sums: int) -> tuple[Int64, Int64]:
+    """Return zeros to add up in by slot, and the bits of the slots that something was added to."""
+    return np.zeros((slots, sums), np.int64), np.zeros(slots // 64 + 1, np.int64)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from tracer.capture_layout import find_parts, read_capture
 from tracer.charts import Chart, time_chart
-from tracer.cluster.forked import ForkedWorkers, cores
+from tracer.cluster.forked import ForkedWorkers, idle_cores
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
 from tracer.errors import GraphFileError, JobError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
@@ -35,8 +35,9 @@ PathLike = str | os.PathLike[str]
 FAKE = "fake"
 """``meta.backend`` of a rank of a fake world (see ``tracer.fake_world``)."""
 
-LEAST_CORES, LEAST_BYTES = 4, 16 << 20
-"""Cores, and bytes of traces, from which on copies of the process read them; on two busy cores they gained nothing."""
+LEAST_BYTES, UNPACKED = 16 << 20, 10
+"""Bytes of text from which on copies of the process read traces, if cores are idle: 0.1 s, of which copies take a
+tenth. Compressed traces are of ten times their bytes, at least."""
 
 ASSUMED = "Assumed"
 """The first word of the note on a job whose ranks are folded without their plan being known."""
@@ -285,16 +286,21 @@ def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callab
 @contextmanager
 def _workers_for(traces: Sequence[FoundFile], workers: TaskWorkers | None) -> Iterator[TaskWorkers | None]:
     """The workers given, or copies of this process; none where this process is to read the traces itself."""
-    many = cores()
+    many = idle_cores()
     if workers is not None and workers.elsewhere:
         yield workers
-    elif many < LEAST_CORES or len(traces) < 2 or sum(trace.size for trace in traces) < LEAST_BYTES or any(
+    elif min(many, len(traces)) < 2 or sum(map(_text_bytes, traces)) < LEAST_BYTES or any(
             "://" in trace.path for trace in traces):
         yield None
     else:
         ready_to_read()
         with ForkedWorkers(min(many, len(traces))) as found:
             yield found
+
+
+def _text_bytes(trace: FoundFile) -> int:
+    """Return about how long a trace's text is."""
+    return trace.size * (UNPACKED if trace.path.endswith(".gz") else 1)
 
 
 def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[[int, int], None] | None,

@@ -76,6 +76,10 @@ class KeptLoop:
             sizes += array.shape
         return int(self._entry(np.array(sizes, np.int64).__array_interface__["data"][0], *passed))
 
+    def load(self) -> None:
+        """Have the machine code at hand, so that processes forked from this one need not load it."""
+        _ = self._entry
+
     @cached_property
     def _entry(self) -> Callable[..., int]:
         """The loop's entry point, loaded or compiled."""
@@ -98,8 +102,9 @@ class KeptLoop:
         return Path(sys.modules[self.function.__module__].__file__ or ".").parent
 
     def _key_of(self, *surroundings: str) -> str:
-        """Return what code is good for: this source, and what surrounds it."""
-        source = Path(sys.modules[self.function.__module__].__file__ or "").read_bytes()
+        """Return what code is good for: this source and that of what it calls, and what surrounds it."""
+        modules = dict.fromkeys(each.__module__ for each in (self.function, *self.inner))
+        source = b"".join(Path(sys.modules[name].__file__ or "").read_bytes() for name in modules)
         parts = (str(VERSION), *self.types, *surroundings)
         return hashlib.sha256(source + "\0".join(parts).encode()).hexdigest()[:24]
 
@@ -139,7 +144,7 @@ class KeptLoop:
 
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write(f"Compiling {self.__name__}, once after installation ...\n")
-        scope = dict(self.function.__globals__)
+        scope = {name: value for one in (*self.inner, self.function) for name, value in one.__globals__.items()}
         for one in self.inner:
             compiled = numba.njit(FunctionType(one.__code__, scope, one.__name__))
             scope[one.__name__] = _apart(compiled) if self.apart else compiled

@@ -8,9 +8,9 @@ import numpy as np
 
 from graph_predictor.diff.places import Places, next_aligned
 from graph_predictor.diff.step_tree import StepTree, Vocabulary, step_tree, with_loader
-from graph_predictor.prediction.path_attribution import attribute_path
+from graph_predictor.prediction.path_attribution import attribute_paths
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
-from graph_predictor.simulation.critical_path import Bound, critical_path, window_path
+from graph_predictor.simulation.critical_path import Bound, Causes, step_start, walks_back, window_start
 from graph_predictor.simulation.host_time import HostTime, exclusive_time, operation_of, split, waits
 from graph_predictor.simulation.program import ItemKind
 from tracer.arrays import Float64, Int64
@@ -50,6 +50,7 @@ class RankSteps:
         built = replay.built
         self.replay, self.position = replay, position
         self.graph = with_loader(built.graphs[position])
+        self.causes = Causes(replay.program, replay.simulated, [graph.kernels.kind for graph in replay.graphs])
         self.codes = vocabulary.add(self.graph)
         self.cover = _cover(exclusive_time(self.graph))
         self.share = self._shares()
@@ -111,11 +112,12 @@ class RankSteps:
         replay, row = self.replay, self.row(step)
         if row < 0:
             start, end = 0, max(self.graph.meta.window_ns, 1)
-            path = window_path(replay.program, replay.simulated, replay.graphs, self.position)
+            begin = window_start(replay.program, replay.simulated, self.position)
         else:
             start = int(self.graph.steps.start_ns[row])
             end = start + int(self.graph.steps.duration_ns[row])
-            path = critical_path(replay.program, replay.simulated, replay.graphs, step.begin_item, step.end_item)
+            begin = step_start(replay.simulated, step.begin_item, step.end_item)
+        paths = walks_back(self.causes, [begin])
         size = places.irregular + 1
         operations = len(self.graph.ops)
         unit_resource, unit_place = self._units(tree, place, places)
@@ -123,7 +125,7 @@ class RankSteps:
                             operations + np.arange(len(self.cover.op)))
         # Time between operations is in the cover too, so that the last one, of no label, is never used.
         share = None if self.share is None else np.concatenate([np.ones(operations), self.share, [1.0]])
-        pieces = attribute_path(replay, path, self.position, labelled, self.nearest, share)
+        pieces = attribute_paths(replay, paths, self.position, labelled, self.nearest, share)
         resource = np.array([_OF_BOUND[bound] for bound in Bound], np.int64)[pieces.bound]
         of_op, of_kernel = rows
         where = np.full(len(resource), places.end, np.int64)
@@ -138,7 +140,7 @@ class RankSteps:
         resource[in_unit & plain] = unit_resource[unit[plain[in_unit]]]
         resource[~in_unit & ~with_op & (pieces.kernel < 0) & plain] = Resource.GAP
         # Before the first thing that was recorded, the device was under way.
-        resource[(path.item[pieces.segment] < 0) & (path.kernel[pieces.segment] < 0)] = Resource.SYNC
+        resource[(paths.joined.item[pieces.segment] < 0) & (paths.joined.kernel[pieces.segment] < 0)] = Resource.SYNC
         on_path = np.zeros(RESOURCES * size, np.int64)
         np.add.at(on_path, resource * size + where, pieces.ns)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,10 +18,10 @@ from tracer.graph import NONE
 
 @dataclass(slots=True)
 class PathPieces:
-    """Pieces of a path, in no order; together they are as long as the path, to the nanosecond.
+    """Pieces of paths, in no order; together they are as long as the paths, to the nanosecond.
 
     ``op`` is a row of the rank's ``ops`` and ``kernel`` one of its ``kernels`` (-1: none). ``segment`` is the row of
-    the path.
+    the paths.
     """
 
     segment: Int64
@@ -30,20 +31,20 @@ class PathPieces:
     ns: Int64
 
 
-def attribute_path(replay: Replay, path: Path, rank: int, host: HostTime, operation: Int64,
-                   share: Float64 | None = None) -> PathPieces:
-    """Tie each piece of a path to an operation.
+def attribute_paths(replay: Replay, paths: Paths, rank: int, host: HostTime, operation: Int64,
+                    share: Float64 | None = None) -> PathPieces:
+    """Tie each piece of some paths to an operation.
 
     Args:
         replay: What the path was found in.
-        path: A path within one rank.
+        paths: Paths within one rank.
         rank: Position of that rank in the job.
         host: The rank's ``exclusive_time``.
         operation: Its ``operation_of``, and -1 at the end.
         share: Of a replay without the profiler, the share of recorded time that is left of each ``op`` of ``host``;
             the last one is of time in none.
     """
-    program, built = replay.program, replay.built
+    program, built, path = replay.program, replay.built, paths.joined
     graph = built.graphs[rank]
     length = path.end_ns - path.start_ns
     first_kernel = int(program.kernel_ptr[rank])
@@ -61,11 +62,9 @@ def attribute_path(replay: Replay, path: Path, rank: int, host: HostTime, operat
     whole = np.nonzero(~spread)[0]
     rows = np.nonzero(spread)[0]
     thread, low, high = _recorded(replay, path, rows, rank)
-    if len(rows):
-        host = host.between(int(low.min()), int(high.max()))
     pieces = split(host, thread, low, high)
     if share is not None:
-        pieces.ns = _fitted(pieces, length[rows], share)
+        pieces.ns = _fitted(pieces, length[rows], share, np.searchsorted(rows, paths.first))
     at = rows[pieces.query]
     # What an edit made longer than it was recorded has no recorded interval, and so no operation.
     covered = np.bincount(pieces.query, weights=pieces.ns, minlength=len(rows)).astype(np.int64)
@@ -80,17 +79,16 @@ def attribute_path(replay: Replay, path: Path, rank: int, host: HostTime, operat
     )
 
 
-def _fitted(pieces: HostSplit, length: Int64, share: Float64) -> Int64:
+def _fitted(pieces: HostSplit, length: Int64, share: Float64, first: Int64) -> Int64:
     """Lengths of recorded pieces of intervals that now have other lengths, ns: each in proportion to what is left of
-    it. Those of one query add up to its length exactly."""
+    it. Those of one query add up to its length exactly; each path, whose queries begin at ``first``, is rounded along
+    its way."""
     left = pieces.ns * share[pieces.op]
     total = np.bincount(pieces.query, weights=left, minlength=len(length))
-    scale = np.where(total > 0, length / np.where(total > 0, total, 1.0), 0.0)
-    order = np.argsort(pieces.query, kind="stable")
-    reached = np.rint(np.cumsum((left * scale[pieces.query])[order])).astype(np.int64)
-    found = np.empty(len(order), np.int64)
-    found[order] = np.diff(reached, prepend=0)
-    return found
+    fitted = left * np.where(total > 0, length / np.where(total > 0, total, 1.0), 0.0)[pieces.query]
+    bounds = np.searchsorted(pieces.query, first).tolist()
+    return np.concatenate([np.zeros(0, np.int64), *(
+        np.diff(np.rint(np.cumsum(fitted[low:high])).astype(np.int64), prepend=0) for low, high in pairwise(bounds))])
 
 
 def _recorded(replay: Replay, path: Path, rows: Int64, rank: int) -> tuple[Int64, Int64, Int64]:

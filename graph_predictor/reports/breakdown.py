@@ -16,47 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graph_predictor.prediction.deciding import StreamEnds, decides
-from graph_predictor.prediction.path_attribution import attribute_path, bound_sums
-from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
+from graph_predictor.prediction.replay import Replay, ReplayedStep
 from graph_predictor.prediction.result import which_times
 from graph_predictor.prediction.step_kinds import step_kinds
-from graph_predictor.recorded.module_paths import with_backward_modules
 from graph_predictor.recorded.typical_steps import left_out, typical_of_ranks
-from graph_predictor.simulation.critical_path import (
-    Bound,
-    Causes,
-    Paths,
-    PathStart,
-    step_start,
-    walks_back,
-    window_start,
-)
-from graph_predictor.simulation.host_time import exclusive_time, operation_of, split, waits
-from graph_predictor.simulation.program import whole_ns
-from tracer.arrays import Int32, Int64
+from graph_predictor.reports.operation_sums import OperationSums, StepTables
+from graph_predictor.simulation.critical_path import Bound, Causes
 from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
-from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
-from tracer.grouping import grouped, kinds_of, totals
+from tracer.graph import ExecutionGraph
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_CALLS, _HOST, _WAITING, _GPU = range(4)
-_MISSING = 2
-"""Codes below zero: of an operation that is none, and of work whose launch is unknown."""
-OUTSIDE = "outside any op"
-"""Name of host time in no operation: Python, the framework's own code, the profiler; and of what it launched."""
-NO_PHASE = "other"
-"""Phase of what is in none."""
-NO_LAUNCH = "launch not recorded"
-"""Name of GPU work whose launch the window does not hold."""
-
-_Place = tuple[int, int, int, int]
-"""Of a step: its row, begin and end (ns of the window), and thread."""
-_PHASES = {int(phase): phase.name.lower() for phase in Phase}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +103,7 @@ class Totals:
             first asked for, as there are many in many steps.
     """
 
-    def __init__(self, bounds: dict[Bound, int], parts: Sequence[tuple[_Views, int]]) -> None:
+    def __init__(self, bounds: dict[Bound, int], parts: Sequence[tuple[StepTables, int]]) -> None:
         self.bounds, self.parts = bounds, parts
 
     def _made(self, name: str) -> list[tuple[Any, ...]]:
@@ -185,7 +157,7 @@ class _Summed(Totals):
     """The totals of several steps: what has the same key is one entry."""
 
     def _made(self, name: str) -> list[tuple[Any, ...]]:
-        ranks: dict[int, tuple[_Views, list[int]]] = {}
+        ranks: dict[int, tuple[StepTables, list[int]]] = {}
         for views, at in self.parts:
             ranks.setdefault(id(views), (views, []))[1].append(at)
         found: dict[tuple[Any, ...], list[int]] = {}
@@ -297,8 +269,12 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
     causes = Causes(replay.program, replay.simulated, [g.kernels.kind for g in graphs])
     found: dict[int, StepBreakdown] = {}
     for position, rows in ranks.items():
-        found.update(zip(rows, OperationSums(replay, position, causes).steps([chosen[at] for at in rows]),
-                         strict=True))
+        own = [chosen[at] for at in rows]
+        figures = OperationSums(replay, position, causes).figures(own)
+        found.update((row, StepBreakdown(
+            one.rank, one.name, one.measured_ns, one.replayed_ns,
+            Totals(figures.bounds[at], [(figures.tables, at)]), figures.decided[at]))
+            for at, (row, one) in enumerate(zip(rows, own, strict=True)))
     kept = {id(one) for one in typical}
     steps = [replace(found[at], typical=id(one) in kept) for at, one in enumerate(chosen)]
     notes = list(replay.notes)
@@ -372,270 +348,6 @@ def slowest_mean(times: Iterable[tuple[int, int]]) -> float:
     for rank, ns in times:
         by_rank.setdefault(rank, []).append(ns)
     return max((sum(own) / len(own) for own in by_rank.values()), default=0.0)
-
-
-class OperationSums:
-    """One rank's times by operation.
-
-    It keeps what all steps of the rank share; a step then takes as long as its own events.
-    """
-
-    def __init__(self, replay: Replay, position: int, causes: Causes) -> None:
-        built = replay.built
-        self.replay, self.position, self.causes = replay, position, causes
-        self.graph: ExecutionGraph = with_backward_modules(built.graphs[position])
-        self.host = exclusive_time(self.graph)
-        self.share = None if built.without_profiler is None else built.without_profiler.shares[position]
-        self.waits = waits(built.recorded_program, position, built.thread_number, built.clock_ns[position])
-        self.operation = np.append(operation_of(self.graph), NONE)
-        low, high = int(replay.program.kernel_ptr[position]), int(replay.program.kernel_ptr[position + 1])
-        self.kernel_ns = (replay.simulated.kernel_end - replay.simulated.kernel_start)[low:high]
-        self.ends = StreamEnds(self.graph, low)
-        ops, kernels = self.graph.ops, self.graph.kernels
-        self.ops_of = _ByStep(np.where(ops.kind == OpKind.OPERATION, ops.step, NONE))
-        self.kernels_of = _ByStep(kernels.step)
-        self.modules = bool((ops.module >= 0).any())
-        # Names with modules as codes in their order: of operations, of kernels by themselves, and of neither.
-        width = len(self.graph.strings) + 1 if self.modules else 1
-        pairs, place = grouped(np.concatenate([
-            (ops.name.astype(np.int64) + 1) * width + (ops.module + 1 if self.modules else 0),
-            (kernels.name.astype(np.int64) + 1) * width, [0]]))
-        self.pairs = [(pair // width + NONE, pair % width + NONE) for pair in pairs.tolist()]
-        self.pair_of_op, self.pair_of_kernel = place[:len(ops)], place[len(ops):-1]
-        self.pair_of_none = int(place[-1])
-        # Of each operation, of what is in none and of work whose launch is unknown: name, module and phase.
-        self.width = len(self.graph.strings) + len(Phase) + _MISSING
-        columns = [np.append(column, [NONE, NONE - 1]).astype(np.int64) for column in (ops.name, ops.module, ops.phase)]
-        self.view_of_op, example = kinds_of(*columns)
-        self.views = np.stack([column[example] for column in columns], axis=1)
-        orphans = np.flatnonzero(kernels.launch < 0)
-        self.orphans = orphans[np.argsort(kernels.start_ns[orphans], kind="stable")]
-        self.orphans_start = kernels.start_ns[self.orphans]
-
-    def steps(self, steps: list[ReplayedStep]) -> list[StepBreakdown]:
-        """Break steps down, all in one pass; their tables are made when they are asked for."""
-        replay = self.replay
-        places = [self._place(step) for step in steps]
-        paths = walks_back(self.causes, [self._start(step) for step in steps])
-        kernels = [self._in_step(row, start, end) for row, start, end, _ in places]
-        views = {"path": self._path_sums(paths), **self._host_views(places, kernels), "kernels": self._kernels(kernels)}
-        bounds = bound_sums(paths)
-        decided = decides(replay, steps, self.ends, bounds, self.causes)
-        return [StepBreakdown(step.rank, step.name, step.measured_ns, step.replayed_ns,
-                              Totals(bounds[at], [(views, at)]), decided[at])
-                for at, step in enumerate(steps)]
-
-    def _start(self, step: ReplayedStep) -> PathStart:
-        replay = self.replay
-        if step.name == WINDOW:
-            return window_start(replay.program, replay.simulated, self.position)
-        return step_start(replay.simulated, step.begin_item, step.end_item)
-
-    def operation_sums(self, step: ReplayedStep) -> tuple[Int64, Int64]:
-        """Return rows of ``graph.ops`` with their calls, own host time, waiting and GPU time (ns) in a step, [4, rows].
-
-        The row after the table's last one stands for what is in no operation, the next for device work whose launch
-        is unknown.
-        """
-        place = self._place(step)
-        _, op, what, ns = self._parts([place], [self._in_step(*place[:3])])
-        rows, place_of = np.unique(op, return_inverse=True)  # not by a table: rows span the whole trace
-        sums = totals(what * len(rows) + place_of.reshape(-1), ns, 4 * len(rows)).reshape(4, -1)
-        used = sums.any(axis=0)
-        return rows[used], sums[:, used]
-
-    def _place(self, step: ReplayedStep) -> _Place:
-        """Row, begin, end (ns of the window) and thread of a step."""
-        graph = self.graph
-        if step.name == WINDOW:
-            return NONE, 0, max(graph.meta.window_ns, 1), NONE
-        row = int(self.replay.program.item_row[step.begin_item])
-        start = int(graph.steps.start_ns[row])
-        return row, start, start + int(graph.steps.duration_ns[row]), int(graph.steps.thread[row])
-
-    def _path_sums(self, paths: Paths) -> StepSums:
-        graph, first = self.graph, paths.first
-        count = len(first) - 1
-        if self.share is None:
-            pieces = [attribute_path(self.replay, paths.joined, self.position, self.host, self.operation)]
-        else:  # lengths are rounded along each path
-            pieces = [attribute_path(self.replay, paths.one(at), self.position, self.host, self.operation, self.share)
-                      for at in range(count)]
-        bound, op, kernel, ns = (np.concatenate([getattr(each, name) for each in pieces])
-                                 for name in ("bound", "op", "kernel", "ns"))
-        segment = np.concatenate([each.segment + (first[at] if len(pieces) > 1 else 0)
-                                  for at, each in enumerate(pieces)])
-        step = np.searchsorted(first, segment, side="right") - 1
-        pair = np.full(len(op), self.pair_of_none, np.int64)
-        known = op >= 0
-        pair[known] = self.pair_of_op[op[known]]
-        alone = ~known & (kernel >= 0)
-        pair[alone] = self.pair_of_kernel[kernel[alone]]
-        kinds = len(self.pairs) * len(Bound)
-        keys, place = grouped(step * kinds + pair * len(Bound) + bound)
-        values = np.stack([totals(place, ns, len(keys)), np.bincount(place, minlength=len(keys))], axis=1)
-
-        def label(kind: int) -> tuple[str, str, Bound]:
-            name, module = self.pairs[kind // len(Bound)]
-            return graph.string(name) or OUTSIDE, graph.string(module), Bound(kind % len(Bound))
-
-        return StepSums.of(keys // kinds, keys % kinds, values, count, label)
-
-    def _parts(self, places: list[_Place], kernels: list[Int64]) -> tuple[Int64, Int64, Int64, Int64]:
-        """What steps consist of: the step, the operation (a row of ``ops``, or one of two more), which of the four sums
-        it counts for, and ns or calls."""
-        ops, graph = self.graph.ops, self.graph
-        starts, ends, threads = (np.array([place[at] for place in places], np.int64) for at in (1, 2, 3))
-        own, own_step = self.host.cut(starts, ends)
-        waiting, waiting_step = self.waits.cut(starts, ends)
-        nearby = self.host.between(int(starts.min()), int(ends.max()))
-        blocked = split(nearby, waiting.thread, waiting.start_ns, waiting.end_ns)
-        blocked_step = waiting_step[blocked.query]
-        # Two more slots: one for what is in no operation, one for device work whose launch is unknown.
-        nowhere, unknown = len(ops), len(ops) + 1
-        own_ns = own.end_ns - own.start_ns
-        inside = blocked.op >= 0
-        found = [(own_step, own.op, _HOST, own_ns)]
-        found += [(blocked_step[inside], blocked.op[inside], which, sign * blocked.ns[inside])
-                  for which, sign in ((_HOST, -1), (_WAITING, 1))]
-        # Outside any operation only the step's own thread counts: others are idle there.
-        outside = (waiting.thread[blocked.query] == threads[blocked_step]) & ~inside
-        waited = totals(blocked_step[outside], blocked.ns[outside], len(places))
-        mine = own.thread == threads[own_step]
-        rest = ends - starts - totals(own_step[mine], own_ns[mine], len(places)) - waited
-        threaded = np.flatnonzero(threads >= 0)
-        at = np.full(len(threaded), nowhere)
-        found += [(threaded, at, _WAITING, waited[threaded]), (threaded, at, _HOST, rest[threaded])]
-        if self.share is not None:
-            found = [(step, op, which, whole_ns(ns * self.share[op]) if which == _HOST else ns)
-                     for step, op, which, ns in found]
-        launched = np.concatenate(kernels)
-        launched_by = self.operation[graph.kernels.op[launched]]
-        launched_by[launched_by < 0] = nowhere
-        launched_by[graph.kernels.launch[launched] < 0] = unknown
-        found.append((_windows(kernels), launched_by, _GPU, self.kernel_ns[launched]))
-        called = [np.flatnonzero(ops.kind == OpKind.OPERATION) if row < 0 else self.ops_of.rows(row)
-                  for row, *_ in places]
-        calls = np.concatenate(called)
-        found.append((_windows(called), calls, _CALLS, np.ones(len(calls), np.int64)))
-        what = np.repeat([each[2] for each in found], [len(each[1]) for each in found])
-        step, op, ns = (np.concatenate([each[at] for each in found]).astype(np.int64) for at in (0, 1, 3))
-        return step, op, what, ns
-
-    def _host_views(self, places: list[_Place], kernels: list[Int64]) -> dict[str, StepSums]:
-        step, op, what, ns = self._parts(places, kernels)
-        # By name, module and phase together first: of these there are few.
-        keys, place = grouped(step * len(self.views) + self.view_of_op[op])
-        sums = totals(what * len(keys) + place, ns, 4 * len(keys)).reshape(4, -1)
-        used = np.bincount(place[ns != 0], minlength=len(keys)) > 0
-        step, view = keys[used] // len(self.views), keys[used] % len(self.views)
-        by_what = [each[used] for each in sums]
-
-        def by(label: Callable[..., tuple[str, ...]], *columns: int) -> StepSums:
-            """Sums of each step by some of the three codes."""
-            kinds, kind = grouped(sum((self.views[:, column] + _MISSING) * self.width ** power
-                                      for power, column in enumerate(reversed(columns))))
-            keys, place = grouped(step * len(kinds) + kind[view])
-            values = np.stack([totals(place, each, len(keys)) for each in by_what], axis=1)
-            powers = self.width ** np.arange(len(columns))[::-1]
-            return StepSums.of(keys // len(kinds), keys % len(kinds), values, len(places),
-                               lambda kind: label(*(kinds[kind] // powers % self.width - _MISSING).tolist()))
-
-        def text(code: int) -> str:
-            return self.graph.string(code) if code >= 0 else {NONE: "", NONE - 1: NO_LAUNCH}[code]
-
-        found = {"operations": by(lambda name: (text(name) or OUTSIDE,), 0),
-                 "phases": by(lambda module, phase: (text(module), _PHASES.get(phase, NO_PHASE)), 1, 2)}
-        if self.modules:
-            found["modules"] = by(lambda module: (text(module),), 1)
-        return found
-
-    def _in_step(self, row: int, start: int, end: int) -> Int64:
-        """Device work launched in a step; orphans count where they started."""
-        if row < 0:
-            return np.arange(len(self.graph.kernels))
-        low, high = np.searchsorted(self.orphans_start, (start, end))
-        if low == high:
-            return self.kernels_of.rows(row)
-        return np.union1d(self.kernels_of.rows(row), self.orphans[low:high])
-
-    def _kernels(self, kernels: list[Int64]) -> StepSums:
-        rows = np.concatenate(kernels)
-        width = len(self.graph.strings)
-        keys, place = grouped(_windows(kernels) * width + self.graph.kernels.name[rows])
-        values = np.stack([np.bincount(place, minlength=len(keys)), totals(place, self.kernel_ns[rows], len(keys))],
-                          axis=1)
-        return StepSums.of(keys // max(width, 1), keys % max(width, 1), values, len(kernels),
-                           lambda name: (self.graph.string(name),))
-
-
-@dataclass(frozen=True, slots=True)
-class StepSums:
-    """Sums by step and kind: rows in the order of the steps, within one in that of the kinds' numbers.
-
-    Attributes:
-        first: where each step's rows begin, and the end.
-        kind, values: of each row [rows] and [rows, sums].
-        label: makes a kind's key: what its entries begin with.
-    """
-
-    first: Int64
-    kind: Int64
-    values: Int64
-    label: Callable[[int], tuple[Any, ...]]
-
-    @classmethod
-    def of(cls, step: Int64, kind: Int64, values: Int64, count: int,
-           label: Callable[[int], tuple[Any, ...]]) -> StepSums:
-        """Take rows whose steps are in order."""
-        return cls(np.searchsorted(step, np.arange(count + 1)), kind, values, label)
-
-    def of_step(self, at: int) -> list[tuple[Any, ...]]:
-        """Return the key and sums of each kind in a step."""
-        rows = slice(int(self.first[at]), int(self.first[at + 1]))
-        return [(*self.label(kind), *sums) for kind, sums in
-                zip(self.kind[rows].tolist(), self.values[rows].tolist(), strict=True)]
-
-    def of_steps(self, steps: list[int]) -> list[tuple[tuple[Any, ...], list[int]]]:
-        """Return the key and sums of each kind in several steps together, in the order in which the steps' own tables
-        first have them."""
-        counts = self.first[np.array(steps) + 1] - self.first[steps]
-        rows = np.repeat(self.first[steps] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        kinds, place = grouped(self.kind[rows])
-        values = self.values[rows]
-        sums = np.stack([totals(place, each, len(kinds)) for each in values.T], axis=1)
-        met = np.zeros(len(kinds), np.int64)
-        met[place[::-1]] = np.arange(len(rows) - 1, -1, -1)
-        order = [np.arange(len(kinds)), np.repeat(np.arange(len(steps)), counts)[met]]
-        if values.shape[1] > _WAITING:  # host views, whose entries may be equally large
-            own = values[met]
-            order[1:1] = [-own[:, _WAITING], -(own[:, _HOST] + own[:, _GPU])]
-        by_step = np.lexsort(order)
-        return [(self.label(kind), own) for kind, own in
-                zip(kinds[by_step].tolist(), sums[by_step].tolist(), strict=True)]
-
-
-_Views = Mapping[str, StepSums]
-"""The tables of a rank's steps, by name."""
-
-
-def _windows(rows: list[Int64]) -> Int64:
-    """Which window each row is of, where they are put behind one another."""
-    return np.repeat(np.arange(len(rows)), [len(each) for each in rows])
-
-
-class _ByStep:
-    """Rows by the step they are in, found without looking at those of other steps."""
-
-    def __init__(self, step: Int32) -> None:
-        self.order = np.argsort(step, kind="stable")
-        # As wide as what is looked up, or all of it would be converted for each look-up.
-        self.sorted = step[self.order].astype(np.int64)
-
-    def rows(self, step: int) -> Int64:
-        """Rows of one step, in order."""
-        low, high = np.searchsorted(self.sorted, (step, step + 1))
-        return self.order[low:high]
 
 
 def _host_json(entry: OperationTime | ModuleTime | PhaseTime) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graph_predictor.prediction.replay import Replay, ReplayedStep
-from graph_predictor.reports.breakdown import NO_LAUNCH, NO_PHASE, OUTSIDE, OperationSums
 from graph_predictor.reports.breakdown import typical_steps as typical_of
+from graph_predictor.reports.operation_sums import NO_LAUNCH, NO_PHASE, OUTSIDE, OperationSums
 from graph_predictor.simulation.critical_path import Causes
 from tracer.graph import Phase
 

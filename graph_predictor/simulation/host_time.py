@@ -15,10 +15,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from graph_predictor.simulation.host_loop import cut_queries, innermost_times
 from graph_predictor.simulation.program import ItemKind, Program
 from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
-from tracer.trees import depths, nearest
+from tracer.trees import nearest
+
+ROOM = 64
+"""Pieces that there is room for beside four a query; it doubles where that is too few."""
 
 
 @dataclass
@@ -33,35 +37,13 @@ class HostTime:
     def between(self, start: int, end: int) -> HostTime:
         """The intervals cut to [start, end). Takes as long as there are threads and intervals in there."""
         found = []
-        for first, last in self._threads:
-            low = first + int(np.searchsorted(self._latest_end[first:last], start, side="right"))
+        for first, last in pairwise(self.first.tolist()):
+            low = first + int(np.searchsorted(self.latest_end[first:last], start, side="right"))
             found.append(np.arange(low, first + int(np.searchsorted(self.start_ns[first:last], end, side="left"))))
         rows = np.concatenate([np.zeros(0, np.int64), *found])
         rows = rows[self.end_ns[rows] > start]
         return HostTime(self.thread[rows], np.maximum(self.start_ns[rows], start), np.minimum(self.end_ns[rows], end),
                         self.op[rows])
-
-    def cut(self, starts: Int64, ends: Int64) -> tuple[HostTime, Int64]:
-        """The intervals cut to each of some windows, in no order, and which window each piece lies in.
-
-        Args:
-            starts: of the windows, ns.
-            ends: of the windows; those that follow one another without overlap are cut all at once.
-        """
-        order = np.argsort(starts, kind="stable")
-        low, high = starts[order], ends[order]
-        if (low > high).any() or (high[:-1] > low[1:]).any():
-            parts = [self.between(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
-            window = np.repeat(np.arange(len(parts)), [len(part.op) for part in parts])
-            return HostTime(*(np.concatenate([getattr(part, name) for part in parts])
-                              for name in ("thread", "start_ns", "end_ns", "op"))), window
-        found = self.between(int(low[0]), int(high[-1])) if len(low) else self.between(0, 0)
-        first = np.searchsorted(high, found.start_ns, side="right")
-        count = np.maximum(np.searchsorted(low, found.end_ns, side="left") - first, 0)
-        row = np.repeat(np.arange(len(first)), count)
-        place = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + first[row]
-        return HostTime(found.thread[row], np.maximum(found.start_ns[row], low[place]),
-                        np.minimum(found.end_ns[row], high[place]), found.op[row]), order[place]
 
     @classmethod
     def ordered(cls, thread: Int64, start_ns: Int64, end_ns: Int64, op: Int64) -> HostTime:
@@ -70,16 +52,15 @@ class HostTime:
         return cls(thread[order], start_ns[order], end_ns[order], op[order])
 
     @cached_property
-    def _threads(self) -> list[tuple[int, int]]:
-        """First row and end of each thread's intervals."""
-        bounds = np.concatenate([[0], np.flatnonzero(np.diff(self.thread)) + 1, [len(self.thread)]])
-        return [(low, high) for low, high in pairwise(bounds.tolist()) if low < high]
+    def first(self) -> Int64:
+        """Where each thread's intervals begin, and the end."""
+        return np.append(np.flatnonzero(np.diff(self.thread, prepend=self.thread[:1] - 1)), len(self.thread))
 
     @cached_property
-    def _latest_end(self) -> Int64:
+    def latest_end(self) -> Int64:
         """The latest end of a thread's intervals up to each."""
         return np.concatenate([np.zeros(0, np.int64), *(
-            np.maximum.accumulate(self.end_ns[first:last]) for first, last in self._threads)])
+            np.maximum.accumulate(self.end_ns[low:high]) for low, high in pairwise(self.first.tolist()))])
 
 
 @dataclass(slots=True)
@@ -95,24 +76,10 @@ class HostSplit:
 def exclusive_time(graph: ExecutionGraph) -> HostTime:
     """The innermost operation of every thread over time. Annotations (``ProfilerStep#3``) are no operations."""
     ops = graph.ops
-    rows = np.nonzero((ops.kind == OpKind.OPERATION) & (ops.duration_ns > 0))[0]
-    if not len(rows):
-        none = np.zeros(0, np.int64)
-        return HostTime(none, none, none, none)
-    parent = operation_of(graph)[ops.parent[rows]]
-    parent = np.where(ops.parent[rows] >= 0, parent, NONE)
-    depth = depths(ops.parent)[rows]
-    start = ops.start_ns[rows]
-    # At a start the operation takes over, at its end its parent does. At one instant ends come first, inner ones
-    # before outer ones, then starts, outer ones before inner ones.
-    time = np.concatenate([start, start + ops.duration_ns[rows]])
-    thread = np.concatenate([ops.thread[rows], ops.thread[rows]]).astype(np.int64)
-    now = np.concatenate([rows, parent]).astype(np.int64)
-    begins = np.concatenate([np.ones(len(rows), np.int8), np.zeros(len(rows), np.int8)])
-    order = np.lexsort((np.concatenate([depth, -depth]), begins, time, thread))
-    time, thread, now = time[order], thread[order], now[order]
-    kept = (thread[1:] == thread[:-1]) & (time[1:] > time[:-1]) & (now[:-1] >= 0)
-    return HostTime(thread[:-1][kept], time[:-1][kept], time[1:][kept], now[:-1][kept])
+    room = np.empty((4, 2 * len(ops)), np.int64)
+    found = innermost_times(ops.kind, ops.thread, ops.start_ns, ops.duration_ns,
+                            *np.empty((2, len(ops)), np.int64), *room)
+    return HostTime(*room[:, :found])
 
 
 def operation_of(graph: ExecutionGraph) -> Int64:
@@ -131,31 +98,14 @@ def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> HostSplit:
         end: End of each.
 
     Returns:
-        The pieces, by query. Those of one query add up to its length exactly.
+        The pieces, by query; of one those in an operation first, in order of time. They add up to its length exactly.
     """
-    thread, start, end = (np.asarray(a, np.int64) for a in (thread, start, end))
-    end = np.maximum(start, end)
-    queries = np.arange(len(start), dtype=np.int64)
-    if not len(host.op) or not len(start):
-        return HostSplit(queries, np.full(len(start), NONE, np.int64), start, end - start)
-    # One sortable number for (thread, time).
-    low, high = int(min(host.start_ns.min(), start.min())), int(max(host.end_ns.max(), end.max()))
-    span = high - low + 1
-    first = np.searchsorted(host.thread * span + host.end_ns - low, thread * span + start - low, side="right")
-    last = np.searchsorted(host.thread * span + host.start_ns - low, thread * span + end - low, side="left")
-    count = np.where(end > start, np.maximum(last - first, 0), 0)
-    query = np.repeat(queries, count)
-    begins = np.cumsum(count) - count
-    row = np.arange(len(query)) - np.repeat(begins, count) + np.repeat(first, count)
-    inside, until = np.maximum(host.start_ns[row], start[query]), np.minimum(host.end_ns[row], end[query])
-    # Where no operation ran: before each of these parts, and after the last one.
-    free = np.insert(until, begins, start)
-    taken = np.insert(inside, begins + count, end)
-    gap = np.flatnonzero(taken > free)
-    of_gap = np.repeat(queries, count + 1)[gap]
-    return HostSplit(
-        np.concatenate([query, of_gap]), np.concatenate([host.op[row], np.full(len(gap), NONE, np.int64)]),
-        np.concatenate([inside, free[gap]]), np.concatenate([until - inside, (taken - free)[gap]]))
+    thread, start, end = (np.ascontiguousarray(each, np.int64) for each in (thread, start, end))
+    state: Int64 = np.zeros(2, np.int64)
+    room: Int64 = np.empty((4, 4 * len(start) + ROOM), np.int64)
+    while cut_queries(host.thread, host.start_ns, host.end_ns, host.op, thread, start, end, state, *room) < len(start):
+        room = np.concatenate([room, np.empty_like(room)], axis=1)
+    return HostSplit(*room[:, :int(state[0])])
 
 
 def waits(program: Program, rank: int, thread_number: list[int], clock_ns: int) -> HostTime:

@@ -12,14 +12,17 @@ import pytest
 from micro import Micro
 from report_support import CPU_SMALL, REAL, real_trace, worked_step
 
-from graph_predictor.prediction.path_attribution import attribute_path
+from graph_predictor.prediction.path_attribution import attribute_paths
 from graph_predictor.prediction.replay import WINDOW, Replay, replay
-from graph_predictor.reports.breakdown import OUTSIDE, Breakdown, OperationSums, breakdown
-from graph_predictor.simulation.critical_path import Bound, Causes, critical_path
+from graph_predictor.reports.breakdown import Breakdown, breakdown
+from graph_predictor.reports.breakdown_loop import HOST, WAITING, sum_steps
+from graph_predictor.reports.operation_sums import OUTSIDE, OperationSums
+from graph_predictor.simulation.critical_path import Bound, Causes, step_start, walks_back
 from graph_predictor.simulation.host_time import HostTime, exclusive_time, operation_of, split
 from graph_predictor.synthesis.baseline import predict
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, OpKind
+from tracer.grouping import empty_room
 from tracer.job import read_job
 
 
@@ -160,13 +163,14 @@ def test_every_step_adds_up_on_real_traces(name: str) -> None:
 def test_attributed_pieces_keep_every_segment_whole() -> None:
     result = replayed(real_trace("rank3-of-8xA100-6steps"))
     host, operation = exclusive_time(result.graphs[0]), np.append(operation_of(result.graphs[0]), NONE)
+    causes = Causes(result.program, result.simulated, [graph.kernels.kind for graph in result.graphs])
     for step in result.steps:
-        path = critical_path(result.program, result.simulated, result.graphs, step.begin_item, step.end_item)
-        pieces = attribute_path(result, path, 0, host, operation)
+        paths = walks_back(causes, [step_start(result.simulated, step.begin_item, step.end_item)])
+        pieces = attribute_paths(result, paths, 0, host, operation)
         assert (pieces.ns > 0).all()
-        sums = np.zeros(len(path.bound), np.int64)
+        sums = np.zeros(len(paths.joined.bound), np.int64)
         np.add.at(sums, pieces.segment, pieces.ns)
-        assert np.array_equal(sums, path.end_ns - path.start_ns)
+        assert np.array_equal(sums, paths.joined.end_ns - paths.joined.start_ns)
 
 
 @pytest.mark.real_traces
@@ -223,6 +227,42 @@ def test_breakdown_and_predict_name_the_same(name: str) -> None:
     assert breakdown(replay(graphs), step="-1").steps[0].bound == predict(graphs).bound
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_that_overlap_are_each_added_up_by_themselves(seed: int) -> None:
+    """Own time and waiting of random windows, nanosecond by nanosecond; nothing of operation 1 may be left."""
+    rng, span = np.random.default_rng(seed), 60
+    thread_op = rng.integers(-1, 3, (2, span))  # the operation of two threads at each time; -1: none
+    waits_now = rng.random((2, span)) < 0.3
+    host, waiting = [], []
+    for thread in (0, 1):
+        host += [(thread, at, at + 1, int(op)) for at, op in enumerate(thread_op[thread]) if op >= 0]
+        waiting += [(thread, at, at + 1, -1) for at in np.flatnonzero(waits_now[thread]).tolist()]
+    own, blocked = (HostTime(*np.array(each, np.int64).T.copy()) for each in (host, waiting))
+    low = np.array([0, 20, 10, 30], np.int64)
+    high, of_thread, none = low + np.array([60, 15, 40, 0]), np.array([0, 1, 1, 0], np.int64), np.zeros(0, np.int64)
+    for share in (np.zeros(0), np.array([1.0, 0.0, 1.0, 1.0])):
+        room, there, state = *empty_room(5, 4), np.zeros(2, np.int64)
+        step, slot, sums = np.empty(40, np.int64), np.empty(40, np.int64), np.empty((40, 4), np.int64)
+        assert sum_steps(low, high, of_thread, own.first, own.thread, own.start_ns, own.end_ns, own.op, blocked.first,
+                         blocked.thread, blocked.start_ns, blocked.end_ns, blocked.latest_end, np.array([0, 1]),
+                         np.zeros(5, np.int64), none, none, none, np.zeros(5, np.int64), none, np.arange(5), share,
+                         room, there, state, step, slot, sums) == 4
+        wanted = np.zeros((4, 5, 4), np.int64)
+        for number, (begin, end, mine) in enumerate(zip(low.tolist(), high.tolist(), of_thread.tolist(), strict=True)):
+            for at in range(begin, end):
+                for thread in (0, 1):
+                    op = int(thread_op[thread, at])
+                    if op < 0 and thread != mine:
+                        continue
+                    wanted[number, op if op >= 0 else 3, WAITING if waits_now[thread, at] else HOST] += 1
+        if len(share):
+            wanted[:, 1, HOST] = 0
+        found = np.zeros_like(wanted)
+        rows = slice(int(state[0]))
+        found[step[rows], slot[rows]] = sums[rows]
+        assert np.array_equal(found, wanted)
+
+
 # How it grows
 
 
@@ -243,11 +283,11 @@ def most_held(steps: int, folder: Path) -> int:
     """Most bytes that breaking down one of several steps held at a time, above what was held before."""
     result = replay(many_steps(steps).read(folder))
     rank = OperationSums(result, 0, Causes(result.program, result.simulated, [g.kernels.kind for g in result.graphs]))
-    rank.steps(result.steps[1:2])
+    rank.figures(result.steps[1:2])
     gc.collect()
     tracemalloc.start()
     try:
-        rank.steps(result.steps[2:3])
+        rank.figures(result.steps[2:3])
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import tracer.job
-from tracer.cluster import Failed, LostWorkerError
-from tracer.cluster.forked import ForkedWorkers, cores
+from tracer.cluster import Failed, LostWorkerError, forked
+from tracer.cluster.forked import ForkedWorkers, idle_cores
 from tracer.errors import ForetraceError, TraceError
 from tracer.job import read_job
+from tracer.table import is_constant
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="processes are forked on Linux alone")
 
@@ -59,16 +60,35 @@ def test_other_errors_are_raised_and_leave_no_process() -> None:
     assert _children() <= before
 
 
+def test_columns_of_one_value_are_handed_over_as_such() -> None:
+    with ForkedWorkers(1) as workers:
+        [found] = workers.map(_alike, [1 << 20])
+    assert not isinstance(found, Failed)
+    assert is_constant(found) and found.shape == (1 << 20,) and found[-1] == 7
+
+
+def _alike(rows: int) -> np.ndarray:
+    return np.broadcast_to(np.array([7]), rows)
+
+
+@pytest.mark.parametrize(("running", "idle"), [(1, 2), (2, 1), (9, 1)])
+def test_cores_that_others_use_are_not_counted(running: int, idle: int, tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loadavg").write_text(f"0.00 0.01 0.05 {running}/123 4567\n")
+    monkeypatch.setattr(forked, "_LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(forked, "cores", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert idle_cores() == idle
+
+
 def test_a_job_is_the_same_however_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if cores() < 2:
-        pytest.skip("one core, or threads")
     for rank in range(3):
         event = f'{{"ph":"X","cat":"cpu_op","name":"op{rank}","pid":1,"tid":1,"ts":{rank + 1},"dur":2}}'
         (tmp_path / f"rank{rank}.json").write_text(f'{{"traceEvents":[{event}]}}')
     (tmp_path / "rank3.json").write_text('{"traceEvents":[]}')
     alone = read_job(tmp_path)
     monkeypatch.setattr(tracer.job, "LEAST_BYTES", 0)
-    monkeypatch.setattr(tracer.job, "LEAST_CORES", 2)
+    monkeypatch.setattr(tracer.job, "idle_cores", lambda: 2)
     together = read_job(tmp_path)
     assert together.notes == alone.notes and any("rank3" in note for note in together.notes)
     assert [graph.strings for graph in together.graphs] == [graph.strings for graph in alone.graphs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import mmap
 import os
 import pickle
@@ -12,15 +13,21 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from select import POLLIN, poll
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from tracer.cluster.workers import Failed, Item, ProcessWorkers, Result, called
+from tracer.table import is_constant
 
 _PLACE = struct.Struct("=i")
 """A place on a pipe: of an item to be worked on, or of one that was."""
 _LENGTH = struct.Struct("=q")
+_LOAD = Path("/proc/loadavg")
+"""Where Linux tells how many processes run at this moment."""
 _MOST_AT_A_TIME = 64
 """Items that are handed out at a time: each has a file open."""
 
@@ -34,6 +41,18 @@ def cores() -> int:
     if not sys.platform.startswith("linux") or threading.active_count() > 1:
         return 1
     return len(os.sched_getaffinity(0))
+
+
+def idle_cores() -> int:
+    """Cores of those that nothing else runs on at this moment, at least one.
+
+    Where something does, copies of this process would share the others' cores and end later than one process.
+    """
+    usable = cores()
+    if usable == 1:
+        return 1
+    running = int(_LOAD.read_text(encoding="ascii").split()[3].partition("/")[0])  # this process among them
+    return max(min(usable, (os.cpu_count() or 1) - running + 1), 1)
 
 
 class ForkedWorkers(ProcessWorkers):
@@ -147,11 +166,22 @@ class _Raised:
         self.error = error
 
 
+class _Pickler(pickle.Pickler):
+    """Leaves columns of one value, which are kept once, as they are: they would be written out otherwise."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Return how such a column is made again."""
+        if isinstance(value, np.ndarray) and value.ndim == 1 and is_constant(value):
+            return np.broadcast_to, (value[:1].copy(), value.shape)
+        return NotImplemented
+
+
 def _write(file: int, answer: object) -> None:
     """Write an object, its arrays apart and behind one another, each after its length."""
     arrays: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(answer, protocol=5, buffer_callback=arrays.append)
-    parts: list[bytes | memoryview] = [head, *(array.raw() for array in arrays)]
+    head = io.BytesIO()
+    _Pickler(head, protocol=5, buffer_callback=arrays.append).dump(answer)
+    parts: list[bytes | memoryview] = [head.getbuffer(), *(array.raw() for array in arrays)]
     with open(file, "wb", closefd=False) as stream:
         for part in parts:
             stream.write(_LENGTH.pack(len(part)))

@@ -155,9 +155,9 @@ def _calls(collected: Collector, first: int, ops: OpTable, nesting: Nesting) -> 
     raw["start"] = raw["start"] - first
     order = host_order(raw["thread"], raw["start"], raw["duration"], None)
     calls = LaunchTable.blank(len(order))
-    calls.name, calls.thread, calls.correlation = (raw[key][order] for key in ("name", "thread", "correlation"))
-    calls.start_ns = raw["start"][order]
-    nested = nest(calls.thread, calls.start_ns, raw["duration"][order])
+    calls.name, calls.thread, calls.correlation, calls.start_ns = (
+        _ordered(raw.pop(key), order) for key in ("name", "thread", "correlation", "start"))
+    nested = nest(calls.thread, calls.start_ns, raw.pop("duration")[order])
     collected.loss.clamped_children += nested.clamped
     calls.parent = nested.parent
     calls.duration_ns = nested.end - calls.start_ns

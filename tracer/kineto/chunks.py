@@ -49,9 +49,12 @@ class EventStream:
         self._footer: list[bytes] = []
 
     def __iter__(self) -> Iterator[EventBatch]:
-        carry = self._read_header()
+        carry, waiting = self._read_header(), [block for block in (next(self._blocks, None),) if block is not None]
+        if waiting:
+            # The header's block is a piece of its own, rather than one of two blocks: that would be the largest.
+            waiting, carry = [*waiting, carry], b""
         while not self.complete:
-            block = next(self._blocks, None)
+            block = waiting.pop() if waiting else next(self._blocks, None)
             if block is None:
                 yield self._last_piece(carry)
                 break
@@ -67,6 +70,7 @@ class EventStream:
             carry = text[cut + 1:]
             batch = self._scanner.scan(memoryview(text)[:cut])
             if batch is not None:
+                del text  # or it would be there beside the next one
                 yield batch
                 continue
             piece = decode_piece(memoryview(text)[:cut], self._loss)

@@ -105,7 +105,9 @@ class EventColumns:
         out = {}
         for name, dtype in names.items():
             chunks = [chunk for chunk in self.parts.pop(name, []) if len(chunk)]
-            if chunks and all(is_constant(chunk) and chunk[0] == chunks[0][0] for chunk in chunks):
+            alike = chunks and name not in _TIMES and all(
+                (is_constant(chunk) or len(chunk) == 1) and chunk[0] == chunks[0][0] for chunk in chunks)
+            if alike:
                 out[name] = np.broadcast_to(chunks[0][:1], sum(map(len, chunks)))
             else:
                 out[name] = np.concatenate(chunks) if chunks else np.zeros(0, dtype)

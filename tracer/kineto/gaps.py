@@ -12,6 +12,7 @@ import re
 import numpy as np
 
 from tracer.graph import GapKind, GapTable, LaunchTable, OpKind, OpTable, OverheadTable, Phase, StepTable
+from tracer.kineto.gaps_loop import gaps_between
 
 _DATA = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)")
 
@@ -34,32 +35,19 @@ def find_gaps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, steps: StepT
     are DATA_LOADING. A step's thread is BLOCKED while the autograd threads, or a backend's, do what it gave them.
     ``step`` is left to the caller.
     """
-    work = np.flatnonzero(ops.kind == OpKind.OPERATION)
     loaders = np.flatnonzero(np.isin(ops.name, [c for c in np.unique(ops.name).tolist() if _DATA.match(strings[c])]))
     # Zero-length marks at step and loader borders cut the gaps there.
     marks_thread = np.concatenate([steps.thread, steps.thread, ops.thread[loaders], ops.thread[loaders]])
     marks_at = np.concatenate([steps.start_ns, steps.start_ns + steps.duration_ns, ops.start_ns[loaders],
                                op_end[loaders]])
-    thread = np.concatenate([ops.thread[work], calls.thread, marks_thread]).astype(np.int32)
-    start = np.concatenate([ops.start_ns[work], calls.start_ns, marks_at])
-    end = np.concatenate([op_end[work], calls.start_ns + calls.duration_ns, marks_at])
-    if len(start) == 0:
-        return GapTable.empty()
-    order = np.lexsort((start, thread))
-    thread, start, reached = thread[order], start[order], end[order]
-    del order, end
-    # Running maximum of ends within each thread: shift every thread above the one before it.
-    shift = thread * np.int64(int(reached.max()) + 1)
-    reached += shift
-    np.maximum.accumulate(reached, out=reached)
-    reached -= shift
-    free = (thread[1:] == thread[:-1]) & (start[1:] > reached[:-1])
-    rows = np.flatnonzero(free)
-    gaps = GapTable.empty(len(rows))
-    gaps.thread = thread[rows]
-    gaps.start_ns = reached[rows]
-    gaps.duration_ns = start[rows + 1] - reached[rows]
-    gaps.kind = np.full(len(rows), GapKind.PYTHON, np.int8)
+    order = np.lexsort((marks_at, marks_thread))
+    room = len(ops) + len(calls) + len(order)
+    thread, (start, duration) = np.empty(room, np.int32), np.empty((2, room), np.int64)
+    found = gaps_between(ops.kind, ops.thread, ops.start_ns, op_end, calls.thread, calls.start_ns, calls.duration_ns,
+                         marks_thread[order], marks_at[order], thread, start, duration)
+    gaps = GapTable.blank(found)
+    gaps.thread, gaps.start_ns, gaps.duration_ns = thread[:found], start[:found], duration[:found]
+    gaps.kind = np.full(found, GapKind.PYTHON, np.int8)
     gaps.kind[_waiting(gaps, ops, op_end, steps, strings)] = GapKind.BLOCKED
     gaps.kind[_profiled(gaps, overheads)] = GapKind.PROFILER
     for row in loaders.tolist():
@@ -99,6 +87,8 @@ def _waiting(gaps: GapTable, ops: OpTable, op_end: np.ndarray, steps: StepTable,
 
 def _profiled(gaps: GapTable, overheads: OverheadTable) -> np.ndarray:
     """Gaps mostly covered by the profiler's own work (overheads may carry no host thread: matched by time)."""
+    if not len(overheads):
+        return np.zeros(len(gaps), np.bool_)
     covered = np.zeros(len(gaps), np.int64)
     end = gaps.start_ns + gaps.duration_ns
     own_threads = set(gaps.thread.tolist())

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from tracer.graph import NONE
-from tracer.kineto.nesting_loop import nest_rows
+from tracer.kineto.nesting_loop import nest_rows, rows_around
 
 ROUNDING_NS = 1000
 """Overlap that rounding of timestamps alone explains: one microsecond."""
@@ -68,26 +68,19 @@ def innermost(thread: np.ndarray, at: np.ndarray, until: np.ndarray, rows_thread
     """
     if len(rows_start) == 0 or len(at) == 0:
         return np.full(len(at), NONE, np.int32)
-    # One sortable number for (thread, time); times are non-negative and far below the span.
-    span = np.int64(max(int(rows_start.max()), int(at.max())) + 1)
-    keys = rows_thread.astype(np.int64) * span + rows_start
-    found = np.searchsorted(keys, thread.astype(np.int64) * span + at, side="right") - 1
-    found[(found >= 0) & (rows_thread[np.maximum(found, 0)] != thread)] = NONE
+    found = np.empty(len(at), np.int32)
+    if not rows_around(np.ascontiguousarray(thread), np.ascontiguousarray(at), np.ascontiguousarray(until), rows_thread,
+                       rows_start, nesting.end, nesting.parent, found, _FEW):
+        return found
     active = np.flatnonzero(found >= 0)
     active = active[nesting.end[found[active]] < until[active]]
-    for _ in range(_FEW):
-        if not len(active):
-            return found.astype(np.int32)
-        found[active] = nesting.parent[found[active]]
-        active = active[found[active] >= 0]
-        active = active[nesting.end[found[active]] < until[active]]
     # Far up: by jumps over 2^k ancestors, as ends only grow upwards.
     for jump in reversed(_jumps(nesting.parent)):
         above = jump[found[active]]
         below = (above >= 0) & (nesting.end[above] < until[active])
         found[active[below]] = above[below]
     found[active] = nesting.parent[found[active]]
-    return found.astype(np.int32)
+    return found
 
 
 def _jumps(parent: np.ndarray) -> list[np.ndarray]:

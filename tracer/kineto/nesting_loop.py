@@ -1,9 +1,10 @@
 # mypy: disable-error-code="no-untyped-def, assignment"
-"""``nesting.nest``'s inner loop, compiled."""
+"""``nesting``'s inner loops, compiled."""
 
 from __future__ import annotations
 
 from tracer.machine_code import kept_loop
+from tracer.searching import after, since
 
 
 @kept_loop("int32[:]", "int64[:]", "int64[:]", "int32[:]", "int32[:]", "int32[:]", "int64[:]", "int64")
@@ -34,3 +35,35 @@ def nest_rows(thread, start, end, parent, depth, open_row, open_end, rounding):
         top += 1
         open_row[top], open_end[top] = row, last
     return clamped
+
+
+@kept_loop("int32[:]", "int64[:]", "int64[:]", "int32[:]", "int64[:]", "int64[:]", "int32[:]", "int32[:]", "int64",
+           inner=(after, since))
+def rows_around(thread, at, until, rows_thread, rows_start, rows_end, parent, found, most):
+    """Find the innermost row around each query (-1: none); returns how many lie further up than ``most`` levels, of
+    which ``found`` is the row reached.
+
+    Args:
+        thread, at, until: the queries, best by thread and time.
+        rows_thread, rows_start, rows_end, parent: the nested rows.
+        found: room for the rows found.
+        most: levels that are gone up.
+    """
+    low, high, place, now, further = 0, 0, 0, -2, 0
+    for query in range(thread.shape[0]):
+        if thread[query] != now or low == high:
+            now = thread[query]
+            low = after(rows_thread, 0, rows_thread.shape[0], now - 1)
+            high = after(rows_thread, low, rows_thread.shape[0], now)
+            place = low
+        place = since(rows_start, low, high, at[query], place)
+        row = place - 1 if place > low else -1
+        level = 0
+        while row >= 0 and rows_end[row] < until[query]:
+            if level == most:
+                further += 1
+                break
+            row = parent[row]
+            level += 1
+        found[query] = row
+    return further

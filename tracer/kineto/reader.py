@@ -7,15 +7,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 from tracer.errors import TraceError
 from tracer.graph import ExecutionGraph, LossReport
 from tracer.kineto.build import build_graph
 from tracer.kineto.chunks import EventStream
 from tracer.kineto.columns import Collector
-from tracer.kineto.nesting import nest
+from tracer.kineto.gaps_loop import gaps_between
+from tracer.kineto.nesting_loop import nest_rows, rows_around
 from tracer.kineto.outliers import drop_excess, drop_outliers
+from tracer.kineto.scan_loop import place_tokens, scan_events
 from tracer.kineto.scanner import Scanner
 from tracer.kineto.source import TraceSource
 from tracer.translate.nsys import NsysSource, local_export
@@ -72,8 +72,8 @@ def read_kineto(source: str | os.PathLike[str], *,
 
 def ready_to_read() -> None:
     """Load what reading needs, so that processes forked from this one need not."""
-    Scanner().scan(b"")
-    nest(*np.zeros((3, 1), np.int64))
+    for loop in (scan_events, place_tokens, nest_rows, rows_around, gaps_between):
+        loop.load()
 
 
 def _check(collector: Collector, stream: EventStream, source: TraceSource | NsysSource) -> None:

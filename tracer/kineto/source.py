@@ -13,8 +13,9 @@ from tracer.errors import TraceError
 from tracer.input_file import NotAFile, open_anywhere
 from tracer.translate.rocprof import is_rocprof, translated
 
-BLOCK_BYTES = 8 << 20
-"""Decompressed bytes handed on at a time. 8 MiB keeps the decoded objects of one block near 40 MB."""
+BLOCK_BYTES = 2 << 20
+"""Decompressed bytes handed on at a time: columns of the smallest events in a block take some 10 MB, and smaller blocks
+cost more time."""
 
 _COMPRESSED_READ = 1 << 20
 _SMALL_READ = 128
@@ -56,7 +57,9 @@ class TraceSource:
         texts = self._texts()
         first = next(texts, b"")
         if not is_rocprof(first):
-            yield from chain([first] if first else [], texts)
+            texts = chain([first] if first else [], texts)
+            del first  # what is handed on is not held here too: a block is megabytes
+            yield from texts
             return
         blocks, self.notes = translated(b"".join([first, *texts]), self.name)
         yield from blocks
@@ -96,13 +99,14 @@ class TraceSource:
             self._progress(done, total)
 
     def _plain(self, handle: IO[bytes], first: bytes, total: int) -> Iterator[bytes]:
-        block = first + handle.read(BLOCK_BYTES - len(first)) if len(first) == _COMPRESSED_READ else first
-        while block:
-            self.bytes_read += len(block)
+        parts = [first + handle.read(BLOCK_BYTES - len(first)) if len(first) == _COMPRESSED_READ else first]
+        del first
+        while parts[0]:
+            self.bytes_read += len(parts[0])
             self.stored_bytes = self.bytes_read
             self._report(self.bytes_read, total)
-            yield block
-            block = handle.read(BLOCK_BYTES)
+            yield parts.pop()
+            parts.append(handle.read(BLOCK_BYTES))
 
     def _gunzip(self, handle: IO[bytes], data: bytes, total: int) -> Iterator[bytes]:
         inflater: Any = zlib.decompressobj(wbits=31)
@@ -129,8 +133,8 @@ class TraceSource:
                 self._report(done, total)
                 self.bytes_read += held
                 self.stored_bytes = done
-                yield b"".join(parts)
-                parts, held = [], 0
+                parts, held = [b"".join(parts)], 0
+                yield parts.pop()
                 if self.bytes_read > max(_FREE_BYTES, MOST_EXPANSION * (total or done)):
                     self.damage = (f"its gzip stream unpacks to more than {MOST_EXPANSION} times its size, where "
                                    "traces unpack to some 10 to 30 times")

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from graph_predictor.reports.breakdown import OUTSIDE
+from graph_predictor.reports.operation_sums import OUTSIDE
 from graph_predictor.reports.ranks.times import JobTimes, Window
 from graph_predictor.simulation.critical_path import Bound, path_back
 from tracer.arrays import Int64
