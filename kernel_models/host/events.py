@@ -45,7 +45,7 @@ _IN_BACKWARD, _IN_OPTIMIZER = "2", "3"
 _PYTHON, _NO_PYTHON, _LOADER = "python", "no python", "loader"
 _AT_ONCE, _LATER = "at once", "later"
 """Whether an optimizer follows backward, or something that has gone over the gradients before: clipping them."""
-_MOMENTS = ("addcmul", "addcdiv", "_fused_adam")
+_MOMENTS, _PLAIN = ("addcmul", "addcdiv", "_fused_adam"), "plain"
 _MADE_OF_EMPTY = ("aten::lift_fresh", "aten::arange")
 _ALIASES = {"aten::_reshape_alias": "aten::view", "aten::_index_put_impl": "aten::index_put"}
 
@@ -196,7 +196,7 @@ def _special(names: Sequence[str], phases: Sequence[str], lists: Sequence[int], 
         elif now == _IN_BACKWARD:
             found[row] = ("before", BACKWARD + mark), backward
     found[0] = ("before", BEGIN + mark, names[0] if calls is None else _begin_kind(calls[0])), parameters
-    found[len(names)] = ("before", FINISH + mark, kind, *_end_kind(calls, parameters)), parameters
+    found[len(names)] = ("before", FINISH + mark, kind, *_end_kind(calls, parameters if kind.endswith(_PLAIN) else 0)), parameters
     return found
 
 
@@ -207,7 +207,7 @@ def _optimizer_kind(names: Sequence[str]) -> str:
         return "none"
     moments = any(mark in name for name in names for mark in _MOMENTS)
     how = next((mark for mark in LISTS if any(mark in name for name in names)), "one by one")
-    return f"{how}, {'moments' if moments else 'plain'}"
+    return f"{how}, {'moments' if moments else _PLAIN}"
 
 
 def _begin_kind(calls: float) -> str:
@@ -215,13 +215,12 @@ def _begin_kind(calls: float) -> str:
     return _NO_PYTHON if calls < LOOP_CALLS else _PYTHON if calls < LOADER_CALLS else _LOADER
 
 
-def _end_kind(calls: Float64 | None, parameters: int) -> tuple[str, ...]:
-    """Whether anything but the optimizer's own end (``PLAIN_END_CALLS``, and one of each parameter in some) is called
-    after a step's last operation; nothing where calls were not counted."""
+def _end_kind(calls: Float64 | None, usual: int) -> tuple[str, ...]:
+    """Whether anything but the optimizer's own end (``PLAIN_END_CALLS``, and ``usual`` ones of parameters in some) is
+    called after a step's last operation; nothing where calls were not counted."""
     if calls is None:
         return ()
-    rest = calls[-1] - parameters if calls[-1] > parameters else calls[-1]
-    return (_PYTHON if rest > PLAIN_END_CALLS else _NO_PYTHON,)
+    return (_PYTHON if calls[-1] > usual + PLAIN_END_CALLS else _NO_PYTHON,)
 
 
 def _parameters(names: Sequence[str], phases: Sequence[str]) -> int:

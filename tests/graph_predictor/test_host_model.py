@@ -100,7 +100,7 @@ def test_python_between_operations_costs_by_its_calls(tmp_path: Path) -> None:
     # its operations.
     mixed = fit_host([*known, with_calls("relu mm mm", 2), uncounted]).counted
     assert mixed is not None and mixed.pools["own", "1", "aten::mm"].programs == 5
-    assert mixed.pools["before", "end", "one by one"].programs == 5
+    assert mixed.pools["before", "end", "none"].programs == 5
     assert mixed.pools["before", "1", "aten::mm", "aten::view", "python"].programs == 2
     write_host(fit_host(known, "mine"), tmp_path / "host.json.gz")
     again = read_host(tmp_path / "host.json.gz")
@@ -121,14 +121,39 @@ def test_a_recorded_step_has_the_events_of_a_traced_one() -> None:
                   ("lift_fresh", 3, 811, 6), ("mul_", 3, 22, 8))
     one, other = host_events(recorded, False), host_events(traced, False)
     assert [(event.label, event.ns) for event in one] == [(event.label, event.ns) for event in other]
-    assert [event.label[1] for event in one if len(event.label) < 4 and event.label[0] == "before"] == [
-        "begin", "backward", "optimizer", "end"]
+    assert [event.label[1:] for event in one if event.label[0] == "before" and not event.label[1].isdigit()] == [
+        ("begin", "aten::mm"), ("backward",), ("optimizer", "one by one, plain", "at once"),
+        ("end", "one by one, plain")]
     # Each place belongs to one event, and what a model tells of them adds up over the recording's own rows.
     assert [place for event in one for place in range(event.first, event.place + 1)] == list(range(17))
     model = fit_host([traced])
     assert sum(part.sum() for part in model.estimate(recorded)) == pytest.approx(
         sum(part.sum() for part in model.estimate(traced)))
     assert model.knows(recorded).all()
+
+
+@pytest.mark.parametrize(("names", "phases", "calls", "said"), [
+    ("mm mm_backward _foreach_addcdiv_", "123", (6, 0, 49, 4),
+     [("begin", "python"), ("optimizer", "_foreach, moments", "at once"), ("end", "_foreach, moments", "no python")]),
+    # Clipping goes over the gradients before, a loader has a batch made, and SGD's end calls once for each parameter.
+    ("mm mm_backward _foreach_norm _foreach_add_", "1213", (11, 0, 0, 30, 7),
+     [("begin", "loader"), ("optimizer", "_foreach, plain", "later"), ("end", "_foreach, plain", "no python")]),
+    ("mm mm_backward _fused_adamw_", "123", (0, 0, 49, 9),
+     [("begin", "no python"), ("optimizer", "_fused, moments", "at once"), ("end", "_fused, moments", "python")]),
+    ("mm mm_backward addcdiv_", "123", (4, 0, 20, 4),
+     [("begin", "python"), ("optimizer", "one by one, moments", "at once"), ("end", "one by one, moments", "no python")]),
+    ("mm mm mm", "111", (4, 0, 0, 1), [("begin", "python"), ("end", "none", "no python")]),
+])
+def test_ends_of_a_step_are_told_apart_by_who_is_at_work(
+        names: str, phases: str, calls: tuple[int, ...], said: list[tuple[str, ...]]) -> None:
+    operations = [f"aten::{name}" for name in names.split()]
+    lists = np.array([4 * ("_foreach" in name or "_fused" in name) for name in operations], np.int64)
+    made = HostStep(np.array(operations, dtype=object), np.array([int(phase) for phase in phases], np.int8), lists,
+                    np.full(len(operations) + 1, 10.0), np.ones(len(operations)), np.zeros(len(operations)),
+                    calls=np.array(calls, np.float64))
+    found = [event.label[1:] for event in host_events(made, True)
+             if event.label[0] == "before" and not event.label[1].isdigit()]
+    assert [label for label in found if label != ("backward",)] == said
 
 
 def test_few_programs_have_a_wide_interval_and_many_their_own() -> None:
