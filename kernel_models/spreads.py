@@ -82,6 +82,9 @@ OTHER_PROGRAM = 0.65
 """Host time of a program by one other of the same host, by n of them over the square root of n; more than three tell
 themselves how far others lie from them. From programs of ``traces/host``: 80% of others lie within 0.67 by one, within
 0.35 by three."""
+OTHER_HOSTS_PROGRAM = 0.11
+"""Host time of a program by other hosts' programs and one factor of its host, the standard deviation of logarithms. Of
+109 programs on a Xeon, told by an EPYC's (``benchmarks/host_few.py``)."""
 SMALL_PROGRAMS = 0.35
 """Host time of a program by the small ones of ``foretrace calibrate --host``, which are more alike than it is, added.
 Set before 27 other programs were looked at, of which 93% then lie in the interval (``benchmarks/host_model.py

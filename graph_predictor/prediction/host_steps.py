@@ -12,6 +12,7 @@ from graph_predictor.prediction.operation_costs import operation_costs, operatio
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.profiler_cost import profiler_share
 from graph_predictor.simulation.program import whole_ns
+from kernel_models.host.few_programs import ENOUGH_PROGRAMS, fit_few
 from kernel_models.host.fitting import fit_host
 from kernel_models.host.model import HostModel
 from kernel_models.host.step_events import LISTS, HostStep, is_flat
@@ -67,7 +68,8 @@ def named_host_step(graph: ExecutionGraph, rows: Int64, compute_ns: Float64 | No
 
 
 def host_model(jobs: Sequence[Job], name: str) -> HostModel:
-    """Return what captures of one host teach of it, each of a program of its own.
+    """Return what captures of one host teach of it, each of a program of its own; few of them with what is known of
+    other hosts.
 
     Args:
         jobs: captures; of each the first rank.
@@ -76,7 +78,8 @@ def host_model(jobs: Sequence[Job], name: str) -> HostModel:
     Raises:
         ForetraceError: a capture never ran, or has no steps.
     """
-    return fit_host([recorded_host_steps(job.graphs[:1])[0] for job in jobs], name)
+    steps = [recorded_host_steps(job.graphs[:1])[0] for job in jobs]
+    return (fit_few if len(steps) < ENOUGH_PROGRAMS else fit_host)(steps, name)
 
 
 def _recorded(baseline: Baseline) -> HostStep:

@@ -81,6 +81,16 @@ def _corrected(steps: Sequence[HostStep], host: str, counted: bool) -> HostModel
     return replace(found, offset=float(missed.mean()), spread=Z80 * apart)
 
 
+def label_pools(steps: Sequence[HostStep], counted: bool) -> dict[Label, Pool]:
+    """Return what steps tell of each of their events as they are, without the pools above; those left out whose cost
+    depends on how many tensors they go over."""
+    events = _Events.of([_taught(step, counted) for step in steps])
+    sized = np.bincount(events.label, weights=events.tensors, minlength=len(events.value)) > 0
+    found = events.pooled(np.ones(len(steps), np.bool_))
+    return {found.names[row]: Pool(float(found.log_base[row]), 1, int(events.there[row].sum()))
+            for row in np.flatnonzero(~sized).tolist()}
+
+
 def _taught(step: HostStep, counted: bool) -> list[HostMoment]:
     """The events that a program teaches; without calls that others have, those that calls do not change."""
     if counted and step.calls is None:

@@ -114,13 +114,19 @@ class HostModel:
         return self.slopes.get(label, self.slopes.get(label[:1], 0.0))
 
     def _base(self, label: Label) -> float:
+        found = self.log_base(label)
+        return 0.0 if found is None else float(np.exp(found))
+
+    def log_base(self, label: Label) -> float | None:
+        """Return the logarithm of a label's base (ns, before the offset), drawn towards the pools above it; ``None``
+        where none of them is known."""
         found: float | None = None
         for pool in reversed(above(label)):
             if (known := self.pools.get(pool)) is None:
                 continue
             count = known.programs if pool == label else known.labels
             found = known.log_base if found is None else drawn_together(float(count), known.log_base, found)
-        return 0.0 if found is None else float(np.exp(found))
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for a file."""

@@ -1,0 +1,71 @@
+"""A host of which a few programs were recorded: the law of other hosts' programs, times one factor, drawn towards them.
+
+::
+
+    law of known hosts ──────────────┐
+    programs of this host ─ factor ──┤
+                          ─ labels ──┴──▶ base = (n · own + law + factor) / (n + 1), logarithms, n programs have it
+
+What operations cost relative to each other is much the same on two hosts, so that many programs of others tell more of
+an operation than a few of one's own do. Of the Xeon's programs (``traces/host-xeon``), told by the law of the EPYC's
+(``traces/host``) and one or two of their own, MAPE falls from 18 and 13% to 15 and 8% (``benchmarks/host_few.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from kernel_models.host.fitting import LEAST_PROGRAMS, fit_host, label_pools
+from kernel_models.host.hosts import CPU_HOST, GPU_HOST, shipped_host
+from kernel_models.host.model import HostModel, Pool, drawn_together
+from kernel_models.host.step_events import HostStep
+from kernel_models.spreads import END, OTHER_HOSTS_PROGRAM
+
+ENOUGH_PROGRAMS = 10
+"""So many programs of a host tell others as well as they do with other hosts' law (``benchmarks/host_few.py``)."""
+
+
+def fit_few(steps: Sequence[HostStep], host: str = "", law: HostModel | None = None) -> HostModel:
+    """Fit to recorded steps of one host, one of each program, with what is known of other hosts.
+
+    Args:
+        steps: of the programs; all compute on the host, or a GPU does for all.
+        host: how to call it.
+        law: of other hosts; by default the shipped one of hosts that compute, or of those that launch.
+
+    Raises:
+        ForetraceError: there is no host time in them.
+    """
+    own = fit_host(steps, host)
+    if law is None:
+        law = shipped_host(CPU_HOST if any(step.compute_ns.any() for step in steps) else GPU_HOST)
+    steps = [step for step in steps if len(step) and step.host_ns > 0]
+    plain = _drawn(own, replace(law, counted=None), [replace(step, calls=None) for step in steps])
+    counted = [step for step in steps if step.calls is not None]
+    if own.counted is None or law.counted is None or len(counted) < len(steps):
+        return plain
+    return replace(plain, counted=_drawn(own.counted, law.counted, counted))
+
+
+def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostModel:
+    """The law times the host's factor, each operation drawn towards what its own programs cost; ``own`` lends the host's
+    name, launches and number of programs."""
+    told = np.array([np.log(step.host_ns / sum(float(part.sum()) for part in law.estimate(step))) for step in steps])
+    factor, count = float(told.mean()), len(told)
+    pools = {label: replace(pool, log_base=pool.log_base + factor) for label, pool in law.pools.items()}
+    for label, mine in label_pools(steps, law.with_calls).items():
+        known = law.pools.get(label)
+        base = law.log_base(label)
+        if base is None:
+            pools[label] = mine
+            continue
+        drawn = drawn_together(float(mine.programs), mine.log_base, base + factor)
+        pools[label] = Pool(drawn, 1, mine.programs + (known.programs if known else 1))
+    # Each program is told by the factor of the others.
+    apart = float(told.std(ddof=1)) if count >= LEAST_PROGRAMS else max(OTHER_HOSTS_PROGRAM, law.spread / END)
+    return replace(own, pools=pools, slopes={label: slope * float(np.exp(factor)) for label, slope in law.slopes.items()},
+                   offset=law.offset, spread=END * apart * float(np.sqrt(1 + 1 / count)), with_calls=law.with_calls,
+                   counted=None)
