@@ -70,7 +70,7 @@ def _grown(bins: Bins, codes: Codes, target: npt.NDArray[np.float64], how: Boost
     used = grow_trees(
         codes, np.diff(bins.start[:f + 1]).astype(np.int64) + 1, target - baseline, how.iterations, how.learning_rate,
         how.leaves, many, how.least_rows, how.ridge, how.depth,
-        2.0 ** min(SCALED_BITS, 63 - COUNT_BITS - n.bit_length()), *np.empty((3, n), np.int64), np.arange(f),
+        2.0 ** min(SCALED_BITS, 63 - COUNT_BITS - n.bit_length()), 0, *np.empty((3, n), np.int64), np.arange(f),
         np.array([seed]), np.empty((many, CODES), np.int64), np.empty((2 * how.leaves - 1, NODE), np.int64),
         np.empty(2 * how.leaves - 1), words, values, start, depth)
     return Trees(bins, words[:used].copy(), values[:used].copy(), start.astype(np.int32), depth, baseline)

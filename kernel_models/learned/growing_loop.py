@@ -34,14 +34,15 @@ def _pick(order, many, state):
         order[j], order[other] = order[other], order[j]
 
 
-def _best_split(node, codes, widths, word, rows, order, many, least_rows, ridge, state, sums, nodes):
+def _best_split(node, codes, widths, word, rows, order, many, least_rows, ridge, state, nothing, sums, nodes):
     """Fill in a node's best split and return what it gains, 0 where there is none."""
     first, count, total = nodes[node, FIRST], nodes[node, COUNT], nodes[node, SUM]
     if count < 2 * least_rows:
         return 0.0
     _pick(order, many, state)
     for j in range(many):
-        sums[j, :widths[order[j]]] = 0
+        for code in range(widths[order[j]]):
+            sums[j, code] = nothing
     for i in range(first, first + count):
         row = rows[i]
         value = word[row]
@@ -82,15 +83,16 @@ def _part(node, codes, rows, apart, nodes):
         goes_right = codes[row, feature] > last_left
         at += 0 if goes_right else 1
         right += 1 if goes_right else 0
-    rows[at:end] = apart[:right]
+    for i in range(right):
+        rows[at + i] = apart[i]
 
 
 @kept_loop("uint8[:,:]", "int64[:]", "float64[:]", "int64", "float64", "int64", "int64", "int64", "float64", "int64",
-           "float64", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:,:]", "int64[:,:]",
+           "float64", "int64", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:,:]", "int64[:,:]",
            "float64[:]", "uint32[:]", "float32[:]", "int64[:]", "uint8[:]", inner=(_pick, _best_split, _part))
 def grow_trees(codes, widths, residual, trees, rate, leaves, many, least_rows, ridge,  # type: ignore[no-untyped-def]
-               most_levels, most_scaled, word, rows, apart, order, state, sums, nodes, gain, words, values, start,
-               depth):
+               most_levels, most_scaled, nothing, word, rows, apart, order, state, sums, nodes, gain, words, values,
+               start, depth):
     """Grow trees on what the ones before left over, by squared error; returns how many nodes they have.
 
     Args:
@@ -99,6 +101,7 @@ def grow_trees(codes, widths, residual, trees, rate, leaves, many, least_rows, r
         residual: what is to be explained; what is left over in the end, [n].
         trees, rate, leaves, many, least_rows, ridge, most_levels: see ``Boosting``; ``many`` is a count of features.
         most_scaled: what the largest residual becomes as a whole number.
+        nothing: 0. LLVM fills with a constant by calling libc, which kept machine code does not find.
         word, rows, apart, order, state, sums, nodes, gain: to work in, [n], [n], [n], [f] (0 to f - 1), [1] (the seed),
             [many, CODES], [nodes of a tree, NODE], [nodes of a tree].
         words, values, start, depth: the trees, as ``Trees`` has them: [trees × nodes] twice, [trees + 1], [trees].
@@ -117,7 +120,7 @@ def grow_trees(codes, widths, residual, trees, rate, leaves, many, least_rows, r
             total += scaled
             rows[i] = i
         nodes[0, FIRST], nodes[0, COUNT], nodes[0, SUM], nodes[0, LEVEL] = 0, n, total, 0
-        gain[0] = _best_split(0, codes, widths, word, rows, order, many, least_rows, ridge, state, sums, nodes)
+        gain[0] = _best_split(0, codes, widths, word, rows, order, many, least_rows, ridge, state, nothing, sums, nodes)
         words[base] = ALWAYS_LEFT << FEATURE_BITS
         used, deepest = 1, 0
         for _ in range(leaves - 1):
@@ -143,7 +146,7 @@ def grow_trees(codes, widths, residual, trees, rate, leaves, many, least_rows, r
                 gain[child] = 0.0
                 if most_levels == 0 or level < most_levels:
                     gain[child] = _best_split(child, codes, widths, word, rows, order, many, least_rows, ridge, state,
-                                              sums, nodes)
+                                              nothing, sums, nodes)
             used += 2
         for node in range(used):
             value = 0.0

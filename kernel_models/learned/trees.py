@@ -17,15 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.compiled import compiled
 from kernel_models.learned.bins import Bins
 from kernel_models.learned.growing_loop import ALWAYS_LEFT, CHILD_BITS, FEATURE_BITS
+from kernel_models.learned.walking_loop import BLOCK, walk_trees
 
 if TYPE_CHECKING:
     from kernel_models.model import Arrays, Float64
-
-_BLOCK = 16
-"""Rows that walk a tree together: enough to hide the loads' latency, few enough to stay in the first cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +64,11 @@ class Trees:
         """The same from codes."""
         rows = len(codes)
         # A block's rows lie feature by feature, so that a feature's codes of the block share a cache line.
-        padded = -(-max(rows, 1) // _BLOCK) * _BLOCK
+        padded = -(-max(rows, 1) // BLOCK) * BLOCK
         blocks = np.zeros((padded, codes.shape[1]), np.uint8)
         blocks[:rows] = codes
         result = np.full(padded, self.baseline)
-        _walk(blocks, self.words, self.values, self.start, self.depth, result)
+        walk_trees(blocks, self.words, self.values, self.start, self.depth, np.empty(BLOCK, np.int64), result)
         return result[:rows]
 
     def arrays(self) -> Arrays:
@@ -115,21 +112,3 @@ def _plain(arrays: Arrays, name: str, kind: Any) -> Any:
     if name not in arrays or arrays[name].ndim != 1:
         raise ValueError(f"the array {name!r} of its trees is missing or has another shape")
     return np.ascontiguousarray(arrays[name], kind)
-
-
-@compiled(nogil=True)
-def _walk(codes, words, values, start, depth, result):  # type: ignore[no-untyped-def]
-    place = np.zeros(_BLOCK, np.int64)
-    for block in range(0, codes.shape[0], _BLOCK):
-        rows = codes[block:block + _BLOCK]
-        for tree in range(depth.shape[0]):
-            first = start[tree]
-            for r in range(_BLOCK):
-                place[r] = 0
-            for _ in range(depth[tree]):
-                for r in range(_BLOCK):
-                    word = words[first + place[r]]
-                    goes_right = rows[r, word & 0xFF] > (word >> 8) & 0xFF
-                    place[r] = (word >> 16) + (1 if goes_right else 0)
-            for r in range(_BLOCK):
-                result[block + r] += values[first + place[r]]
