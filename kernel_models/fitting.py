@@ -290,7 +290,7 @@ def _provenance(
 def stamp() -> dict[str, Any]:
     """When and with which software something was fitted."""
     return {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-            "software": {name: _version(name) for name in ("foretrace", "scikit-learn", "numpy", "numba")}
+            "software": {name: _version(name) for name in ("foretrace", "numpy", "numba")}
             | {"python": platform.python_version()}}
 
 

@@ -148,7 +148,7 @@ class Products:
         return [self._fit(law, source) for source in sources]
 
     def _fit(self, law: PowerLaw, source: Measured) -> ProductExpert:
-        from kernel_models.learned.boosting import Boosting, fit_trees
+        from cross_device.absolute_trees import fit_absolute
 
         tiles = np.full((len(source), 2), 128.0) if source.kernels is None else tiles_of(source.kernels)
         known = ~np.isnan(tiles[:, 0])
@@ -159,9 +159,8 @@ class Products:
         if above.any():
             source, tiles = source.rows(above), tiles[above]
         base, features = base_time(law, source.figures, source.dims, tiles)
-        how = Boosting(iterations=self.iterations, learning_rate=self.learning_rate, leaves=self.leaves,
-                       feature_share=1.0, loss="absolute_error")
-        residual = fit_trees(_matrix(features, self.features), np.log(source.time_us / base), how)
+        residual = fit_absolute(_matrix(features, self.features), np.log(source.time_us / base),
+                                iterations=self.iterations, learning_rate=self.learning_rate, leaves=self.leaves)
         return ProductExpert(law, self.features, choice, residual, floor_us)
 
 

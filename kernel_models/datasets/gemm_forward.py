@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernel_models.datasets.samples import DataError, Samples
+from kernel_models.datasets.samples import DataError, DeferredCalls, Samples
 from kernel_models.datasets.tables import Reader
 from kernel_models.device import resolve_device
 from kernel_models.dtypes import short_dtype
 from kernel_models.families.gemm import gemm
+from kernel_models.op_call import OpCall
 
 if TYPE_CHECKING:
     import pandas
@@ -27,8 +29,12 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
         sizes = list(zip(rows.m.tolist(), rows.n.tolist(), rows.k.tolist(), strict=True))
         yield Samples(
             resolve_device(str(gpu)).name, f"{software}/{kernel}", path.name,
-            [call for m, n, k in sizes for call in gemm(1, m, n, k, name, "nt", out_dtype=out)],
+            DeferredCalls(len(sizes), partial(_calls, sizes, name, out)),
             rows.latency_us.to_numpy(float), {"site": [f"n={n} k={k}" for _, n, k in sizes]})
+
+
+def _calls(sizes: Sequence[tuple[int, int, int]], dtype: str, out_dtype: str) -> list[OpCall]:
+    return [call for m, n, k in sizes for call in gemm(1, m, n, k, dtype, "nt", out_dtype=out_dtype)]
 
 
 READER = Reader("linear layers", frozenset(

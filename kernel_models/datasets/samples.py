@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import overload
 
 import numpy as np
 
@@ -36,6 +38,38 @@ def is_held_out(group: str) -> bool:
 def fold_of(group: str, folds: int) -> int:
     """The cross-validation fold of a group, independent of ``is_held_out``."""
     return int(share_of(f"fold {group}") * folds)
+
+
+class DeferredCalls(Sequence[OpCall]):
+    """Calls that are made when the first one is asked for: most of a table's are of devices and stacks nobody wants.
+
+    Args:
+        count: how many there are.
+        make: makes them all.
+    """
+
+    def __init__(self, count: int, make: Callable[[], list[OpCall]]) -> None:
+        self._count, self._make = count, make
+
+    @cached_property
+    def _calls(self) -> list[OpCall]:
+        calls = self._make()
+        if len(calls) != self._count:
+            raise ValueError(f"{len(calls):,} calls were made of {self._count:,} rows")
+        return calls
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> OpCall: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[OpCall]: ...
+    def __getitem__(self, place: int | slice) -> OpCall | list[OpCall]:
+        return self._calls[place]
+
+    def __iter__(self) -> Iterator[OpCall]:
+        return iter(self._calls)
 
 
 @dataclass(frozen=True)

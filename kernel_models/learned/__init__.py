@@ -1,7 +1,7 @@
 """Models learned from measurements: boosted trees on physically meant features, as plain arrays evaluated by us.
 
 ``BoostedModel`` (``boosted``) prices the calls of one family; ``fit_trees`` (``boosting``) and ``Trees`` (``trees``)
-can be used by themselves. scikit-learn is needed to fit, never to predict.
+can be used by themselves.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.compiled import compiled
+from kernel_models.learned.binning_loop import find_codes
 
 Float32 = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]
@@ -45,23 +45,6 @@ class Bins:
     def codes(self, features: Float32) -> Codes:
         """Codes of rows × features, [n, f]: ``code <= j`` exactly where ``value <= edges[j]``."""
         rows = np.ascontiguousarray(features, np.float32)
-        result = np.empty(rows.shape, np.uint8)
-        _codes(rows, self.edges, self.start, result)
+        result = np.zeros(rows.shape, np.uint8)
+        find_codes(rows, self.edges, self.start, result)
         return result
-
-
-@compiled(nogil=True)
-def _codes(rows, edges, start, result):  # type: ignore[no-untyped-def]
-    for f in range(rows.shape[1]):
-        first, count = start[f], start[f + 1] - start[f]
-        for i in range(rows.shape[0]):
-            value = rows[i, f]
-            # Branchless lower bound: how many edges are below the value.
-            at, left = 0, count
-            while left > 1:
-                half = left >> 1
-                at += half if edges[first + at + half - 1] < value else 0
-                left -= half
-            if left == 1 and edges[first + at] < value:
-                at += 1
-            result[i, f] = at

@@ -1,14 +1,14 @@
-"""Fitting trees: scikit-learn's histogram gradient boosting over our own bins."""
+"""Fitting trees: histogram gradient boosting by squared error over features of one byte."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.learned.bins import Bins
+from kernel_models.learned.bins import Bins, Codes
+from kernel_models.learned.growing_loop import CODES, COUNT_BITS, NODE, SCALED_BITS, grow_trees
 from kernel_models.learned.trees import Trees
 
 
@@ -22,8 +22,6 @@ class Boosting:
         least_rows: rows of a leaf at least.
         ridge: L2 penalty of leaf values.
         depth: levels at most; 0 for no limit.
-        seeds: fits whose mean is taken.
-        loss: "squared_error" or "absolute_error".
         neighbours: of matrix products, whether as many trees again see what measured neighbours took, and the mean of
             both is taken.
     """
@@ -35,8 +33,6 @@ class Boosting:
     least_rows: int = 20
     ridge: float = 0.0
     depth: int = 0
-    seeds: int = 1
-    loss: str = "squared_error"
     neighbours: bool = False
 
     def scaled(self, share: float) -> Boosting:
@@ -46,31 +42,35 @@ class Boosting:
 
 
 def fit_trees(
-    features: npt.NDArray[np.float32], target: npt.NDArray[np.float64], how: Boosting, *,
-    weights: npt.NDArray[np.float64] | None = None, monotone: npt.NDArray[np.int8] | None = None, seed: int = 0,
-    plain: int = 0,
+    features: npt.NDArray[np.float32], target: npt.NDArray[np.float64], how: Boosting, *, seed: int = 0, plain: int = 0,
 ) -> Trees:
     """Fit trees to a target.
 
     Args:
         features: [n, f].
         target: [n].
-        weights: of the rows, [n].
-        monotone: 1 (never falls), −1 (never rises) or 0 by feature, [f].
+        how: the settings.
         seed: of the features each split may choose from; the same data and seed give the same trees.
         plain: as many trees again, averaged with the others, see only so many of the first features; 0 for none.
     """
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
     bins = Bins.of(features)
-    codes = bins.codes(features).astype(np.float32)
-    if plain and monotone is not None:
-        raise ValueError("Trees that see some of the features cannot be told how each one rises.")
-    options: dict[str, Any] = {"monotonic_cst": monotone} if monotone is not None and monotone.any() else {}
-    models = [HistGradientBoostingRegressor(
-        loss=how.loss, max_iter=how.iterations, learning_rate=how.learning_rate, max_leaf_nodes=how.leaves,
-        max_depth=how.depth or None, min_samples_leaf=how.least_rows, l2_regularization=how.ridge,
-        max_features=how.feature_share, early_stopping=False, random_state=seed + extra, **options,
-    ).fit(codes[:, :seen], target, weights) for seen in ([plain] if plain else []) + [codes.shape[1]]
-        for extra in range(how.seeds)]
-    return Trees.from_sklearn(models, bins)
+    codes = bins.codes(features)
+    seen = (plain, bins.features) if plain else (bins.features,)
+    return Trees.mean([_grown(bins, np.ascontiguousarray(codes[:, :first]), target, how, seed) for first in seen])
+
+
+def _grown(bins: Bins, codes: Codes, target: npt.NDArray[np.float64], how: Boosting, seed: int) -> Trees:
+    """Boosted trees of the codes of the first features."""
+    n, f = codes.shape
+    many = max(1, int(how.feature_share * f))
+    most = how.iterations * (2 * how.leaves - 1)
+    baseline = float(target.mean())
+    words, values = np.zeros(most, np.uint32), np.zeros(most, np.float32)
+    start, depth = np.zeros(how.iterations + 1, np.int64), np.zeros(how.iterations, np.uint8)
+    used = grow_trees(
+        codes, np.diff(bins.start[:f + 1]).astype(np.int64) + 1, target - baseline, how.iterations, how.learning_rate,
+        how.leaves, many, how.least_rows, how.ridge, how.depth,
+        2.0 ** min(SCALED_BITS, 63 - COUNT_BITS - n.bit_length()), 0, *np.empty((3, n), np.int64), np.arange(f),
+        np.array([seed]), np.empty((many, CODES), np.int64), np.empty((2 * how.leaves - 1, NODE), np.int64),
+        np.empty(2 * how.leaves - 1), words, values, start, depth)
+    return Trees(bins, words[:used].copy(), values[:used].copy(), start.astype(np.int32), depth, baseline)
