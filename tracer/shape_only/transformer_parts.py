@@ -8,7 +8,7 @@ the new size stands in their place. Every expert of a rank gets as many tokens a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
