@@ -13,6 +13,14 @@ INSTALLED := $(VENV)/.installed
 CAPTURING := $(VENV)/.capturing
 TESTABLE := $(VENV)/.testable
 
+# What the goals need is installed at once: pip would resolve and build for each of several installations.
+EXTRAS := $(if $(filter test slow fuzz lint docs ledger $(TESTABLE),$(MAKECMDGOALS)),[dev],\
+	$(if $(filter setup demo $(CAPTURING),$(MAKECMDGOALS)),[capture]))
+# Not by pip, which compiles every file to bytecode, one after the other: tests of packages and models that nothing here
+# imports are a third of them.
+INSTALL = $(PIP) install -qq --no-compile -c constraints.txt -e '.$(1)' && { \
+	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/|/ray/rllib/' $(VENV)/lib || true; }
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test slow fuzz lint check costs loops bench docs ledger dist clean
 
@@ -24,7 +32,7 @@ setup: $(CAPTURING)  ## create the virtual environment and install foretrace int
 demo: $(CAPTURING)  ## record a training step here, predict three that were never run, run them and compare
 	@$(BIN)/python examples/demo.py --out $(OUT)/demo
 
-# One process a core, so one thread a process. Tests marked slow, 30 of 4,900, take a quarter of the time.
+# One process a core, so one thread a process. Tests marked slow, 30 of 6,600, take a quarter of the time.
 test: lint check  ## linters, type check, the recorded traces' baseline and the tests but the slowest
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m 'not slow'
 
@@ -74,17 +82,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { \
 		echo 'No virtual environment could be made: on Debian and Ubuntu install the package python3-venv' >&2; rm -rf $(VENV); exit 1; }
 	@$(PIP) install -qq 'pip>=22.3'
-	@$(PIP) install -qq -c constraints.txt -e .
+	@$(call INSTALL,$(strip $(EXTRAS)))
 	@touch $@
+	@$(if $(findstring capture,$(EXTRAS)),touch $(CAPTURING))
+	@$(if $(findstring dev,$(EXTRAS)),touch $(CAPTURING) $(TESTABLE))
 
 # The demo captures real training runs, which needs PyTorch.
 $(CAPTURING): $(INSTALLED)
-	@echo 'Installing PyTorch, which records, once ...'
-	@$(PIP) install -qq -c constraints.txt -e '.[capture]'
+	@test $@ -nt $< || { echo 'Installing PyTorch, which records, once ...' && $(call INSTALL,[capture]); }
 	@touch $@
 
 # So do the tests.
 $(TESTABLE): $(INSTALLED)
-	@echo 'Installing what the tests need, PyTorch among it, once ...'
-	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@test $@ -nt $< || { echo 'Installing what the tests need, PyTorch among it, once ...' && $(call INSTALL,[dev]); }
 	@touch $@

@@ -9,6 +9,7 @@ where they are absent. Golden results change only on request, with a reason:
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -34,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Typer makes its tree of commands anew for every call, which takes longer than most commands that are tested.
     once = functools.lru_cache(typer.main.get_command)
     typer.main.get_command = typer.testing._get_command = once
+    # Thousands of tests and PyTorch's modules live to the end; looking through them was a tenth of the time.
+    gc.set_threshold(7_000, 10, 10)
     if config.getoption("--update-golden") and not config.getoption("--reason").strip():
         raise pytest.UsageError("--update-golden needs --reason \"...\": say why the results changed.")
 

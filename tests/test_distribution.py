@@ -190,7 +190,8 @@ def test_readme_shows_the_two_commands_and_make_knows_them() -> None:
 def test_the_readme_sets_up_what_captures_and_stays_one_installation() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert re.search(r"^setup: \$\(CAPTURING\)", makefile, re.MULTILINE)
-    assert re.search(r"^\$\(CAPTURING\):.*\n(?:\t.*\n)*\t.*'\.\[capture\]'", makefile, re.MULTILINE)
+    assert re.search(r"^INSTALL = .* -e '\.\$\(1\)'", makefile, re.MULTILINE)
+    assert re.search(r"^\$\(CAPTURING\):.*\n(?:\t.*\n)*\t.*\$\(call INSTALL,\[capture\]\)", makefile, re.MULTILINE)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "make setup" in readme[:2000]
     # A plain installation of this directory would put a copy over the editable one.

@@ -168,6 +168,21 @@ def trace_job(
     return folded_job(graphs, [each.ranks for each in classes], world_size)
 
 
+@contextmanager
+def _short_collections() -> Iterator[None]:
+    """Let garbage collections leave alone what was there before: with PyTorch's modules among it, one takes longer than
+    tracing a small step. What the trace itself makes is collected as ever."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@_short_collections()
 def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: int, rank: int, world_size: int | None,
             source: str, selected: float | None) -> ExecutionGraph:
     with _quiet(), installed(device, GPU if device.is_gpu else CPU) as site:

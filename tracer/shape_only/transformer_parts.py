@@ -8,9 +8,7 @@ the new size stands in their place. Every expert of a rank gets as many tokens a
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -157,8 +155,7 @@ def trace_part(shape: TransformerShape, part: TransformerPart, device: str | Tra
 
         return step
 
-    with _short_collections():
-        return trace_step(build, device, warmup=0, source=f"{part.piece.value} of a transformer")
+    return trace_step(build, device, warmup=0, source=f"{part.piece.value} of a transformer")
 
 
 def trace_saved(shape: TransformerShape, part: TransformerPart, device: str | TracedDevice) -> int:
@@ -171,8 +168,7 @@ def trace_saved(shape: TransformerShape, part: TransformerPart, device: str | Tr
         _, forward = run()
         return lambda: held.append(forward())
 
-    with _short_collections():
-        memory = trace_step(build, device, warmup=0).meta.memory
+    memory = trace_step(build, device, warmup=0).meta.memory
     held.clear()
     return int(memory["end"] - memory["start"])
 
@@ -198,22 +194,7 @@ def trace_optimizer(shape: TransformerShape, part: TransformerPart, device: str 
 
         return step
 
-    with _short_collections():
-        return trace_step(build, device, source="optimizer of a block")
-
-
-@contextmanager
-def _short_collections() -> Iterator[None]:
-    """Let the garbage collections of a trace leave alone what was there before: with PyTorch's modules among it, they
-    take several times as long as tracing a piece."""
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+    return trace_step(build, device, source="optimizer of a block")
 
 
 def _on_device(module: nn.Module, shape: TransformerShape) -> nn.Module:
