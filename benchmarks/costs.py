@@ -303,7 +303,7 @@ def ratios(folder: Path, turns: int = 7) -> dict[str, float]:
     empty, shown, imported, command, predicted, planned = (each.cpu_s for each in in_turns(
         [python, [FORETRACE, "--help"], [sys.executable, "-c", "import foretrace"], [FORETRACE, "predict", "--help"],
          [FORETRACE, "predict", str(SMALL)], [FORETRACE, "plan", "gpt2", "--gpus", "64"]], turns))
-    first, other = (first_plan(folder, turns, *words) for words in ((), ("--set", "width=640")))
+    first, other = (first_plan(folder, turns, *words) for words in ((), ("--set", "seq=768")))
     script = folder / "step.py"
     script.write_text(SCRIPT, encoding="utf-8")
     torch, alone, traced = (each.cpu_s for each in in_turns(
