@@ -22,7 +22,7 @@ INSTALL = $(PIP) install -qq --no-compile -c constraints.txt -e '.$(1)' && { \
 	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/|/ray/rllib/' $(VENV)/lib || true; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow fuzz lint check costs loops bench docs ledger dist clean
+.PHONY: help setup demo test slow fuzz lint check costs loops pieces bench docs ledger dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ costs: $(INSTALLED)  ## ratios of what commands cost to what bounds it; fails wh
 
 loops: $(INSTALLED)  ## compile the inner loops for shipping, after a change of one of them
 	$(BIN)/python ci/ship_loops.py
+
+pieces: $(TESTABLE)  ## trace the suite's decoders by pieces for shipping, after a change of what tracing gives
+	$(BIN)/python ci/ship_pieces.py
 
 bench: $(INSTALLED)  ## what the command line costs to start; benchmarks/ has more, each says how to run it
 	$(BIN)/python benchmarks/startup.py

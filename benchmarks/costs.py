@@ -84,6 +84,8 @@ LIMITS = {
     "command help": Limit("`foretrace predict --help`", "an empty Python", 16.0),
     "predict": Limit("`foretrace predict` of a small capture", "an empty Python", 70.0),
     "plan": Limit("`foretrace plan gpt2 --gpus 64` again", "an empty Python", 70.0),
+    "first plan": Limit("`foretrace plan gpt2 --gpus 64`, nothing kept", "an empty Python", 70.0),
+    "traced plan": Limit("`foretrace plan` of another size, nothing kept", "importing PyTorch", 6.0),
     "script": Limit("`foretrace predict SCRIPT:build --device`", "importing PyTorch", 5.0),
     "script alone": Limit("`foretrace predict SCRIPT:build --device`", "the script's imports and building", 2.0),
     "read": Limit("reading a trace", "decoding it into typed events", 1.8),
@@ -301,6 +303,7 @@ def ratios(folder: Path, turns: int = 7) -> dict[str, float]:
     empty, shown, imported, command, predicted, planned = (each.cpu_s for each in in_turns(
         [python, [FORETRACE, "--help"], [sys.executable, "-c", "import foretrace"], [FORETRACE, "predict", "--help"],
          [FORETRACE, "predict", str(SMALL)], [FORETRACE, "plan", "gpt2", "--gpus", "64"]], turns))
+    first, other = (first_plan(folder, turns, *words) for words in ((), ("--set", "seq=768")))
     script = folder / "step.py"
     script.write_text(SCRIPT, encoding="utf-8")
     torch, alone, traced = (each.cpu_s for each in in_turns(
@@ -311,11 +314,22 @@ def ratios(folder: Path, turns: int = 7) -> dict[str, float]:
     memory = inside("memory", generated(folder, 4 * EVENTS, STEPS))
     few, whatifs = inside("reports", generated(folder, EVENTS, STEPS // 10)), inside("whatifs", big)
     return {"help": shown / empty, "import": imported / empty, "command help": command / empty,
-            "predict": predicted / empty, "plan": planned / empty, "script": traced / torch,
+            "predict": predicted / empty, "plan": planned / empty, "first plan": first / empty,
+            "traced plan": other / torch, "script": traced / torch,
             "script alone": traced / alone, "read": reading["read"] / reading["decode"],
             "read memory": (memory["peak"] - memory["imports"]) / memory["bytes"], "first": first_run(folder),
             "breakdown": many["breakdown"] / many["replay"], "steps": many["breakdown"] / few["breakdown"],
             "variants": whatifs["variants"] / whatifs["simulate"], "whatif": whatifs["host"] / whatifs["simulate"]}
+
+
+def first_plan(folder: Path, turns: int, *words: str) -> float:
+    """Median processor time of a search for a plan where nothing that was traced is kept of an earlier one."""
+    found = []
+    for _ in range(turns):
+        with tempfile.TemporaryDirectory(dir=folder) as empty:
+            command = [FORETRACE, "plan", "gpt2", "--gpus", "64", *words]
+            found.append(run(command, XDG_CACHE_HOME=empty, TMPDIR=empty).cpu_s)
+    return statistics.median(found)
 
 
 def first_run(folder: Path) -> float:
@@ -331,10 +345,10 @@ def first_run(folder: Path) -> float:
 
 def ratio_table(found: dict[str, float]) -> list[str]:
     """The ratios beside their limits."""
-    lines = [f"{'what':<42} {'over':<42} {'ratio':>6} {'limit':>6}"]
+    lines = [f"{'what':<48} {'over':<42} {'ratio':>6} {'limit':>6}"]
     for name, limit in LIMITS.items():
         over = "  over its limit" if found[name] > limit.most else ""
-        lines.append(f"{limit.what:<42} {limit.reference:<42} {found[name]:>6.2f} {limit.most:>6.1f}{over}")
+        lines.append(f"{limit.what:<48} {limit.reference:<42} {found[name]:>6.2f} {limit.most:>6.1f}{over}")
     return lines
 
 

@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
 _OWN = str(Path(__file__).resolve().parent)
+_FOR_TORCH = str(Path("tracer", "shape_only", "uncompiled.py"))
+"""Its functions are called in place of some of torch's, and count as these."""
 _OF_MODES = tuple(str(Path("torch", *parts)) for parts in (
     ("overrides.py",), ("utils", "_python_dispatch.py"), ("_subclasses",), ("_ops.py",), ("_library",), ("profiler",),
     ("autograd", "profiler.py")))
@@ -26,6 +29,8 @@ _UNCOUNTED = (str(Path("torch", "_jit_internal.py")), str(Path("torch", "compile
 """Files whose functions do next to nothing, and are called more often while somebody watches."""
 _OF_SHARDS = str(Path("torch", "distributed", "tensor"))
 """Sharded tensors' own dispatch, which is the program's also where a mode passes an operation on to it."""
+_QUICK = sys.version_info < (3, 12)
+"""Taking the hook away and back takes nothing; later versions of Python then look through all code again."""
 _OF_HOOKS = "inner", str(Path("torch", "nn", "modules", "module.py"))
 """The function that a module is called by only where somebody hooked all modules."""
 
@@ -44,12 +49,13 @@ class PythonCalls:
         self._uncounted: dict[CodeType, bool] = {}
         self._before: Any = None
         self._counting = False
+        self._thread = 0
 
     def start(self) -> None:
         """Count from now on, from zero. Another hook of Python's is put back by ``stop``, and not called meanwhile."""
         if self._counting:
             return
-        self._before, self._counting, self.count = sys.getprofile(), True, 0
+        self._before, self._counting, self.count, self._thread = sys.getprofile(), True, 0, get_ident()
         sys.setprofile(self._called)
 
     def stop(self) -> None:
@@ -71,10 +77,18 @@ class PythonCalls:
         """Do not count until ``show``: what is called is not the program's. No context manager, whose own Python would
         be counted."""
         self._hidden += 1
+        if self._hidden == 1 and self._unhooks():
+            sys.setprofile(None)
 
     def show(self) -> None:
         """Count again, if hidden no more often."""
         self._hidden -= 1
+        if not self._hidden and self._unhooks():
+            sys.setprofile(self._called)
+
+    def _unhooks(self) -> bool:
+        """Return whether the hook is taken away while hidden: what watching calls are most of a step's calls."""
+        return _QUICK and self._counting and get_ident() == self._thread
 
     def _called(self, frame: FrameType, event: str, _: object) -> None:
         if event != "call" or self._hidden or self._is_uncounted(frame.f_code):
@@ -87,7 +101,8 @@ class PythonCalls:
         found = self._watching.get(code)
         if found is None:
             file = code.co_filename
-            found = self._watching[code] = file.startswith(_OWN) or any(part in file for part in _OF_MODES)
+            own = file.startswith(_OWN) and not file.endswith(_FOR_TORCH)
+            found = self._watching[code] = own or any(part in file for part in _OF_MODES)
         return found
 
     def _is_uncounted(self, code: CodeType) -> bool:

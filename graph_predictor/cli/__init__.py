@@ -12,7 +12,10 @@ from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.lazy_commands import LazyCommand, lazy_group
 from graph_predictor.cli.text import ClosedOutput, finish_output, standard_output
 
-COMMANDS = {name: LazyCommand(f"graph_predictor.cli.{home}", name.replace("-", "_"), group, sentence, own)
+RUN_PROGRAMS = frozenset({"validate", "check", "comm", "capture", "trace", "campaign", "calibrate"})
+"""Commands that run a user's program, or time something, in their own process."""
+COMMANDS = {name: LazyCommand(f"graph_predictor.cli.{home}", name.replace("-", "_"), group, sentence, own,
+                              name in RUN_PROGRAMS)
             for group, commands in {
     "See what was recorded": (
         ("inspect", "inspect", "Show what traces hold and what they lack.", None),

@@ -11,6 +11,7 @@ from graph_predictor.cli.console import Report, count, print_json, read, working
 from graph_predictor.cli.edit_options import chosen_edits, with_edits
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Step, Window, shared
+from graph_predictor.cli.profiles import loaded_profiles
 
 if TYPE_CHECKING:
     from graph_predictor.exports.export import ExportFormat
@@ -62,7 +63,6 @@ def export(
         from graph_predictor.request.configuration import Configuration
         from graph_predictor.request.study import Study, is_script
         from kernel_models.device_choice import find_device
-        from kernel_models.profile import load_profile
         from tracer.graph import SHAPE_ONLY
 
         chosen = format_of(out, format)
@@ -77,7 +77,7 @@ def export(
         if predicted or not ran or wanted != Configuration():
             with working("Preparing"):
                 study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
-                              profiles=[load_profile(path) for path in profile or []], code=script, device=device,
+                              profiles=loaded_profiles(profile), code=script, device=device,
                               read=read)
                 study.check_profiles([wanted])
                 prepared = study.prepared(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, MutableMapping
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -9,20 +10,30 @@ from typing import Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+from graph_predictor.cli.plain_values import pass_on, with_plain_values
+
+COLLECTED_EVERY = 50_000
+"""Objects made between two garbage collections of a command: each looks through some of what was imported, and at
+Python's 700 they are a twentieth of a short command's time."""
+
 
 class LazyCommand(NamedTuple):
     """Where a command is: ``attribute`` of ``module`` is its function or, of one with commands of its own, its
     ``typer.Typer``. ``sentence`` is the first of its help, ``group`` the heading it stands under in that of
-    ``foretrace``, ``command_class`` the name of a class of its own there."""
+    ``foretrace``, ``command_class`` the name of a class of its own there. One that ``runs_programs`` leaves Python as
+    these would find it."""
 
     module: str
     attribute: str
     group: str
     sentence: str
     command_class: str | None = None
+    runs_programs: bool = False
 
     def built(self, name: str) -> Any:
         """Import the command and return it as typer makes it."""
+        if not self.runs_programs:
+            gc.set_threshold(COLLECTED_EVERY)
         module = import_module(self.module)
         found = getattr(module, self.attribute)
         own = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -32,7 +43,7 @@ class LazyCommand(NamedTuple):
         else:
             own.command(name, cls=None if self.command_class is None else getattr(module, self.command_class))(found)
         group: Any = typer.main.get_command(own)
-        return group.commands[name]
+        return with_plain_values(group.commands[name])
 
 
 class LazyCommands(MutableMapping[str, Any]):
@@ -73,6 +84,10 @@ def lazy_group(table: Mapping[str, LazyCommand]) -> type[TyperGroup]:
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
             self.commands: MutableMapping[str, Any] = LazyCommands(table)
+
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            pass_on(self.get_params(ctx))
+            return super().parse_args(ctx, args)
 
         def list_commands(self, ctx: Any) -> list[str]:
             return list(self.commands)

@@ -10,6 +10,7 @@ from graph_predictor.cli.console import Column, Report, percent, print_json, rea
 from graph_predictor.cli.edit_options import with_some_edits
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
+from graph_predictor.cli.profiles import loaded_profiles
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -44,13 +45,12 @@ def opportunities(
         from graph_predictor.request.configuration import Configuration
         from graph_predictor.request.study import Study, is_script
         from kernel_models.device_choice import find_device
-        from kernel_models.profile import load_profile
 
         script = source[0] if is_script(source) else None
         job = read(source, window) if script is None else None
         with working("Preparing"):
             study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
-                          profiles=[load_profile(path) for path in profile or []],
+                          profiles=loaded_profiles(profile),
                           code=script, device=device, profiled=profiled)
         with working("Preparing" if script is None else "Tracing"):
             study.check_profiles([Configuration(device=device)])

@@ -11,6 +11,7 @@ from graph_predictor.cli.edit_options import chosen_edits, with_edits
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
+from graph_predictor.cli.profiles import loaded_profiles
 
 if TYPE_CHECKING:
     from graph_predictor.pages.parts import ReportPage
@@ -61,7 +62,6 @@ def predict(
         from graph_predictor.request.configuration import Configuration
         from graph_predictor.request.study import Study, is_script
         from kernel_models.device_choice import find_device
-        from kernel_models.profile import load_profile
 
         check_html(html, source)
         wanted = Configuration(
@@ -72,7 +72,7 @@ def predict(
         job = read(source, window) if script is None else None
         with working("Preparing"):
             study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
-                          profiles=[load_profile(path) for path in profile or []],
+                          profiles=loaded_profiles(profile),
                           code=script, device=device, read=read, profiled=profiled)
         with working("Tracing" if parallel is not None or sizes or script is not None else "Preparing"):
             study.check_profiles([wanted])

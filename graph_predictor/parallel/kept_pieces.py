@@ -1,7 +1,8 @@
 """What tracing a decoder's pieces gave, kept on disk for the next process, which then need not even import torch.
 
 A piece's calls follow from its sizes, the kind of device, PyTorch's version and settings, and the code that traces; all
-of these name the file (``_surroundings``), so that what is found is what tracing would give again.
+of these name the file (``_surroundings``), so that what is found is what tracing would give again. Pieces of the
+suite's decoders are shipped (``shipped_pieces``), so that even a first search need not import torch.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import msgspec
 
 import kernel_models
 import tracer
+from graph_predictor.parallel.shipped_pieces import shipped_piece, torch_version
 from graph_predictor.synthesis import modelled
 from kernel_models.device import DeviceSpec
 from tracer.kept_files import drop_oldest, kept_folders, read_kept, write_kept
@@ -39,42 +41,47 @@ class KeptPieces:
         self._kind = f"{device.vendor} {device.compute_capability}"
 
     def get(self, what: str, shape: TransformerShape, part: TransformerPart, kind: type[Traced]) -> Traced | None:
-        """Return what was kept of a piece, as a type that msgspec knows; ``None`` where nothing was."""
-        name = self._name(what, shape, part)
-        for folder in kept_folders() if name else ():
-            if (content := read_kept(folder / name)) is not None:
-                try:
-                    return msgspec.msgpack.decode(content, type=kind)
-                except msgspec.MsgspecError:  # somebody else's
-                    return None
-        return None
+        """Return what was shipped or kept of a piece, as a type that msgspec knows; ``None`` where nothing was."""
+        piece = self._piece(what, shape, part)
+        content = shipped_piece(piece) if _settings() == USUAL else None
+        if content is None and (name := _file_name(piece)):
+            content = next((kept for folder in kept_folders() if (kept := read_kept(folder / name)) is not None), None)
+        if content is None:
+            return None
+        try:
+            return msgspec.msgpack.decode(content, type=kind)
+        except msgspec.MsgspecError:  # somebody else's
+            return None
 
     def put(self, what: str, shape: TransformerShape, part: TransformerPart, traced: object) -> None:
         """Keep what was traced, where anything can be written."""
-        if name := self._name(what, shape, part):
+        if name := _file_name(self._piece(what, shape, part)):
             content = msgspec.msgpack.encode(traced)
             folder = next((folder for folder in kept_folders() if write_kept(folder, name, content)), None)
             if folder is not None:
                 _tidy(folder)
 
-    def _name(self, what: str, shape: TransformerShape, part: TransformerPart) -> str:
-        """Return the file's name, empty where it is not known what PyTorch would trace."""
-        around = _surroundings()
-        if not around:
-            return ""
-        parts = (around, repr(_settings()), self._kind, what, repr(shape), repr(part))
-        return f"piece-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]}.kept"
+    def _piece(self, what: str, shape: TransformerShape, part: TransformerPart) -> str:
+        """Return a digest of what piece it is."""
+        parts = (self._kind, what, repr(shape), repr(part))
+        return hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]
+
+
+def _file_name(piece: str) -> str:
+    """Return a piece's file, empty where it is not known what PyTorch would trace."""
+    around = _surroundings()
+    if not around:
+        return ""
+    return f"piece-{hashlib.sha256(f'{around}{_settings()!r}'.encode()).hexdigest()[:32]}-{piece}.kept"
 
 
 @lru_cache(maxsize=1)
 def _surroundings() -> str:
     """Return a digest of PyTorch's version and of the code that traces; empty where there is no PyTorch."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        found = hashlib.sha256(version("torch").encode())
-    except PackageNotFoundError:
+    version = torch_version()
+    if not version:
         return ""
+    found = hashlib.sha256(version.encode())
     files = [*(each for package in (tracer, kernel_models) for each in Path(package.__path__[0]).rglob("*.py")),
              Path(modelled.__file__), *Path(__file__).parent.glob("*.py")]
     for file in sorted(files):

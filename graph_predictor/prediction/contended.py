@@ -8,16 +8,19 @@ Shares follow from times and times from shares, so that both are found in turn.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graph_predictor.comm.contention import Contention
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.steady_state import Steady
 from graph_predictor.simulation.beside import Beside, beside
 from kernel_models.model import Source
 from kernel_models.spreads import CONTENTION
 from tracer.arrays import Float64, Int8
+
+if TYPE_CHECKING:
+    from graph_predictor.comm.contention import Contention
 
 NOTHING = 1e-4
 """Change of device time, as a share of the step, that is left alone."""

@@ -12,10 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graph_predictor.comm.contention import Contention, contention
 from graph_predictor.prediction.changes import BatchChange, DeviceChange
 from graph_predictor.prediction.closing import Closing, closing
 from graph_predictor.prediction.contended import matters, slowed, steady_shares
@@ -72,6 +72,9 @@ from kernel_models.pricing import Models
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Float64
 from tracer.graph import ExecutionGraph, KernelKind
+
+if TYPE_CHECKING:
+    from graph_predictor.comm.contention import Contention
 
 CPU = "cpu"
 CONTENTION_ROUNDS = 2
@@ -215,6 +218,8 @@ class Baseline:
     @cached_property
     def contention(self) -> Contention:
         """Return how much the recorded job's computation and collectives slow each other down."""
+        from graph_predictor.comm.contention import contention
+
         return contention(self.built)
 
     @cached_property

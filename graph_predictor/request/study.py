@@ -4,7 +4,8 @@
 
     source ──> recorded Baseline ──(plan, sizes: traced again, once each)──> Baseline ──(other edits)──> Prediction
 
-What the configurations of one source share (a trace under a plan, a host, a cluster) is made once.
+What the configurations of one source share (a trace under a plan, a host, a cluster) is made once. What only some ask
+for is imported by the method that answers: most predictions need none of it.
 """
 
 from __future__ import annotations
@@ -13,44 +14,29 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from graph_predictor.comm.clusters import cluster_of
-from graph_predictor.comm.mixing import Mixture, mixture_of_step
-from graph_predictor.edits.device import Device
-from graph_predictor.edits.host_from import HostFrom
 from graph_predictor.edits.registry import made
-from graph_predictor.edits.straggler import Straggler
-from graph_predictor.edits.topology import OnTopology
-from graph_predictor.parallel.ranks import on_ranks, settings_under, traced
-from graph_predictor.prediction.host_names import host_by_name
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.prediction.shared import Shared
 from graph_predictor.request.configuration import Configuration
-from graph_predictor.sizes.laws import SizeLaws
 from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_sets, samples_of
-from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
-from graph_predictor.sizes.sizes import Sizes
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.collectives import CollectiveModel, Topology, topology_of
-from kernel_models.collectives import topology as find_topology
 from kernel_models.device_choice import find_device, shape_device, traced_device
-from kernel_models.host.hosts import host_names, is_host_file
-from kernel_models.profile import unused_error
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
-from tracer.lookup_data.indices import LAW
-from tracer.parallel_plan import ParallelPlan, PlanError
-from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.errors import UnknownSizeError
 
 if TYPE_CHECKING:
+    from graph_predictor.comm.mixing import Mixture
     from graph_predictor.prediction.edit import Edit
     from graph_predictor.prediction.result import Prediction
+    from kernel_models.collectives import CollectiveModel, Topology
     from kernel_models.device import DeviceSpec
     from kernel_models.host.model import HostModel
     from kernel_models.profile import DeviceProfile
+    from tracer.shape_only.devices import TracedDevice
 
 DEFAULT_DEVICE = "h200-sxm"
 """A script is traced for this device where none is named."""
@@ -110,6 +96,8 @@ class Prepared:
         """Return who does which of the step's collectives; ``None`` where one backend does all."""
         if self.collectives is None or not self.collectives.mixed:
             return None
+        from graph_predictor.comm.mixing import mixture_of_step
+
         scenario = self.start.scenario
         return mixture_of_step(scenario.built, scenario.cycle.kernel, scenario.cycle.steps, self.collectives)
 
@@ -189,6 +177,9 @@ class Study:
             start, edits = self._measured(wanted, alone)
         edits += made(wanted.edits)
         if collectives is not None and start.ran:
+            from graph_predictor.edits.topology import OnTopology
+            from kernel_models.collectives import topology as find_topology
+
             recorded = None if wanted.from_topology is None else find_topology(wanted.from_topology)
             reference = None if wanted.comm_choices is None else collectives.by_one()
             edits.append(OnTopology(collectives, recorded, reference))
@@ -203,6 +194,8 @@ class Study:
         if len(laws) > 1 or "indices" in wanted.edits:
             raise EditError(f"--set {LAW_SETTING}= says by which law rows are looked up, and so does another option; "
                             "give one of them.")
+        from tracer.lookup_data.indices import LAW
+
         others = tuple(text for text in wanted.sizes if not text.strip().startswith(f"{LAW_SETTING}="))
         return wanted.with_values(sizes=others, edits={**wanted.edits, "indices": f"{LAW}{laws[0].rpartition(':')[2]}"})
 
@@ -212,6 +205,8 @@ class Study:
             return
         names = dict.fromkeys(name for one in wanted for name in self._devices(one.device))
         if unused := [profile for name, profile in self._profiles.items() if name not in names]:
+            from kernel_models.profile import unused_error
+
             raise unused_error(unused, names)
 
     def _devices(self, wanted: str | None) -> list[str]:
@@ -259,6 +254,8 @@ class Study:
                 if wanted.parallel is not None or set(old) != set(new):
                     raise
         if sizes:
+            from graph_predictor.sizes.sizes import Sizes
+
             edits.append(Sizes.parse(list(sizes)))
         models = None if spec is None else self._profiles.get(spec.name)
         start = baseline_of(made or self.job, device=spec, models=models, host=host, collectives=collectives)
@@ -266,6 +263,10 @@ class Study:
 
     def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...],
                 device: str | TracedDevice, also: tuple[int, ...]) -> Job:
+        from graph_predictor.parallel.ranks import traced
+        from graph_predictor.sizes.retrace import trace_again
+        from tracer.parallel_plan import ParallelPlan
+
         graph = None if self._job is None else self._job.graphs[0]
         if parallel is None:
             return assemble_job([trace_again(graph, dict(sizes), device, self._code)])
@@ -286,11 +287,16 @@ class Study:
         else:
             start, edits = self._sized(wanted)
         if wanted.device is not None:
+            from graph_predictor.edits.device import Device
+
             spec = find_device(wanted.device)
             if wanted.parallel is not None:  # its collectives must not hide that a CPU's step has no kernels
                 self._once("device", self._can_move, wanted.device)
             edits.append(Device(spec, self._profiles.get(spec.name)))
         if wanted.host_from is not None:
+            from graph_predictor.edits.host_from import HostFrom
+            from kernel_models.host.hosts import host_names, is_host_file
+
             if wanted.host_from in host_names() or "," in wanted.host_from or is_host_file(wanted.host_from):
                 raise EditError(f"--host-from {wanted.host_from}: a recorded step takes the host of one capture, "
                                 "operation by operation; several, and hosts by name or file, are for steps that never "
@@ -301,6 +307,9 @@ class Study:
 
     def _on_ranks(self, parallel: str, sizes: tuple[str, ...], where: tuple[str | None, ...],
                   also: tuple[int, ...]) -> Baseline:
+        from graph_predictor.parallel.ranks import on_ranks, settings_under
+        from tracer.parallel_plan import ParallelPlan
+
         assert self._recorded is not None
         topology, profile, device, backend, choices, alone = where
         collectives = self._cluster(Configuration(
@@ -321,6 +330,8 @@ class Study:
         return found if samples is None else found.with_items(samples * plan.dp / plan.world_size)
 
     def _can_move(self, device: str) -> None:
+        from graph_predictor.edits.device import Device
+
         assert self._recorded is not None
         Device(find_device(device)).apply(self._recorded.scenario)
 
@@ -330,6 +341,9 @@ class Study:
         assert recorded is not None
         if not wanted.sizes:
             return recorded, []
+        from graph_predictor.sizes.retrace import recorded_sizes, why_not
+        from graph_predictor.sizes.sizes import Sizes
+
         old, new = parse_sets(wanted.sizes)
         reason = why_not(recorded, wanted.code)
         if reason is None and (wanted.code is not None or not wanted.also):
@@ -343,11 +357,15 @@ class Study:
 
     def _retraced(self, new: tuple[tuple[str, int], ...], old: tuple[tuple[str, int], ...],
                   code: str | None) -> Baseline:
+        from graph_predictor.sizes.retrace import retrace
+
         assert self._recorded is not None
         return retrace(self._recorded, dict(new), dict(old), code=code)
 
     def _laws(self, also: tuple[str, ...], new: tuple[tuple[str, int], ...],
               old: tuple[tuple[str, int], ...]) -> Edit:
+        from graph_predictor.sizes.laws import SizeLaws
+
         assert self._recorded is not None
         others = [parse_also(text) for text in also]
         source = self._recorded.scenario.devices.source
@@ -371,6 +389,9 @@ class Study:
                             "or give its measurements with --comm-profile.")
         if wanted.parallel is None or wanted.device is None:
             return None
+        from kernel_models.collectives import CollectiveModel, topology_of
+        from tracer.parallel_plan import ParallelPlan, PlanError
+
         ranks = ParallelPlan.parse(wanted.parallel).world_size
         try:
             return CollectiveModel(topology_of(find_device(wanted.device), ranks))
@@ -380,6 +401,10 @@ class Study:
     def _named_cluster(self, topology: str | None, profile: str | None, backend: str | None, choices: str | None,
                        device: str | None, parallel: str | None) -> CollectiveModel:
         """The cluster of a configuration's texts; where they name none, usual nodes of its device for its ranks."""
+        from graph_predictor.comm.clusters import cluster_of
+        from kernel_models.collectives import topology_of
+        from tracer.parallel_plan import ParallelPlan
+
         def usual() -> Topology:
             graphs = self.job.graphs
             recorded = None if self._recorded is None else self._recorded.scenario.devices.source
@@ -394,6 +419,8 @@ class Study:
         return cluster_of(topology, profile, backend, choices, usual)
 
     def _host(self, text: str) -> HostModel:
+        from graph_predictor.prediction.host_names import host_by_name
+
         return host_by_name(text, self._other)
 
     def _other(self, path: str) -> Job:
@@ -406,4 +433,6 @@ class Study:
 
 def _straggling(wanted: Configuration) -> list[int]:
     """Return the ranks that are slower than others, which none stands for."""
+    from graph_predictor.edits.straggler import Straggler
+
     return [edit.rank for edit in made(wanted.edits) if isinstance(edit, Straggler)]

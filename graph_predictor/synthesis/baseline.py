@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from graph_predictor.prediction.changes import BatchChange, DeviceChange, HostChange, KernelChange, KernelSources
 from graph_predictor.prediction.edit import Edit
@@ -18,15 +19,16 @@ from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.work import describe_work
 from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.simulation.host_pieces import host_pieces
-from graph_predictor.synthesis.recorded_times import RecordedTimes
-from graph_predictor.synthesis.step import SynthesizedStep, anchored_step, modelled_step
-from kernel_models.collectives import CollectiveModel
 from kernel_models.device import DeviceSpec
-from kernel_models.host.model import HostModel
 from kernel_models.pricing import Models
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph
 from tracer.job import AnyJob, Job, graphs_of
+
+if TYPE_CHECKING:
+    from graph_predictor.synthesis.step import SynthesizedStep
+    from kernel_models.collectives import CollectiveModel
+    from kernel_models.host.model import HostModel
 
 
 def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: DeviceSpec | None = None,
@@ -52,6 +54,8 @@ def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: 
         raise ForetraceError("There is nothing to predict from: no graph was given. Read a trace or a job first.")
     if not _shapes_only(graphs):
         return Baseline.recorded(graphs, steps, device=device, models=models, profiled=profiled, notes=notes)
+    from graph_predictor.synthesis.step import modelled_step
+
     step = modelled_step(graphs, device, models, host, collectives)
     scenario = _scenario(step, models, steps, profiled=False)
     return Baseline(scenario, Spreads(step.host_spread, RESOLVED), [*notes, *damage_notes(graphs), *step.notes],
@@ -78,6 +82,9 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
     if not recorded.ran or not _shapes_only(graphs):
         raise ForetraceError("Times go from a recorded step to one that was traced by shapes alone; these are not of "
                              "these two kinds.")
+    from graph_predictor.synthesis.recorded_times import RecordedTimes
+    from graph_predictor.synthesis.step import anchored_step
+
     was, spreads = recorded.scenario, recorded.spreads
     times = RecordedTimes(was, spreads.host)
     step = anchored_step(graphs, times, collectives)

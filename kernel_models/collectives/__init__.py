@@ -1,20 +1,39 @@
-"""The time of collectives: topologies as data, three levels of models, calibration, and choosing a backend."""
+"""The time of collectives: topologies as data, three levels of models, calibration, and choosing a backend.
 
-from kernel_models.collectives.call import (
-    CollectiveBatch,
-    CollectiveCall,
-    CollectiveKind,
-    CommError,
-    Placement,
-    bus_factor,
-    collective_kind,
-    uneven_all_to_all,
-)
-from kernel_models.collectives.measurements import CollectiveMeasurements, make_measurements
-from kernel_models.collectives.price import CollectiveModel, price_calls, topology_of
-from kernel_models.collectives.profile import CommProfile
-from kernel_models.collectives.times import CommTimes, Level
+Names are imported when they are first used, but ``topology``, which is called like the module it is in.
+"""
+
+from typing import TYPE_CHECKING
+
 from kernel_models.collectives.topology import Topology, topology
+from tracer.lazy import lazily
+
+if TYPE_CHECKING:
+    from kernel_models.collectives.call import (
+        CollectiveBatch,
+        CollectiveCall,
+        CollectiveKind,
+        CommError,
+        Placement,
+        bus_factor,
+        collective_kind,
+        uneven_all_to_all,
+    )
+    from kernel_models.collectives.measurements import CollectiveMeasurements, make_measurements
+    from kernel_models.collectives.price import CollectiveModel, price_calls, topology_of
+    from kernel_models.collectives.profile import CommProfile
+    from kernel_models.collectives.times import CommTimes, Level
+
+_MODULES = {
+    "call": ("CollectiveBatch", "CollectiveCall", "CollectiveKind", "CommError", "Placement", "bus_factor",
+             "collective_kind", "uneven_all_to_all"),
+    "measurements": ("CollectiveMeasurements", "make_measurements"),
+    "price": ("CollectiveModel", "price_calls", "topology_of"),
+    "profile": ("CommProfile",),
+    "times": ("CommTimes", "Level"),
+}
+__getattr__, __dir__ = lazily(__name__, {
+    name: f"kernel_models.collectives.{module}" for module, names in _MODULES.items() for name in names})
 
 __all__ = [
     "CollectiveBatch",

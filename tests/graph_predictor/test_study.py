@@ -176,7 +176,7 @@ def test_what_cannot_be_made_is_refused_again_without_trying(monkeypatch: pytest
         tried.append(arguments)
         raise EditError("Not on these ranks.")
 
-    monkeypatch.setattr("graph_predictor.request.study.on_ranks", refuse)
+    monkeypatch.setattr("graph_predictor.parallel.ranks.on_ranks", refuse)
     for host in (1.0, 2.0, 3.0):
         with pytest.raises(EditError, match="Not on these ranks"):
             study.predict(Configuration(parallel="ddp=2", edits={"host": host}))

@@ -3,13 +3,15 @@
 A file's top level may do what a process can do only once: register an operator, a class of models, the way processes
 are started. A second run here would fail at it, or find what the first has left. So a script is run again elsewhere:
 
-    request.json ──▶ another interpreter: trace_script ──▶ step.foretrace, or error.json
+    request.json ──▶ another interpreter: trace_script ──▶ step.pickle, or error.json
 
-Where processes can be forked, all of them are forks of one that has imported PyTorch (``waiting``).
+What comes back is pickled: importing what writes and reads files of graphs takes both processes longer than the step
+takes to trace. Where processes can be forked, all of them are forks of one that has imported PyTorch (``waiting``).
 """
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -26,7 +28,7 @@ from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError
 from tracer.shape_only.waiting import WaitingTracer, possible
 
-_REQUEST, _GRAPH, _ERROR = "request.json", "step.foretrace", "error.json"
+_REQUEST, _GRAPH, _ERROR = "request.json", "step.pickle", "error.json"
 _PROGRAM = "import sys; folder, *sys.path = sys.argv[1:]; from tracer.shape_only.apart import main; main(folder)"
 """It finds the modules that this process finds, before it imports any."""
 _INTERRUPTED = 130
@@ -82,7 +84,8 @@ def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_s
             raise ShapeOnlyError(f"The process that traced {target} ended {how} before it was done: was it killed for "
                                  "want of memory, or does the script end its process? Trace it alone with foretrace "
                                  "trace.")
-        return ExecutionGraph.load(place / _GRAPH)
+        graph: ExecutionGraph = pickle.loads((place / _GRAPH).read_bytes())  # noqa: S301 -- written by ``main``
+        return graph
 
 
 def _run(folder: str) -> int:
@@ -101,7 +104,7 @@ def main(folder: str) -> None:
     try:
         graph = trace_script(request.target, request.device, world_size=request.world_size, rank=request.rank,
                              arguments=request.arguments)
-        graph.save(place / _GRAPH)
+        (place / _GRAPH).write_bytes(pickle.dumps(graph, protocol=5))
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except ForetraceError as error:

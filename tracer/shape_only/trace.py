@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
@@ -25,6 +24,7 @@ from tracer.shape_only.modules import ModuleStack
 from tracer.shape_only.recorder import OperatorRecorder
 from tracer.shape_only.substitutions import CPU, GPU, Site, host_data, installed
 from tracer.shape_only.substitutions.placement import DevicePlacement
+from tracer.shape_only.uncompiled import UncompiledFakeMode, without_compiler
 from tracer.workloads.places import check_alone, pieces_of, tables_at
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _short_collections() -> Iterator[None]:
 @_short_collections()
 def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: int, rank: int, world_size: int | None,
             source: str, selected: float | None) -> ExecutionGraph:
-    with _quiet(), installed(device, GPU if device.is_gpu else CPU) as site:
+    with _quiet(), without_compiler(), installed(device, GPU if device.is_gpu else CPU) as site:
         tracker, modules = MemoryTracker(), ModuleStack()
         site.patch(torch.UntypedStorage, "resize_", resize_watch(tracker))
         placement = DevicePlacement(tracker, one_device=world_size is None) if device.is_gpu else None
@@ -196,7 +196,7 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
         recorder.values.install(site)
         try:
             with ExitStack() as modes:
-                modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+                modes.enter_context(UncompiledFakeMode(allow_non_fake_inputs=True))
                 modes.enter_context(modules)
                 modes.enter_context(recorder)
                 modes.enter_context(NumbersInLists())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -89,8 +90,11 @@ def possible() -> bool:
 
 def serve(channel: int) -> None:
     """Answer requests until the other end is closed."""
+    gc.disable()  # what is imported stays: neither this process nor a fork need look through it
     import tracer.shape_only.script  # noqa: F401 - the forks have it
 
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=channel) as asked:
         while True:

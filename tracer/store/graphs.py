@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from enum import IntEnum
-from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -134,6 +133,8 @@ def _member(kind: str, index: int, table: str) -> str:
 
 
 def _own_version() -> str:
+    from importlib import metadata  # takes longer to import than a small file to read
+
     try:
         return metadata.version("foretrace")
     except metadata.PackageNotFoundError:

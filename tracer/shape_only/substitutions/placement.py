@@ -21,6 +21,7 @@ from torch.utils._device import _device_constructors
 
 from tracer.shape_only.errors import ShapeOnlyError, caller_line
 from tracer.shape_only.substitutions.substitution import Site, Substitution
+from tracer.shape_only.uncompiled import compiler_imported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -277,7 +278,7 @@ def _install(site: Site) -> None:
 
     site.patch(torch, "compile", compiled)
     stance = getattr(torch.compiler, "set_stance", None)
-    if stance is not None and "torch._dynamo" in sys.modules:  # else nothing was compiled yet, and it is slow to import
+    if stance is not None and compiler_imported():  # else nothing was compiled yet, and it is slow to import
         site.stack.enter_context(stance("force_eager"))
 
     _distributed(site)

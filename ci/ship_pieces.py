@@ -1,0 +1,55 @@
+"""Trace the pieces that plans of the suite's decoders need, and ship them: to be run when tracing gives something else.
+
+    python ci/ship_pieces.py
+
+They are those of searches for ``GPUS`` GPUs of ``DEVICE`` with the suite's own presets.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from graph_predictor.parallel import shipped_pieces  # noqa: E402
+from graph_predictor.parallel.planning import plan  # noqa: E402
+from tracer.errors import ForetraceError  # noqa: E402
+from tracer.kept_files import read_kept  # noqa: E402
+
+DECODERS = (("gpt2", None), ("llama", None), ("moe", None))
+GPUS = (8, 64)
+DEVICE = "h200-sxm"
+
+
+def traced() -> dict[str, bytes]:
+    """Search without anything kept or shipped, and return what was traced, by piece."""
+    found: dict[str, bytes] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        shipped_pieces.SHIPPED.unlink(missing_ok=True)
+        for source, preset in DECODERS:
+            for gpus in GPUS:
+                try:
+                    plan(source, gpus, device=DEVICE, preset=preset)
+                except ForetraceError as error:
+                    sys.stdout.write(f"{source} on {gpus}: {error}\n")
+        for file in Path(folder).rglob("piece-*.kept"):
+            content = read_kept(file)
+            assert content is not None
+            found[file.stem.rpartition("-")[2]] = content
+    return found
+
+
+def main() -> None:
+    """Ship them."""
+    pieces = traced()
+    shipped_pieces.ship(pieces)
+    sys.stdout.write(f"{len(pieces)} pieces, {shipped_pieces.SHIPPED.stat().st_size:,} bytes\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Traces without PyTorch's compiler: not imported, the same graph as with it, and there when it is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = """
+import hashlib, sys
+import torch
+if {first!r}:
+    import torch._dynamo
+from tracer.shape_only import trace_step
+
+def build():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.tensor([[1.0] * 8] * 4).cuda()
+    {built}
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+graph = trace_step(build)
+imported = hasattr(sys.modules.get("torch._dynamo"), "OptimizedModule")
+columns = [getattr(graph.ops, name).tolist() for name in ("name", "shapes", "module", "phase", "python_calls")]
+print(imported, "torch._dynamo.config" in sys.modules, hashlib.sha256(repr(columns).encode()).hexdigest())
+{after}
+"""
+
+
+def traced(first: bool = False, built: str = "", after: str = "") -> list[str]:
+    """Trace apart; return whether the compiler and its settings were imported, a digest, and what came after."""
+    program = PROGRAM.format(first=first, built=built, after=after)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False,
+                          cwd=Path(__file__).resolve().parents[2])
+    assert not done.returncode, done.stderr
+    return done.stdout.split()
+
+
+def test_a_trace_imports_no_compiler_and_is_what_it_is_with_one() -> None:
+    without, beside = traced(), traced(first=True)
+    assert without[:2] == ["False", "False"]
+    assert beside[:2] == ["True", "True"]
+    assert without[2] == beside[2]  # the calls of Python that the compiler's functions make among it
+
+
+@pytest.mark.parametrize("built", ["from torch._dynamo.utils import counters", "torch._dynamo.reset()",
+                                   "torch._dynamo.disable(build)", "torch._dynamo.disable(None, recursive=False)"])
+def test_a_program_that_asks_for_the_compiler_gets_it(built: str) -> None:
+    asked, plain = traced(built=built), traced()
+    assert asked[:2] == ["True", "True"]
+    assert asked[2] == plain[2]
+
+
+def test_afterwards_the_compiler_is_imported_as_ever() -> None:
+    after = """
+import torch._dynamo.config
+print(torch._dynamo.config.cache_size_limit > 0, torch.optim.Optimizer.zero_grad.__wrapped__.__dict__)
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
+optimizer.zero_grad()
+print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item(),
+      torch.optim.Optimizer.zero_grad.__wrapped__.__dict__["__dynamo_disable"].__module__)
+"""
+    assert traced(after=after)[3:] == ["True", "{}", "2.0", "torch._dynamo.eval_frame"]
+
+
+def test_settings_that_a_program_changed_are_the_compilers() -> None:
+    built = "from torch import _dynamo; _dynamo.config.cache_size_limit = 17"
+    after = "import torch._dynamo; print(torch._dynamo.config.cache_size_limit)"
+    assert traced(built=built, after=after)[-1] == "17"

@@ -1,0 +1,196 @@
+"""``without_compiler``: traces that do not import PyTorch's compiler, which takes as long as PyTorch itself.
+
+Nothing is compiled in a trace by shapes, yet PyTorch imports its compiler to say so: an optimizer's step marks where a
+compiled graph would break, and functions that no compiler may look into are wrapped by it when they are first called.
+In the compiler's place stands a module that answers these two, and has its settings and its names of where a tensor is
+from, which fake tensors want; it makes way for the compiler itself as soon as anything else is asked of it::
+
+    import torch._dynamo ──▶ Uncompiled ──graph_break, disable, config, source──▶ answered
+                                 └─────────────────anything else────────────────▶ the compiler, imported
+
+What it answers calls as many functions of Python as the compiler's own answers would, because a program's calls are
+counted (``tracer.python_calls``) whether or not the compiler happens to be there.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+NAME, SETTINGS, SOURCES = "torch._dynamo", "torch._dynamo.config", "torch._dynamo.source"
+_FOLDER = Path(torch.__file__).parent / "_dynamo"
+_DISABLED = "__dynamo_disable"
+"""The attribute in which PyTorch keeps what ``disable`` made of a function."""
+
+
+class Uncompiled(ModuleType):
+    """Stands for ``torch._dynamo`` while nothing is asked of it but what it answers."""
+
+    def __init__(self) -> None:
+        super().__init__(NAME)
+        self.__file__ = str(_FOLDER / "__init__.py")  # what asks all modules where they are from does not mean this one
+        self.__path__: list[str] = []  # a package, whose modules are found by ``_Finder``
+        self.config, self._settings = _settings()
+        self.source = _Sources(SOURCES)
+        self.graph_break = graph_break
+        self._finder = _Finder(self)
+        self._disabled: list[Any] = []
+
+    def disable(self, fn: Any = None, recursive: bool = True, *, wrapping: bool = True, **options: Any) -> Any:
+        """As ``torch._dynamo.disable``: return a function that no compiler looks into. PyTorch asks without
+        ``wrapping``, once a function; what else is asked, in a step perhaps, the compiler itself makes."""
+        if wrapping or not recursive or not isinstance(fn, FunctionType):
+            return self.make_way().disable(fn, recursive, wrapping=wrapping, **options)
+        self._disabled.append(fn)
+        return _uncompiled(fn)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.make_way(), name)
+
+    def stand(self) -> None:
+        """Stand in the compiler's place."""
+        sys.modules[NAME] = torch._dynamo = self  # type: ignore[assignment]
+        sys.modules[SETTINGS], sys.modules[SOURCES] = self.config, self.source
+        sys.meta_path.insert(0, self._finder)
+
+    def leave(self) -> None:
+        """Leave the place as it was found, unless somebody changed the compiler's settings: then it has them."""
+        if sys.modules.get(NAME) is not self:
+            return
+        if self.config.save_config() != self._settings:
+            self.make_way()
+            return
+        self._step_aside()
+        del sys.modules[SETTINGS], torch._dynamo
+        for fn in self._disabled:
+            vars(fn).pop(_DISABLED, None)
+
+    def make_way(self) -> Any:
+        """Return the compiler, imported with the settings that were changed so far."""
+        if sys.modules.get(NAME) is not self:
+            return sys.modules[NAME]
+        self._step_aside()
+        spec = find_spec(NAME)
+        assert spec is not None and spec.loader is not None
+        compiler: Any = module_from_spec(spec)
+        sys.modules[NAME] = torch._dynamo = compiler
+        compiler.config = self.config
+        spec.loader.exec_module(compiler)
+        for fn in self._disabled:
+            setattr(fn, _DISABLED, compiler.disable(fn, wrapping=False))
+        return compiler
+
+    def _step_aside(self) -> None:
+        sys.meta_path.remove(self._finder)  # type: ignore[arg-type]
+        del sys.modules[NAME], sys.modules[SOURCES]
+
+
+class _Sources(ModuleType):
+    """Stands for ``torch._dynamo.source``: a class for each way of saying where a tensor is from, which says nothing.
+    A compiler guards by them that a tensor is still the one it compiled for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        found = type(name, (_Unknown,), {})
+        setattr(self, name, found)
+        return found
+
+
+class _Unknown(torch._guards.Source):
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+
+class _Finder:
+    """Finds a module of the compiler's: it is imported with the compiler."""
+
+    def __init__(self, standing: Uncompiled) -> None:
+        self._standing = standing
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        if not name.startswith(f"{NAME}."):
+            return None
+        self._standing.make_way()
+        return ModuleSpec(name, _Imported()) if name in sys.modules else None  # type: ignore[arg-type]
+
+
+class _Imported:
+    """Loads a module that was imported along with another."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It has run."""
+
+
+class UncompiledFakeMode(FakeTensorMode):
+    """PyTorch's mode of fake tensors, not wrapped by the compiler, which wraps the call of every operation."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    __torch_dispatch__ = getattr(FakeTensorMode.__torch_dispatch__, "__wrapped__", FakeTensorMode.__torch_dispatch__)
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Keep PyTorch from importing its compiler meanwhile, unless it is imported already or something is compiled."""
+    if NAME in sys.modules:
+        yield
+        return
+    standing = Uncompiled()
+    standing.stand()
+    try:
+        yield
+    finally:
+        standing.leave()
+
+
+def compiler_imported() -> bool:
+    """Return whether the compiler itself is imported, so that something may have been compiled."""
+    return not isinstance(sys.modules.get(NAME), Uncompiled | None)
+
+
+@functools.lru_cache(maxsize=1)
+def _settings() -> tuple[Any, bytes]:
+    """Import the compiler's settings alone, and return them as a module and as they are before anyone changes them."""
+    spec = spec_from_file_location(SETTINGS, _FOLDER / "config.py")
+    assert spec is not None and spec.loader is not None
+    found: Any = module_from_spec(spec)
+    sys.modules[SETTINGS] = found  # it looks for itself there
+    spec.loader.exec_module(found)
+    return found, found.save_config()
+
+
+# Each function below stands for one of torch/_dynamo, and is counted as the program's.
+
+
+def graph_break(msg: str = "") -> None:
+    """As ``torch._dynamo.graph_break``: nothing, where nothing is compiled."""
+
+
+def _uncompiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def disabled(*args: Any, **kwargs: Any) -> Any:
+        _callback_from_stance(None)
+        return fn(*args, **kwargs)
+
+    return disabled
+
+
+def _callback_from_stance(callback: None) -> None:
+    return callback
