@@ -2,8 +2,9 @@
 
     python benchmarks/fit_hosts.py [DATA] [--write]
 
-``cpu-steps`` is of the programs in ``traces/host`` and ``traces/host-held-out``, whose operations compute on the host:
-what is shipped knows all there is, and no accuracy is reported of it. ``cpu-plans`` is of those in ``traces/host`` and
+``cpu-steps`` is of the programs in ``traces/host`` and ``traces/host-held-out``, whose operations compute on the host,
+and of those that only the Xeon recorded (``traces/host-xeon``, ``traces/host-xeon-held-out``), at the EPYC's speed: what
+is shipped knows all there is, and no accuracy is reported of it. ``cpu-plans`` is of those in ``traces/host`` and
 ``traces/host-parallel``, ``gpu-steps`` of traces in ``DATA``, one step each, less what the profiler's events cost by
 their own word. Left out are those whose host time is
 mostly a wait that the trace does not tell from work, and hosts that take several times as long as all others. How well
@@ -44,7 +45,9 @@ def main() -> None:
     cpu = read_rounds(traces / "host")
     gpu = {name: recorded_host_steps(read_job([str(options.data / "traces" / path)]).graphs[:1])[0]
            for name, path in PUBLISHED.items()}
-    for title, steps in ((CPU_HOST, {**cpu, **read_rounds(traces / "host-held-out")}), (GPU_HOST, gpu)):
+    known = {**cpu, **read_rounds(traces / "host-held-out")}
+    other = {**read_rounds(traces / "host-xeon"), **read_rounds(traces / "host-xeon-held-out")}
+    for title, steps in ((CPU_HOST, {**_at_the_speed_of(known, other), **known}), (GPU_HOST, gpu)):
         if title == GPU_HOST:
             _left_out(title, steps)
         if options.write:
@@ -56,6 +59,13 @@ def main() -> None:
         _left_out(f"{host} alone", {name: step for name, step in gpu.items()
                                     if name in {f"{program}, {host}" for program in ("Qwen", "BERT", "OWLv2")}})
     _ranks(recorded_host_steps(read_job([str(options.data / "traces" / "dlrm-8xV100-2023")]).graphs))
+
+
+def _at_the_speed_of(known: dict[str, HostStep], other: dict[str, HostStep]) -> dict[str, HostStep]:
+    """Programs of another host as they would be on the one whose programs are known, by those that both ran."""
+    factor = float(np.median([known[name].host_ns / step.host_ns for name, step in other.items() if name in known]))
+    print(f"{len(other)} programs of another host, which takes {1 / factor:.2f} times as long")
+    return {name: step.scaled(factor) for name, step in other.items()}
 
 
 def _ranks(steps: list[HostStep]) -> None:

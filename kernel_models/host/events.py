@@ -196,7 +196,8 @@ def _special(names: Sequence[str], phases: Sequence[str], lists: Sequence[int], 
         elif now == _IN_BACKWARD:
             found[row] = ("before", BACKWARD + mark), backward
     found[0] = ("before", BEGIN + mark, names[0] if calls is None else _begin_kind(calls[0])), parameters
-    found[len(names)] = ("before", FINISH + mark, kind, *_end_kind(calls, parameters if kind.endswith(_PLAIN) else 0)), parameters
+    after = _end_kind(calls, parameters if kind.endswith(_PLAIN) else 0)
+    found[len(names)] = ("before", FINISH + mark, kind, *after), parameters
     return found
 
 

@@ -51,8 +51,8 @@ def fit_few(steps: Sequence[HostStep], host: str = "", law: HostModel | None = N
 
 
 def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostModel:
-    """The law times the host's factor, each operation drawn towards what its own programs cost; ``own`` lends the host's
-    name, launches and number of programs."""
+    """The law times the host's factor, each operation drawn towards what its own programs cost; ``own`` lends the name,
+    launches and number of programs."""
     told = np.array([np.log(step.host_ns / sum(float(part.sum()) for part in law.estimate(step))) for step in steps])
     factor, count = float(told.mean()), len(told)
     pools = {label: replace(pool, log_base=pool.log_base + factor) for label, pool in law.pools.items()}
@@ -66,6 +66,7 @@ def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostMod
         pools[label] = Pool(drawn, 1, mine.programs + (known.programs if known else 1))
     # Each program is told by the factor of the others.
     apart = float(told.std(ddof=1)) if count >= LEAST_PROGRAMS else max(OTHER_HOSTS_PROGRAM, law.spread / END)
-    return replace(own, pools=pools, slopes={label: slope * float(np.exp(factor)) for label, slope in law.slopes.items()},
+    slopes = {label: slope * float(np.exp(factor)) for label, slope in law.slopes.items()}
+    return replace(own, pools=pools, slopes=slopes,
                    offset=law.offset, spread=END * apart * float(np.sqrt(1 + 1 / count)), with_calls=law.with_calls,
                    counted=None)

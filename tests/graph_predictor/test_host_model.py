@@ -141,7 +141,8 @@ def test_a_recorded_step_has_the_events_of_a_traced_one() -> None:
     ("mm mm_backward _fused_adamw_", "123", (0, 0, 49, 9),
      [("begin", "no python"), ("optimizer", "_fused, moments", "at once"), ("end", "_fused, moments", "python")]),
     ("mm mm_backward addcdiv_", "123", (4, 0, 20, 4),
-     [("begin", "python"), ("optimizer", "one by one, moments", "at once"), ("end", "one by one, moments", "no python")]),
+     [("begin", "python"), ("optimizer", "one by one, moments", "at once"),
+      ("end", "one by one, moments", "no python")]),
     ("mm mm mm", "111", (4, 0, 0, 1), [("begin", "python"), ("end", "none", "no python")]),
 ])
 def test_ends_of_a_step_are_told_apart_by_who_is_at_work(
