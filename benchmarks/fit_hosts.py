@@ -3,8 +3,8 @@
     python benchmarks/fit_hosts.py [DATA] [--write]
 
 ``cpu-steps`` is of the programs in ``traces/host`` and ``traces/host-held-out``, whose operations compute on the host,
-and of those that only the Xeon recorded (``traces/host-xeon``, ``traces/host-xeon-held-out``), at the EPYC's speed: what
-is shipped knows all there is, and no accuracy is reported of it. ``cpu-plans`` is of those in ``traces/host`` and
+and of those that only the Xeon recorded (``traces/host-xeon``, ``traces/host-xeon-held-out``), at the EPYC's speed:
+what is shipped knows all there is, and no accuracy is reported of it. ``cpu-plans`` is of those in ``traces/host`` and
 ``traces/host-parallel``, ``gpu-steps`` of traces in ``DATA``, one step each, less what the profiler's events cost by
 their own word. Left out are those whose host time is
 mostly a wait that the trace does not tell from work, and hosts that take several times as long as all others. How well
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -22,8 +24,10 @@ import numpy as np
 
 from graph_predictor.prediction.host_calibration import read_rounds
 from graph_predictor.prediction.host_steps import recorded_host_steps
+from kernel_models.host.few_programs import fit_few
 from kernel_models.host.fitting import fit_host
 from kernel_models.host.hosts import CPU_HOST, GPU_HOST, HOSTS, PLANS_HOST, write_host
+from kernel_models.host.model import HostModel
 from kernel_models.host.step_events import HostStep
 from tracer.job import read_job
 
@@ -56,8 +60,11 @@ def main() -> None:
         plans = [*cpu.values(), *read_rounds(traces / "host-parallel").values()]
         write_host(fit_host(plans, PLANS_HOST), HOSTS / f"{PLANS_HOST}.json.gz")
     for host in ("H100", "MI300"):
-        _left_out(f"{host} alone", {name: step for name, step in gpu.items()
-                                    if name in {f"{program}, {host}" for program in ("Qwen", "BERT", "OWLv2")}})
+        own = {f"{program}, {host}" for program in ("Qwen", "BERT", "OWLv2")}
+        law = fit_host([step for name, step in gpu.items() if name not in own], "other hosts")
+        mine = {name: gpu[name] for name in sorted(own)}
+        _left_out(f"{host} alone", mine)
+        _left_out(f"{host} and others' law", mine, partial(fit_few, law=law))
     _ranks(recorded_host_steps(read_job([str(options.data / "traces" / "dlrm-8xV100-2023")]).graphs))
 
 
@@ -81,11 +88,12 @@ def _ranks(steps: list[HostStep]) -> None:
           f"{(size <= 0.05).mean():.0%}; host ms {', '.join(f'{step.host_ns / 1e6:.2f}' for step in steps)}")
 
 
-def _left_out(title: str, steps: dict[str, HostStep]) -> None:
+def _left_out(title: str, steps: dict[str, HostStep],
+              fit: Callable[[Sequence[HostStep]], HostModel] = fit_host) -> None:
     errors = []
     print(f"\n{title:24}  host ms  predicted")
     for name, step in steps.items():
-        model = fit_host([other for key, other in steps.items() if key != name])
+        model = fit([other for key, other in steps.items() if key != name])
         total = sum(float(part.sum()) for part in model.estimate(step))
         errors.append(total / step.host_ns - 1)
         print(f"{name:24}{step.host_ns / 1e6:9.2f}{errors[-1]:+10.1%}")

@@ -79,7 +79,8 @@ def host_model(jobs: Sequence[Job], name: str) -> HostModel:
         ForetraceError: a capture never ran, or has no steps.
     """
     steps = [recorded_host_steps(job.graphs[:1])[0] for job in jobs]
-    return (fit_few if len(steps) < ENOUGH_PROGRAMS else fit_host)(steps, name)
+    few = len(steps) < ENOUGH_PROGRAMS and any(step.compute_ns.any() for step in steps)
+    return (fit_few if few else fit_host)(steps, name)
 
 
 def _recorded(baseline: Baseline) -> HostStep:

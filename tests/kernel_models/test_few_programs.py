@@ -1,0 +1,70 @@
+"""A host of which few programs were recorded, told with the law of others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernel_models.host.few_programs import fit_few
+from kernel_models.host.fitting import fit_host
+from kernel_models.host.step_events import HostStep
+from kernel_models.spreads import END, OTHER_HOSTS_PROGRAM
+
+COSTS = {"mm": 2000.0, "add": 800.0, "relu": 500.0, "exp": 1200.0, "sin": 5000.0}
+
+
+def _step(names: str, factor: float = 1.0, costs: dict[str, float] | None = None,
+          calls: bool = False) -> HostStep:
+    """A step whose operations cost what ``costs`` says, and half of that lies before each."""
+    own = np.array([factor * {**COSTS, **(costs or {})}[name] for name in names.split()])
+    return HostStep(np.array([f"aten::{name}" for name in names.split()], dtype=object), np.ones(len(own), np.int8),
+                    np.zeros(len(own), np.int64), np.append(own, 100.0 * factor) / 2, own, np.zeros(len(own)),
+                    calls=np.zeros(len(own) + 1) if calls else None)
+
+
+def _total(model: object, step: HostStep) -> float:
+    return float(sum(part.sum() for part in model.estimate(step)))  # type: ignore[attr-defined]
+
+
+PROGRAMS = ("mm add relu", "add exp mm add", "relu sin mm", "exp relu add sin", "mm mm exp", "sin add relu exp")
+LAW = fit_host([_step(names) for names in PROGRAMS], "others")
+
+
+def test_operations_of_no_own_program_cost_what_others_do_times_the_factor() -> None:
+    """One program of a host that takes twice as long says so of operations that it has not."""
+    mine, asked = _step("mm add relu", 2.0), _step("sin exp sin", 2.0)
+    found = fit_few([mine], "mine", LAW)
+    factor = mine.host_ns / _total(LAW, mine)
+    assert factor == pytest.approx(2.0, rel=0.1)
+    assert _total(found, asked) == pytest.approx(factor * _total(LAW, asked), rel=1e-6)
+    assert found.host == "mine" and found.programs == 1
+    alone = fit_host([_step("mm add relu", 2.0)])
+    assert abs(np.log(_total(found, asked) / asked.host_ns)) < abs(np.log(_total(alone, asked) / asked.host_ns))
+
+
+def test_what_own_programs_say_of_an_operation_draws_it() -> None:
+    """On this host "mm" takes four times as long as others say: each own program that has it counts as much as all
+    others together."""
+    law = _total(LAW, _step("mm mm exp"))
+    programs = ("mm add relu exp sin", "sin relu mm exp add", "exp add sin mm relu")
+    few = [fit_few([_step(names, 1.0, {"mm": 8000.0}) for names in programs[:count]], "", LAW) for count in (1, 3)]
+    told = [_total(model, _step("mm mm exp")) for model in few]
+    true = _step("mm mm exp", 1.0, {"mm": 8000.0}).host_ns
+    assert 1.5 * law < told[0] < told[1] < true
+
+
+def test_interval_narrows_with_programs_and_is_measured_where_there_are_enough() -> None:
+    one, two = (fit_few([_step(names) for names in PROGRAMS[:count]], "", LAW).spread for count in (1, 2))
+    assert one == pytest.approx(max(END * OTHER_HOSTS_PROGRAM, LAW.spread) * np.sqrt(2))
+    assert two < one
+    factors = (0.5, 1.0, 2.0, 1.0, 0.7)
+    apart = fit_few([_step(names, factor) for names, factor in zip(PROGRAMS, factors, strict=False)], "", LAW)
+    logs = np.log(factors)
+    assert apart.spread == pytest.approx(END * logs.std(ddof=1) * np.sqrt(1.2), rel=0.1)
+
+
+def test_calls_count_where_all_have_them_counted() -> None:
+    law = fit_host([_step(names, calls=True) for names in PROGRAMS])
+    assert law.counted is not None
+    assert fit_few([_step("mm add", calls=True)], "", law).counted is not None
+    assert fit_few([_step("mm add", calls=True), _step("relu exp")], "", law).counted is None
