@@ -80,7 +80,7 @@ def host_model(jobs: Sequence[Job], name: str) -> HostModel:
     """
     steps = [recorded_host_steps(job.graphs[:1])[0] for job in jobs]
     few = len(steps) < ENOUGH_PROGRAMS and any(step.compute_ns.any() for step in steps)
-    return (fit_few if few else fit_host)(steps, name)
+    return fit_few(steps, f"{name} and other hosts") if few else fit_host(steps, name)
 
 
 def _recorded(baseline: Baseline) -> HostStep:

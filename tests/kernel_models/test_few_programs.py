@@ -36,7 +36,7 @@ def test_operations_of_no_own_program_cost_what_others_do_times_the_factor() -> 
     found = fit_few([mine], "mine", LAW)
     factor = mine.host_ns / _total(LAW, mine)
     assert factor == pytest.approx(2.0, rel=0.1)
-    assert _total(found, asked) == pytest.approx(factor * _total(LAW, asked), rel=1e-6)
+    assert _total(found, asked) == pytest.approx(factor * _total(LAW, asked), rel=0.02)
     assert found.host == "mine" and found.programs == 1
     alone = fit_host([_step("mm add relu", 2.0)])
     assert abs(np.log(_total(found, asked) / asked.host_ns)) < abs(np.log(_total(alone, asked) / asked.host_ns))
