@@ -8,7 +8,8 @@ from graph_predictor.simulation.program import Anchor
 from tracer.machine_code import kept_loop
 
 # Compiled code knows plain numbers only.
-OTHER_THREAD = int(StartCause.OTHER_THREAD)
+PROGRAM_ORDER, OTHER_THREAD = int(StartCause.PROGRAM_ORDER), int(StartCause.OTHER_THREAD)
+OWN_COST = int(EndCause.OWN_COST)
 END_KERNEL, END_QUEUE, END_EXTERNAL = (int(EndCause[n]) for n in ("KERNEL", "QUEUE", "EXTERNAL"))
 BY_LAUNCH, BY_STREAM, BY_EDGE = (int(KernelCause[n]) for n in ("LAUNCH", "STREAM", "EDGE"))
 CALL_START, STAGED = int(Anchor.CALL_START), int(Anchor.STAGED)
@@ -38,6 +39,37 @@ def _segment(start, bound, item, kernel, work, stop, walk, keep, time, state, ti
     return start
 
 
+def _along_thread(row, time, stop, walk, item_start, item_end, item_start_cause, item_end_cause, item_queue, first_item,
+                  sums):
+    """Go back along a thread as far as items wait for nothing but the one before; returns the item and time reached.
+    Most paths are mostly such items, and of sums alone nothing else has to be looked at."""
+    launch, all_time = 0, time
+    while (item_end_cause[row] == OWN_COST and item_start_cause[row] == PROGRAM_ORDER and not first_item[row]
+           and item_end[row - 1] > stop):
+        start = min(item_start[row], time)
+        if item_queue[row] >= 0:
+            launch += time - start
+        row -= 1
+        time = min(item_end[row], start)
+    sums[walk, LAUNCH] += launch
+    sums[walk, HOST] += all_time - time - launch
+    return row, time
+
+
+def _along_stream(row, time, stop, walk, kernel_start, kernel_end, kernel_cause, kernel_source, kernel_group, bound_of,
+                  group_of, sums):
+    """Go back along a stream as far as kernels wait for the one before alone; as ``_along_thread``."""
+    while kernel_group[row] < 0 and kernel_cause[row] == BY_STREAM and kernel_end[kernel_source[row]] > stop:
+        start = min(kernel_start[row], time)
+        before = kernel_source[row]
+        end = min(kernel_end[before], start)
+        sums[walk, bound_of[row]] += time - start
+        sums[walk, LAUNCH] += start - end
+        sums[walk, BOUNDS + group_of[row]] += time - end
+        row, time = before, end
+    return row, time
+
+
 def _in_time_order(low, high, times, runs, kinds):
     """Turn the segments of one walk round, which were found last first."""
     high -= 1
@@ -55,7 +87,8 @@ def _in_time_order(low, high, times, runs, kinds):
     "int64[:]", "int64[:]", "int8[:]", "int64[:]", "int64[:]",
     "int64[:]", "int64[:]", "int8[:]", "int64[:]", "int8[:]", "int64[:]", "int64[:]", "float64[:]", "int8[:]",
     "int8[:]", "int8[:]", "int64[:]", "int64[:]", "int64[:]", "int64", "int64",
-    "int64[:]", "int64[:,:]", "int64[:,:]", "int8[:,:]", "int64[:]", "int64[:,:]", inner=(_segment, _in_time_order))
+    "int64[:]", "int64[:,:]", "int64[:,:]", "int8[:,:]", "int64[:]", "int64[:,:]",
+    inner=(_segment, _along_thread, _along_stream, _in_time_order))
 def walk_back(
     item_start, item_end, item_start_cause, item_start_source, item_end_cause, item_end_source,
     kernel_start, kernel_end, kernel_cause, kernel_source, group_last,
@@ -88,6 +121,9 @@ def walk_back(
             at = -1
             continue
         if at == AT_ITEM:
+            if not keep:
+                row, time = _along_thread(row, time, stop, walk, item_start, item_end, item_start_cause,
+                                          item_end_cause, item_queue, first_item, sums)
             cause = item_end_cause[row]
             if cause in (END_KERNEL, END_QUEUE):
                 kernel = item_end_source[row]
@@ -101,6 +137,9 @@ def walk_back(
                             runs, kinds, group_of, sums)
             before = row
         else:
+            if not keep:
+                row, time = _along_stream(row, time, stop, walk, kernel_start, kernel_end, kernel_cause, kernel_source,
+                                          kernel_group, bound_of, group_of, sums)
             bound = bound_of[row]
             if kernel_group[row] >= 0:
                 last = group_last[kernel_group[row]]
