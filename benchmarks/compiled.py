@@ -27,7 +27,7 @@ from zoo_parts.tracing import program_of
 
 from graph_predictor.edits.compile import compiled
 from graph_predictor.prediction.anchoring import prices_of
-from graph_predictor.prediction.interval import active_interval
+from graph_predictor.prediction.interval import ActiveErrors
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.replacement import Units
 from graph_predictor.prediction.rewriting import ratios_of
@@ -101,7 +101,7 @@ def compiled_step(calls: list[tuple[OpCall, ...]], spec: DeviceSpec) -> tuple[fl
     """A step's time after the edit, µs, and the logs of the 80% interval's ends where the time before is known.
 
     The interval is put together as a prediction's is: each replacement's as ``prediction.rewriting`` has it, beside
-    the edit's own, and those of families in quadrature (``prediction.interval.active_interval``).
+    the edit's own, and those of families in quadrature (``prediction.interval.ActiveErrors``).
     """
     n = len(calls)
     one, none = np.ones(n, np.int64), np.zeros(n, np.int64)
@@ -120,7 +120,7 @@ def compiled_step(calls: list[tuple[OpCall, ...]], spec: DeviceSpec) -> tuple[fl
         ends[:, one.units[0]] = max(COMPILED_KERNELS, -low[number]), max(COMPILED_KERNELS, high[number])
     family = np.array([FAMILIES.index(units.calls[u][0].family) for u in alive.tolist()])
     times = KernelTimes(us, none, family, -ends[0, alive], ends[1, alive], ())
-    below, above = active_interval(times, us, float(us.sum()), 0.0)
+    below, above = ActiveErrors.of(times, us).interval(float(us.sum()), 0.0)
     return float(us.sum()), float(np.log(below / us.sum())), float(np.log(above / us.sum()))
 
 

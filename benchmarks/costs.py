@@ -222,7 +222,6 @@ def _whatifs(path: str) -> dict[str, float]:
 
     from foretrace import edits
     from graph_predictor.simulation.engine import simulate
-    from graph_predictor.simulation.retiming import ProgramVariants
     from graph_predictor.synthesis.baseline import baseline_of
     from tracer.errors import ForetraceError
     from tracer.job import read_job
@@ -230,12 +229,10 @@ def _whatifs(path: str) -> dict[str, float]:
     job = read_job(path)
     start = baseline_of(job)
     steady = start.simulated().steady
-    one = ProgramVariants.alone(steady.program)
-    many = ProgramVariants(one.item, one.work, one.cost, np.repeat(one.host, 16), one.kernel,
-                           np.repeat(one.duration, 16, axis=1), one.floor_items, np.zeros((0, 16), np.int64))
+    many = steady.copies.kernels(np.repeat(steady.copies.rows.recorded[:, None].astype(np.float64), 16, axis=1))
     found = {"events": float(len(steady.program.item_work) + len(steady.program.kernel_item)),
              "simulate": seconds(lambda: simulate(steady.program, structure=steady.repeated.structure), 9),
-             "variants": seconds(lambda: steady.periods_ns(steady.program, many), 9)}
+             "variants": seconds(lambda: steady.copies.periods_ns(many, [1.0] * 16), 9)}
     factors = iter(np.linspace(0.7, 1.3, 200).tolist())
     found["host"] = seconds(lambda: start.predict([edits.ScaleHost(next(factors))]), 11)
     with contextlib.suppress(ForetraceError):  # a device that the trace does not name
@@ -485,9 +482,10 @@ def _real(data: Path, folder: Path) -> list[str]:
         lines.append(f"{name[:34]:<34} {found['events']:>8,.0f} " + " ".join(
             f"{found.get(each, float('nan')) * 1e3:>{width}.1f}" for each, width in (
                 ("simulate", 9), ("variants", 12), ("host", 7), ("clock", 7), ("device", 7))))
-    lines += ["```", "", "## Sweeps, by points", "", "Devices, clocks and hosts of ResNet-50 (resnet50-V100), in one "
-              "process; reading and starting included.", "", "```", f"{'points':>7} {'CPU s':>7} {'ms a point':>11}"]
-    for points in (50, 200, 800):
+    lines += ["```", "", "## Sweeps, by points", "", "Devices, clocks, bandwidths and hosts of ResNet-50 "
+              "(resnet50-V100), in one process; reading and starting included.", "", "```",
+              f"{'points':>7} {'CPU s':>7} {'ms a point':>11}"]
+    for points in (200, 1000, 5000):
         found = inside("points", traces / "resnet50-V100" / "rank0.kineto.json.gz", points, 1)
         lines.append(f"{found['points']:>7,.0f} {found['cpu']:>7.1f} {found['cpu'] / found['points'] * 1e3:>11.1f}")
     return [*lines, "```", ""]

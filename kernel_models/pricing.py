@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 from typing import Protocol
 
@@ -18,6 +19,7 @@ import numpy as np
 from kernel_models.anchoring import anchored
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics import heuristic_models
+from kernel_models.heuristics.call_table import FamilyCalls
 from kernel_models.model import KernelModel, Source, covered_times
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Bool, Float64, Int8, Int64
@@ -105,7 +107,28 @@ class PricedCalls:
         return {label: share for label, share in shares.items() if share > 0}
 
 
-def price(calls: Iterable[OpCall], device: DeviceSpec, profile: Models | None = None) -> PricedCalls:
+class CallBatch:
+    """Calls that are priced on one device after another: what does not depend on the device is found once.
+
+    Args:
+        calls: any, repeated ones too.
+
+    Attributes:
+        distinct: those that differ, in order of first appearance.
+        index: the place of each call among them.
+    """
+
+    def __init__(self, calls: Iterable[OpCall]) -> None:
+        self.distinct, self.index = _distinct(calls)
+
+    @cached_property
+    def families(self) -> Mapping[Family, tuple[Int64, FamilyCalls]]:
+        """Places of the distinct calls of each family, and these calls."""
+        return {family: (rows, FamilyCalls(self.distinct[i] for i in rows.tolist()))
+                for family, rows in _by_family(self.distinct).items()}
+
+
+def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Models | None = None) -> PricedCalls:
     """Price calls on a device.
 
     Args:
@@ -114,7 +137,8 @@ def price(calls: Iterable[OpCall], device: DeviceSpec, profile: Models | None = 
         profile: Fitted models of that device; without it, or for what its models do not cover, the data sheet's
             figures with default efficiencies.
     """
-    distinct, index = _distinct(calls)
+    batch = calls if isinstance(calls, CallBatch) else CallBatch(calls)
+    distinct, index = batch.distinct, batch.index
     m = len(distinct)
     time: Float64 = np.full(m, np.nan)
     low: Float64 = np.full(m, np.nan)
@@ -123,7 +147,7 @@ def price(calls: Iterable[OpCall], device: DeviceSpec, profile: Models | None = 
     by_variant = np.zeros(m, np.bool_)
     common: Float64 = np.ones(m)
     fallback = heuristic_models(device)
-    for family, rows in _by_family(distinct).items():
+    for family, (rows, every) in batch.families.items():
         fitted = sorted(profile.models_of(family), key=lambda model: model.source) if profile is not None else []
         models: list[KernelModel] = [*fitted, fallback[family]]
         left = rows
@@ -137,7 +161,7 @@ def price(calls: Iterable[OpCall], device: DeviceSpec, profile: Models | None = 
                 left = np.concatenate([left[~near], left[near][~sound]])
                 if not len(left):
                     break
-            mine = distinct if left is rows and len(rows) == m else [distinct[i] for i in left.tolist()]
+            mine = every if left is rows else [distinct[i] for i in left.tolist()]
             if model.source != Source.DATASHEET:
                 covered, times = covered_times(model, mine)
             else:

@@ -54,7 +54,8 @@ class Device:
         if spec.name == source.name:
             return replace(scenario, devices=replace(
                 scenario.devices, target=spec, source_models=self.models or scenario.devices.source_models))
-        edits: dict[str, CallEdit] = {**scenario.kernels.call_edits, "0 tf32 by device": _TF32(spec)}
+        tf32 = _TF32("tf32" in spec.matrix_tflops)
+        edits: dict[str, CallEdit] = {**scenario.kernels.call_edits, "0 tf32 by device": tf32}
         note = f"Kernels are scaled from {source.name} to {spec.name}"
         scenario = replace(scenario, devices=replace(scenario.devices, target=spec, target_models=self.models),
                            kernels=replace(scenario.kernels, call_edits=edits))
@@ -70,10 +71,10 @@ class Device:
 class _TF32:
     """fp32 convolutions on a device with TF32 units, TF32 work on one without."""
 
-    spec: DeviceSpec
+    units: bool
 
     def __call__(self, call: OpCall) -> tuple[OpCall, ...]:
-        if "tf32" in self.spec.matrix_tflops:
+        if self.units:
             if call.family is Family.CONV and call.dtype == "fp32":
                 call = replace(call, dtype="tf32")
         elif call.dtype == "tf32":

@@ -96,6 +96,7 @@ class EditOption:
         return f"--{self.name} {value:g}" if isinstance(value, float) else f"--{self.name} {value}"
 
 
+@cache
 def options() -> tuple[EditOption, ...]:
     """Return the edits that are declared, in the order of their files."""
     return tuple(option for module in MODULES for option in _declared(module))

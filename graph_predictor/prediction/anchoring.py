@@ -28,7 +28,7 @@ import numpy as np
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import OpCall
 from kernel_models.power import sustained
-from kernel_models.pricing import Models, price
+from kernel_models.pricing import CallBatch, Models, price
 from kernel_models.spreads import PER_DISTANCE, RESIZED_ON_CPU
 from tracer.arrays import Float64
 
@@ -57,17 +57,39 @@ class Ratios:
     high: Float64
 
 
+class CallGroups:
+    """Groups of calls, each priced as the sum of its calls, as in a step that keeps the device busy.
+
+    What does not depend on the device is found once, for any number of devices.
+
+    Args:
+        calls: the groups.
+        beside: calls that are priced with them, each by itself, as on a device that is not busy.
+    """
+
+    def __init__(self, calls: Calls, beside: Sequence[OpCall] = ()) -> None:
+        flat = [call for group in calls for call in group]
+        self._groups = len(calls)
+        self._owner = np.repeat(np.arange(len(calls)), [len(group) for group in calls])
+        self._batch = CallBatch([*flat, *beside])
+
+    def prices(self, spec: DeviceSpec, models: Models | None) -> tuple[Prices, Float64]:
+        """Return the groups' prices on a device, and the times of the calls beside them, µs."""
+        if not len(self._batch.index):
+            return Prices(*(np.zeros(self._groups) for _ in range(3))), np.zeros(0)
+        priced = price(self._batch, spec, models)
+        own = priced.index[:len(self._owner)]
+        kept = sustained(priced, spec)
+        time, low, high = (np.bincount(self._owner, weights=column[own], minlength=self._groups).astype(np.float64)
+                           for column in (kept.time_us, kept.low_us, kept.high_us))
+        safe = np.maximum(time, 1e-9)
+        return (Prices(time, np.log(np.maximum(low, 1e-9) / safe), np.log(np.maximum(high, 1e-9) / safe)),
+                priced.times_us[len(self._owner):])
+
+
 def prices_of(calls: Calls, spec: DeviceSpec, models: Models | None) -> Prices:
-    """Price groups of calls, each as the sum of its calls, as in a step that keeps the device busy."""
-    flat = [call for group in calls for call in group]
-    if not flat:
-        return Prices(*(np.zeros(len(calls)) for _ in range(3)))
-    owner = np.repeat(np.arange(len(calls)), [len(group) for group in calls])
-    priced = sustained(price(flat, spec, models), spec)
-    time, low, high = (np.bincount(owner, weights=column[priced.index], minlength=len(calls)).astype(np.float64)
-                       for column in (priced.time_us, priced.low_us, priced.high_us))
-    safe = np.maximum(time, 1e-9)
-    return Prices(time, np.log(np.maximum(low, 1e-9) / safe), np.log(np.maximum(high, 1e-9) / safe))
+    """Price groups of calls once, see ``CallGroups``."""
+    return CallGroups(calls).prices(spec, models)[0]
 
 
 def anchored(before: Prices, after: Prices, share: float | None = None) -> Ratios:

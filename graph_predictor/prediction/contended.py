@@ -30,12 +30,14 @@ TOLD = 0.01
 
 def steady_shares(steady: Steady, kinds: Int8) -> Beside:
     """Return the shares of each recorded kernel in a copy that has others before and behind it; 0 of the others'."""
-    repeated, program, simulated = steady.repeated, steady.program, steady.simulated
+    repeated, simulated = steady.repeated, steady.simulated
+    program = repeated.program
     length = simulated.kernel_end - simulated.kernel_start
-    transfer = np.where(program.kernel_group >= 0, np.minimum(program.kernel_duration, length), length)
+    transfer = np.where(program.kernel_group >= 0, np.minimum(steady.kernel_duration, length), length)
+    asked = repeated.copy_of_kernel == repeated.copies - 2
     found = beside(program.kernel_ptr, kinds[repeated.kernel], simulated.kernel_start, simulated.kernel_end, transfer,
-                   program.kernel_group)
-    rows = np.flatnonzero(repeated.copy_of_kernel == repeated.copies - 2)
+                   program.kernel_group, asked)
+    rows = np.flatnonzero(asked)
     shares = []
     for values in (found.transfer, found.waiting, found.computing):
         by_recorded = np.zeros(len(kinds))
@@ -47,7 +49,7 @@ def steady_shares(steady: Steady, kinds: Int8) -> Beside:
 def matters(change: Float64, times: KernelTimes, steady: Steady) -> bool:
     """Return whether a change of the kernels' times (logarithms) is worth simulating."""
     moved = float((np.abs(np.expm1(change)) * times.ns).sum())
-    return moved > NOTHING * float(steady.period_ns.max()) * steady.program.ranks
+    return moved > NOTHING * float(steady.period_ns.max()) * steady.repeated.program.ranks
 
 
 def slowed(times: KernelTimes, change: Float64, contention: Contention) -> KernelTimes:

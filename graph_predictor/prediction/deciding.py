@@ -24,13 +24,14 @@ HOST = "host"
 _MERGED = {Bound.HOST: HOST, Bound.LAUNCH: HOST, Bound.SYNC: HOST}
 """Bounds that count together where one word names what decides: launch calls and return lags are the host's. (A gap
 between two queued kernels is a launch too, but never decides.)"""
+_WORDS = {bound.label: _MERGED.get(bound, bound.label) for bound in Bound}
 
 
 def deciding(bounds: dict[str, float]) -> str:
     """The largest of the bounds (by their labels) along the path of what decides, the host's parts taken together."""
     merged: dict[str, float] = defaultdict(float)
-    for bound in Bound:
-        merged[_MERGED.get(bound, bound.label)] += bounds.get(bound.label, 0.0)
+    for label, word in _WORDS.items():
+        merged[word] += bounds.get(label, 0.0)
     return max(merged, key=lambda name: merged[name])
 
 

@@ -3,12 +3,11 @@ cannot."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from graph_predictor.prediction.scenario import Scenario
 
 
-@runtime_checkable
 class Edit(Protocol):
     """A change of a recorded step. Its class's text says what it assumes."""
 
@@ -23,3 +22,8 @@ class Edit(Protocol):
             EditError: it cannot be done; the scenario stays as it is.
         """
         ...
+
+
+def is_edit(value: object) -> bool:
+    """Return whether something is an edit, and no class of edits."""
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in ("describe", "apply"))

@@ -2,74 +2,98 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
 from graph_predictor.prediction.deciding import deciding
-from graph_predictor.prediction.edited_host import gpu_active_ns, kinds_of
+from graph_predictor.prediction.edited_host import kinds_of
 from graph_predictor.prediction.pricing import KernelTimes
+from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.result import PathItem
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.steady_state import Steady
-from graph_predictor.simulation.critical_path import Bound, Causes, Path, path_back
+from graph_predictor.simulation.critical_path import (
+    Bound,
+    Causes,
+    Path,
+    PathStart,
+    grouped_sums_back,
+    kernel_bounds,
+    walks_back,
+)
 from graph_predictor.simulation.host_pieces import HostPieces
 from graph_predictor.simulation.program import Program
 from kernel_models.model import Source
-from tracer.arrays import Int64
-from tracer.graph import NONE, ExecutionGraph
+from tracer.arrays import Int8, Int64
+from tracer.graph import NONE, ExecutionGraph, KernelKind
+from tracer.intervals import union_ns
 
 OUTSIDE = "outside any op"
+_LABELS = tuple(bound.label for bound in Bound)
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """One rank's period: ns by bound, its path, ns of the path by source, and GPU active time of a cycle."""
+    """One rank's period: ns by bound, what decides in one word, ns of its path by source, GPU active time of a cycle,
+    and where its path is."""
 
     bounds: dict[str, float]
-    path: Path
+    bound: str
     source_ns: dict[Source, float]
     active_ns: int
+    causes: Causes
+    start: PathStart
 
-    @property
-    def bound(self) -> str:
-        """Return what decides, in one word."""
-        return deciding(self.bounds)
+    def path(self) -> Path:
+        """Walk along the path."""
+        return walks_back(self.causes, [self.start]).one(0)
 
 
 def explain(scenario: Scenario, steady: Steady, times: KernelTimes, host_source: Source) -> list[Explained]:
     """The critical paths of all ranks' last periods."""
-    kinds = kinds_of(steady.repeated, scenario.built.graphs)
-    causes = Causes(steady.program, steady.simulated, kinds)
-    return [_of_rank(steady, times, host_source, rank, causes, kinds) for rank in range(len(steady.at))]
+    repeated = steady.repeated
+    layout = repeated.shared.once("layout", (scenario.built,), lambda: _Layout.of(repeated, scenario.built.graphs))
+    source = repeated.shared.once("sources", (times,), lambda: times.source.astype(np.int8)[repeated.kernel])
+    causes = Causes(steady.copies.launches, steady.simulated, layout.bounds, source)
+    starts = [PathStart(at, causes.end_ns(at), int(stop))
+              for at, stop in zip(steady.periods.at, steady.periods.stop_ns, strict=True)]
+    return [_of_rank(steady, host_source, rank, causes, start, sums, layout) for rank, (start, sums) in enumerate(
+        zip(starts, grouped_sums_back(causes, starts).tolist(), strict=True))]
 
 
-def _of_rank(steady: Steady, times: KernelTimes, host_source: Source, rank: int, causes: Causes,
-             kinds: list[np.ndarray]) -> Explained:
-    path = path_back(steady.program, steady.simulated, kinds, steady.at[rank], int(steady.stop_ns[rank]), causes=causes)
-    length = path.end_ns - path.start_ns
-    sources: dict[Source, float] = defaultdict(float)
-    on_kernel = path.kernel >= 0
-    code = times.source[_recorded(steady, path)] if len(times.source) else np.zeros(len(length), np.int64)
-    for one in Source:
-        mine = on_kernel & (code == one) if len(times.source) else on_kernel
-        sources[one] += float(length[mine].sum())
-    sources[host_source] += float(length[~on_kernel].sum())
-    bounds = {bound.label: float(length[path.bound == bound].sum()) for bound in Bound}
-    return Explained(bounds, path, dict(sources), _active(steady, kinds[rank], rank))
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What copies have in common whatever they take: the bound of each kernel's own time, and of each rank the kernels
+    of the last copy that are no collectives."""
+
+    bounds: Int8
+    computing: list[Int64]
+
+    @classmethod
+    def of(cls, repeated: Repeated, graphs: list[ExecutionGraph]) -> _Layout:
+        kinds = kinds_of(repeated, graphs)
+        last = repeated.copy_of_kernel == repeated.copies - 1
+        pointer = repeated.program.kernel_ptr.tolist()
+        return cls(kernel_bounds(kinds), [
+            low + np.flatnonzero(last[low:high] & (kind != KernelKind.COLLECTIVE))
+            for low, high, kind in zip(pointer[:-1], pointer[1:], kinds, strict=True)])
+
+
+def _of_rank(steady: Steady, host_source: Source, rank: int, causes: Causes, start: PathStart, sums: list[int],
+             layout: _Layout) -> Explained:
+    bounds = {label: float(ns) for label, ns in zip(_LABELS, sums[:len(Bound)], strict=True)}
+    on_kernels = sums[len(Bound):]
+    sources = {source: float(on_kernels[source]) if source < len(on_kernels) else 0.0 for source in Source}
+    sources[host_source] += float(sum(sums[:len(Bound)]) - sum(on_kernels))
+    own, simulated = layout.computing[rank], steady.simulated
+    active_ns = union_ns(simulated.kernel_start[own], simulated.kernel_end[own])
+    return Explained(bounds, deciding(bounds), sources, active_ns, causes, start)
 
 
 def _recorded(steady: Steady, path: Path) -> Int64:
     """The recorded kernel of each segment of a path; any where it has none."""
     return steady.repeated.kernel[np.maximum(path.kernel, 0)] if len(steady.repeated.kernel) else path.kernel
-
-
-def _active(steady: Steady, kind: np.ndarray, rank: int) -> int:
-    """GPU active time of a rank's last copy."""
-    low, high = steady.program.kernel_ptr[rank:rank + 2].tolist()
-    rows = np.flatnonzero(steady.repeated.copy_of_kernel[low:high] == steady.repeated.copies - 1)
-    return gpu_active_ns(steady.simulated.kernel_start[low:high], steady.simulated.kernel_end[low:high], rows, kind)
 
 
 def path_entries(scenario: Scenario, steady: Steady, path: Path) -> list[PathItem]:

@@ -7,7 +7,7 @@ simulated, and effects add up in quadrature on either side: exact where the step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,57 +20,110 @@ DRAWN_EVENTS = 400_000
 """Draws × events up to which every draw is simulated: about 0.1 s."""
 MOST_FACTORS = 6
 NEGLIGIBLE = 1e-3
-"""Share of the step: families whose errors cannot move it by more are not simulated in large programs."""
+"""Share of the step: families whose errors cannot move it by more do not count in large programs."""
 SEED = 20
 
-Simulate = Callable[[Float64, Sequence[float]], Float64]
-"""Step times, ns, of several factors on kernels' times, [kernels, draws], with a factor on the host's time each."""
 
+@dataclass(frozen=True, slots=True)
+class TimeErrors:
+    """Errors of the times of a step, to be simulated as variants of it.
 
-def step_interval(simulate: Simulate, times: KernelTimes, weight: Float64, host_spread: float, expected_ns: float,
-                  events: int) -> tuple[float, float]:
-    """80% interval of the step time, ns.
-
-    Args:
-        simulate: the step times of factors.
-        times: the times and intervals of the step's kernels.
-        weight: ns of each kernel in the step, to rank the families.
-        host_spread: log half width of the 80% interval of host time.
-        expected_ns: the step time without errors.
-        events: size of the simulated program.
+    Attributes:
+        draws: standard normal errors of the groups of families and, last, of the host, [variants, groups + 1]; where
+            they are not drawn, each alone at both ends of its interval.
+        drawn: whether they are drawn.
+        factors: on each kernel's time, [kernels, variants].
+        effect: the most that each group can move a step by, ns.
     """
-    families = np.unique(times.family[weight > 0])
-    effect = {int(f): float((weight * np.maximum(times.high, -times.low))[times.family == f].sum()) for f in families}
-    ranked = sorted(effect, key=lambda f: -effect[f])
-    groups = [[f] for f in ranked[:MOST_FACTORS - 1]] + ([ranked[MOST_FACTORS - 1:]] if len(ranked) >= MOST_FACTORS else
-                                                         [])
-    masks = [np.isin(times.family, group) for group in groups]
-    if DRAWS * events <= DRAWN_EVENTS:
-        return _drawn(simulate, times, masks, host_spread, expected_ns)
-    # No step moves by more than its kernels do: what is added in quadrature must be more than nothing.
-    masks = [mask for mask, group in zip(masks, groups, strict=True)
-             if sum(effect[f] for f in group) > NEGLIGIBLE * expected_ns]
-    return _linear(simulate, times, masks, host_spread, expected_ns)
+
+    draws: Float64
+    drawn: bool
+    factors: Float64
+    effect: tuple[float, ...]
+
+    @classmethod
+    def of(cls, times: KernelTimes, weight: Float64, events: int) -> TimeErrors:
+        """Choose them.
+
+        Args:
+            times: the times and intervals of the step's kernels.
+            weight: ns of each kernel in the step, to rank the families.
+            events: size of the simulated program.
+        """
+        families = np.unique(times.family[weight > 0])
+        widest = weight * np.maximum(times.high, -times.low)
+        effect = {int(f): float(widest[times.family == f].sum()) for f in families}
+        ranked = sorted(effect, key=lambda f: -effect[f])
+        groups = [[f] for f in ranked[:MOST_FACTORS - 1]] + (
+            [ranked[MOST_FACTORS - 1:]] if len(ranked) >= MOST_FACTORS else [])
+        masks = [np.isin(times.family, group) for group in groups]
+        drawn = DRAWS * events <= DRAWN_EVENTS
+        if drawn:
+            draws = np.random.default_rng(SEED).standard_normal((DRAWS // 2, len(masks) + 1))
+            draws = np.concatenate([draws, -draws])
+        else:
+            draws = np.repeat(np.eye(len(masks) + 1), 2, axis=0) * END
+            draws[::2] *= -1.0
+        return cls(draws, drawn, _factors(times, masks, draws[:, :-1]),
+                   tuple(sum(effect[f] for f in group) for group in groups))
+
+    def of_host(self, spread: float) -> tuple[float, ...]:
+        """Return the factor on the host's time in each variant, for a log half width of its 80% interval."""
+        return tuple(float(np.exp(z * spread / END)) for z in self.draws[:, -1])
+
+    def interval(self, step_ns: Float64, expected_ns: float) -> tuple[float, float]:
+        """80% interval of the step time, ns, of the step times of the variants and the one without errors."""
+        if self.drawn:
+            low, high = np.quantile(step_ns, (0.1, 0.9))
+            return min(float(low), expected_ns), max(float(high), expected_ns)
+        below = above = 0.0
+        # No step moves by more than its kernels do: what is added in quadrature must be more than nothing.
+        counts = [effect > NEGLIGIBLE * expected_ns for effect in self.effect]
+        for counted, change in zip(np.repeat([*counts, True], 2).tolist(), (step_ns - expected_ns).tolist(),
+                                   strict=True):
+            if counted:
+                below, above = below + min(change, 0.0) ** 2, above + max(change, 0.0) ** 2
+        return expected_ns - float(np.sqrt(below)), expected_ns + float(np.sqrt(above))
 
 
-def active_interval(times: KernelTimes, weight: Float64, active_ns: float, least: float) -> tuple[float, float]:
-    """80% interval of the time in which a device works, ns: as long as its kernels take, one after another.
+@dataclass(frozen=True, slots=True)
+class ActiveErrors:
+    """Errors of the time in which a device works: as long as its kernels take, one after another.
 
-    Args:
-        times: the kernels' times and intervals.
-        weight: ns of each kernel in the step; 0 for collectives and for those of other ranks.
-        active_ns: the time without errors; kernels that overlap are taken to go on overlapping as they do.
-        least: log half width of the narrowest interval.
+    Attributes:
+        total: of the kernels, ns.
+        below, above: how far the total is from the ends of its 80% interval, ns.
     """
-    total = float(weight.sum())
-    below = above = 0.0
-    for family in np.unique(times.family[weight > 0]):
-        mine = times.family == family
-        below += float((weight[mine] * -np.expm1(times.low[mine])).sum()) ** 2
-        above += float((weight[mine] * np.expm1(times.high[mine])).sum()) ** 2
-    share = active_ns / total if total else 0.0
-    low, high = active_ns - share * float(np.sqrt(below)), active_ns + share * float(np.sqrt(above))
-    return min(max(low, 0.0), active_ns * float(np.exp(-least))), max(high, active_ns * float(np.exp(least)))
+
+    total: float
+    below: float
+    above: float
+
+    @classmethod
+    def of(cls, times: KernelTimes, weight: Float64) -> ActiveErrors:
+        """Sum them up.
+
+        Args:
+            times: the kernels' times and intervals.
+            weight: ns of each kernel in the step; 0 for collectives and for those of other ranks.
+        """
+        below = above = 0.0
+        for family in np.unique(times.family[weight > 0]):
+            mine = times.family == family
+            below += float((weight[mine] * -np.expm1(times.low[mine])).sum()) ** 2
+            above += float((weight[mine] * np.expm1(times.high[mine])).sum()) ** 2
+        return cls(float(weight.sum()), float(np.sqrt(below)), float(np.sqrt(above)))
+
+    def interval(self, active_ns: float, least: float) -> tuple[float, float]:
+        """80% interval of the time, ns.
+
+        Args:
+            active_ns: the time without errors; kernels that overlap are taken to go on overlapping as they do.
+            least: log half width of the narrowest interval.
+        """
+        share = active_ns / self.total if self.total else 0.0
+        low, high = active_ns - share * self.below, active_ns + share * self.above
+        return min(max(low, 0.0), active_ns * float(np.exp(-least))), max(high, active_ns * float(np.exp(least)))
 
 
 def spread_by(low: float, high: float, expected_ns: float, spread: float) -> tuple[float, float]:
@@ -92,28 +145,3 @@ def _factors(times: KernelTimes, masks: list[np.ndarray], draws: Float64) -> Flo
             if draw:
                 factor[rows, number] = np.exp(draw * (low if draw < 0 else high))
     return factor
-
-
-def _simulated(simulate: Simulate, times: KernelTimes, masks: list[np.ndarray], host_spread: float,
-               draws: Float64) -> Float64:
-    """Step times, ns, of draws for the groups of families and, last, for the host, [draws, groups + 1]."""
-    return simulate(_factors(times, masks, draws[:, :-1]), [float(np.exp(z * host_spread / END)) for z in draws[:, -1]])
-
-
-def _drawn(simulate: Simulate, times: KernelTimes, masks: list[np.ndarray], host_spread: float,
-           expected_ns: float) -> tuple[float, float]:
-    draws = np.random.default_rng(SEED).standard_normal((DRAWS // 2, len(masks) + 1))
-    found = _simulated(simulate, times, masks, host_spread, np.concatenate([draws, -draws]))
-    low, high = np.quantile(found, (0.1, 0.9))
-    return min(float(low), expected_ns), max(float(high), expected_ns)
-
-
-def _linear(simulate: Simulate, times: KernelTimes, masks: list[np.ndarray], host_spread: float,
-            expected_ns: float) -> tuple[float, float]:
-    below = above = 0.0
-    ends = np.repeat(np.eye(len(masks) + 1), 2, axis=0) * END
-    ends[::2] *= -1.0
-    for step_ns in _simulated(simulate, times, masks, host_spread, ends).tolist():
-        change = step_ns - expected_ns
-        below, above = below + min(change, 0.0) ** 2, above + max(change, 0.0) ** 2
-    return expected_ns - float(np.sqrt(below)), expected_ns + float(np.sqrt(above))

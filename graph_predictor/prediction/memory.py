@@ -83,7 +83,8 @@ def most_activations(graph: ExecutionGraph) -> int:
 
 def lacking_memory(scenario: Scenario) -> str | None:
     """Return why a scenario does not fit its device's memory, as a sentence; ``None`` if it does, or nobody knows."""
-    account, spec = memory_account(scenario), scenario.devices.scaled()
+    account = memory_account(scenario)
+    spec = None if account is None else scenario.scaled_device()
     if account is None or spec is None or (lacking := account.lacking(spec.memory_gb * 1e9, spec.name)) is None:
         return None
     return f"{lacking} The step takes {account}."

@@ -9,25 +9,19 @@ replay of those steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from graph_predictor.prediction.changes import BatchChange, DeviceChange
 from graph_predictor.prediction.closing import Closing, closing
 from graph_predictor.prediction.contended import matters, slowed, steady_shares
-from graph_predictor.prediction.edit import Edit
-from graph_predictor.prediction.edited_host import (
-    EditedHost,
-    edit_host,
-    edited_launches,
-    edited_program,
-    edited_variants,
-    host_changed,
-)
+from graph_predictor.prediction.edit import Edit, is_edit
+from graph_predictor.prediction.edited_copies import HOSTS_KEPT, EditedCopies, KernelRows
+from graph_predictor.prediction.edited_host import EditedHost, edit_host, host_changed
 from graph_predictor.prediction.explain import Explained, explain, path_entries
 from graph_predictor.prediction.fetching import Fetching
 from graph_predictor.prediction.host_spread import (
@@ -38,7 +32,7 @@ from graph_predictor.prediction.host_spread import (
     unblocked_totals,
     unprofiled_stretches,
 )
-from graph_predictor.prediction.interval import active_interval, spread_by, step_interval
+from graph_predictor.prediction.interval import ActiveErrors, TimeErrors, spread_by
 from graph_predictor.prediction.loader import loader_of
 from graph_predictor.prediction.memory import lacking_memory, peak_memory
 from graph_predictor.prediction.pricing import KernelTimes, price_kernels
@@ -63,8 +57,7 @@ from graph_predictor.recorded.typical_steps import (
 from graph_predictor.simulation.beside import Beside
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
-from graph_predictor.simulation.program import MOST_FACTOR, Program
-from graph_predictor.simulation.retiming_loop import LANES
+from graph_predictor.simulation.program import MOST_FACTOR
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.device import device as device_named
 from kernel_models.model import Source
@@ -76,11 +69,11 @@ from tracer.graph import ExecutionGraph, KernelKind
 if TYPE_CHECKING:
     from graph_predictor.comm.contention import Contention
 
+T = TypeVar("T")
+
 CPU = "cpu"
 CONTENTION_ROUNDS = 2
 """Times that shares and kernels' times are found in turn."""
-HOSTS_KEPT = 16
-"""Edited hosts that predictions from one recording share: an axis of factors has so many."""
 UNLIKE_MEASURED = 0.02
 """A steady state this far from the measured steps is reported."""
 
@@ -195,7 +188,7 @@ class Baseline:
         if price_per_hour is not None and not 0.0 <= price_per_hour <= MOST_FACTOR:
             raise EditError(f"A price of {price_per_hour:g} is none: give what one device costs an hour, from 0 to "
                             f"{MOST_FACTOR:g}.")
-        if isinstance(edits, Edit) or not all(isinstance(edit, Edit) for edit in edits):
+        if is_edit(edits) or not all(map(is_edit, edits)):
             raise EditError("Edits are given as a list of them, such as [edits.ScaleHost(0.5)].")
         return self._run(edits).prediction(price_per_hour, path)
 
@@ -314,16 +307,23 @@ class _Run:
         self.baseline, self.scenario, self.edits = baseline, scenario, edits
         self.times: KernelTimes = replaced_kernels(self.rewritten, price_kernels(scenario))
         self.host: EditedHost = _edited_host(scenario, self.rewritten)
-        self.kinds = np.concatenate([g.kernels.kind for g in scenario.built.graphs])
+        self.kinds = scenario.shared.once("kinds", (scenario.built,), lambda: np.concatenate(
+            [g.kernels.kind for g in scenario.built.graphs]))
         self.steady: Steady = self._steady()
         if edits and baseline.ran and baseline.origin is None and (found := baseline.contention).known:
             self._contend(found)
 
-    def _edited(self, copies: Repeated, kernel_ns: Float64, host_factor: float) -> Program:
-        return edited_program(copies, self.host, self.scenario, kernel_ns, host_factor)
+    def _edited(self, repeated: Repeated) -> tuple[EditedCopies, KernelRows]:
+        copies = EditedCopies.once(repeated, self.scenario, self.host)
+        return copies, copies.kernels_once("expected", self.times, lambda: self._in_cycle_ns[:, None])
+
+    @property
+    def _in_cycle_ns(self) -> Float64:
+        """Expected times of the cycle's kernels, ns."""
+        return self.times.ns[self.scenario.cycle.kernel]
 
     def _steady(self) -> Steady:
-        return steady_state(self.scenario.cycle, lambda copies: self._edited(copies, self.times.ns, 1.0))
+        return steady_state(self.scenario.cycle, self._edited)
 
     def _contend(self, found: Contention) -> None:
         """Let the kernels take what they take beside what they are beside now."""
@@ -352,8 +352,8 @@ class _Run:
         per_rank = [self._rank(rank, explained) for rank, explained in enumerate(ranks)]
         active = max(r.gpu_active_us for r in per_rank)
         total = sum(chosen.source_ns.values()) or 1.0
-        families, kernel_sources = self._device_time(slowest)
-        target = scenario.devices.scaled()
+        families, kernel_sources = self._of_times("device time", slowest, lambda: self._device_time(slowest))
+        target = scenario.scaled_device()
         flops = self._flops(slowest)
         world = max([len(scenario.built.graphs), *(g.meta.world_size for g in scenario.built.graphs)])
         rests_on = self.baseline.origin or self.baseline
@@ -362,10 +362,10 @@ class _Run:
             step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active,
             gpu_active_interval_us=self._active_interval(per_rank), bound=chosen.bound,
             per_rank=per_rank, bounds_us={k: v / cycle.steps / 1e3 for k, v in chosen.bounds.items()},
-            families_us=families, critical_path=path_entries(scenario, steady, chosen.path) if path else [],
+            families_us=dict(families), critical_path=path_entries(scenario, steady, chosen.path()) if path else [],
             profiled=scenario.profiled, ran=ran,
             sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
-            kernel_sources=kernel_sources, recorded_us=None if not ran else _recorded_ns(rests_on.cycle) / 1e3,
+            kernel_sources=dict(kernel_sources), recorded_us=None if not ran else _recorded_ns(rests_on.cycle) / 1e3,
             unprofiled_us=None if not ran else _microseconds(unprofiled_ns(rests_on.built)), steps=rests_on.cycle.names,
             device=target.name if target is not None else scenario.built.graphs[0].meta.device,
             recorded_on="" if not ran else (
@@ -405,20 +405,26 @@ class _Run:
     def _active_interval(self, ranks: list[RankPrediction]) -> tuple[float, float]:
         """80% interval of the most active rank's GPU time a step, µs."""
         most = max(range(len(ranks)), key=lambda rank: ranks[rank].gpu_active_us)
-        rows = self._in_cycle(most)
+        errors = self._of_times("active errors", most, lambda: self._active_errors(most))
+        return errors.interval(ranks[most].gpu_active_us, self.baseline.spreads.least)
+
+    def _active_errors(self, rank: int) -> ActiveErrors:
+        rows = self._in_cycle(rank)
         rows = rows[self.kinds[rows] != KernelKind.COLLECTIVE]
         weight = np.zeros(len(self.times.ns))
         weight[rows] = self.times.ns[rows] / self.scenario.cycle.steps / 1e3
-        return active_interval(self.times, weight, ranks[most].gpu_active_us, self.baseline.spreads.least)
+        return ActiveErrors.of(self.times, weight)
+
+    def _of_times(self, kind: str, rank: int, make: Callable[[], T]) -> T:
+        """Return what follows from the kernels' times alone, made once for all predictions with the same."""
+        return self.scenario.shared.once(kind, (self.times, self.scenario.cycle, rank), make)
 
     def _flops(self, rank: int) -> float:
         """Floating-point operations a step; 0 where sizes are not known for most of the device time. Counted once for
-        all scenarios that change no sizes."""
+        all scenarios of the same sizes."""
         scenario = self.scenario
-        if scenario.kernels.calls:
-            return self._counted_flops(rank)
-        return scenario.shared.once("flops", (scenario.built, scenario.cycle, scenario.work, rank),
-                                    lambda: self._counted_flops(rank))
+        return scenario.shared.once("flops", (rank, scenario.built, scenario.cycle, scenario.work,
+                                              scenario.kernels.calls), lambda: self._counted_flops(rank))
 
     def _counted_flops(self, rank: int) -> float:
         work, rows = self.scenario.work, self._in_cycle(rank)
@@ -439,41 +445,33 @@ class _Run:
 
     def of_host(self) -> float:
         """Return by how much (log) the step changes at least as host time goes to either end of its interval."""
-        spread, step_ns = self.baseline.spreads.host, self.step_ns
-        same = np.ones((int(self.scenario.cycle.kernel.sum()), 2))
-        ends = self._simulated(self.host, same, [math.exp(by) for by in (-spread, spread)]).tolist()
-        return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends)
+        spread, step_ns, copies = self.baseline.spreads.host, self.step_ns, self.steady.copies
+        same = copies.kernels(np.repeat(self._in_cycle_ns[:, None], 2, axis=1))
+        ends = copies.periods_ns(same, [math.exp(by) for by in (-spread, spread)]) / self.scenario.cycle.steps
+        return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends.tolist())
 
-    def _simulated(self, host: EditedHost, factors: Float64, host_factors: Sequence[float]) -> Float64:
-        """Step times, ns, with factors on the times of the cycle's kernels, [kernels, variants], and on the host's."""
-        steady, scenario, found = self.steady, self.scenario, []
-        launches = edited_launches(steady.repeated, host, scenario)
-        in_cycle = self.times.ns[scenario.cycle.kernel][:, None]
-        for at in range(0, len(host_factors), LANES):
-            kernel_ns, of_host = in_cycle * factors[:, at:at + LANES], host_factors[at:at + LANES]
-            variants = edited_variants(steady.repeated, host, scenario, kernel_ns, of_host)
-            if variants is not None:
-                found.append(steady.periods_ns(launches, variants))
-                continue
-            for ns, by in zip(kernel_ns.T, of_host, strict=True):
-                each = self.times.ns.copy()
-                each[scenario.cycle.kernel] = ns
-                found.append(steady.periods_ns(edited_program(steady.repeated, host, scenario, each, by)))
-        return np.concatenate(found) / scenario.cycle.steps
+    def _errors(self) -> tuple[TimeErrors, KernelRows]:
+        """The errors of the kernels' times, and the kernels of the variants they make; once for all with these times.
+        """
+        copies, cycle = self.steady.copies, self.scenario.cycle
+        events = len(copies.repeated.item) + len(copies.repeated.kernel)
+
+        def make() -> TimeErrors:
+            times = self.times.of_rows(cycle.kernel)
+            return TimeErrors.of(times, times.ns, events)
+
+        errors = copies.repeated.shared.once("errors", (self.times,), make)
+        return errors, copies.kernels_once("errors", self.times, lambda: self._in_cycle_ns[:, None] * errors.factors)
 
     def _interval(self, step_ns: float) -> tuple[float, float]:
-        scenario, repeated = self.scenario, self.steady.repeated
+        scenario, steps = self.scenario, self.scenario.cycle.steps
         host = scenario.host.widened(0.0 if self.rewritten is None else self.rewritten.host_spread)
         spread = math.hypot(self.baseline.spreads.host, host.spread)
-        times = self.times.of_rows(scenario.cycle.kernel)
-        trainer = replace(self.host, workers=np.zeros_like(self.host.workers))
-
-        def simulated(factors: Float64, host_factors: Sequence[float]) -> Float64:
-            return self._simulated(trainer, factors, host_factors)
-
-        events = len(repeated.program.item_kind) + len(repeated.program.kernel_item)
-        alone = float(simulated(np.ones((len(times.ns), 1)), [1.0])[0]) if self.host.workers.any() else step_ns
-        low, high = step_interval(simulated, times, times.ns, spread, alone, events)
+        errors, kernels = self._errors()
+        training = self.steady.copies.training
+        alone = step_ns if training is self.steady.copies else (
+            float(training.periods_ns(self.steady.kernels, [1.0])[0]) / steps)
+        low, high = errors.interval(training.periods_ns(kernels, errors.of_host(spread)) / steps, alone)
         if scenario.batches.workers is not None:
             # The step is the longer of two that know nothing of each other: the training process, and its workers.
             at_least = scenario.batches.workers.step_at_least()
@@ -497,8 +495,8 @@ class _Run:
         for factor in (fetching.low, fetching.high):
             batches = replace(self.scenario.batches, fetching=replace(fetching, expected=factor))
             host = edit_host(replace(self.scenario, batches=batches), self.rewritten)
-            program = edited_program(self.steady.repeated, host, self.scenario, self.times.ns)
-            at.append(float(self.steady.periods_ns(program)[0]) / self.scenario.cycle.steps)
+            copies = EditedCopies(self.steady.repeated, self.scenario, host)
+            at.append(float(copies.periods_ns(self.steady.kernels, [1.0])[0]) / self.scenario.cycle.steps)
         return (step_ns - math.hypot(step_ns - low, max(step_ns - at[0], 0.0)),
                 step_ns + math.hypot(high - step_ns, max(at[1] - step_ns, 0.0)))
 
@@ -511,7 +509,7 @@ class _Run:
         built = self.scenario.built
         if (lacking := lacking_memory(self.scenario)) is not None:
             found.append(lacking)
-        if not self.steady.reached:
+        if not self.steady.periods.reached:
             found.append("The repeated step had reached no steady state: its period still changed.")
         if self.baseline.spreads.drift is not None and self.scenario.host.ns is None:
             found.append(f"Host time changed by {np.expm1(self.baseline.spreads.drift):+.0%} from the first to the "

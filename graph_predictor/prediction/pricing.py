@@ -8,28 +8,27 @@ unsure of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from graph_predictor.prediction.anchoring import anchored, prices_of
+from graph_predictor.prediction.anchoring import CallGroups, anchored, prices_of
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.shared import KEPT
-from graph_predictor.prediction.typical import typical_ratios, typical_times
+from graph_predictor.prediction.typical import Ladders, typical_ratios
 from graph_predictor.prediction.work import COLLECTIVE
-from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import Family
+from kernel_models.pricing import price
 from kernel_models.spreads import MEASURED_KERNELS, TYPICAL_WORK
 from kernel_models.trace_calls import FAMILIES
-from tracer.arrays import Float64, Int64
+from tracer.arrays import Bool, Float64, Int64
 
 SHARED_VARIANCE = 0.2
 """Share of the variance of a model's error that it has in common on two devices. Calls of published tables that were
 measured on two devices, priced from data sheets (``benchmarks/interval_coverage.py``): 0.54 of matrix products, 0.01 of
 attention, -0.16 to 0.34 of the rest, 0.18 on average over pairs of devices."""
-RATIOS_KEPT = 64
+RATIOS_KEPT = 512
 """Devices with their rates whose ratios predictions from one recording share, where they are small."""
 NUMBERS_KEPT = 2_000_000
 """Ratios in all that are kept of them: 50 MB with their intervals."""
@@ -63,7 +62,13 @@ class KernelTimes:
 
 
 def price_kernels(scenario: Scenario) -> KernelTimes:
-    """Price every kernel of a scenario."""
+    """Price every kernel of a scenario; once for all that change nothing of kernels or the device's rates otherwise."""
+    changes = [getattr(group, field.name) for group in (scenario.devices, scenario.kernels) for field in fields(group)]
+    return scenario.shared.once("kernel times", (scenario.built, scenario.cycle, scenario.work, *changes),
+                                lambda: _priced(scenario))
+
+
+def _priced(scenario: Scenario) -> KernelTimes:
     work, program = scenario.work, scenario.built.program
     ns = program.kernel_duration.astype(np.float64)
     kernels = len(ns)
@@ -105,62 +110,96 @@ def _factors(scenario: Scenario) -> str:
 
 
 def _shared_ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.ndarray, list[str]]:
-    """``_ratios`` and its notes; where no sizes change, made once for each device with its factors and call edits."""
+    """``_ratios`` and its notes; made once for each device with its factors, sizes and call edits."""
     def make() -> tuple[Float64, Float64, Float64, np.ndarray, list[str]]:
         notes: list[str] = []
         return (*_ratios(scenario, notes), notes)
 
-    if scenario.kernels.calls:
-        return make()
     devices, kernels = scenario.devices, scenario.kernels
-    of = (scenario.work, devices.target, devices.source, devices.target_models, devices.source_models, devices.clock,
-          devices.bandwidth, kernels.change_known, kernels.call_edits)
+    of = (devices.clock, devices.bandwidth, scenario.work, devices.target, devices.source, devices.target_models,
+          devices.source_models, kernels.calls, kernels.change_known, kernels.call_edits)
     most = min(max(NUMBERS_KEPT // max(len(scenario.work.group), 1), KEPT), RATIOS_KEPT)
     return scenario.shared.once("ratios", of, make, most=most)
 
 
+@dataclass(frozen=True)
+class _EditedCalls:
+    """The calls of a scenario, whatever the device: made once for all that edit them alike.
+
+    Attributes:
+        new: what each group becomes, to be priced with the ladders of work without sizes.
+        unlike: groups that become others.
+        unsized: pieces without sizes.
+        ladders: typical work of their families, whose ``family`` is each unsized piece's.
+    """
+
+    new: CallGroups
+    unlike: Bool
+    unsized: Int64
+    family: Int64
+    ladders: Ladders | None
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> _EditedCalls:
+        """Edit them."""
+        work, kernels, source = scenario.work, scenario.kernels, scenario.known_source()
+        new = [kernels.calls.get(number, calls) for number, calls in enumerate(work.calls)]
+        if kernels.call_edits:
+            new = [tuple(after for call in calls for after in kernels.edited(call)) for calls in new]
+        unlike = np.array([after is not before and after != before
+                           for after, before in zip(new, work.calls, strict=True)], np.bool_)
+        without = np.array([any("unsized" in call.flags for call in calls) for calls in work.calls], np.bool_)
+        unsized = np.flatnonzero(without[work.group]) if len(without) else np.zeros(0, np.int64)
+        code = np.array([FAMILIES.index(calls[0].family) if calls else COLLECTIVE for calls in work.calls], np.int64)
+        family = code[work.group[unsized]]
+        families = tuple(FAMILIES[each] for each in np.unique(family).tolist())
+        ladders = Ladders(families, source) if families else None
+        typical = [] if ladders is None else [kernels.edited(call)[0] for call in ladders.calls]
+        return cls(CallGroups(new, typical), unlike, unsized, family, ladders)
+
+
 def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Float64, np.ndarray]:
     """Ratio of every piece with the logs of its interval's ends, and which pieces have one."""
-    work, devices = scenario.work, scenario.devices
-    groups = len(work.calls)
-    new = [scenario.kernels.calls.get(number, calls) for number, calls in enumerate(work.calls)]
-    new = [tuple(after for call in calls for after in scenario.kernels.edited(call)) for calls in new]
-    unlike = np.array([after != before for after, before in zip(new, work.calls, strict=True)], np.bool_)
-    if not groups or not (devices.moved or unlike.any()):
-        none = np.zeros(0)
-        return none, none, none, np.zeros(len(work.group), np.bool_)
+    work, devices, kernels = scenario.work, scenario.devices, scenario.kernels
+    none = np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(len(work.group), np.bool_)
+    if not work.calls or not (devices.moved or kernels.calls or kernels.call_edits):
+        return none
     source, target = scenario.known_source(), scenario.known_target()
-    before = scenario.shared.once("recorded prices", (work, source, devices.source_models),
-                                  lambda: prices_of(work.calls, source, devices.source_models))
-    after = prices_of(new, target, devices.models)
+    edited = scenario.shared.once("edited calls", (work, source, kernels.calls, kernels.call_edits),
+                                  lambda: _EditedCalls.of(scenario))
+    if not (devices.moved or edited.unlike.any()):
+        return none
+    models = devices.source_models
+    before = scenario.shared.once("recorded prices", (work, source, models),
+                                  lambda: prices_of(work.calls, source, models))
+    after, typical_us = edited.new.prices(target, devices.models)
     found = anchored(before, after, np.sqrt(1 - SHARED_VARIANCE) if devices.elsewhere else
-                     0.0 if scenario.kernels.change_known else None)
-    changed = unlike | devices.moved
-    piece_ratio, piece_low, piece_high = (column[work.group] for column in (found.ratio, found.low, found.high))
-    piece_changed = changed[work.group]
-    unsized = np.array([any("unsized" in call.flags for call in calls) for calls in work.calls], np.bool_)[work.group]
-    if unsized.any():
-        _typical(scenario, source, target, piece_ratio, piece_low, piece_high, piece_changed, unsized, notes)
-    return piece_ratio, piece_low, piece_high, piece_changed
+                     0.0 if kernels.change_known else None)
+    changed = (edited.unlike | devices.moved)[work.group]
+    ratio, low, high = (column[work.group] for column in (found.ratio, found.low, found.high))
+    if edited.ladders is not None:
+        _typical(scenario, edited, edited.ladders, typical_us, (ratio, low, high), changed, notes)
+    return ratio, low, high, changed
 
 
-def _typical(scenario: Scenario, source: DeviceSpec, target: DeviceSpec, ratio: Float64, low: Float64, high: Float64,
-             changed: np.ndarray, unsized: np.ndarray, notes: list[str]) -> None:
+def _typical(scenario: Scenario, edited: _EditedCalls, ladders: Ladders, typical_us: Float64,
+             found: tuple[Float64, Float64, Float64], changed: Bool, notes: list[str]) -> None:
     """Ratios of pieces without sizes (see ``typical``)."""
-    work = scenario.work
-    rows = np.flatnonzero(unsized & changed)
-    family = np.array([FAMILIES.index(calls[0].family) if calls else COLLECTIVE for calls in work.calls])[
-        work.group[rows]]
-    for code in np.unique(family).tolist():
-        mine = rows[family == code]
-        times = np.maximum(work.measured_ns[mine] / 1e3, 0.1)
-        before_us = scenario.shared.once(f"typical times of {code}", (source, scenario.devices.source_models),
-                                         partial(typical_times, FAMILIES[code], source, scenario.devices.source_models))
-        ratio[mine] = typical_ratios(FAMILIES[code], times, source, before_us, target, scenario.devices.models,
-                                     scenario.kernels.edited)
-        low[mine], high[mine] = -np.hypot(TYPICAL_WORK, 0.2), np.hypot(TYPICAL_WORK, 0.2)
+    work, models = scenario.work, scenario.devices.source_models
+    ratio, low, high = found
+    mine = changed[edited.unsized]
+    rows, family = edited.unsized[mine], edited.family[mine]
+    before = scenario.shared.once("typical times", (ladders, models), lambda: ladders.times(
+        price(ladders.calls, ladders.source, models).times_us))
+    after = ladders.times(typical_us)
+    codes = np.unique(family).tolist()
+    for code in codes:
+        own = rows[family == code]
+        times = np.maximum(work.measured_ns[own] / 1e3, 0.1)
+        ratio[own] = typical_ratios(times, before[FAMILIES[code]], after[FAMILIES[code]])
+        low[own], high[own] = -np.hypot(TYPICAL_WORK, 0.2), np.hypot(TYPICAL_WORK, 0.2)
     share = work.measured_ns[rows].sum() / max(work.measured_ns.sum(), 1)
-    known = [FAMILIES[code].value for code in np.unique(family).tolist() if FAMILIES[code] is not Family.OTHER]
+    known = [FAMILIES[code].value for code in codes if FAMILIES[code] is not Family.OTHER]
     if share > 0.005:
         notes.append(f"{share:.0%} of the kernels' time is of operations whose sizes the trace does not have; they "
                      f"were scaled as typical work of their families ({', '.join(known) or 'none known'}), in fp32, "

@@ -124,7 +124,13 @@ class Scenario:
     def known_target(self) -> DeviceSpec:
         """Return the device predicted for, with the factors on its rates. Raises as ``known_source``."""
         source = self.known_source()
-        return self.devices.scaled() or source
+        return self.scaled_device() or source
+
+    def scaled_device(self) -> DeviceSpec | None:
+        """Return the device predicted for, with the factors on its rates; made once for all with the same."""
+        devices = self.devices
+        return self.shared.once("scaled device", (devices.target or devices.source, devices.clock, devices.bandwidth),
+                                devices.scaled)
 
     def host_times(self) -> Float64:
         """Return a time for each piece of host time before any factor, ns."""

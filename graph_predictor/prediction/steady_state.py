@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from graph_predictor.prediction.edited_copies import EditedCopies, KernelRows
 from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
-from graph_predictor.simulation.engine import Simulated, simulate_in_order
-from graph_predictor.simulation.program import NEVER, ItemKind, Program
-from graph_predictor.simulation.retiming import ProgramVariants, WorkingOrder
+from graph_predictor.simulation.engine import Simulated
+from graph_predictor.simulation.program import Program
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 
@@ -27,50 +28,91 @@ SAME = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Steady:
-    """Copies of a cycle in their steady state, or as near to it as was tried.
+class Periods:
+    """The periods of copies.
 
     Attributes:
-        repeated: the copies.
-        program: the copies as simulated, with edited durations.
-        simulated: their times.
         period_ns: of a cycle, by rank.
         at: ("item" or "kernel", row) of the last copy's event that sets each rank's period.
         stop_ns: the time of the same event one copy earlier, by rank.
         reached: whether two consecutive periods agree.
-        nodes: the order in which they became known, as of ``simulate_in_order``.
     """
 
-    repeated: Repeated
-    program: Program
-    simulated: Simulated
     period_ns: Int64
     at: list[tuple[str, int]]
     stop_ns: Int64
     reached: bool
-    nodes: Int64
 
-    def periods_ns(self, program: Program, variants: ProgramVariants | None = None) -> Int64:
-        """Periods of the slowest rank, of copies with a program's other times or those of its variants, [variants]."""
-        ends = self._order().ends(program, variants)
-        return np.concatenate([end[:, 1] - end[:, 0] for end in ends]).max(axis=0)  # type: ignore[no-any-return]
+    @classmethod
+    def of(cls, repeated: Repeated, simulated: Simulated) -> Periods:
+        """Read them off the last copies."""
+        times = np.concatenate([simulated.item_end[repeated.end], simulated.kernel_end[repeated.tail]])
+        period = times[:, -1] - times[:, -2]
+        before = times[:, -2] - times[:, -3]
+        at: list[tuple[str, int]] = []
+        found, stop = np.zeros(len(repeated.end), np.int64), np.zeros(len(repeated.end), np.int64)
+        reached = True
+        for number, mine in enumerate(repeated.shared.once("ends", (), lambda: _ends_of_ranks(repeated))):
+            best = int(mine[np.argmax(period[mine])])
+            is_item = best < len(repeated.end)
+            at.append(("item", int(repeated.end[best, -1])) if is_item
+                      else ("kernel", int(repeated.tail[best - len(repeated.end), -1])))
+            found[number], stop[number] = period[best], times[best, -2]
+            reached &= bool(abs(int(before[mine].max()) - found[number]) <= SAME * max(int(found[number]), 1))
+        return cls(found, at, stop, reached)
 
-    def _order(self) -> WorkingOrder:
-        """Return the order of all copies that differ in times alone, which are worked out along that of the first."""
-        p, repeated = self.program, self.repeated
-        # Begins of steps are never taken in by others, whatever holds them back.
-        held = (p.item_external > NEVER) & (p.item_kind != ItemKind.STEP_BEGIN)
-        of = (len(p.wait_kernel), tuple(np.flatnonzero(held).tolist()), tuple(p.queue_depth.tolist()))
-        return repeated.shared.once("order", of, lambda: WorkingOrder.of(
-            p, self.nodes, repeated.structure, repeated.item, repeated.end[:, -2:], repeated.tail[:, -2:]))
+
+def _ends_of_ranks(repeated: Repeated) -> list[Int64]:
+    """Return which rows of the ends of steps and, behind them, of streams are each rank's."""
+    rank = np.concatenate([np.arange(len(repeated.end)), repeated.tail_rank])
+    return [np.flatnonzero(rank == number) for number in range(len(repeated.end))]
 
 
-MakeProgram = Callable[[Repeated], Program]
-"""Makes the program to simulate of the copies: puts edited durations in."""
+@dataclass(frozen=True)
+class Steady:
+    """Copies of a cycle in their steady state, or as near to it as was tried.
+
+    Attributes:
+        copies: the copies, edited.
+        kernels: what their kernels take.
+        simulated: their times.
+        periods: their periods.
+    """
+
+    copies: EditedCopies
+    kernels: KernelRows
+    simulated: Simulated
+    periods: Periods
+
+    @property
+    def repeated(self) -> Repeated:
+        """Return the copies as recorded."""
+        return self.copies.repeated
+
+    @cached_property
+    def program(self) -> Program:
+        """The copies as simulated, with edited durations."""
+        return self.copies.program(self.kernels)
+
+    @property
+    def kernel_duration(self) -> Int64:
+        """Return the durations of the copies' kernels, ns."""
+        return self.kernels.duration[self.copies.rows.of.kernel, 0]
+
+    @property
+    def period_ns(self) -> Int64:
+        """Return the period of a cycle, by rank."""
+        return self.periods.period_ns
 
 
-def steady_state(cycle: Cycle, make: MakeProgram, copies: int = FIRST_COPIES) -> Steady:
+def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedCopies, KernelRows]],
+                 copies: int = FIRST_COPIES) -> Steady:
     """Repeat a cycle until its period no longer changes (or ``MOST_COPIES``).
+
+    Args:
+        cycle: the steps to repeat.
+        edit: puts the edits into copies.
+        copies: how many to begin with.
 
     Raises:
         ForetraceError: nothing happens in the cycle, so that it cannot be repeated.
@@ -80,29 +122,9 @@ def steady_state(cycle: Cycle, make: MakeProgram, copies: int = FIRST_COPIES) ->
         raise ForetraceError("Nothing happens in the chosen step (its marker has no length, or no call lies in it), so "
                              "that it cannot be repeated; choose another with --step.")
     while True:
-        repeated = repeat(cycle, copies)
-        steady = measure(repeated, make(repeated))
-        if steady.reached or 2 * copies > MOST_COPIES or 2 * copies * size > MOST_EVENTS:
-            return steady
+        edited, kernels = edit(repeat(cycle, copies))
+        simulated = edited.simulated(kernels)
+        periods = Periods.of(edited.repeated, simulated)
+        if periods.reached or 2 * copies > MOST_COPIES or 2 * copies * size > MOST_EVENTS:
+            return Steady(edited, kernels, simulated, periods)
         copies *= 2
-
-
-def measure(repeated: Repeated, program: Program) -> Steady:
-    """Simulate the copies and read the period off the last ones."""
-    simulated, nodes = simulate_in_order(program, structure=repeated.structure)
-    times = np.concatenate([simulated.item_end[repeated.end], simulated.kernel_end[repeated.tail]])
-    rank = np.concatenate([np.arange(len(repeated.end)), repeated.tail_rank])
-    period = times[:, -1] - times[:, -2]
-    before = times[:, -2] - times[:, -3]
-    at: list[tuple[str, int]] = []
-    found, stop = np.zeros(len(repeated.end), np.int64), np.zeros(len(repeated.end), np.int64)
-    reached = True
-    for number in range(len(repeated.end)):
-        mine = np.flatnonzero(rank == number)
-        best = int(mine[np.argmax(period[mine])])
-        is_item = best < len(repeated.end)
-        at.append(("item", int(repeated.end[best, -1])) if is_item
-                  else ("kernel", int(repeated.tail[best - len(repeated.end), -1])))
-        found[number], stop[number] = period[best], times[best, -2]
-        reached &= bool(abs(int(before[mine].max()) - found[number]) <= SAME * max(int(found[number]), 1))
-    return Steady(repeated, program, simulated, found, at, stop, reached, nodes)

@@ -9,15 +9,14 @@ rates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import calls_of, operation
-from kernel_models.pricing import Models, price
 from tracer.arrays import Float64
 
 RUNGS = 24
@@ -54,28 +53,49 @@ def typical_calls(family: Family, source: DeviceSpec) -> list[list[OpCall]]:
     return calls
 
 
-def typical_times(family: Family, source: DeviceSpec, models: Models | None) -> list[Float64]:
-    """Times of the ladders of a family where kernels were measured, µs."""
-    return [price(calls, source, models).times_us for calls in typical_calls(family, source)]
+@dataclass(frozen=True)
+class Ladders:
+    """The ladders of some families, as calls to be priced together.
+
+    Attributes:
+        families: of the kernels.
+        source: where they were measured.
+    """
+
+    families: tuple[Family, ...]
+    source: DeviceSpec
+
+    @cached_property
+    def _rungs(self) -> dict[Family, list[list[OpCall]]]:
+        return {family: typical_calls(family, self.source) for family in dict.fromkeys(map(_ladder, self.families))}
+
+    @property
+    def calls(self) -> list[OpCall]:
+        """The calls of all, one behind the other."""
+        return [call for calls in self._rungs.values() for each in calls for call in each]
+
+    def times(self, times_us: Float64) -> dict[Family, list[Float64]]:
+        """Return times of the calls by family and ladder, µs."""
+        lengths = [len(each) for calls in self._rungs.values() for each in calls]
+        ladders = iter(np.split(times_us, np.cumsum(lengths)[:-1]))
+        found = {family: [next(ladders) for _ in calls] for family, calls in self._rungs.items()}
+        return {family: found[_ladder(family)] for family in self.families}
 
 
-def typical_ratios(family: Family, measured_us: Float64, source: DeviceSpec, before_us: Sequence[Float64],
-                   target: DeviceSpec, models: Models | None, edit: object = None) -> Float64:
+def _ladder(family: Family) -> Family:
+    """The family whose ladders stand for one's."""
+    return family if family in (Family.CONV, Family.GEMM, Family.ATTENTION) else Family.OTHER
+
+
+def typical_ratios(measured_us: Float64, before_us: Sequence[Float64], after_us: Sequence[Float64]) -> Float64:
     """Time on the target over the time on the source, for kernels of a family and the time they took, [n].
 
     Args:
-        family: of the kernels.
         measured_us: their times on the source.
-        source: where they were measured.
-        before_us: ``typical_times`` there.
-        target, models: where they would run.
-        edit: what changes each call on the target (see ``scenario.CallEdit``).
+        before_us, after_us: times of the family's ladders there and on the target.
     """
     logs = np.zeros(len(measured_us))
-    rungs = typical_calls(family, source)
-    for calls, before in zip(rungs, before_us, strict=True):
-        changed = calls if edit is None else [edit(call)[0] for call in calls]  # type: ignore[operator]
-        after = price(changed, target, models).times_us
+    for before, after in zip(before_us, after_us, strict=True):
         order = np.argsort(before)
         logs += np.interp(np.log(measured_us), np.log(before[order]), np.log(after / before)[order])
-    return np.exp(logs / len(rungs))
+    return np.exp(logs / len(before_us))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.arrays import Float64, Int8, Int64
+from tracer.arrays import Bool, Float64, Int8, Int64
 from tracer.graph import KernelKind
 from tracer.intervals import covered, union
 
@@ -35,7 +35,8 @@ class Beside:
     computing: Float64
 
 
-def beside(kernel_ptr: Int64, kind: Int8, start: Int64, end: Int64, transfer_ns: Int64, group: Int64) -> Beside:
+def beside(kernel_ptr: Int64, kind: Int8, start: Int64, end: Int64, transfer_ns: Int64, group: Int64,
+           asked: Bool | None = None) -> Beside:
     """Look at all kernels of a job, recorded or simulated.
 
     Args:
@@ -44,6 +45,7 @@ def beside(kernel_ptr: Int64, kind: Int8, start: Int64, end: Int64, transfer_ns:
         start, end: ns, on one clock within a rank.
         transfer_ns: of each collective, how long before its end all ranks had arrived.
         group: the rendezvous that each kernel is of, -1 for none.
+        asked: kernels whose shares are asked for (of a rendezvous all or none), all by default; others get 0.
     """
     found = Beside(*(np.zeros(len(kind)) for _ in range(3)))
     arrived = np.maximum(end - transfer_ns, start)
@@ -52,12 +54,13 @@ def beside(kernel_ptr: Int64, kind: Int8, start: Int64, end: Int64, transfer_ns:
         own, of = rows[kind[rows] == KernelKind.COMPUTE], rows[kind[rows] == KernelKind.COLLECTIVE]
         if not len(own) or not len(of):
             continue
-        length = np.maximum(end[own] - start[own], 1)
-        found.transfer[own] = covered(union(arrived[of], end[of]), start[own], end[own]) / length
-        under_way = covered(union(start[of], end[of]), start[own], end[own]) / length
-        found.waiting[own] = under_way - found.transfer[own]
-        found.computing[of] = covered(union(start[own], end[own]), arrived[of], end[of]) / np.maximum(
-            end[of] - arrived[of], 1)
+        some, met_by = (each if asked is None else each[asked[each]] for each in (own, of))
+        length = np.maximum(end[some] - start[some], 1)
+        found.transfer[some] = covered(union(arrived[of], end[of]), start[some], end[some]) / length
+        under_way = covered(union(start[of], end[of]), start[some], end[some]) / length
+        found.waiting[some] = under_way - found.transfer[some]
+        found.computing[met_by] = covered(union(start[own], end[own]), arrived[met_by], end[met_by]) / np.maximum(
+            end[met_by] - arrived[met_by], 1)
     met = np.flatnonzero(group >= 0)
     most = np.zeros(int(group.max(initial=-1)) + 1)
     np.maximum.at(most, group[met], found.computing[met])

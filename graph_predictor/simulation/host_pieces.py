@@ -79,8 +79,7 @@ def host_pieces(built: Built) -> HostPieces:
 def with_host(program: Program, pieces: HostPieces, ns: Float64) -> tuple[Int64, Int64]:
     """``item_work`` and ``item_cost`` with other times of the pieces (ns)."""
     size = len(program.item_kind)
-    work, cost = (np.bincount(pieces.item[rows], weights=ns[rows], minlength=size)
-                  for rows in (~pieces.is_cost, pieces.is_cost))
+    work, cost = np.bincount(pieces.item + size * pieces.is_cost, weights=ns, minlength=2 * size).reshape(2, size)
     return whole_ns(work), whole_ns(cost)
 
 

@@ -83,9 +83,12 @@ class Sizes:
         return [scaled.operation_of(int(row)) for row in rows]
 
     def apply(self, scenario: Scenario) -> Scenario:
-        """See ``Edit``."""
+        """See ``Edit``. Sizes are scaled once for all predictions from a scenario."""
         if not self.changes:
             return scenario
+        return scenario.shared.once("sizes", (scenario, self.changes, self.because), lambda: self._scaled(scenario))
+
+    def _scaled(self, scenario: Scenario) -> Scenario:
         scenario = scenario.claim("the sizes", f"--set {self.describe()}")
         for name, old, new in self.changes:
             if max(new / old, old / new) > MOST_GROWTH:

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 from joblib import Parallel, delayed, parallel_config
 
-from graph_predictor.prediction.predictor import HOSTS_KEPT
+from graph_predictor.prediction.edited_copies import HOSTS_KEPT
 from graph_predictor.request.study import Study, is_script, read_source
 from graph_predictor.sweep.files import draw_sweep, write_table
 from graph_predictor.sweep.journal import Journal

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import msgspec
 
@@ -29,6 +30,7 @@ class SweepError(ForetraceError):
     """A sweep that cannot be done: what was asked, and why not."""
 
 
+@cache
 def swept_edits() -> dict[str, EditOption]:
     """Return the edits that are axes of their own, as they take a value, by the name of their axis."""
     return {option.attribute: option for option in options() if not option.switches}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +15,17 @@ from tracer.arrays import Float64, Int64
 
 T = TypeVar("T")
 
-@dataclass(frozen=True, slots=True)
+
+class FamilyCalls(list[OpCall]):
+    """Calls of one family that are priced on one device after another: their columns are made once."""
+
+    @cached_property
+    def table(self) -> CallTable:
+        """Their columns."""
+        return CallTable.made_of(self[0].family, self)
+
+
+@dataclass(frozen=True)
 class CallTable:
     """Columns of n calls of one family.
 
@@ -31,10 +42,19 @@ class CallTable:
     bytes_written: Float64
     groups: list[tuple[str, str]]
     group: Int64
+    _flagged: dict[str, Float64] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, family: Family, calls: Sequence[OpCall]) -> CallTable:
-        """Collect the columns; a call with too few sizes gets ones for the missing."""
+        """Collect the columns, or return those of ``FamilyCalls``; a call with too few sizes gets ones for the
+        missing."""
+        if isinstance(calls, FamilyCalls) and calls and calls[0].family is family:
+            return calls.table
+        return cls.made_of(family, calls)
+
+    @classmethod
+    def made_of(cls, family: Family, calls: Sequence[OpCall]) -> CallTable:
+        """Collect the columns."""
         n, width = len(calls), len(DIMENSIONS[family])
         rows = [call.dims for call in calls]
         if any(len(row) != width for row in rows):
@@ -68,6 +88,12 @@ class CallTable:
     def dim(self, name: str) -> Float64:
         """One size of every call [n]; zero and negative sizes count as one."""
         return np.maximum(self.dims[:, DIMENSIONS[self.family].index(name)], 1.0)
+
+    def flagged(self, flag: str) -> Float64:
+        """1 of every call with a flag, 0 of the others [n]."""
+        if flag not in self._flagged:
+            self._flagged[flag] = np.fromiter((flag in call.flags for call in self.calls), np.float64, len(self))
+        return self._flagged[flag]
 
     def by_dtype(self, value: Callable[[str], float]) -> Float64:
         """A number of each call's dtype [n]."""

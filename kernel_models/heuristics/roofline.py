@@ -95,7 +95,7 @@ class RooflineModel:
             lacking = table.by_dtype(lambda dtype: LACKING_TYPE * self._lacks(dtype))
             low, high = -np.hypot(low, lacking), np.hypot(high, lacking)
         if self.family is Family.EMBEDDING:
-            far = HOST_ROWS * np.fromiter(("host_rows" in call.flags for call in calls), np.float64, len(calls))
+            far = HOST_ROWS * table.flagged("host_rows")
             low, high = -np.hypot(low, far), np.hypot(high, far)
         wider = self._not_said(table)
         low, high = -np.hypot(low, wider), np.hypot(high, wider)
@@ -115,7 +115,7 @@ class RooflineModel:
         # What is uncertain of a short call is its fixed cost, of a long one the rates.
         short = FIXED_COST * fixed_us / time
         low_us, high_us = time * np.exp(-np.hypot(low, short)), time * np.exp(np.hypot(high, short))
-        unsized = np.fromiter(("unsized" in call.flags for call in calls), np.bool_, len(calls))
+        unsized = table.flagged("unsized") > 0
         if unsized.any():
             least, expected, most = (self.device.kernel_floor_us * floors for floors in UNSIZED_FLOORS)
             time, low_us, high_us = (np.where(unsized, value, column) for value, column in
@@ -128,7 +128,7 @@ class RooflineModel:
 
     def _not_said(self, table: CallTable) -> Float64:
         """Half width, a logarithm, for what calls had to assume, and for caches that no table has [n]."""
-        found = ASSUMED_SIZES * np.fromiter(("assumed" in call.flags for call in table.calls), np.float64, len(table))
+        found = ASSUMED_SIZES * table.flagged("assumed")
         if self.family is Family.ATTENTION and not self.efficiencies.fitted:
             older = 1.0 - np.minimum(table.dim("q_len") / table.dim("kv_len"), 1.0)
             found = np.hypot(found, UNMEASURED_CACHE * older)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 
 import numpy as np
@@ -44,10 +45,16 @@ def work_of(*families: Family, on_host: bool = False) -> Callable[[WorkFunction]
 
 def work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """The work of calls; a family that registered nothing counts by its bytes and operations."""
-    for name in _MODULES:
-        import_module(f"kernel_models.heuristics.{name}")
+    _register()
     known = WORK | HOST_WORK if device.vendor == "host" else WORK
     return known.get(table.family, WORK[Family.OTHER])(table, device)
+
+
+@cache
+def _register() -> None:
+    """Import the files that register work functions."""
+    for name in _MODULES:
+        import_module(f"kernel_models.heuristics.{name}")
 
 
 def vector_us(table: CallTable, device: DeviceSpec) -> Float64:

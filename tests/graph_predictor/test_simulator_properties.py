@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from dataclasses import replace as with_fields
 
@@ -12,11 +11,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from reference_simulator import Draft, _Item, _Kernel, programs, solve
 
+from graph_predictor.simulation.causes import KernelCause
 from graph_predictor.simulation.critical_path import critical_path
 from graph_predictor.simulation.engine import Simulated, SimulationStuck, simulate, simulate_in_order, structure_of
 from graph_predictor.simulation.program import NEVER, Anchor, Program
 from graph_predictor.simulation.residuals import with_residuals
-from graph_predictor.simulation.retiming import ProgramVariants, WorkingOrder
+from graph_predictor.simulation.retiming import HostRows, WorkingOrder, lanes
+from graph_predictor.simulation.tape import Rows, Tape
+from graph_predictor.simulation.tape_loop import LAUNCH, QUEUED_LAUNCH
 from tracer.arrays import Int64
 from tracer.graph import ExecutionGraph, KernelKind, Meta
 
@@ -36,6 +38,26 @@ def two_threads_share_a_queue() -> Program:
     return draft.program()
 
 
+def four_launches(depth: int) -> Program:
+    """Four launches of one thread, one behind the other, into a queue of one stream."""
+    draft = Draft([0], [0], [depth], queues=[[0, 1, 2, 3]])
+    draft.items = [_Item(0, 1, 2, n) for n in range(4)]
+    draft.kernels = [_Kernel(0, 0, n, Anchor.CALL_END, 1, n - 1, 0, 10, int(NEVER)) for n in range(4)]
+    return draft.program()
+
+
+def test_a_launch_and_its_kernel_are_one_operation() -> None:
+    """All but the first, which nothing is before, and the one that lets the first entry leave a full queue."""
+    rows = np.arange(4)
+    for depth, alone in ((1, [QUEUED_LAUNCH] * 2), (0, [LAUNCH] * 3)):
+        program = four_launches(depth)
+        tape = Tape.of(program, simulate_in_order(program)[1], structure_of(program),
+                       Rows(rows, rows, np.full(4, -1)), np.arange(-1, 3))
+        codes = tape.operations[:, 0].tolist()
+        assert codes[-len(alone):] == alone
+        assert sum(code in (LAUNCH, QUEUED_LAUNCH) for code in codes) == len(alone)
+
+
 @RANDOM
 @given(programs())
 @example(two_threads_share_a_queue())
@@ -49,50 +71,105 @@ def test_reference_solver_agrees(program: Program) -> None:
     assert simulated.item_end.tolist() == expected.item_end
 
 
-def order_of(program: Program, nodes: Int64, random: np.random.Generator, asked: Sequence[int] = ()) -> WorkingOrder:
-    """The order of a program of which a few ends are asked for: other items are taken in by those behind them."""
-    items, kernels = (np.flatnonzero(random.random(count) < 0.2) for count in (
-        len(program.item_work), len(program.kernel_item)))
-    return WorkingOrder.of(program, nodes, structure_of(program), np.arange(len(program.item_work)),
-                           np.union1d(items, np.array(asked, np.int64)), kernels)
+def order_of(program: Program, random: np.random.Generator) -> WorkingOrder:
+    """The order of a program whose items and kernels take their times from rows in another order than theirs; a few
+    ends are asked for, other items are taken in by those behind them, and some have a floor."""
+    items, kernels = len(program.item_work), len(program.kernel_item)
+    begins = np.flatnonzero(random.random(items) < 0.2)
+    floor = np.full(items, -1)
+    floor[begins] = random.permutation(len(begins))
+    rows = Rows(random.permutation(items), random.permutation(kernels), floor)
+    asked = np.union1d(np.flatnonzero(random.random(items) < 0.2), begins)
+    return WorkingOrder(program, structure_of(program), rows, asked, np.flatnonzero(random.random(kernels) < 0.2))
+
+
+def by_row(values: Int64, row: Int64) -> Int64:
+    """Values of items or kernels, by the rows they have."""
+    found = np.empty_like(values)
+    found[row] = values
+    return found
+
+
+def other_times(program: Program, random: np.random.Generator) -> Program:
+    """The same with other times; gaps that are negative remain so."""
+    gap = random.integers(0, 4, len(program.kernel_gap))
+    return with_fields(program, **{name: random.integers(0, 40, len(getattr(program, name))) for name in (
+        "item_work", "item_cost", "kernel_duration", "kernel_latency", "after_lag", "thread_start", "edge_lag",
+        "wait_lag", "item_return")}, kernel_gap=np.where(program.kernel_gap < 0, -gap, gap))
 
 
 @RANDOM
 @given(programs(), st.integers(0, 2**32 - 1))
 @example(two_threads_share_a_queue(), 0)
-def test_other_durations_are_worked_out_along_the_order_of_one_simulation(program: Program, seed: int) -> None:
-    _, nodes = simulate_in_order(program)
+@example(four_launches(1), 1)
+def test_other_times_are_worked_out_along_the_order_of_one_simulation(program: Program, seed: int) -> None:
     random = np.random.default_rng(seed)
-    order = order_of(program, nodes, random)
-    other = with_fields(program, **{name: random.integers(0, 40, len(getattr(program, name))) for name in (
-        "item_work", "item_cost", "kernel_duration", "kernel_latency", "after_lag", "thread_start", "edge_lag")},
-        kernel_gap=random.integers(-3, 4, len(program.kernel_gap)))
-    for each in (program, other):
-        (items, kernels), expected = order.ends(each), simulate(each)
-        assert np.array_equal(items[:, 0], expected.item_end[order.items])
-        assert np.array_equal(kernels[:, 0], expected.kernel_end[order.kernels])
+    order = order_of(program, random)
+    for each in (program, other_times(program, random)):
+        floor = random.integers(0, 400, int((order.rows.floor >= 0).sum()))
+        external = each.item_external.copy()
+        held = np.flatnonzero(order.rows.floor >= 0)
+        external[held] = np.maximum(external[held], floor[order.rows.floor[held]])
+        expected = simulate(with_fields(each, item_external=external))
+        host = HostRows(*(by_row(ns, order.rows.item)[:, None] for ns in (each.item_work, each.item_cost)))
+        found = order.simulate(order.lags(each), host, by_row(each.kernel_duration, order.rows.kernel), floor)
+        for name in ("item_start", "item_end", "kernel_start", "kernel_end"):
+            assert np.array_equal(getattr(found, name), getattr(expected, name)), name
 
 
 @RANDOM
-@given(programs(), st.integers(0, 2**32 - 1), st.integers(1, 5))
+@given(programs())
+@example(two_threads_share_a_queue())
+def test_what_times_are_bound_by_is_found_along_the_order_too(program: Program) -> None:
+    items, kernels = np.arange(len(program.item_work)), np.arange(len(program.kernel_item))
+    order = WorkingOrder(program, structure_of(program), Rows(items, kernels, np.full(len(items), -1)), items, kernels)
+    found = order.simulate(order.lags(program), HostRows(program.item_work[:, None], program.item_cost[:, None]),
+                           program.kernel_duration, np.zeros(0, np.int64))
+    expected = simulate(program)
+    for name in ("item_start_cause", "item_start_source", "item_end_cause", "item_end_source"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+    # Two that hold a kernel back to the same nanosecond may be named either way round.
+    for k in np.flatnonzero(found.kernel_source != expected.kernel_source).tolist():
+        assert found.kernel_start[k] in inputs_of(program, expected, k)[int(found.kernel_cause[k])]
+    for group, last in enumerate(found.group_last.tolist()):
+        assert expected.kernel_start[last] == expected.kernel_start[expected.group_last[group]]
+
+
+def inputs_of(p: Program, s: Simulated, k: int) -> dict[int, set[int]]:
+    """The times before which a kernel cannot start, by what they come from."""
+    found: dict[int, set[int]] = {int(cause): set() for cause in KernelCause}
+    found[KernelCause.EXTERNAL].add(int(p.kernel_external[k]))
+    n, before = int(p.kernel_item[k]), int(p.kernel_previous[k])
+    if n >= 0:
+        found[KernelCause.LAUNCH] |= set(range(int(s.item_start[n]), int(s.kernel_start[k]) + 1))
+    if before >= 0:
+        found[KernelCause.STREAM] |= {int(s.kernel_end[before] + p.kernel_gap[k]), int(s.kernel_start[before])}
+    for e in range(int(p.edge_ptr[k]), int(p.edge_ptr[k + 1])):
+        start, end = (int(x[p.edge_kernel[e]]) for x in (s.kernel_start, s.kernel_end))
+        found[KernelCause.EDGE].add(start + int(p.edge_fraction[e] * (end - start)) + int(p.edge_lag[e]))
+    return found
+
+
+@RANDOM
+@given(programs(), st.integers(0, 2**32 - 1), st.integers(1, 40))
 def test_variants_are_worked_out_together_as_each_alone(program: Program, seed: int, count: int) -> None:
-    _, nodes = simulate_in_order(program)
     random = np.random.default_rng(seed)
+    order = order_of(program, random)
+    other = other_times(program, random)
     items, kernels = len(program.item_work), len(program.kernel_item)
-    some = np.flatnonzero(random.random(items) < 0.3)
-    variants = ProgramVariants(random.permutation(items), random.integers(0, 40, (items, 3)),
-                        random.integers(0, 40, (items, 3)), random.integers(0, 3, count), random.permutation(kernels),
-                        random.integers(0, 40, (kernels, count)),
-                        some, random.integers(0, 400, (len(some), count)))
-    order = order_of(program, nodes, random, some)
-    ends = order.ends(program, variants)
+    host = HostRows(random.integers(0, 40, (items, 3)), random.integers(0, 40, (items, 3)))
+    column = random.integers(0, 3, count)
+    duration = random.integers(0, 40, (kernels, count))
+    held = np.flatnonzero(order.rows.floor >= 0)
+    floor = random.integers(0, 400, (len(held), count))
+    ends = order.ends(order.lags(other), order.host_lanes(host, column), lanes(duration), lanes(floor))
     for number in range(count):
         external = program.item_external.copy()
-        external[some] = np.maximum(external[some], variants.floor[:, number])
+        external[held] = np.maximum(external[held], floor[order.rows.floor[held], number])
         expected = simulate(with_fields(
-            program, item_work=variants.work[variants.item, variants.host[number]],
-            item_cost=variants.cost[variants.item, variants.host[number]],
-            kernel_duration=variants.duration[variants.kernel, number], item_external=external))
+            other, item_work=host.work[order.rows.item, column[number]],
+            item_cost=host.cost[order.rows.item, column[number]],
+            kernel_duration=duration[order.rows.kernel, number], item_external=external))
         assert np.array_equal(ends[0][:, number], expected.item_end[order.items])
         assert np.array_equal(ends[1][:, number], expected.kernel_end[order.kernels])
 

@@ -94,6 +94,29 @@ def test_points_share_nothing_that_another_point_changes(data_folder: Path) -> N
     assert told.critical_path and dataclasses.replace(told, critical_path=[]) == plain
 
 
+@pytest.mark.parametrize(("trace", "axes"), [
+    ("resnet50-V100", (Axis("device", ("b200", "l40s")), Axis("clock", (0.9,)), Axis("host", (0.5, 1.2)),
+                       Axis("edits", ("none", "cuda-graphs", "free-launches")))),
+    ("resnet50-ddp-2xA100", (Axis("set:batch", (16, 64), 32), Axis("bandwidth", (0.9, 1.1)), Axis("host", (0.5, 1.2)),
+                             Axis("edits", ("none", "hide-collectives")))),
+])
+def test_points_of_large_steps_are_those_of_each_alone(trace: str, axes: tuple[Axis, ...], data_folder: Path) -> None:
+    """Steps of which 16 variants are simulated, rather than drawn ones: other devices, hosts, sizes, launches and work
+    beside the step, in whatever order they are asked for, to the bit."""
+    source, space = SweepSource((str(data_folder / "traces" / trace),)), SweepSpace(axes)
+    job = source.study().job
+    together = sweep(source, space, jobs=1).table
+    assert together["step_time_us"].notna().all()
+    assert len(together[["step_time_us", "gpu_active_us"]].drop_duplicates()) > 5
+    study = source.study(job)
+    backwards = [running.row(study, point, None) for point in reversed(list(space))][::-1]
+    pd.testing.assert_frame_equal(together, pd.DataFrame(backwards, columns=together.columns), check_exact=True)
+    for place in (0, len(together) // 2, len(together) - 1):
+        alone = running.row(source.study(job), list(space)[place], None)
+        pd.testing.assert_frame_equal(together.iloc[[place]].reset_index(drop=True),
+                                      pd.DataFrame([alone], columns=together.columns), check_exact=True)
+
+
 def test_what_cannot_be_done_is_named_and_not_priced() -> None:
     found = sweep(HERE, SweepSpace((Axis("edits", ("none", "flash-attention")),)), jobs=1).table
     assert found["refused"][0] == "" and found["step_time_us"][0] > 0

@@ -10,7 +10,7 @@ import numpy as np
 from graph_predictor.prediction.edited_host import kinds_of
 from graph_predictor.prediction.predictor import SimulatedStep
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, rank_number
-from graph_predictor.prediction.steady_state import Steady, measure
+from graph_predictor.prediction.steady_state import Periods
 from graph_predictor.recorded.typical_steps import left_out
 from graph_predictor.reports.breakdown import choose_steps, typical_steps
 from graph_predictor.simulation.build import Built
@@ -157,18 +157,18 @@ def predicted_times(step: SimulatedStep) -> JobTimes:
     last = np.flatnonzero(repeated.copy_of_kernel == repeated.copies - 1)
     rank_of = steady.program.kernel_rank()[last]
 
-    def windows(of: Steady) -> list[list[Window]]:
+    def windows(of: Periods) -> list[list[Window]]:
         return [[Window(rank, " to ".join(dict.fromkeys((cycle.names[0], cycle.names[-1]))), int(of.stop_ns[rank]),
                         int(of.stop_ns[rank] + of.period_ns[rank]), of.at[rank], last[rank_of == rank])
                  for rank in range(len(of.at))]]
 
     def again(other: Program) -> float:
-        return float(measure(repeated, other).period_ns.max()) / cycle.steps
+        return float(Periods.of(repeated, simulate(other, structure=repeated.structure)).period_ns.max()) / cycle.steps
 
     built = scenario.built
     return JobTimes(
         built, steady.program, steady.simulated, kinds_of(repeated, built.graphs), repeated.item, repeated.kernel,
-        scenario.pieces, windows(steady), cycle.steps, True,
+        scenario.pieces, windows(steady.periods), cycle.steps, True,
         scenario.profiled, step.ran, step.edits, step.notes, again)
 
 

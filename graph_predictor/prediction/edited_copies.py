@@ -1,0 +1,248 @@
+"""The copies of a cycle with edited times: simulated along an order that all of them share.
+
+::
+
+    edited host ──▶ rows of host time  ┐
+    priced kernels ──▶ rows of lengths ┼──▶ order of the copies ──▶ all times of the step, or the periods of variants
+    edited launches ──▶ lags           ┘
+
+Rows are made once for all predictions with the same host, or the same kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from graph_predictor.prediction.changes import Loading
+from graph_predictor.prediction.cycle_rows import CycleRows
+from graph_predictor.prediction.edited_host import EditedHost
+from graph_predictor.prediction.repeat import Repeated
+from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.shared import KEPT, Shared
+from graph_predictor.simulation.engine import Simulated
+from graph_predictor.simulation.program import NEVER, Program, whole_ns
+from graph_predictor.simulation.retiming import HostLanes, HostRows, Lanes, WorkingOrder, lanes
+from graph_predictor.simulation.tape_loop import LANES
+from tracer.arrays import Bool, Float64, Int64
+from tracer.graph import NONE, KernelKind, Phase
+
+HOSTS_KEPT = 16
+"""Edited hosts that predictions from one recording share: an axis of factors has so many."""
+NUMBERS_KEPT = 16_000_000
+"""Numbers in the rows of host time that are kept of them, where that allows for fewer: 128 MB each of work and cost."""
+
+
+@dataclass(frozen=True)
+class KernelRows:
+    """Lengths of the kernels of variants of one step.
+
+    Attributes:
+        duration: of the rows that copies take them from, whole ns, [rows, variants].
+        fed: what calls that feed copies take more, ns, [such copies, variants].
+        beside: what work beside the step takes of each rank, ns, [ranks, variants]: no step is shorter than that.
+    """
+
+    duration: Int64
+    fed: Float64
+    beside: Float64
+
+    @cached_property
+    def lanes(self) -> Lanes:
+        """Return the lengths as an order takes them."""
+        return lanes(self.duration)
+
+
+class EditedCopies:
+    """Copies of the steps of a scenario with its edits.
+
+    Args:
+        repeated: the copies.
+        scenario: the edited job.
+        host: its host.
+    """
+
+    def __init__(self, repeated: Repeated, scenario: Scenario, host: EditedHost) -> None:
+        self.repeated, self.scenario, self.host = repeated, scenario, host
+        self._shared: Shared = repeated.shared
+        self._lanes: tuple[tuple[float, ...], HostLanes] | None = None
+
+    @classmethod
+    def once(cls, repeated: Repeated, scenario: Scenario, host: EditedHost) -> EditedCopies:
+        """Return those with a host and launches, made once for as many hosts as take little room."""
+        most = NUMBERS_KEPT // max(len(repeated.item) // repeated.copies * LANES, 1)
+        of = (host, scenario.launches.waits, scenario.launches.hidden_collectives, _loads_beside(scenario))
+        return repeated.shared.once("copies", of, lambda: cls(repeated, scenario, host),
+                                    most=min(max(most, KEPT), HOSTS_KEPT))
+
+    @cached_property
+    def rows(self) -> CycleRows:
+        """Where the copies take their times from."""
+        return self._shared.once("rows", (), lambda: CycleRows.make(self.scenario.cycle, self.repeated))
+
+    @cached_property
+    def launches(self) -> Program:
+        """The copies with what edits change of launches and waits, and the recorded times."""
+        repeated, host, scenario = self.repeated, self.host, self.scenario
+        p, source = repeated.program, scenario.built.program
+        changes: dict[str, np.ndarray] = {"kernel_latency": host.latency[repeated.kernel],
+                                          "queue_depth": host.queue_depth}
+        if len(p.after_lag):
+            changes["after_lag"] = _copied_lags(repeated, host.after_lag, source)
+        if host.external is not source.item_external:
+            changes["item_external"] = np.full_like(p.item_external, NEVER)
+        if not scenario.launches.waits:
+            changes["wait_ptr"] = np.zeros_like(p.wait_ptr)
+            changes["wait_kernel"], changes["wait_lag"] = p.wait_kernel[:0], p.wait_lag[:0]
+        if host.kernel_gone is not None:
+            changes["kernel_gap"] = np.where(host.kernel_gone[repeated.kernel], 0, p.kernel_gap)
+        return replace(p, **changes)
+
+    @cached_property
+    def _order(self) -> WorkingOrder:
+        """The order of all copies that differ in times alone: that of the recorded times, whatever was asked first."""
+        p, own = self.launches, self.repeated.program
+        of = (p.wait_ptr is own.wait_ptr, p.item_external is own.item_external, tuple(p.queue_depth.tolist()))
+
+        def make() -> WorkingOrder:
+            program = replace(own, wait_ptr=p.wait_ptr, wait_kernel=p.wait_kernel, wait_lag=p.wait_lag,
+                              item_external=p.item_external, queue_depth=p.queue_depth)
+            return WorkingOrder(program, self.repeated.structure, self.rows.of, self.repeated.end[:, -2:],
+                                self.repeated.tail[:, -2:])
+
+        return self._shared.once("order", of, make)
+
+    @cached_property
+    def _lags(self) -> Int64:
+        return self._order.lags(self.launches)
+
+    @cached_property
+    def training(self) -> EditedCopies:
+        """The same without the worker processes that make batches beside it."""
+        if not self.host.workers.any():
+            return self
+        host = replace(self.host, workers=np.zeros_like(self.host.workers))
+        return EditedCopies(self.repeated, self.scenario, host)
+
+    def kernels(self, kernel_ns: Float64) -> KernelRows:
+        """Rows of kernels that take so many ns in the cycle, [kernels of the cycle, variants]."""
+        rows, ranks = self.rows, self.repeated.program.ranks
+        duration = rows.durations(kernel_ns)
+        longest: Float64 = np.zeros((ranks, kernel_ns.shape[1]))
+        for mask in beside_masks(self.scenario):
+            mine = mask[rows.recorded_kernel]
+            once = mine & rows.first
+            each = np.zeros_like(longest)
+            np.add.at(each, rows.rank[once], duration[once])
+            longest = np.maximum(longest, each)
+            duration[mine] = 0
+        return KernelRows(duration, rows.fed.change(kernel_ns), longest)
+
+    def kernels_once(self, kind: str, of: object, make: Callable[[], Float64]) -> KernelRows:
+        """Rows of kernels as of ``kernels``, made once for all copies whose kernels' times rest on the same ``of``."""
+        key = (of, self.scenario.launches.hidden_collectives, _loads_beside(self.scenario))
+        return self._shared.once(f"{kind} kernels", key, lambda: self.kernels(make()))
+
+    def simulated(self, kernels: KernelRows) -> Simulated:
+        """All times of the copies, with the only variant of kernels."""
+        return self._order.simulate(self._lags, self._own_rows(kernels), kernels.duration[:, 0].copy(),
+                                    self._floor((1.0,), kernels)[:, 0].copy())
+
+    def periods_ns(self, kernels: KernelRows, host_factors: Sequence[float]) -> Int64:
+        """Periods of the slowest rank of variants, with a factor on the host's time each, ns."""
+        factors = tuple(host_factors)
+        ends = self._order.ends(self._lags, self._host_lanes(factors, kernels), kernels.lanes,
+                                lanes(self._floor(factors, kernels)))
+        found = np.concatenate([end[:, 1] - end[:, 0] for end in ends]).max(axis=0)
+        return found[:len(factors)]  # type: ignore[no-any-return]
+
+    def program(self, kernels: KernelRows) -> Program:
+        """The program that ``simulated`` is of."""
+        host, of = self._own_rows(kernels), self.rows.of
+        external = self.launches.item_external
+        floor = self._floor((1.0,), kernels)[:, 0]
+        if (floor > NEVER).any():
+            external = external.copy()
+            external[self.rows.starts] = np.maximum(external[self.rows.starts], floor)
+        return replace(self.launches, kernel_duration=kernels.duration[of.kernel, 0], item_work=host.work[of.item, 0],
+                       item_cost=host.cost[of.item, 0], item_external=external)
+
+    def _own_rows(self, kernels: KernelRows) -> HostRows:
+        """Host time as it is, of the only variant of kernels."""
+        found = self._unscaled
+        return found if not kernels.fed.any() else HostRows(found.work, self.rows.fed.changed(found.cost, kernels.fed))
+
+    @cached_property
+    def _unscaled(self) -> HostRows:
+        return self._host_rows((1.0,))[0]
+
+    def _host_rows(self, factors: tuple[float, ...]) -> tuple[HostRows, Int64]:
+        """Host time with factors on it, and which column of it is each variant's."""
+        rows, host = self.rows, self.host
+        known, column = np.unique(factors, return_inverse=True)
+        work, cost = (np.stack([ns if factor == 1.0 else whole_ns(ns * factor) for factor in known.tolist()], axis=1)
+                      for ns in (host.work[rows.items], host.cost[rows.items]))
+        work[rows.begins] = 0
+        return HostRows(work, cost), column
+
+    def _host_lanes(self, factors: tuple[float, ...], kernels: KernelRows) -> HostLanes:
+        """Host time with factors on it, of variants with kernels; the last is kept where it rests on no kernels."""
+        if kernels.fed.any():
+            found, column = self._host_rows(factors)
+            cost = self.rows.fed.changed(found.cost[:, column], kernels.fed)
+            return self._order.host_lanes(HostRows(found.work[:, column], cost), np.arange(len(factors)))
+        if self._lanes is None or self._lanes[0] != factors:
+            self._lanes = factors, self._order.host_lanes(*self._host_rows(factors))
+        return self._lanes[1]
+
+    def _floor(self, factors: tuple[float, ...], kernels: KernelRows) -> Int64:
+        """When the first items of the copies end at the earliest, where a cycle takes each rank no less than what is
+        beside it, ns, [first items, variants]."""
+        host, repeated, starts = self.host, self.repeated, self.rows.starts
+        if not (host.floor.any() or host.workers.any() or kernels.beside.any()):
+            return np.full((len(starts), len(factors)), NEVER)
+        floor = np.stack([np.maximum(host.floor * factor, host.workers) for factor in factors], axis=1)
+        floor = np.maximum(floor, kernels.beside)
+        program = repeated.program
+        thread = program.item_thread()[starts]
+        return program.thread_start[thread][:, None] + whole_ns(
+            repeated.copy_of_item[starts][:, None] * floor[program.thread_rank[thread]])
+
+
+def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:
+    """Lags of the copies' host-to-host edges, which keep the order they have at each recorded item."""
+    p = repeated.program
+    if np.array_equal(lag, source.after_lag):
+        return p.after_lag
+    # Lags of one program are scaled by one factor, so that each copy's follows from its own.
+    total = float(source.after_lag.sum())
+    return whole_ns(p.after_lag * (float(lag.sum()) / total if total else 1.0))
+
+
+def beside_masks(scenario: Scenario) -> list[Bool]:
+    """Kernels that run beside the step, of each kind of such work: they take no time of its own."""
+    return [*([input_copies(scenario)] if _loads_beside(scenario) else []),
+            *([collective_rows(scenario)] if scenario.launches.hidden_collectives else [])]
+
+
+def _loads_beside(scenario: Scenario) -> bool:
+    return scenario.batches.loading is Loading.BACKGROUND
+
+
+def input_copies(scenario: Scenario) -> Bool:
+    """Return which kernels copy batches to the device: from host to device, outside the optimizer."""
+    found = []
+    for graph in scenario.built.graphs:
+        to_device = np.array(["htod" in text.lower().replace(" ", "") for text in graph.strings] or [False], np.bool_)
+        phase = np.append(graph.ops.phase, NONE)[graph.kernels.op]
+        found.append(to_device[graph.kernels.name] & (graph.kernels.kind == KernelKind.MEMCPY)
+                     & (phase != Phase.OPTIMIZER))
+    return np.concatenate(found)
+
+
+def collective_rows(scenario: Scenario) -> Bool:
+    """Return which kernels are collectives."""
+    return np.concatenate([graph.kernels.kind == KernelKind.COLLECTIVE for graph in scenario.built.graphs])
