@@ -1,6 +1,6 @@
 """Host time of programs that were never recorded, by a model of others on the same host.
 
-    python benchmarks/host_model.py RECORDINGS [--held-out FOLDER] [--steps]
+    python benchmarks/host_model.py RECORDINGS [--held-out FOLDER] [--steps] [--only-held-out]
 
 ``RECORDINGS`` is a folder of programs with a folder of each round (``traces/record_host.py``). Each program is left
 out in turn, predicted by the others, and beside it stands the host time that was measured: the median of its rounds.
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=Path)
     parser.add_argument("--host", type=Path, help="a file of foretrace calibrate --host, to be held against them")
     parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--only-held-out", action="store_true", help="leave none of RECORDINGS out: minutes less")
     options = parser.parse_args()
     steps = read_rounds(options.recordings)
     begin = time.process_time()
@@ -49,14 +50,15 @@ def main() -> None:
     print(f"Fit of {len(steps)} programs: {time.process_time() - begin:.2f} s of processor time; offset "
           f"{used.offset:+.2f}; interval ×/÷ "
           f"{np.exp(used.spread):.2f}")
-    _table("left out in turn", left_out(steps))
+    if not options.only_held_out:
+        _table("left out in turn", left_out(steps))
     if options.steps:
         _steps(options.recordings, steps)
     held_out = {} if options.held_out is None else read_rounds(options.held_out)
     if held_out:
         _table("held out", [told(name, step, whole) for name, step in held_out.items()])
     every = {**steps, **held_out}
-    if every.keys() >= {*SUITE, *OF_LIBRARIES}:
+    if every.keys() >= {*SUITE, *OF_LIBRARIES} and not options.only_held_out:
         _table("suite and libraries", left_out({name: every[name] for name in (*SUITE, *OF_LIBRARIES)}))
         _table("all, left out in turn", left_out(every))
     if options.host is not None:
