@@ -117,7 +117,9 @@ def test_the_path_across_ranks_names_operations(found: JobReport) -> None:
     for part in (part for stretch in found.path for part in stretch.parts):
         spent[part.operation] = spent.get(part.operation, 0) + part.time_ns
     assert sum(spent.values()) in [max(window.length_ns for window in step) for step in found.times.windows]
-    assert max(spent, key=lambda name: spent[name]) in ("aten::mm", "aten::addmm")
+    # Each of the two may be less than an operation that a stall fell into; together they are most of what is computed.
+    products = spent.pop("aten::mm", 0) + spent.pop("aten::addmm", 0)
+    assert products > max(time for name, time in spent.items() if name.startswith("aten::"))
 
 
 def test_traffic_has_times_and_a_straggler(job: Job) -> None:
