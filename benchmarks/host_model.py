@@ -1,13 +1,12 @@
 """Host time of programs that were never recorded, by a model of others on the same host.
 
-    python benchmarks/host_model.py RECORDINGS [--held-out FOLDER] [--steps] [--only-held-out]
+    python benchmarks/host_model.py RECORDINGS [--held-out FOLDER] [--only-held-out]
 
 ``RECORDINGS`` is a folder of programs with a folder of each round (``traces/record_host.py``). Each program is left
 out in turn, predicted by the others, and beside it stands the host time that was measured: the median of its rounds.
 Programs of ``--held-out`` are predicted by all of ``RECORDINGS``; nothing was chosen with them. Where timm's and
 Lightning's are among them, the nine and the ten of libraries are left out in turn of these 19 too, and all programs of
-all. With ``--steps`` the
-workloads among them are traced by shapes, and their step with the others' host stands beside what it took unprofiled.
+all. Whole steps that such models tell are in ``benchmarks/traced_steps.py``.
 """
 
 from __future__ import annotations
@@ -19,14 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from graph_predictor.prediction.host_calibration import read_rounds
-from graph_predictor.sizes.retrace import trace_again
-from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.device_choice import traced_device
 from kernel_models.host.accuracy import ToldHost, left_out, told
 from kernel_models.host.fitting import fit_host
 from kernel_models.host.hosts import read_host
-from kernel_models.host.step_events import HostStep
-from tracer.job import read_job
 
 SUITE = ("dlrm", "resnet50", "bert", "llama", "gpt2", "vit", "moe", "lstm", "unet")
 OF_LIBRARIES = ("distilbert", "gpt_neo_loop", "opt_loop", "bart_summaries", "electra_tags", "timm_resnet", "timm_vit",
@@ -40,7 +34,6 @@ def main() -> None:
     parser.add_argument("recordings", type=Path)
     parser.add_argument("--held-out", type=Path)
     parser.add_argument("--host", type=Path, help="a file of foretrace calibrate --host, to be held against them")
-    parser.add_argument("--steps", action="store_true")
     parser.add_argument("--only-held-out", action="store_true", help="leave none of RECORDINGS out: minutes less")
     options = parser.parse_args()
     steps = read_rounds(options.recordings)
@@ -52,8 +45,6 @@ def main() -> None:
           f"{np.exp(used.spread):.2f}")
     if not options.only_held_out:
         _table("left out in turn", left_out(steps))
-    if options.steps:
-        _steps(options.recordings, steps)
     held_out = {} if options.held_out is None else read_rounds(options.held_out)
     if held_out:
         _table("held out", [told(name, step, whole) for name, step in held_out.items()])
@@ -66,26 +57,6 @@ def main() -> None:
         for title, found in (("by the host's file", steps), ("held out, by the file", held_out)):
             if found:
                 _table(title, [told(name, step, calibrated) for name, step in found.items()])
-
-
-def _steps(folder: Path, steps: dict[str, HostStep]) -> None:
-    """Steps traced by shapes, on the host that the others tell."""
-    print(f"\n{'traced by shapes':24} measured  predicted   error  within")
-    errors, held = [], []
-    for name in steps:
-        model = fit_host([other for key, other in steps.items() if key != name])
-        captures = [read_job(path).graphs[0] for path in sorted((folder / name).glob("round*"))]
-        workload = captures[0].meta.workload
-        if not workload:
-            continue
-        truth = float(np.median([np.median(graph.meta.unprofiled_step_ns) for graph in captures])) / 1e3
-        traced = trace_again(captures[0], {}, traced_device("cpu"))
-        found = baseline_of([traced], host=model).predict()
-        low, high = found.interval_us
-        errors.append(found.step_time_us / truth - 1)
-        held.append(low <= truth <= high)
-        print(f"{name:24}{truth:9,.0f}{found.step_time_us:11,.0f}{errors[-1]:+8.1%}  {'yes' if held[-1] else 'no'}")
-    _sum(errors, held)
 
 
 def _table(title: str, cases: list[ToldHost]) -> None:

@@ -26,7 +26,7 @@ from kernel_models.heuristics import RooflineModel, fit_efficiencies
 from kernel_models.learned.boosting import Boosting
 from kernel_models.learned.distil import distil
 from kernel_models.learned.fit import FOLDS, Problem
-from kernel_models.learned.gaussian import LEAST_CALLS, fit_gaussian
+from kernel_models.learned.gaussian import LEAST_CALLS, MOST_CALLS, fit_gaussian
 from kernel_models.learned.intervals import Intervals
 from kernel_models.model import KernelModel
 from kernel_models.op_call import Family
@@ -73,13 +73,20 @@ class Options:
         distil: whether to make quick copies.
         process_up_to: calls up to which a Gaussian process is tried instead of trees: it learns more from few, as a
             calibration has, in less time; 0 for never.
+        formulas: whether a family whose best model is learned has its fitted formulas too, for what it does not cover.
         until: on the monotonic clock, after which a fit ends with what it has; its facts say "ended_early" then.
     """
 
     refit: bool = True
     distil: bool = True
     process_up_to: int = 0
+    formulas: bool = False
     until: float = math.inf
+
+    @classmethod
+    def of_one_machine(cls, *, refit: bool = False) -> Options:
+        """What suits one machine's own measurements, a few hundred calls a family: processes, and formulas beside."""
+        return cls(refit=refit, distil=False, process_up_to=MOST_CALLS, formulas=True)
 
 
 def fit_profile(
@@ -112,9 +119,22 @@ def fit_profile(
     entries = []
     for one in mine:
         progress(f"{one.family.value}, {one.software or 'unnamed software'}: {len(one):,} calls")
-        entries.append(fit_entry(one, spec, options))
+        entries += fit_entries(one, spec, options)
     others = [name for name in names if name != spec.name]
     return DeviceProfile(spec, entries, _provenance(mine, options, notes, others))
+
+
+def fit_entries(samples: Samples, spec: DeviceSpec, options: Options | None = None) -> list[ProfileEntry]:
+    """Return the model of one family and stack, and the formulas for what it does not cover if these are asked for."""
+    options = options or Options()
+    best = fit_entry(samples, spec, options)
+    return [best] if best.kind == "roofline" or not options.formulas else [best, formula_entry(samples, spec)]
+
+
+def formula_entry(samples: Samples, spec: DeviceSpec) -> ProfileEntry:
+    """Return a family's formulas with efficiencies fitted to what is not held out."""
+    fit = samples.taken(~samples.split())
+    return ProfileEntry("roofline", _formulas(fit, spec), None, fit.software, len(fit), {"data": fit.source})
 
 
 def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None) -> ProfileEntry:
@@ -211,12 +231,16 @@ def _fitted(
     samples: Samples, spec: DeviceSpec, chosen: Boosting | None, intervals: Intervals | None, quick: bool
 ) -> tuple[KernelModel, KernelModel | None]:
     if chosen is None or intervals is None:
-        some = _thinned(samples, HEURISTIC_ROWS)
-        return RooflineModel(samples.family, spec, fit_efficiencies(
-            some.calls, some.measured_us, spec, source=samples.source)), None
+        return _formulas(samples, spec), None
     problem = Problem.of(samples, spec)
     model = problem.model(scaled_to(chosen, len(samples)), intervals)
     return model, distil(model, problem.columns) if quick and len(samples) >= _DISTILLED_FROM else None
+
+
+def _formulas(samples: Samples, spec: DeviceSpec) -> RooflineModel:
+    some = _thinned(samples, HEURISTIC_ROWS)
+    return RooflineModel(samples.family, spec,
+                         fit_efficiencies(some.calls, some.measured_us, spec, source=samples.source))
 
 
 def each_left_out(problem: Problem, labels: Sequence[str]) -> Problem:

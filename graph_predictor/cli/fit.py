@@ -43,11 +43,15 @@ def fit(
     For each family and software, formulas and learned models are compared by cross-validation over groups of shapes. A
     fifth of the groups is held out of all choices and judges the result; its errors are stored in the profile.
 
+    Captures of programs that compute on a CPU are measurements of that CPU: each operation's own time, without the
+    profiler's. Many small programs of any kind tell what another one's steps compute there.
+
     Whole steps correct the formulas of all families that no kernels were measured of; each trace's steps are left out
     in turn to judge what the others teach. Steps that the host decides are left out: the fit is of the device's time.
     """
     with one_sentence(debug):
-        from kernel_models.datasets import DataError, read_samples
+        from graph_predictor.request.measured_kernels import read_kernels
+        from kernel_models.datasets import DataError
         from kernel_models.device_choice import find_device
         from kernel_models.fitting import Options, fit_profile
         from kernel_models.op_call import Family
@@ -65,14 +69,16 @@ def fit(
         notes: list[str] = []
         profile = None
         if data:
-            samples = read_samples(data, tell, spec=spec, notes=notes)
+            samples = read_kernels(data, tell, spec=spec, notes=notes)
             some = [one for one in samples if software in one.software and (not family or one.family.value in family)]
             if not some:
                 named = sorted({one.software for one in samples})
                 families = sorted({one.family.value for one in samples})
                 raise DataError(f"Nothing in the data fits these options; its software: {', '.join(named[:8])}, its "
                                 f"families: {', '.join(families)}.")
-            profile = fit_profile(some, spec, Options(refit=refit), lambda text: tell(f"fitting {text}"), notes)
+            on_cpu = (spec or find_device(some[0].device)).vendor == "host"
+            options = Options.of_one_machine(refit=refit) if on_cpu else Options(refit=refit)
+            profile = fit_profile(some, spec, options, lambda text: tell(f"fitting {text}"), notes)
         if steps:
             from graph_predictor.request.measured_steps import read_steps
             from kernel_models.step_profile import fit_steps

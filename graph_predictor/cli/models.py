@@ -57,11 +57,11 @@ def evaluate(
     profile has one, else by the best that covers it, and by formulas where none does.
     """
     with one_sentence(debug):
-        from kernel_models.datasets import read_samples
+        from graph_predictor.request.measured_kernels import read_kernels
         from kernel_models.evaluate import evaluate_profile
 
         judged, notes = _load(profile), list[str]()
-        found = evaluate_profile(judged, read_samples(data, spec=judged.device, notes=notes))
+        found = evaluate_profile(judged, read_kernels(data, spec=judged.device, notes=notes))
         found.notes[:0] = notes
         if json:
             print_json(found.to_json())

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from graph_predictor.prediction.operation_costs import operation_costs, operations_named
+from graph_predictor.prediction.operation_costs import OperationCosts, operation_costs, operations_named
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.profiler_cost import profiler_share
 from graph_predictor.simulation.program import whole_ns
+from kernel_models.datasets.host_traces import HostWork
 from kernel_models.host.few_programs import ENOUGH_PROGRAMS, fit_few
 from kernel_models.host.fitting import fit_host
 from kernel_models.host.model import HostModel
@@ -83,7 +84,25 @@ def host_model(jobs: Sequence[Job], name: str) -> HostModel:
     return fit_few(steps, f"{name} and other hosts") if few else fit_host(steps, name)
 
 
+def recorded_host_work(graph: ExecutionGraph) -> HostWork:
+    """Return what each operation of a recorded step computes on the host, mean of the steps that repeat, without waits
+    and the profiler. Raises ``ForetraceError`` where there are no steps."""
+    costs, _ = _measured(Baseline.recorded([graph]))
+    return HostWork(costs.op, costs.compute.mean(axis=0))
+
+
 def _recorded(baseline: Baseline) -> HostStep:
+    graph = baseline.scenario.built.graphs[0]
+    costs, of_calls = _measured(baseline)
+    inside, compute = costs.inside.mean(axis=0), costs.compute.mean(axis=0)
+    called = np.isin(graph.launches.kind, LAUNCHING)
+    launch = of_calls * float(np.median(graph.launches.duration_ns[called])) if called.any() else 0.0
+    return _step(graph, costs.op, costs.before.mean(axis=0), np.maximum(inside - compute, 0.0),
+                 compute, launch)
+
+
+def _measured(baseline: Baseline) -> tuple[OperationCosts, float]:
+    """Return what a recording's operations cost without the profiler, and what is left of its calls' time: a share."""
     scenario, pieces = baseline.scenario, baseline.scenario.pieces
     graph = scenario.built.graphs[0]
     owner = operations_named(graph, (name for name in graph.strings if is_flat(name)))
@@ -92,12 +111,7 @@ def _recorded(baseline: Baseline) -> HostStep:
         share = profiler_share(scenario)
         of_calls = 1.0 - float(share.calls.sum()) / max(float(pieces.ns[pieces.is_cost].sum()), 1.0)
         pieces = replace(pieces, ns=whole_ns(pieces.ns - share.ns))
-    costs = operation_costs(scenario.cycle, pieces, 0, owner)
-    inside, compute = costs.inside.mean(axis=0), costs.compute.mean(axis=0)
-    called = np.isin(graph.launches.kind, LAUNCHING)
-    launch = of_calls * float(np.median(graph.launches.duration_ns[called])) if called.any() else 0.0
-    return _step(graph, costs.op, costs.before.mean(axis=0), np.maximum(inside - compute, 0.0),
-                 compute, launch)
+    return operation_costs(scenario.cycle, pieces, 0, owner), of_calls
 
 
 def _step(graph: ExecutionGraph, rows: Int64, before: np.ndarray, inside: np.ndarray,

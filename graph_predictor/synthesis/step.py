@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.prediction.host_steps import traced_host_step
+from graph_predictor.synthesis.host_thread import HostThread
 from graph_predictor.synthesis.modelled import calls_by_operation, collective_works, modelled_works
 from graph_predictor.synthesis.operation_times import (
     COMMUNICATION_STREAM,
@@ -87,15 +88,18 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
     constants = plain_constants(round(spec.launch_latency_us * 1e3))
     known = host or shipped_host(CPU_HOST if spec.vendor == "host" else GPU_HOST)
     known = known.suited(all((graph.steps.python_calls >= 0).all() for graph in graphs))
-    ranks, told_ns = [], []
+    ranks, threads = [], []
     for graph in graphs:
-        times, host_ns = _modelled(graph, spec, models, known, collective_works(graph, spec, collectives))
-        told_ns.append(host_ns)
+        times, thread = _modelled(graph, spec, models, known, collective_works(graph, spec, collectives))
+        threads.append(thread)
         ranks.append(RankTimes(graph, _with_host_waits(graph, times, spec), constants))
-    notes = [*_notes(spec, host is not None, known), _told(float(np.mean(told_ns)), known),
+    thread = max(threads, key=lambda one: one.told_ns + one.computed_ns)
+    told_ns = float(np.mean([one.told_ns for one in threads]))
+    notes = [*_notes(spec, host is not None, known), _told(told_ns, known), *_computing(spec, thread, host, models),
              *_collective_notes(graphs, spec, collectives)]
     warnings = () if spec.vendor == "host" else tuple(_host_work_warnings(graphs, spec))
-    spread = known.spread if host is not None else float(np.hypot(known.spread, UNKNOWN_HOST))
+    unknown = 0.0 if host is not None else UNKNOWN_HOST
+    spread = thread.spread(known.spread, unknown, unknown if spec.placeholder and models is None else 0.0)
     return SynthesizedStep(synthesize(ranks), spec, spread, Source.HEURISTIC, 0.0, tuple(notes), warnings)
 
 
@@ -181,6 +185,14 @@ def _notes(spec: DeviceSpec, given: bool, host: HostModel) -> list[str]:
                "one.")]
 
 
+def _computing(spec: DeviceSpec, thread: HostThread, host: HostModel | None, models: Models | None) -> list[str]:
+    """Return what to say where the host is known and what it computes is not."""
+    if host is None or models is not None or not spec.placeholder or not thread.computed_ns:
+        return []
+    return [f"What operations compute there, {thread.computed_ns / 1e6:,.3f} ms, is priced for a CPU that stands for "
+            "any; captures on yours teach it (foretrace fit CAPTURE… --device cpu -o cpu.profile, then --profile)."]
+
+
 def _told(host_ns: float, host: HostModel) -> str:
     """Return what of the step rests on the host's model."""
     python = " and calls of Python between them" if host.with_calls else ""
@@ -189,8 +201,8 @@ def _told(host_ns: float, host: HostModel) -> str:
 
 
 def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, host: HostModel,
-              collectives: dict[int, DeviceWork]) -> tuple[OperationTimes, float]:
-    """Everything from models: each call of an operation is a kernel that is launched; and the host's time, ns."""
+              collectives: dict[int, DeviceWork]) -> tuple[OperationTimes, HostThread]:
+    """Everything from models: each call of an operation is a kernel that is launched; and what the host does."""
     ops = graph.ops
     row_of = {int(op): row for row, op in enumerate(graph.collectives.op.tolist())}
     calls = calls_by_operation(graph, (op for op in range(len(ops)) if op not in row_of))
@@ -215,7 +227,8 @@ def _modelled(graph: ExecutionGraph, spec: DeviceSpec, models: Models | None, ho
         if reads:
             found[op].append(HostCall(WAIT, LaunchKind.BLOCKING_SYNC, launch, stream=COMPUTE_STREAM))
     calls_of = {op: calls for op, calls in found.items() if calls}
-    return OperationTimes(before[:-1], inside, calls_of, float(before[-1])), told_ns
+    computed_here = [work for op in own if on_host and op not in row_of for work in own[op]]
+    return OperationTimes(before[:-1], inside, calls_of, float(before[-1])), HostThread.of(told_ns, computed_here)
 
 
 def _launch_of(work: DeviceWork) -> tuple[str, LaunchKind]:

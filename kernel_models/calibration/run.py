@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,8 @@ from kernel_models.calibration.space import families_of
 from kernel_models.datasets.campaign import samples_of, software_of
 from kernel_models.datasets.samples import Samples, joined
 from kernel_models.device import DeviceSpec
-from kernel_models.fitting import Options, fit_entry
-from kernel_models.heuristics import RooflineModel, fit_efficiencies
+from kernel_models.fitting import Options, fit_entries, formula_entry
 from kernel_models.host.overheads import HostOverheads
-from kernel_models.learned.gaussian import MOST_CALLS
 from kernel_models.op_call import Family
 from kernel_models.profile import DeviceProfile, ProfileEntry, save_profile
 from tracer.campaign.errors import CampaignError
@@ -182,9 +180,10 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
         now = time.monotonic()
         if now > until:
             late.append(one.family.value)
-            entries.append(_formulas(one, spec))
+            entries.append(formula_entry(one, spec))
         else:
-            found = _entries(one, spec, now + share_of_time(mine[number:]) * (until - now))
+            ends = now + share_of_time(mine[number:]) * (until - now)
+            found = fit_entries(one, spec, replace(Options.of_one_machine(), until=ends))
             if found[0].facts.get("ended_early"):
                 ended.append(one.family.value)
             entries += found
@@ -228,21 +227,6 @@ def _run(source: Measurements, work: Path, options: RunOptions, device: str) -> 
 def share_of_time(left: Sequence[Samples]) -> float:
     """Return the share of the time left that the first of the families left may take to fit: that of its rows."""
     return len(left[0]) / max(sum(map(len, left)), 1)
-
-
-def _entries(one: Samples, spec: DeviceSpec, until: float) -> list[ProfileEntry]:
-    """The best model of a family, found until a time, and the formulas for what it does not cover."""
-    best = fit_entry(one, spec, Options(refit=False, distil=False, process_up_to=MOST_CALLS, until=until))
-    if best.kind == "roofline":
-        return [best]
-    return [best, _formulas(one, spec)]
-
-
-def _formulas(one: Samples, spec: DeviceSpec) -> ProfileEntry:
-    """A family's formulas with efficiencies fitted to what is not held out."""
-    fit = one.taken(~one.split())
-    model = RooflineModel(one.family, spec, fit_efficiencies(fit.calls, fit.measured_us, spec, source=one.source))
-    return ProfileEntry("roofline", model, None, one.software, len(fit), {"data": one.source})
 
 
 def _samples(work: Path, sessions: Sequence[dict[str, Any]], spec: DeviceSpec) -> list[Samples]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_models.datasets.host_traces import HostWork
 from kernel_models.datasets.samples import HELD_OUT_SHARE, DataError, Samples, is_held_out, joined
 from kernel_models.datasets.tables import is_table, read_table
 from kernel_models.device import DeviceSpec
 from tracer.errors import ForetraceError, JobError
+from tracer.graph import ExecutionGraph
 
 KERNELS = "kernels"
 """Folder of the tables in a campaign's directory."""
@@ -17,7 +20,7 @@ KERNELS = "kernels"
 
 def read_samples(
     paths: Sequence[str], progress: Callable[[str], None] = lambda text: None, *, spec: DeviceSpec | None = None,
-    notes: list[str] | None = None,
+    notes: list[str] | None = None, host_work: Callable[[ExecutionGraph], HostWork] | None = None,
 ) -> list[Samples]:
     """Samples of tables (Parquet, CSV), of campaigns' directories, and of anything ``tracer.read_job`` reads.
 
@@ -28,12 +31,14 @@ def read_samples(
         progress: is told what is being read.
         spec: the device that is wanted: that of tables which name none, and traces of others are left out.
         notes: gets sentences on what was left out and why.
+        host_work: what the operations of a CPU's trace compute; without it such traces are left out.
 
     Raises:
         DataError, TableInputError, TraceError: a path cannot be read, or nothing in it can be learned from.
     """
     found: list[Samples] = []
     told = [] if notes is None else notes
+    reader = _Reader(spec, told, host_work)
     for name in paths:
         path = Path(name)
         progress(f"reading {path.name}")
@@ -44,30 +49,66 @@ def read_samples(
                 raise DataError(f"{name} is a campaign without tables of micro-benchmarks; run its kernels first.")
             found += _campaign(tables)
         elif local and path.is_dir() and (tables := sorted(p for p in path.iterdir() if is_table(p.name))):
-            found += _singly(name, [str(table) for table in tables], spec, told)
+            found += reader.singly(name, [str(table) for table in tables])
         elif local and is_table(name):
             found += read_table(path, spec, told)
         else:
-            found += _traces(name, spec, told, alone=spec is None or len(paths) == 1)
+            found += reader.traces(name, alone=spec is None or len(paths) == 1)
     if not found and told:
         raise DataError(f"Nothing in the data can be used; {told[0]}")
     return found
 
 
-def _singly(name: str, files: Sequence[str], spec: DeviceSpec | None, notes: list[str]) -> list[Samples]:
-    """All files of a directory that can be read; the others are noted."""
-    found: list[Samples] = []
-    skipped = []
-    for file in files:
+@dataclass(frozen=True)
+class _Reader:
+    """Reads what is of one device; arguments as of ``read_samples``."""
+
+    spec: DeviceSpec | None
+    notes: list[str]
+    host_work: Callable[[ExecutionGraph], HostWork] | None
+
+    def singly(self, name: str, files: Sequence[str]) -> list[Samples]:
+        """Return all files of a directory that can be read; the others are noted."""
+        found: list[Samples] = []
+        skipped = []
+        for file in files:
+            try:
+                found += (read_table(Path(file), self.spec, self.notes) if is_table(file)
+                          else self.trace(file, alone=False))
+            except (ForetraceError, OSError) as error:
+                skipped.append(f"{os.path.basename(file)} was skipped: {error}")
+        if not found and skipped:
+            raise DataError(f"Nothing in the directory {name} can be used; {skipped[0]}")
+        self.notes.extend(skipped)
+        return found
+
+    def traces(self, name: str, *, alone: bool) -> list[Samples]:
+        """Return the traces of one job, or else of several jobs in one directory, each by itself; ``alone`` as of
+        ``trace``."""
+        from tracer.files import find_files
+
         try:
-            found += (read_table(Path(file), spec, notes) if is_table(file)
-                      else _trace(file, spec, notes, alone=False))
-        except (ForetraceError, OSError) as error:
-            skipped.append(f"{os.path.basename(file)} was skipped: {error}")
-    if not found and skipped:
-        raise DataError(f"Nothing in the directory {name} can be used; {skipped[0]}")
-    notes += skipped
-    return found
+            return self.trace(name, alone=alone)
+        except JobError:
+            if "://" in name or not os.path.isdir(name):
+                raise
+            files = [file.path for file in find_files([name], self.notes)]
+            if len(files) < 2:
+                raise
+        return self.singly(name, files)
+
+    def trace(self, name: str, *, alone: bool) -> list[Samples]:
+        """Return samples of a job; ``alone`` makes it an error that there are none."""
+        from kernel_models.datasets.traces import devices_of, read_job_samples
+        from tracer.job import read_job
+
+        job = read_job([name])
+        found = [one for one in read_job_samples(job, self.notes, self.spec, self.host_work) if len(one)]
+        if not found and alone:
+            raise DataError(f"{name} holds no kernel with recorded sizes on "
+                            f"{self.spec.name if self.spec else 'a known device'} (its device: "
+                            f"{', '.join(devices_of([job]))}); record with shapes, or name a table.")
+        return found
 
 
 def _campaign(tables: Sequence[Path]) -> list[Samples]:
@@ -85,32 +126,4 @@ def _campaign(tables: Sequence[Path]) -> list[Samples]:
     return found
 
 
-def _traces(name: str, spec: DeviceSpec | None, notes: list[str], *, alone: bool) -> list[Samples]:
-    """The traces of one job, or else of several jobs in one directory, each by itself; ``alone`` as in ``_trace``."""
-    from tracer.files import find_files
-
-    try:
-        return _trace(name, spec, notes, alone=alone)
-    except JobError:
-        if "://" in name or not os.path.isdir(name):
-            raise
-        files = [file.path for file in find_files([name], notes)]
-        if len(files) < 2:
-            raise
-    return _singly(name, files, spec, notes)
-
-
-def _trace(name: str, spec: DeviceSpec | None, notes: list[str], *, alone: bool) -> list[Samples]:
-    """Samples of a job; ``alone`` makes it an error that there are none."""
-    from kernel_models.datasets.traces import devices_of, read_job_samples
-    from tracer.job import read_job
-
-    job = read_job([name])
-    found = [one for one in read_job_samples(job, notes, spec) if len(one)]
-    if not found and alone:
-        raise DataError(f"{name} holds no kernel with recorded sizes on {spec.name if spec else 'a known device'} (its "
-                        f"device: {', '.join(devices_of([job]))}); record with shapes, or name a table.")
-    return found
-
-
-__all__ = ["HELD_OUT_SHARE", "DataError", "Samples", "is_held_out", "joined", "read_samples"]
+__all__ = ["HELD_OUT_SHARE", "DataError", "HostWork", "Samples", "is_held_out", "joined", "read_samples"]

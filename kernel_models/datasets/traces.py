@@ -7,15 +7,18 @@ told apart: such pieces are left out, and so are those known by their kernel's n
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from kernel_models.datasets.host_traces import HostWork, host_samples
 from kernel_models.datasets.samples import Samples
-from kernel_models.device import DeviceError, DeviceSpec, resolve_device
+from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device
 from kernel_models.trace_calls import Basis, TraceCalls, graph_calls
 from tracer.arrays import Bool
+from tracer.graph import ExecutionGraph
 from tracer.job import Job
+from tracer.shape_only.devices import CPU
 
 LEAST_US = 0.3
 """Shorter kernels are below the profilers' resolution."""
@@ -24,7 +27,8 @@ _TOLD_FROM, _FAMILY_FROM = 0.001, 0.01
 
 
 def read_job_samples(
-    job: Job, notes: list[str] | None = None, spec: DeviceSpec | None = None
+    job: Job, notes: list[str] | None = None, spec: DeviceSpec | None = None,
+    host_work: Callable[[ExecutionGraph], HostWork] | None = None,
 ) -> Iterator[Samples]:
     """Samples of every family, device and software in a job's graphs; the shape group is the sizes.
 
@@ -33,11 +37,16 @@ def read_job_samples(
     Args:
         job: what was recorded.
         notes: is told of each graph how much of its GPU time is of use, and why the rest is not.
-        spec: the device that is wanted; graphs of others are left out.
+        spec: the device that is wanted; graphs of others are left out. A CPU's trace does not name its CPU: it is taken
+            for the wanted one, or ``cpu``.
+        host_work: what the operations of a CPU's trace compute; without it such graphs are left out.
     """
     told = [] if notes is None else notes
     for graph in job.graphs:
         name = os.path.basename(graph.meta.source) + (f", rank {graph.meta.rank}" if len(job.graphs) > 1 else "")
+        if graph.computes_on_host and host_work is not None and (spec is None or spec.vendor == "host"):
+            yield from host_samples(graph, host_work(graph), spec or device(CPU))
+            continue
         try:
             own = resolve_device(graph.meta.device, graph.meta.device_memory_bytes, graph.meta.sm_count)
         except DeviceError:

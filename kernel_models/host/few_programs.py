@@ -55,7 +55,8 @@ def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostMod
     """The law times the host's factor, each operation drawn towards what its own programs cost; ``own`` lends the name,
     launches and number of programs."""
     told = np.array([np.log(step.host_ns / sum(float(part.sum()) for part in law.estimate(step))) for step in steps])
-    factor, count = float(told.mean()), len(told)
+    # One odd program, such as one whose Python does most of its work, moves the mean of five by a tenth.
+    factor, count = float(np.median(told)), len(told)
     pools = {label: replace(pool, log_base=pool.log_base + factor) for label, pool in law.pools.items()}
     for label, mine in label_pools(steps, law.with_calls).items():
         known = law.pools.get(label)
@@ -65,8 +66,10 @@ def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostMod
             continue
         drawn = drawn_together(float(mine.programs), mine.log_base, base + factor)
         pools[label] = Pool(drawn, 1, mine.programs + (known.programs if known else 1))
-    # Each program is told by the factor of the others.
-    apart = float(told.std(ddof=1)) if count >= LEAST_PROGRAMS else max(OTHER_HOSTS_PROGRAM, law.spread / END)
+    # Few programs may agree by chance: what others' lie apart counts as much as ``LEAST_PROGRAMS`` of them.
+    usual = max(OTHER_HOSTS_PROGRAM, law.spread / END)
+    own_squares = float(((told - told.mean())**2).sum())
+    apart = float(np.sqrt((own_squares + LEAST_PROGRAMS * usual**2) / (count - 1 + LEAST_PROGRAMS)))
     slopes = {label: slope * float(np.exp(factor)) for label, slope in law.slopes.items()}
     return replace(own, pools=pools, slopes=slopes,
                    offset=law.offset, spread=END * apart * float(np.sqrt(1 + 1 / count)), with_calls=law.with_calls,

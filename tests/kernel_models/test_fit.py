@@ -439,11 +439,6 @@ def test_bad_input_is_one_sentence_and_two(run: Run, tmp_path: Path) -> None:
         assert not out.exists()
 
 
-def test_a_cpu_trace_has_nothing_to_fit(run: Run, tmp_path: Path) -> None:
-    code, _, error = run("fit", ROOT / "traces" / "cpu-small", "-o", tmp_path / "x.profile")
-    assert code == 2 and "no kernel with recorded sizes" in error
-
-
 def test_published_products_are_predicted(data_folder: Path) -> None:
     path = data_folder / "kernels" / "gemm_forward.parquet"
     if not path.exists():
