@@ -25,6 +25,7 @@ from kernel_models.host.hosts import CPU_HOST, shipped_host
 from kernel_models.host.model import HostModel, Pool, drawn_together
 from kernel_models.host.step_events import HostStep
 from kernel_models.spreads import END, OTHER_HOSTS_PROGRAM
+from tracer.arrays import Float64
 
 ENOUGH_PROGRAMS = 10
 """So many programs of a host tell others as well as they do with other hosts' law (``benchmarks/host_few.py``)."""
@@ -52,11 +53,29 @@ def fit_few(steps: Sequence[HostStep], host: str = "", law: HostModel | None = N
 
 
 def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostModel:
-    """The law times the host's factor, each operation drawn towards what its own programs cost; ``own`` lends the name,
-    launches and number of programs."""
-    told = np.array([np.log(step.host_ns / sum(float(part.sum()) for part in law.estimate(step))) for step in steps])
+    """The law times the host's factor, drawn towards its own programs, put right by what these miss when left out."""
+    count = len(steps)
+    factors = np.array([_missed(law, step) for step in steps])
+    model = _drawn_to(own, law, steps, factors)
+    missed = np.array([_missed(_drawn_to(own, law, [*steps[:left], *steps[left + 1:]], np.delete(factors, left)),
+                               steps[left]) for left in range(count)]) if count > 1 else np.zeros(1)
+    # Few may agree, or miss on one side, by chance: what others do counts as much as ``LEAST_PROGRAMS`` of them.
+    usual = max(OTHER_HOSTS_PROGRAM, law.spread / END)
+    apart = np.sqrt((((missed - missed.mean())**2).sum() + LEAST_PROGRAMS * usual**2) / (count - 1 + LEAST_PROGRAMS))
+    offset = float(missed.mean()) * count / (count + LEAST_PROGRAMS)
+    return replace(model, offset=law.offset + offset, spread=END * float(apart) * float(np.sqrt(1 + 1 / count)))
+
+
+def _missed(model: HostModel, step: HostStep) -> float:
+    """Return the logarithm of a program's time over what a model says."""
+    return float(np.log(step.host_ns / sum(float(part.sum()) for part in model.estimate(step))))
+
+
+def _drawn_to(own: HostModel, law: HostModel, steps: Sequence[HostStep], factors: Float64) -> HostModel:
+    """The law times the programs' factor, each operation drawn towards what they cost; ``own`` lends the name, launches
+    and number of programs."""
     # One odd program, such as one whose Python does most of its work, moves the mean of five by a tenth.
-    factor, count = float(np.median(told)), len(told)
+    factor = float(np.median(factors))
     pools = {label: replace(pool, log_base=pool.log_base + factor) for label, pool in law.pools.items()}
     for label, mine in label_pools(steps, law.with_calls).items():
         known = law.pools.get(label)
@@ -66,11 +85,5 @@ def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostMod
             continue
         drawn = drawn_together(float(mine.programs), mine.log_base, base + factor)
         pools[label] = Pool(drawn, 1, mine.programs + (known.programs if known else 1))
-    # Few programs may agree by chance: what others' lie apart counts as much as ``LEAST_PROGRAMS`` of them.
-    usual = max(OTHER_HOSTS_PROGRAM, law.spread / END)
-    own_squares = float(((told - told.mean())**2).sum())
-    apart = float(np.sqrt((own_squares + LEAST_PROGRAMS * usual**2) / (count - 1 + LEAST_PROGRAMS)))
     slopes = {label: slope * float(np.exp(factor)) for label, slope in law.slopes.items()}
-    return replace(own, pools=pools, slopes=slopes,
-                   offset=law.offset, spread=END * apart * float(np.sqrt(1 + 1 / count)), with_calls=law.with_calls,
-                   counted=None)
+    return replace(own, pools=pools, slopes=slopes, offset=law.offset, with_calls=law.with_calls, counted=None)
