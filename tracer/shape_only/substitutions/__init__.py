@@ -31,6 +31,7 @@ GPU: tuple[Substitution, ...] = tuple(module.SUBSTITUTION for module in (
     placement, conversions, autocast, attention, rms_norm, norms, dropout, one_hot, recurrent, optimizers, grad_scaler,
     subclasses, collectives, sparse, initialization, counting, grouped))
 CPU: tuple[Substitution, ...] = (conversions.SUBSTITUTION, one_hot.SUBSTITUTION, subclasses.SUBSTITUTION,
-                                 collectives.SUBSTITUTION, sparse.SUBSTITUTION, initialization.SUBSTITUTION)
+                                 collectives.SUBSTITUTION, sparse.SUBSTITUTION, initialization.SUBSTITUTION,
+                                 optimizers.ON_CPU)
 
 __all__ = ["CPU", "GPU", "Site", "Substitution", "installed"]
