@@ -299,6 +299,32 @@ def test_every_way_to_ask_for_a_gpu_ends_on_no_cuda_tensor() -> None:
     assert graph.meta.memory["start"] < 4 * 1024  # the pinned batch is not on the device
 
 
+@pytest.mark.parametrize("foreach", [None, True, False])
+def test_a_cpu_clips_and_updates_as_it_does_when_it_runs(foreach: bool | None) -> None:
+    """Clipping goes over lists where nothing is said, optimizers over one parameter after the other."""
+    def build() -> Callable[[], None]:
+        layer = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9, foreach=foreach)
+
+        def step() -> None:
+            layer(torch.ones(2, 8)).sum().backward()
+            torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0, foreach=foreach)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    step = build()
+    step()
+    with torch.profiler.profile() as profiler:
+        step()
+    ran = {event.name for event in profiler.events()}
+    lists = {"aten::_foreach_norm", "aten::_foreach_mul_", "aten::_foreach_add_"}
+    traced = set(names(trace(build, "cpu")))
+    assert lists & traced == lists & ran
+    assert ("aten::_foreach_norm" in traced) == (foreach is not False)
+
+
 def test_gradient_scaler_and_default_fp16() -> None:
     def build() -> Callable[[], None]:
         layer = nn.Linear(8, 8).cuda()
