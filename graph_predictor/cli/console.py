@@ -177,7 +177,8 @@ def _read(paths: list[str], window: int, workers: TaskWorkers) -> Job:
     # A thread of the bar's own to draw it would keep copies of this process from reading (see ``forked.cores``).
     with Progress(TextColumn("Reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
                   console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
-        return read_job(paths, window=window, workers=workers, progress=_drawn(bar, bar.add_task("Reading", total=None)))
+        task = bar.add_task("Reading", total=None)
+        return read_job(paths, window=window, workers=workers, progress=_drawn(bar, task))
 
 
 def _drawn(bar: Progress, task: TaskID) -> Callable[[int, int], None]:

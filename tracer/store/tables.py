@@ -135,8 +135,8 @@ def decode_strings(record: StringsRecord, parquet: bytes | None, label: str) -> 
     return strings
 
 
-# What Arrow offers to take and hand out lists and NumPy's arrays (``pyarrow.array``, ``to_numpy``) imports pandas, which
-# takes longer than all else that is done here.
+# What Arrow offers to take lists and NumPy's arrays and to hand them out (``pyarrow.array``, ``to_numpy``) imports
+# pandas, which takes longer than all else that is done here.
 
 
 def _arrow_numbers(column: np.ndarray) -> Any:
