@@ -184,23 +184,6 @@ def _memory(path: str) -> dict[str, float]:
     return {"imports": before, "peak": peak(), "bytes": Path(path).stat().st_size}
 
 
-def _ranks(*paths: str) -> dict[str, float]:
-    """Wall seconds of reading a job on one core and by copies of the process on all, in turns."""
-    import tracer.job
-    from tracer.job import read_job
-
-    every = os.sched_getaffinity(0)
-    tracer.job.LEAST_BYTES, tracer.job.idle_cores = 0, lambda: len(os.sched_getaffinity(0))
-    found: dict[str, list[float]] = {"one": [], "all": []}
-    for _ in range(5):
-        for name, cores in (("one", {min(every)}), ("all", every)):
-            os.sched_setaffinity(0, cores)
-            begin = time.perf_counter()
-            read_job(list(paths))
-            found[name].append(time.perf_counter() - begin)
-    return {name: min(each) for name, each in found.items()}
-
-
 def _reports(path: str) -> dict[str, float]:
     """Seconds of reading, replaying and breaking down."""
     from graph_predictor import breakdown, replay
@@ -277,8 +260,8 @@ def _profile(*command: str) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "reading": _reading, "memory": _memory, "ranks": _ranks, "reports": _reports, "whatifs": _whatifs,
-    "points": _points, "profile": _profile}
+    "reading": _reading, "memory": _memory, "reports": _reports, "whatifs": _whatifs, "points": _points,
+    "profile": _profile}
 
 
 # -- the ratios that are checked --------------------------------------------------------------------------------------
@@ -352,8 +335,8 @@ def ratio_table(found: dict[str, float]) -> list[str]:
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
-def commands(data: Path) -> dict[str, list[str]]:
-    """Commands whose cost is shown, by their words; on a real trace where there is one."""
+def commands(data: Path, folder: Path) -> dict[str, list[str]]:
+    """Commands whose cost is shown, by their words; on a real trace where there is one, and on it saved as one file."""
     trace = str(data / "traces" / "resnet50-V100" / "rank0.kineto.json.gz")
     trace = trace if Path(trace).exists() else str(SMALL)
     job = str(data / "traces" / "nanogpt-8xH100")
@@ -361,6 +344,9 @@ def commands(data: Path) -> dict[str, list[str]]:
              "check traces": ["check", str(ROOT / "traces")], "plan gpt2 --gpus 64": ["plan", "gpt2", "--gpus", "64"]}
     for name in ("inspect", "replay", "breakdown", "overheads", "opportunities"):
         found[f"{name} TRACE"] = [name, trace]
+    run([FORETRACE, "convert", trace, "-o", saved := str(folder / "saved.foretrace")])
+    for name in ("inspect", "replay", "breakdown"):
+        found[f"{name} SAVED"] = [name, saved]
     found["predict TRACE"] = ["predict", trace]
     found["predict TRACE --device h200-sxm"] = ["predict", trace, "--device", "h200-sxm"]
     if Path(job).exists():
@@ -379,9 +365,9 @@ def page(data: Path, folder: Path) -> str:
              "`make costs` measures these, and fails where one is over its limit.", "", "```",
              *ratio_table(ratios(folder)), "```", ""]
     lines += ["## Commands", "", "TRACE is rank 0 of ResNet-50 on a V100 (4,796 operations a step, 24,000 in all), "
-              "JOB eight ranks of nanoGPT.", "", "```",
+              "SAVED the", "same as a `.foretrace` file, JOB eight ranks of nanoGPT.", "", "```",
               f"{'command':<38} {'CPU s':>7} {'over Python':>12} {'peak MB':>8}"]
-    wanted = commands(data)
+    wanted = commands(data, folder)
     empty, *costs = in_turns([[sys.executable, "-c", "pass"], *([FORETRACE, *words] for words in wanted.values())], 3)
     for name, cost in zip(wanted, costs, strict=True):
         lines.append(f"{name:<38} {cost.cpu_s:>7.2f} {cost.cpu_s / empty.cpu_s:>11.1f}x {cost.peak / 1e6:>8.0f}")
@@ -447,6 +433,8 @@ def _others(data: Path) -> list[str]:
 
 def _real(data: Path, folder: Path) -> list[str]:
     """Growth with ranks, operations and points, on recorded traces."""
+    import rank_reading
+
     traces = data / "traces"
     lines = ["## Growth with ranks", "", "`foretrace breakdown` of so many ranks of nanoGPT on H100.", "", "```",
              f"{'ranks':>6} {'CPU s':>7} {'wall s':>7} {'peak MB':>8}"]
@@ -454,20 +442,11 @@ def _real(data: Path, folder: Path) -> list[str]:
     for count in (1, 2, 4, 8):
         [cost] = in_turns([[FORETRACE, "breakdown", *map(str, files[:count])]], 1)
         lines.append(f"{count:>6} {cost.cpu_s:>7.2f} {cost.wall_s:>7.2f} {cost.peak / 1e6:>8.0f}")
-    lines += ["```", "",
-              "Reading eight ranks, wall seconds, the best of five in turns: one process on one core, and "
-              "copies of it on both. Copies", "are made of as many cores as are idle when reading begins: beside "
-              "other work they lose.", "", "```",
-              f"{'ranks':<38} {'one core':>9} {'all cores':>10} {'ratio':>6}"]
-    big = generated(folder, 200_000, 100)
-    copies = [folder / f"rank{rank}.json" for rank in range(8)]
-    for copy in copies:
-        shutil.copy(big, copy)
-    for name, ranks in (("nanoGPT on H100, 5 MB of gzip", files), ("200,000 events each, 171 MB of text", copies)):
-        found = inside("ranks", *ranks)
-        lines.append(f"{name:<38} {found['one']:>9.2f} {found['all']:>10.2f} {found['one'] / found['all']:>6.2f}")
-    for copy in copies:
-        copy.unlink()
+    lines += ["```", "", "`python benchmarks/rank_reading.py`: wall seconds of reading eight ranks, the best of nine "
+              "in turns, and processor seconds", "of all processes: one process on one core, and copies of it on all. "
+              "`bound` is the ratio that the latter allow on idle cores.", "Copies are made of as many cores as are "
+              "idle when reading begins: beside other work they lose.", "", "```", rank_reading.HEAD,
+              *rank_reading.rows(data, folder)]
     lines += ["```", "", "## What-ifs, by operations", "",
               "Milliseconds of one prediction with its interval and path, each with another factor. Events are items "
               "and kernels of the", "four copies of the repeated steps that are simulated; 16 variants are simulated "

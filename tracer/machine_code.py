@@ -64,7 +64,7 @@ class KeptLoop:
         """
         if len(arguments) != len(self.types):
             raise TypeError(f"{self.__name__} takes {len(self.types)} arguments, not {len(arguments)}.")
-        passed, given, sizes = list(arguments), {}, []  # what is given lives until the loop ends
+        passed, given, shapes = list(arguments), {}, []  # what is given lives until the loop ends
         for at, dtype, dimensions in self._arrays:
             array = arguments[at]
             if array.ndim and array.strides == (0,) * array.ndim and not array.flags.writeable:
@@ -73,8 +73,9 @@ class KeptLoop:
                 raise TypeError(f"{self.__name__}: argument {at} is {array.dtype}[{array.ndim}], not "
                                 f"{self.types[at]}, or has gaps.")
             passed[at] = array.__array_interface__["data"][0]
-            sizes += array.shape
-        return int(self._entry(np.array(sizes, np.int64).__array_interface__["data"][0], *passed))
+            shapes += array.shape
+        sizes = np.array(shapes, np.int64)  # named, so that it too lives until then: other threads run meanwhile
+        return int(self._entry(sizes.__array_interface__["data"][0], *passed))
 
     def load(self) -> None:
         """Have the machine code at hand, so that processes forked from this one need not load it."""

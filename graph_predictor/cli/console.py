@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,15 @@ from graph_predictor.cli.text import one_line, printable, standard_output
 from graph_predictor.reports.figures import count, microseconds, milliseconds, percent
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
     from tracer.cluster import TaskWorkers
     from tracer.job import Job
 
 PLAIN_WIDTH = 100
 """Columns of tables in a file or pipe, and the most on a terminal that is wider."""
 _PIECE = 1 << 14
+_REDRAWN_S = 0.1
 MOST_NOTES = 60
 """Notes that are shown."""
 _UNPRINTABLE = re.compile(r"[^\x00-\x7e]")
@@ -170,11 +174,25 @@ def _read(paths: list[str], window: int, workers: TaskWorkers) -> Job:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+    # A thread of the bar's own to draw it would keep copies of this process from reading (see ``forked.cores``).
     with Progress(TextColumn("Reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
-                  console=Console(stderr=True), transient=True) as bar:
+                  console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("Reading", total=None)
-        return read_job(paths, window=window, workers=workers,
-                        progress=lambda done, total: bar.update(task, completed=done, total=total or None))
+        return read_job(paths, window=window, workers=workers, progress=_drawn(bar, task))
+
+
+def _drawn(bar: Progress, task: TaskID) -> Callable[[int, int], None]:
+    """Return what takes (bytes done, in all) of a task, and draws its bar ten times a second at most."""
+    due = 0.0
+
+    def show(done: int, total: int) -> None:
+        nonlocal due
+        bar.update(task, completed=done, total=total or None)
+        if (now := time.monotonic()) >= due:
+            due = now + _REDRAWN_S
+            bar.refresh()
+
+    return show
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -81,11 +83,37 @@ def test_cores_that_others_use_are_not_counted(running: int, idle: int, tmp_path
     assert idle_cores() == idle
 
 
-def test_a_job_is_the_same_however_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_with_threads_or_on_one_core_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(idle_cores()))
+    thread.start()
+    thread.join()
+    assert found == [1]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    assert idle_cores() == 1
+
+
+def _read_as_a_daemon(folder: str) -> list[list[str]]:
+    tracer.job.LEAST_BYTES, tracer.job.idle_cores = 0, lambda: 2
+    return [graph.strings for graph in read_job(folder).graphs]
+
+
+def test_a_daemon_reads_ranks_by_copies(tmp_path: Path) -> None:
+    _write_job(tmp_path)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # its processes are daemons, which may have no others
+        assert pool.apply(_read_as_a_daemon, (str(tmp_path),)) == [g.strings for g in read_job(tmp_path).graphs]
+
+
+def _write_job(folder: Path) -> None:
+    """Three ranks, and a fourth that holds nothing."""
     for rank in range(3):
         event = f'{{"ph":"X","cat":"cpu_op","name":"op{rank}","pid":1,"tid":1,"ts":{rank + 1},"dur":2}}'
-        (tmp_path / f"rank{rank}.json").write_text(f'{{"traceEvents":[{event}]}}')
-    (tmp_path / "rank3.json").write_text('{"traceEvents":[]}')
+        (folder / f"rank{rank}.json").write_text(f'{{"traceEvents":[{event}]}}')
+    (folder / "rank3.json").write_text('{"traceEvents":[]}')
+
+
+def test_a_job_is_the_same_however_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write_job(tmp_path)
     alone = read_job(tmp_path)
     monkeypatch.setattr(tracer.job, "LEAST_BYTES", 0)
     monkeypatch.setattr(tracer.job, "idle_cores", lambda: 2)

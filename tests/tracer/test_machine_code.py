@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import runpy
@@ -52,6 +53,23 @@ def _ran(folder: Path, temporary: Path, **environment: str) -> list[str]:
         "TMPDIR": str(temporary), **environment})
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.split()
+
+
+def _counted(one: np.ndarray) -> int:
+    return one.size
+
+
+def test_sizes_stay_in_memory_while_a_loop_runs() -> None:
+    loop, found = kept_loop("int8[:,:]")(_counted), []
+
+    def entry(sizes: int, *_: int) -> int:
+        others = [np.full(2, -7, np.int64) for _ in range(64)]  # as another thread's, in what would have been freed
+        found.extend((ctypes.c_int64 * 2).from_address(sizes))
+        return len(others)
+
+    vars(loop)["_entry"] = entry
+    loop(np.zeros((3, 5), np.int8))
+    assert found == [3, 5]
 
 
 def test_what_is_kept_in_a_private_folder_is_loaded_without_numba_and_damage_compiled_again(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from tracer.errors import GraphFileError
 from tracer.graph import NONE, ExecutionGraph, LossReport, Meta, Thread
 from tracer.job import Job
 from tracer.kineto import read_kineto
-from tracer.store import container, graphs, is_graph_file, load_graph, load_job, save_graph, save_job
+from tracer.store import container, graphs, is_graph_file, load_graph, load_job, save_graph, save_job, tables
 from tracer.store.tables import INLINE_ROWS
 
 # Small to large, with and without syncs, collectives, steps and shapes.
@@ -44,6 +46,38 @@ def test_real_graphs_round_trip_and_are_smaller_than_their_traces(tmp_path, trac
     assert (tmp_path / "a.foretrace").stat().st_size <= source.stat().st_size
     save_graph(graph, tmp_path / "b.foretrace")
     assert (tmp_path / "a.foretrace").read_bytes() == (tmp_path / "b.foretrace").read_bytes()
+
+
+def test_columns_are_the_same_however_many_are_read_at_a_time(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = _big_graph()
+    save_graph(graph, tmp_path / "a.foretrace")
+    for values in (1, 3 * len(graph.ops), 1 << 40):
+        monkeypatch.setattr(tables, "_READ_VALUES", values)
+        assert_same(graph, load_graph(tmp_path / "a.foretrace"))
+
+
+def test_columns_with_gaps_are_saved_as_they_are(tmp_path) -> None:
+    graph = _big_graph()
+    graph.ops.start_ns = np.repeat(graph.ops.start_ns, 2)[::2]
+    save_graph(graph, tmp_path / "a.foretrace")
+    assert_same(graph, load_graph(tmp_path / "a.foretrace"))
+
+
+ROOT = Path(__file__).parents[2]
+SAVED = f"""
+import sys
+from tracer.kineto import read_kineto
+from tracer.store import load_graph, save_graph
+graph = read_kineto({str(ROOT / "traces" / "cpu-small" / "kineto.json.gz")!r})
+save_graph(graph, sys.argv[1])
+print(len(load_graph(sys.argv[1]).ops) == len(graph.ops), "pyarrow" in sys.modules, "pandas" in sys.modules)
+"""
+
+
+def test_neither_saving_nor_loading_imports_pandas(tmp_path) -> None:
+    ran = subprocess.run([sys.executable, "-c", SAVED, str(tmp_path / "a.foretrace")], cwd=ROOT, capture_output=True,
+                         text=True, check=True)
+    assert ran.stdout.split() == ["True", "True", "False"]
 
 
 def test_loaded_columns_can_be_edited(tmp_path) -> None:

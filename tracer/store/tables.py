@@ -23,6 +23,8 @@ _ENCODINGS = frozenset({"PLAIN", "RLE", "BYTE_STREAM_SPLIT"})
 # Headers of a column's pages, at most: a page holds about a megabyte.
 _PAGE_BYTES = 1 << 16
 _MAX_COLUMNS = 64
+# Numbers that are decoded at a time, beside the columns made of them: 4 MB. Each reading more costs 0.1 ms.
+_READ_VALUES = 1 << 19
 # zstd sets up its decoder for each column, which doubles the time to open a table of 1,000 rows; LZ4 costs such a
 # table a sixth more bytes. Higher levels of zstd win under 2% on the real traces.
 _SMALL_ROWS = 2048
@@ -64,7 +66,7 @@ def decoded_bytes(kind: type[Table], rows: int) -> int:
 def encode_table(table: Table) -> tuple[TableRecord, bytes]:
     """A table's record and Parquet bytes (empty if the record holds everything)."""
     record = TableRecord(len(table))
-    rest: dict[str, np.ndarray] = {}
+    rest: dict[str, Any] = {}
     for name, column in table.columns().items():
         integral = np.issubdtype(column.dtype, np.integer)
         if integral and len(column) and column.min() == column.max():
@@ -72,7 +74,7 @@ def encode_table(table: Table) -> tuple[TableRecord, bytes]:
         elif integral and len(column) <= INLINE_ROWS:
             record.inline[name] = column.tolist()
         else:
-            rest[name] = column
+            rest[name] = _arrow_numbers(column)
     if not len(table):
         record.inline = {}
         return record, b""
@@ -115,9 +117,7 @@ def encode_strings(strings: list[str]) -> tuple[StringsRecord, bytes]:
     size = sum(len(text.encode("utf-8", "surrogatepass")) for text in strings)
     if len(strings) <= INLINE_ROWS:
         return StringsRecord(len(strings), size, list(strings)), b""
-    import pyarrow
-
-    return StringsRecord(len(strings), size), _to_parquet({"string": pyarrow.array(strings, pyarrow.string())})
+    return StringsRecord(len(strings), size), _to_parquet({"string": _arrow_strings(strings)})
 
 
 def decode_strings(record: StringsRecord, parquet: bytes | None, label: str) -> list[str]:
@@ -135,7 +135,31 @@ def decode_strings(record: StringsRecord, parquet: bytes | None, label: str) -> 
     return strings
 
 
+# What Arrow offers to take lists and NumPy's arrays and to hand them out (``pyarrow.array``, ``to_numpy``) imports
+# pandas, which takes longer than all else that is done here.
+
+
+def _arrow_numbers(column: np.ndarray) -> Any:
+    """The column as Arrow's, in the same memory where it has no gaps."""
+    import pyarrow
+
+    values = pyarrow.py_buffer(np.ascontiguousarray(column))
+    return pyarrow.Array.from_buffers(pyarrow.from_numpy_dtype(column.dtype), len(column), [None, values])
+
+
+def _arrow_strings(strings: list[str]) -> Any:
+    """The strings as a column of Arrow's: where each begins and the last one ends, and all of them together."""
+    import pyarrow
+
+    encoded = [text.encode() for text in strings]
+    places = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum([len(text) for text in encoded], out=places[1:])
+    return pyarrow.Array.from_buffers(pyarrow.large_string(), len(strings), [
+        None, pyarrow.py_buffer(places), pyarrow.py_buffer(b"".join(encoded))]).cast(pyarrow.string())
+
+
 def _to_parquet(columns: dict[str, Any]) -> bytes:
+    """Return the columns, which are Arrow's, as a Parquet file."""
     import pyarrow
     import pyarrow.parquet as parquet
 
@@ -180,16 +204,18 @@ def _from_parquet(data: bytes, rows: int, label: str) -> dict[str, np.ndarray]:
     import pyarrow
 
     file = _open(data, rows, rows * 8 * _MAX_COLUMNS, label)
-    try:
-        table = file.read(use_threads=False)
-    except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise corrupt(label, str(error).splitlines()[0]) from None
+    names, at_once = file.schema_arrow.names, max(_READ_VALUES // max(rows, 1), 1)
     columns = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if not (pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)) or column.null_count:
-            raise corrupt(label, f"column {name} is not a column of numbers")
-        # Of a column in chunks arrow would import pandas; its buffers are read-only.
-        columns[name] = np.array(column.combine_chunks().to_numpy())
+    for first in range(0, len(names), at_once):
+        try:
+            table = file.read(names[first:first + at_once], use_threads=False)
+        except (pyarrow.ArrowException, OSError, ValueError, MemoryError) as error:
+            raise corrupt(label, str(error).splitlines()[0]) from None
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if not (pyarrow.types.is_integer(column.type) or pyarrow.types.is_floating(column.type)) or \
+                    column.null_count:
+                raise corrupt(label, f"column {name} is not a column of numbers")
+            columns[name] = np.array(np.from_dlpack(column.combine_chunks()))  # Arrow's memory cannot be written to
     return columns
 
 
