@@ -66,6 +66,10 @@ class CycleRows:
         """Return the recorded kernel of each of ``own``."""
         return self.kernels if self.kernel is None else self.kernels[self.kernel]
 
+    def of_cycle(self, rows: Int64) -> Int64:
+        """Return which kernels of the cycle some of ``own`` are."""
+        return rows if self.kernel is None else self.kernel[rows]
+
     def durations(self, kernel_ns: Float64) -> Int64:
         """Durations of ``own``, ns, where the kernels of the cycle take ``kernel_ns`` [kernels, variants]."""
         # A ratio, since the recorded duration of a collective whose other members are outside the cycle is another one.

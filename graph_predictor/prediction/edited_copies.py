@@ -20,6 +20,7 @@ import numpy as np
 from graph_predictor.prediction.changes import Loading
 from graph_predictor.prediction.cycle_rows import CycleRows
 from graph_predictor.prediction.edited_host import EditedHost
+from graph_predictor.prediction.kernel_variants import KernelVariants
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.shared import KEPT, Shared
@@ -41,7 +42,8 @@ class KernelRows:
     """Lengths of the kernels of variants of one step.
 
     Attributes:
-        duration: of the rows that copies take them from, whole ns, [rows, variants].
+        duration: of the rows that copies take them from, whole ns, [rows, variants]; a whole vector of variants where
+            those more are as expected.
         fed: what calls that feed copies take more, ns, [such copies, variants].
         beside: what work beside the step takes of each rank, ns, [ranks, variants]: no step is shorter than that.
     """
@@ -127,21 +129,22 @@ class EditedCopies:
         host = replace(self.host, workers=np.zeros_like(self.host.workers))
         return EditedCopies(self.repeated, self.scenario, host)
 
-    def kernels(self, kernel_ns: Float64) -> KernelRows:
-        """Rows of kernels that take so many ns in the cycle, [kernels of the cycle, variants]."""
+    def kernels(self, variants: KernelVariants) -> KernelRows:
+        """Rows of kernels that take such times in the cycle."""
         rows, ranks = self.rows, self.repeated.program.ranks
-        duration = rows.durations(kernel_ns)
-        longest: Float64 = np.zeros((ranks, kernel_ns.shape[1]))
+        duration = rows.durations(variants.ns)
+        fed = variants.over(rows.fed.change(variants.ns), rows.fed.kernel)
+        longest: Float64 = np.zeros((ranks, fed.shape[1]))
         for mask in beside_masks(self.scenario):
             mine = mask[rows.recorded_kernel]
-            once = mine & rows.first
+            once = np.flatnonzero(mine & rows.first)
             each = np.zeros_like(longest)
-            np.add.at(each, rows.rank[once], duration[once])
+            np.add.at(each, rows.rank[once], variants.over(duration[once], rows.of_cycle(once)))
             longest = np.maximum(longest, each)
             duration[mine] = 0
-        return KernelRows(duration, rows.fed.change(kernel_ns), longest)
+        return KernelRows(variants.over(duration, rows.kernel, LANES), fed, longest)
 
-    def kernels_once(self, kind: str, of: object, make: Callable[[], Float64]) -> KernelRows:
+    def kernels_once(self, kind: str, of: object, make: Callable[[], KernelVariants]) -> KernelRows:
         """Rows of kernels as of ``kernels``, made once for all copies whose kernels' times rest on the same ``of``."""
         key = (of, self.scenario.launches.hidden_collectives, _loads_beside(self.scenario))
         return self._shared.once(f"{kind} kernels", key, lambda: self.kernels(make()))
