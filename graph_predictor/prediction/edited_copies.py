@@ -31,7 +31,7 @@ from graph_predictor.simulation.tape_loop import LANES
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import NONE, KernelKind, Phase
 
-HOSTS_KEPT = 16
+HOSTS_KEPT = 64
 """Edited hosts that predictions from one recording share: an axis of factors has so many."""
 NUMBERS_KEPT = 16_000_000
 """Numbers in the rows of host time that are kept of them, where that allows for fewer: 128 MB each of work and cost."""

@@ -18,6 +18,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
+from graph_predictor.prediction.edited_copies import HOSTS_KEPT
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.sweep import Axis, Goal, SweepError, SweepSpace, feasible, ranked, sweep
 from graph_predictor.sweep import run as running
@@ -311,10 +312,12 @@ def test_a_file_that_no_sweep_wrote_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_points_of_one_chunk_share_a_clock_and_come_back_to_kept_hosts() -> None:
-    hosts = tuple(0.5 + number / 100 for number in range(40))
-    points = list(SweepSpace((Axis("clock", (0.8, 0.9, 1.1)), Axis("host", hosts))))
+    hosts = tuple(0.5 + number / 1000 for number in range(HOSTS_KEPT + 36))
+    points = list(SweepSpace((Axis("clock", tuple(0.5 + number / 100 for number in range(64))), Axis("host", hosts))))
     chunks = list(running._chunks(points))
     assert sorted(point.key for chunk in chunks for point in chunk) == sorted(point.key for point in points)
-    first = chunks[:3]  # the first hosts at all clocks, before any other host
-    assert [{point.values["clock"] for point in chunk} for chunk in first] == [{0.8}, {0.9}, {1.1}]
-    assert {point.values["host"] for chunk in first for point in chunk} == set(hosts[:16])
+    first, later = chunks[:64], chunks[64:]  # the first hosts at all clocks, before any other host
+    assert [len({point.values["clock"] for point in chunk}) for chunk in chunks] == [1] * 128
+    assert {point.values["host"] for chunk in first for point in chunk} == set(hosts[:HOSTS_KEPT])
+    assert {point.values["host"] for chunk in later for point in chunk} == set(hosts[HOSTS_KEPT:])
+    assert [len(chunk) for chunk in running._chunks(points[:40])] == [16, 16, 8]  # work for all, a kill loses little
