@@ -120,7 +120,7 @@ class FedCopies:
         return self.feeding[:, None] * (kernel_ns[self.kernel] / self.recorded[:, None] - 1.0)
 
     def changed(self, cost: Int64, change: Float64) -> Int64:
-        """Costs of items, ns [items, variants], with such a change."""
+        """Costs of items, ns [variants, items], with such a change."""
         found = cost.copy()
-        np.add.at(found, self.item, np.rint(change).astype(np.int64))
+        np.add.at(found, (slice(None), self.item), np.rint(change).astype(np.int64).T)
         return np.maximum(found, 0)

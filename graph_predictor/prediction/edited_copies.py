@@ -170,8 +170,8 @@ class EditedCopies:
         if (floor > NEVER).any():
             external = external.copy()
             external[self.rows.starts] = np.maximum(external[self.rows.starts], floor)
-        return replace(self.launches, kernel_duration=kernels.duration[of.kernel, 0], item_work=host.work[of.item, 0],
-                       item_cost=host.cost[of.item, 0], item_external=external)
+        return replace(self.launches, kernel_duration=kernels.duration[of.kernel, 0], item_work=host.work[0, of.item],
+                       item_cost=host.cost[0, of.item], item_external=external)
 
     def _own_rows(self, kernels: KernelRows) -> HostRows:
         """Host time as it is, of the only variant of kernels."""
@@ -183,20 +183,20 @@ class EditedCopies:
         return self._host_rows((1.0,))[0]
 
     def _host_rows(self, factors: tuple[float, ...]) -> tuple[HostRows, Int64]:
-        """Host time with factors on it, and which column of it is each variant's."""
+        """Host time with factors on it, and which of its programs is each variant."""
         rows, host = self.rows, self.host
-        known, column = np.unique(factors, return_inverse=True)
-        work, cost = (np.stack([ns if factor == 1.0 else whole_ns(ns * factor) for factor in known.tolist()], axis=1)
+        known, program = np.unique(factors, return_inverse=True)
+        work, cost = (np.stack([ns if factor == 1.0 else whole_ns(ns * factor) for factor in known.tolist()])
                       for ns in (host.work[rows.items], host.cost[rows.items]))
-        work[rows.begins] = 0
-        return HostRows(work, cost), column
+        work[:, rows.begins] = 0
+        return HostRows(work, cost), program
 
     def _host_lanes(self, factors: tuple[float, ...], kernels: KernelRows) -> HostLanes:
         """Host time with factors on it, of variants with kernels; the last is kept where it rests on no kernels."""
         if kernels.fed.any():
-            found, column = self._host_rows(factors)
-            cost = self.rows.fed.changed(found.cost[:, column], kernels.fed)
-            return self._order.host_lanes(HostRows(found.work[:, column], cost), np.arange(len(factors)))
+            found, program = self._host_rows(factors)
+            cost = self.rows.fed.changed(found.cost[program], kernels.fed)
+            return self._order.host_lanes(HostRows(found.work[program], cost), np.arange(len(factors)))
         if self._lanes is None or self._lanes[0] != factors:
             self._lanes = factors, self._order.host_lanes(*self._host_rows(factors))
         return self._lanes[1]

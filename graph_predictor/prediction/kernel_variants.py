@@ -30,25 +30,27 @@ class FamilyRows:
     """The rows of each family: found once for all times of the same kernels.
 
     Attributes:
+        family: of each kernel.
         rows: by family.
-        size: the number of kernels.
     """
 
+    family: Int64
     rows: dict[int, Int64]
-    size: int
 
     @classmethod
     def of(cls, family: Int64) -> FamilyRows:
         """Find them of the family of each kernel."""
-        return cls({each: np.flatnonzero(family == each) for each in np.unique(family).tolist()}, len(family))
+        return cls(family, {each: np.flatnonzero(family == each) for each in np.unique(family).tolist()})
 
     def with_weight(self, weight: Float64) -> list[int]:
         """Return the families of which any kernel has a weight above zero."""
-        return [family for family, rows in self.rows.items() if (weight[rows] > 0).any()]
+        found = np.zeros(int(self.family.max(initial=-1)) + 1, np.bool_)
+        found[self.family[weight > 0]] = True
+        return np.flatnonzero(found).tolist()
 
     def groups(self, groups: list[list[int]]) -> Int64:
         """Return the number of the group that each kernel's family is in; -1 for none."""
-        found: Int64 = np.full(self.size, -1, np.int64)
+        found: Int64 = np.full(len(self.family), -1, np.int64)
         for number, families in enumerate(groups):
             for family in families:
                 found[self.rows[family]] = number

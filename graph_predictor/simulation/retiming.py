@@ -44,9 +44,23 @@ def lanes(rows: Int64) -> Lanes:
     return [np.ascontiguousarray(rows[:, at:at + LANES]) for at in range(0, rows.shape[1], LANES)]
 
 
+def _lanes_of(rows: Int64, program: Int64) -> Lanes:
+    """Return rows of programs, [programs, rows], as ``Lanes`` of variants, each one of the programs; most are the
+    first one's."""
+    program = np.append(program, np.repeat(program[-1:], -len(program) % LANES))
+    found = []
+    for of in program.reshape(-1, LANES):
+        some: Int64 = np.empty((rows.shape[1], LANES), np.int64)
+        some[:] = rows[of[0], :, None]
+        for lane in np.flatnonzero(of != of[0]).tolist():
+            some[:, lane] = rows[of[lane]]
+        found.append(some)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """Host time of programs that take it from the same rows, ns, [rows, variants] each: work before items, and their
+    """Host time of programs that take it from the same rows, ns, [programs, rows] each: work before items, and their
     own cost."""
 
     work: Int64
@@ -98,7 +112,7 @@ class WorkingOrder:
 
         Args:
             lags: its constants.
-            host: its host time, [rows, 1].
+            host: its host time, [1, rows].
             duration: of its kernels, [rows].
             floor: the floors of its items, [rows].
         """
@@ -116,10 +130,10 @@ class WorkingOrder:
             kernel_start=times[kernels], kernel_end=times[t.kernel_end:t.left], kernel_cause=cause[kernels],
             kernel_source=source[kernels], group_last=source[t.met:])
 
-    def host_lanes(self, host: HostRows, column: Int64) -> HostLanes:
-        """Return the host time of variants, each a column of rows, as ``ends`` takes it."""
+    def host_lanes(self, host: HostRows, program: Int64) -> HostLanes:
+        """Return the host time of variants, each that of one of the programs, as ``ends`` takes it."""
         work, cost = self._tape.summed(host)
-        return HostLanes(lanes(work[:, column]), lanes(cost[:, column]))
+        return HostLanes(_lanes_of(work, program), _lanes_of(cost, program))
 
     def ends(self, lags: Int64, host: HostLanes, duration: Lanes, floor: Lanes) -> tuple[Int64, Int64]:
         """When the items and kernels that are asked for end in variants, ns, [*rows, variants] each. Arguments as of
@@ -186,12 +200,12 @@ class _SharedTape:
                    alike[chain], pointer)
 
     def summed(self, host: HostRows) -> tuple[Int64, Int64]:
-        """Work of items and all that they took in before them, and their own cost, [rows, variants]."""
+        """Work of items and all that they took in before them, and their own cost, [programs, rows]."""
         last = self.pointer[1:] - 1
-        work, cost = host.work[self.chain], host.cost[self.chain]
-        own = cost[last]
-        cost[last] = 0
-        return np.add.reduceat(work + cost, self.pointer[:-1], axis=0) if len(last) else work, own
+        work, cost = host.work[:, self.chain], host.cost[:, self.chain]
+        own = cost[:, last]
+        cost[:, last] = 0
+        return np.add.reduceat(work + cost, self.pointer[:-1], axis=1) if len(last) else work, own
 
 
 def _taken_in(p: Program, opens: Bool, alike: Int64, kept: Bool) -> Bool:

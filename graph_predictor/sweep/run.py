@@ -208,7 +208,7 @@ def _run(source: SweepSource, study: Study, points: Sequence[Point], price: floa
 
 
 def _forks() -> int:
-    """Copies of this process that can work at once; 1 where it cannot be copied: PyTorch may have threads of its own."""
+    """Copies of this process that can work at once; 1 where none may be made: PyTorch has threads of its own."""
     return 1 if "torch" in sys.modules else cores()
 
 
