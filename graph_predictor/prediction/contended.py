@@ -18,6 +18,7 @@ from graph_predictor.simulation.beside import Beside, Neighbours
 from kernel_models.model import Source
 from kernel_models.spreads import CONTENTION
 from tracer.arrays import Float64, Int8, Int64
+from tracer.graph import KernelKind
 
 if TYPE_CHECKING:
     from graph_predictor.comm.contention import Contention
@@ -33,15 +34,17 @@ def steady_shares(steady: Steady, kinds: Int8) -> Beside:
     repeated, simulated = steady.repeated, steady.simulated
     program = repeated.program
 
-    def asked() -> tuple[Int64, Int64, Neighbours]:
-        mine = repeated.copy_of_kernel == repeated.copies - 2
+    def asked() -> tuple[Int64, Int64, Int64, Neighbours]:
+        mine, kind = repeated.copy_of_kernel == repeated.copies - 2, kinds[repeated.kernel]
         rows = np.flatnonzero(mine)
-        return rows, repeated.kernel[rows], Neighbours.of(program.kernel_ptr, kinds[repeated.kernel],
-                                                          program.kernel_group, mine)
+        return rows, repeated.kernel[rows], np.flatnonzero(kind == KernelKind.COLLECTIVE), Neighbours.of(
+            program.kernel_ptr, kind, program.kernel_group, mine)
 
-    rows, recorded, neighbours = repeated.shared.once("neighbours", (kinds,), asked)
-    length = simulated.kernel_end - simulated.kernel_start
-    transfer = np.where(program.kernel_group >= 0, np.minimum(steady.kernel_duration, length), length)
+    rows, recorded, collectives, neighbours = repeated.shared.once("neighbours", (kinds,), asked)
+    transfer = np.zeros(len(program.kernel_group), np.int64)
+    length = (simulated.kernel_end - simulated.kernel_start)[collectives]
+    transfer[collectives] = np.where(program.kernel_group[collectives] >= 0, np.minimum(
+        steady.kernel_duration[collectives], length), length)
     found = neighbours.shares(simulated.kernel_start, simulated.kernel_end, transfer)
     shares = []
     for values in (found.transfer, found.waiting, found.computing):

@@ -12,7 +12,6 @@ Where groups are taken alone, whatever follows from a kernel's time is worked ou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -77,21 +76,13 @@ class GroupEnds:
             kernel: the kernel of each row; all in turn by default.
             width: as many variants at least; those more are as expected.
         """
-        rows, group = self._grouped if kernel is None else _grouped(self.group[kernel])
+        group = self.group if kernel is None else self.group[kernel]
+        rows = np.flatnonzero(group >= 0)
         found = np.empty((len(columns), max(2 * self.count + 2, width)), columns.dtype)
         found[:] = columns[:, EXPECTED, None]
-        found[rows, 2 * group], found[rows, 2 * group + 1] = columns[rows, LOW], columns[rows, HIGH]
+        flat, place = found.ravel(), rows * found.shape[1] + 2 * group[rows]
+        flat[place], flat[place + 1] = columns[:, LOW][rows], columns[:, HIGH][rows]
         return found
-
-    @cached_property
-    def _grouped(self) -> tuple[Int64, Int64]:
-        return _grouped(self.group)
-
-
-def _grouped(group: Int64) -> tuple[Int64, Int64]:
-    """Rows that are in a group, and these groups."""
-    rows = np.flatnonzero(group >= 0)
-    return rows, group[rows]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from graph_predictor.simulation.engine import Simulated, Structure, simulate_in_
 from graph_predictor.simulation.program import NEVER, ItemKind, Program
 from graph_predictor.simulation.tape import Rows, Tape, TimeNumbers, constants_of, entries_waited_for
 from graph_predictor.simulation.tape_loop import LANES, play, play_variants
-from tracer.arrays import Bool, Int8, Int64
+from tracer.arrays import Bool, Int8, Int32, Int64
 from tracer.graph import NONE
 
 MOST_KEPT = 16_000_000
@@ -119,7 +119,7 @@ class WorkingOrder:
         t = self.times
         times: Int64 = np.empty(t.count, np.int64)
         cause: Int8 = np.zeros(t.count, np.int8)
-        source: Int64 = np.full(t.count, NONE, np.int64)
+        source: Int32 = np.full(t.count, NONE, np.int32)
         play(self._tape.tape.operations, lags, t.items, t.kernels, self.rows.item, host.work.ravel(),
              host.cost.ravel(), duration, floor, self.program.edge_fraction, times, cause, source)
         begins, ends = slice(0, t.items), slice(t.item_end, t.kernel_start)
