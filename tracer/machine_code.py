@@ -184,7 +184,7 @@ def kept_loop(*types: str, inner: Sequence[Callable[..., Any]] = (),
 def _address(array: np.ndarray) -> int:
     """Return where an array's first number lies: as a buffer, in a fifth of the time that NumPy's own way takes."""
     try:
-        return ctypes.addressof(_NOTHING.from_buffer(array))
+        return ctypes.addressof(_NOTHING.from_buffer(array))  # type: ignore[arg-type]
     except TypeError:  # it cannot be written
         return int(array.__array_interface__["data"][0])
 

@@ -122,5 +122,7 @@ class FedCopies:
     def changed(self, cost: Int64, change: Float64) -> Int64:
         """Costs of items, ns [variants, items], with such a change."""
         found = cost.copy()
-        np.add.at(found, (slice(None), self.item), np.rint(change).astype(np.int64).T)
+        more = np.broadcast_to(np.rint(change).astype(np.int64).T, (len(found), len(self.item)))
+        for own, each in zip(found, more, strict=True):
+            np.add.at(own, self.item, each)
         return np.maximum(found, 0)

@@ -152,13 +152,13 @@ class EditedCopies:
     def simulated(self, kernels: KernelRows) -> Simulated:
         """All times of the copies, with the only variant of kernels."""
         return self._order.simulate(self._lags, self._own_rows(kernels), kernels.duration[:, 0].copy(),
-                                    self._floor((1.0,), kernels)[:, 0].copy())
+                                    self._floor((1.0,), kernels)[0][:, 0].copy())
 
     def periods_ns(self, kernels: KernelRows, host_factors: Sequence[float]) -> Int64:
         """Periods of the slowest rank of variants, with a factor on the host's time each, ns."""
         factors = tuple(host_factors)
         ends = self._order.ends(self._lags, self._host_lanes(factors, kernels), kernels.lanes,
-                                lanes(self._floor(factors, kernels)))
+                                self._floor(factors, kernels))
         found = np.concatenate([end[:, 1] - end[:, 0] for end in ends]).max(axis=0)
         return found[:len(factors)]  # type: ignore[no-any-return]
 
@@ -166,7 +166,7 @@ class EditedCopies:
         """The program that ``simulated`` is of."""
         host, of = self._own_rows(kernels), self.rows.of
         external = self.launches.item_external
-        floor = self._floor((1.0,), kernels)[:, 0]
+        floor = self._floor((1.0,), kernels)[0][:, 0]
         if (floor > NEVER).any():
             external = external.copy()
             external[self.rows.starts] = np.maximum(external[self.rows.starts], floor)
@@ -201,18 +201,28 @@ class EditedCopies:
             self._lanes = factors, self._order.host_lanes(*self._host_rows(factors))
         return self._lanes[1]
 
-    def _floor(self, factors: tuple[float, ...], kernels: KernelRows) -> Int64:
+    def _floor(self, factors: tuple[float, ...], kernels: KernelRows) -> Lanes:
         """When the first items of the copies end at the earliest, where a cycle takes each rank no less than what is
         beside it, ns, [first items, variants]."""
         host, repeated, starts = self.host, self.repeated, self.rows.starts
-        if not (host.floor.any() or host.workers.any() or kernels.beside.any()):
-            return np.full((len(starts), len(factors)), NEVER)
+        if not (self._held or kernels.beside.any()):
+            return [self._free] * -(-len(factors) // LANES)
         floor = np.stack([np.maximum(host.floor * factor, host.workers) for factor in factors], axis=1)
         floor = np.maximum(floor, kernels.beside)
         program = repeated.program
         thread = program.item_thread()[starts]
-        return program.thread_start[thread][:, None] + whole_ns(
-            repeated.copy_of_item[starts][:, None] * floor[program.thread_rank[thread]])
+        return lanes(program.thread_start[thread][:, None] + whole_ns(
+            repeated.copy_of_item[starts][:, None] * floor[program.thread_rank[thread]]))
+
+    @cached_property
+    def _held(self) -> bool:
+        """Whether what the host does beside the steps takes any time."""
+        return bool(self.host.floor.any() or self.host.workers.any())
+
+    @cached_property
+    def _free(self) -> Int64:
+        """Floors of first items that nothing holds back, [first items, LANES]."""
+        return np.full((len(self.rows.starts), LANES), NEVER)
 
 
 def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:

@@ -462,8 +462,8 @@ class _Run:
     def of_host(self) -> float:
         """Return by how much (log) the step changes at least as host time goes to either end of its interval."""
         spread, step_ns, copies = self.baseline.spreads.host, self.step_ns, self.steady.copies
-        ends = copies.periods_ns(self.steady.kernels, [math.exp(by) for by in (-spread, spread)])
-        ends = ends / self.scenario.cycle.steps
+        periods = copies.periods_ns(self.steady.kernels, [math.exp(by) for by in (-spread, spread)])
+        ends = periods / self.scenario.cycle.steps
         return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends.tolist())
 
     def _errors(self) -> tuple[TimeErrors, KernelRows]:
