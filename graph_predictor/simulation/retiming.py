@@ -202,8 +202,8 @@ class _SharedTape:
     def summed(self, host: HostRows) -> tuple[Int64, Int64]:
         """Work of items and all that they took in before them, and their own cost, [programs, rows]."""
         last = self.pointer[1:] - 1
-        work, cost = host.work[:, self.chain], host.cost[:, self.chain]
-        own = cost[:, last]
+        work, cost = (np.take(each, self.chain, axis=1) for each in (host.work, host.cost))  # a program after another
+        own = np.take(cost, last, axis=1)
         cost[:, last] = 0
         return np.add.reduceat(work + cost, self.pointer[:-1], axis=1) if len(last) else work, own
 

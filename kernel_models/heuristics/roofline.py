@@ -95,7 +95,7 @@ class RooflineModel:
         compute_us, memory_us, fixed_us = parts
         if self.corrections is not None:
             shortest = self._least(table, parts)
-            more_compute, more_memory, more_fixed = self.corrections.factors(calls, self.device)
+            more_compute, more_memory, more_fixed = self.corrections.factors(table, self.device)
             compute_us = np.maximum(compute_us * more_compute, shortest.compute_us)
             memory_us = np.maximum(memory_us * more_memory, shortest.memory_us)
             fixed_us = fixed_us * more_fixed
