@@ -64,7 +64,6 @@ from kernel_models.device import device as device_named
 from kernel_models.model import Source
 from kernel_models.pricing import Models
 from kernel_models.trace_calls import FAMILIES
-from tracer.arrays import Float64
 from tracer.graph import ExecutionGraph, KernelKind
 
 if TYPE_CHECKING:
@@ -335,12 +334,8 @@ class _Run:
 
     def _edited(self, repeated: Repeated) -> tuple[EditedCopies, KernelRows]:
         copies = EditedCopies.once(repeated, self.scenario, self.host)
-        return copies, copies.kernels_once("expected", self.times, lambda: KernelVariants(self._in_cycle_ns[:, None]))
-
-    @property
-    def _in_cycle_ns(self) -> Float64:
-        """Expected times of the cycle's kernels, ns."""
-        return self.times.ns[self.scenario.cycle.kernel]
+        return copies, copies.kernels_once("expected", self.times, lambda: KernelVariants(
+            self.times.ns[copies.rows.kernels, None]))
 
     def _steady(self) -> Steady:
         return steady_state(self.scenario.cycle, self._edited)
@@ -471,10 +466,11 @@ class _Run:
         """
         copies, cycle, family = self.steady.copies, self.scenario.cycle, self.times.family
         events = len(copies.repeated.item) + len(copies.repeated.kernel)
-        families = cycle.shared.once("families", (family,), lambda: FamilyRows.of(family[cycle.kernel]))
+        rows = copies.rows.kernels
+        families = cycle.shared.once("families", (family,), lambda: FamilyRows.of(family[rows]))
         errors = copies.repeated.shared.once("errors", (self.times,), lambda: TimeErrors.of(
-            self.times.of_rows(cycle.kernel), families, events))
-        return errors, copies.kernels_once("errors", self.times, lambda: errors.variants(self._in_cycle_ns))
+            self.times.of_rows(rows), families, events))
+        return errors, copies.kernels_once("errors", self.times, lambda: errors.variants(self.times.ns[rows]))
 
     def _interval(self, step_ns: float) -> tuple[float, float]:
         scenario, steps = self.scenario, self.scenario.cycle.steps

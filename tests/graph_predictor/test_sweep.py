@@ -192,10 +192,37 @@ def test_a_journal_of_something_else_is_refused(journal: Path) -> None:
         assert journal.read_bytes() == broken
 
 
+MANY = SweepSpace((Axis("host", tuple(1 + i / 100 for i in range(60))),))
+"""Points of several chunks."""
+
+
 @pytest.mark.slow
-def test_processes_give_what_one_gives() -> None:
-    space = SweepSpace((Axis("host", tuple(1 + i / 100 for i in range(20))),))
-    pd.testing.assert_frame_equal(sweep(HERE, space, jobs=2).table, sweep(HERE, space, jobs=1).table)
+def test_processes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_forks", lambda: 1)
+    pd.testing.assert_frame_equal(sweep(HERE, MANY, jobs=2).table, sweep(HERE, MANY, jobs=1).table)
+
+
+def test_copies_of_a_process_give_what_it_gives() -> None:
+    """In a process without threads, which may be copied; what a copy raises is raised."""
+    program = """
+import pytest, sys
+from test_sweep import HERE, MANY, pd, running, sweep
+plain = running.row
+pd.testing.assert_frame_equal(sweep(HERE, MANY, jobs=2).table, sweep(HERE, MANY, jobs=1).table)
+assert running._forks() == 1 or "loky" not in "".join(sys.modules)
+def broken(study, point, price):
+    if point.values["host"] > 1.4:
+        raise ForetraceError("no more")
+    return plain(study, point, price)
+from tracer.errors import ForetraceError
+running.row = broken
+with pytest.raises(ForetraceError, match="no more"):
+    sweep(HERE, MANY, jobs=2)
+"""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), str(Path(__file__).parent)])
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, text=True,
+                          capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_dask_cluster_gives_what_this_process_gives(tmp_path: Path) -> None:
