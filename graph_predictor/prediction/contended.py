@@ -14,7 +14,7 @@ import numpy as np
 
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.steady_state import Steady
-from graph_predictor.simulation.beside import Beside, Neighbours
+from graph_predictor.simulation.beside import Beside, KernelsBeside
 from kernel_models.model import Source
 from kernel_models.spreads import CONTENTION
 from tracer.arrays import Float64, Int8, Int64
@@ -34,18 +34,18 @@ def steady_shares(steady: Steady, kinds: Int8) -> Beside:
     repeated, simulated = steady.repeated, steady.simulated
     program = repeated.program
 
-    def asked() -> tuple[Int64, Int64, Int64, Neighbours]:
+    def asked() -> tuple[Int64, Int64, Int64, KernelsBeside]:
         mine, kind = repeated.copy_of_kernel == repeated.copies - 2, kinds[repeated.kernel]
         rows = np.flatnonzero(mine)
-        return rows, repeated.kernel[rows], np.flatnonzero(kind == KernelKind.COLLECTIVE), Neighbours.of(
+        return rows, repeated.kernel[rows], np.flatnonzero(kind == KernelKind.COLLECTIVE), KernelsBeside.of(
             program.kernel_ptr, kind, program.kernel_group, mine)
 
-    rows, recorded, collectives, neighbours = repeated.shared.once("neighbours", (kinds,), asked)
+    rows, recorded, collectives, beside = repeated.shared.once("beside", (kinds,), asked)
     transfer = np.zeros(len(program.kernel_group), np.int64)
     length = (simulated.kernel_end - simulated.kernel_start)[collectives]
     transfer[collectives] = np.where(program.kernel_group[collectives] >= 0, np.minimum(
         steady.kernel_duration[collectives], length), length)
-    found = neighbours.shares(simulated.kernel_start, simulated.kernel_end, transfer)
+    found = beside.shares(simulated.kernel_start, simulated.kernel_end, transfer)
     shares = []
     for values in (found.transfer, found.waiting, found.computing):
         by_recorded = np.zeros(len(kinds))

@@ -37,7 +37,7 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class Neighbours:
+class KernelsBeside:
     """The kernels of a job whose shares are asked for, and those they are looked for beside: found once for all times.
 
     Attributes:
@@ -53,7 +53,7 @@ class Neighbours:
     group: Int64
 
     @classmethod
-    def of(cls, kernel_ptr: Int64, kind: Int8, group: Int64, asked: Bool | None = None) -> Neighbours:
+    def of(cls, kernel_ptr: Int64, kind: Int8, group: Int64, asked: Bool | None = None) -> KernelsBeside:
         """Find them.
 
         Args:
