@@ -28,6 +28,7 @@ from zoo_parts.tracing import program_of
 from graph_predictor.edits.compile import compiled
 from graph_predictor.prediction.anchoring import prices_of
 from graph_predictor.prediction.interval import ActiveErrors
+from graph_predictor.prediction.kernel_variants import FamilyRows
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.replacement import Units
 from graph_predictor.prediction.rewriting import ratios_of
@@ -120,7 +121,7 @@ def compiled_step(calls: list[tuple[OpCall, ...]], spec: DeviceSpec) -> tuple[fl
         ends[:, one.units[0]] = max(COMPILED_KERNELS, -low[number]), max(COMPILED_KERNELS, high[number])
     family = np.array([FAMILIES.index(units.calls[u][0].family) for u in alive.tolist()])
     times = KernelTimes(us, none, family, -ends[0, alive], ends[1, alive], ())
-    below, above = ActiveErrors.of(times, us).interval(float(us.sum()), 0.0)
+    below, above = ActiveErrors.of(times, us, FamilyRows.of(family)).interval(float(us.sum()), 0.0)
     return float(us.sum()), float(np.log(below / us.sum())), float(np.log(above / us.sum()))
 
 

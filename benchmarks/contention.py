@@ -32,7 +32,7 @@ from graph_predictor.comm.contention import (
     kernel_kinds,
     recorded_transfers,
 )
-from graph_predictor.simulation.beside import Beside, beside
+from graph_predictor.simulation.beside import Beside, KernelsBeside
 from graph_predictor.simulation.build import Built, build_program
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import KernelKind
@@ -68,8 +68,8 @@ def _try(built: Built) -> None:
     """Predict instances that lie beside collectives by what was fitted without them."""
     program, kind = built.program, kernel_kinds(built.graphs)
     transfer = recorded_transfers(built)
-    shares = beside(program.kernel_ptr, kind, program.recorded_kernel_start, program.recorded_kernel_end, transfer,
-                    program.kernel_group)
+    shares = KernelsBeside.of(program.kernel_ptr, kind, program.kernel_group).shares(
+        program.recorded_kernel_start, program.recorded_kernel_end, transfer)
     code = kernel_identities(built.graphs)
     own = kind == KernelKind.COMPUTE
     logs = np.log(np.maximum(program.recorded_kernel_end - program.recorded_kernel_start, 1))

@@ -204,6 +204,7 @@ def _whatifs(path: str) -> dict[str, float]:
     import numpy as np
 
     from foretrace import edits
+    from graph_predictor.prediction.kernel_variants import KernelVariants
     from graph_predictor.simulation.engine import simulate
     from graph_predictor.synthesis.baseline import baseline_of
     from tracer.errors import ForetraceError
@@ -212,7 +213,8 @@ def _whatifs(path: str) -> dict[str, float]:
     job = read_job(path)
     start = baseline_of(job)
     steady = start.simulated().steady
-    many = steady.copies.kernels(np.repeat(steady.copies.rows.recorded[:, None].astype(np.float64), 16, axis=1))
+    recorded = steady.copies.rows.recorded[:, None].astype(np.float64)
+    many = steady.copies.kernels(KernelVariants(np.repeat(recorded, 16, axis=1)))
     found = {"events": float(len(steady.program.item_work) + len(steady.program.kernel_item)),
              "simulate": seconds(lambda: simulate(steady.program, structure=steady.repeated.structure), 9),
              "variants": seconds(lambda: steady.copies.periods_ns(many, [1.0] * 16), 9)}

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from tracer.arrays import Int64
+from tracer.intervals_loop import UNSORTED, cover
+
+_NONE: Int64 = np.zeros(0, np.int64)
 
 
 def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
@@ -20,20 +23,22 @@ def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
 
 def union_ns(start: Int64, end: Int64) -> int:
     """Return how long at least one of some intervals lasts."""
-    starts, ends = union(start, end)
-    return int((ends - starts).sum())
+    return _covered(start, end, _NONE, _NONE, _NONE)
 
 
-def covered(joined: tuple[Int64, Int64], start: Int64, end: Int64) -> Int64:
-    """Return how much of each given interval is covered by others that ``union`` joined."""
-    starts, ends = joined
-    if not len(starts):
-        return np.zeros(len(start), np.int64)
-    total = np.concatenate([[0], np.cumsum(ends - starts)])
+def covered(by: tuple[Int64, Int64], start: Int64, end: Int64) -> Int64:
+    """Return how much of each given interval is covered by others, whose starts and ends are ``by``."""
+    found: Int64 = np.empty(len(start), np.int64)
+    _covered(*by, start, end, found)
+    return found
 
-    def before(time: Int64) -> Int64:
-        place = np.searchsorted(starts, time, side="right")
-        inside = np.where(place > 0, np.minimum(time, ends[place - 1]) - starts[place - 1], 0)
-        return total[np.maximum(place - 1, 0)] + np.maximum(inside, 0)
 
-    return before(end) - before(start)
+def _covered(start: Int64, end: Int64, asked_start: Int64, asked_end: Int64, found: Int64) -> int:
+    start, end, asked_start, asked_end = (np.ascontiguousarray(each, np.int64)
+                                          for each in (start, end, asked_start, asked_end))
+    joined: Int64 = np.empty((3, len(start)), np.int64)
+    total = cover(start, end, joined, asked_start, asked_end, found)
+    if total == UNSORTED:
+        order = np.argsort(start, kind="stable")
+        total = cover(start[order], end[order], joined, asked_start, asked_end, found)
+    return total

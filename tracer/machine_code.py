@@ -37,6 +37,9 @@ SHIPPED = "shipped"
 """Folder beside a module with the bitcode of its loops, which ``ci/ship_loops.py`` writes."""
 
 
+_NOTHING = ctypes.c_char * 0
+
+
 class KeptLoop:
     """A function over arrays and numbers, as machine code; called as the function would be.
 
@@ -67,15 +70,15 @@ class KeptLoop:
         passed, given, shapes = list(arguments), {}, []  # what is given lives until the loop ends
         for at, dtype, dimensions in self._arrays:
             array = arguments[at]
-            if array.ndim and array.strides == (0,) * array.ndim and not array.flags.writeable:
+            if array.ndim and not array.flags.writeable and array.strides == (0,) * array.ndim:
                 array = given[at] = array.copy()  # a column of one value, kept once
             if array.dtype != dtype or array.ndim != dimensions or not array.flags.c_contiguous:
                 raise TypeError(f"{self.__name__}: argument {at} is {array.dtype}[{array.ndim}], not "
                                 f"{self.types[at]}, or has gaps.")
-            passed[at] = array.__array_interface__["data"][0]
+            passed[at] = _address(array)
             shapes += array.shape
         sizes = np.array(shapes, np.int64)  # named, so that it too lives until then: other threads run meanwhile
-        return int(self._entry(sizes.__array_interface__["data"][0], *passed))
+        return int(self._entry(_address(sizes), *passed))
 
     def load(self) -> None:
         """Have the machine code at hand, so that processes forked from this one need not load it."""
@@ -176,6 +179,14 @@ def kept_loop(*types: str, inner: Sequence[Callable[..., Any]] = (),
               apart: bool = False) -> Callable[[Callable[..., Any]], KeptLoop]:
     """Decorate a function whose machine code is kept, see ``KeptLoop``."""
     return lambda function: KeptLoop(function, types, inner, apart)
+
+
+def _address(array: np.ndarray) -> int:
+    """Return where an array's first number lies: as a buffer, in a fifth of the time that NumPy's own way takes."""
+    try:
+        return ctypes.addressof(_NOTHING.from_buffer(array))  # type: ignore[arg-type]
+    except TypeError:  # it cannot be written
+        return int(array.__array_interface__["data"][0])
 
 
 def _apart(dispatcher: Any) -> Any:

@@ -173,10 +173,11 @@ def _progress(points: int) -> Iterator[Callable[[int, int], None] | None]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    # No thread of its own draws it: processes that work on points can be copies of this one.
     with Progress(TextColumn("Predicting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                  console=Console(stderr=True), transient=True) as bar:
+                  console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("Predicting", total=points)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda done, total: bar.update(task, completed=done, total=total, refresh=True)
 
 
 def _shown(found: Sweep, goal: Goal | None, limit: float | None) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.simulation.beside import Beside, beside
+from graph_predictor.simulation.beside import Beside, KernelsBeside
 from graph_predictor.simulation.build import Built, build_program
 from kernel_models.collectives.readers.traces import kind_of
 from kernel_models.spreads import END
@@ -110,8 +110,8 @@ def contention(built: Built) -> Contention:
     program = built.program
     kind = kernel_kinds(built.graphs)
     transfer_ns = recorded_transfers(built)
-    shares = beside(program.kernel_ptr, kind, program.recorded_kernel_start, program.recorded_kernel_end, transfer_ns,
-                    program.kernel_group)
+    shares = KernelsBeside.of(program.kernel_ptr, kind, program.kernel_group).shares(
+        program.recorded_kernel_start, program.recorded_kernel_end, transfer_ns)
     own = kind == KernelKind.COMPUTE
     recorded = program.recorded_kernel_end - program.recorded_kernel_start
     logs = np.log(np.maximum(np.where(own, recorded, transfer_ns), 1))

@@ -14,10 +14,11 @@ import numpy as np
 
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.steady_state import Steady
-from graph_predictor.simulation.beside import Beside, beside
+from graph_predictor.simulation.beside import Beside, KernelsBeside
 from kernel_models.model import Source
 from kernel_models.spreads import CONTENTION
-from tracer.arrays import Float64, Int8
+from tracer.arrays import Float64, Int8, Int64
+from tracer.graph import KernelKind
 
 if TYPE_CHECKING:
     from graph_predictor.comm.contention import Contention
@@ -32,16 +33,23 @@ def steady_shares(steady: Steady, kinds: Int8) -> Beside:
     """Return the shares of each recorded kernel in a copy that has others before and behind it; 0 of the others'."""
     repeated, simulated = steady.repeated, steady.simulated
     program = repeated.program
-    length = simulated.kernel_end - simulated.kernel_start
-    transfer = np.where(program.kernel_group >= 0, np.minimum(steady.kernel_duration, length), length)
-    asked = repeated.copy_of_kernel == repeated.copies - 2
-    found = beside(program.kernel_ptr, kinds[repeated.kernel], simulated.kernel_start, simulated.kernel_end, transfer,
-                   program.kernel_group, asked)
-    rows = np.flatnonzero(asked)
+
+    def asked() -> tuple[Int64, Int64, Int64, KernelsBeside]:
+        mine, kind = repeated.copy_of_kernel == repeated.copies - 2, kinds[repeated.kernel]
+        rows = np.flatnonzero(mine)
+        return rows, repeated.kernel[rows], np.flatnonzero(kind == KernelKind.COLLECTIVE), KernelsBeside.of(
+            program.kernel_ptr, kind, program.kernel_group, mine)
+
+    rows, recorded, collectives, beside = repeated.shared.once("beside", (kinds,), asked)
+    transfer = np.zeros(len(program.kernel_group), np.int64)
+    length = (simulated.kernel_end - simulated.kernel_start)[collectives]
+    transfer[collectives] = np.where(program.kernel_group[collectives] >= 0, np.minimum(
+        steady.kernel_duration[collectives], length), length)
+    found = beside.shares(simulated.kernel_start, simulated.kernel_end, transfer)
     shares = []
     for values in (found.transfer, found.waiting, found.computing):
         by_recorded = np.zeros(len(kinds))
-        by_recorded[repeated.kernel[rows]] = values[rows]
+        by_recorded[recorded] = values[rows]
         shares.append(by_recorded)
     return Beside(*shares)
 

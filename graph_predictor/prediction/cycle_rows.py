@@ -66,6 +66,10 @@ class CycleRows:
         """Return the recorded kernel of each of ``own``."""
         return self.kernels if self.kernel is None else self.kernels[self.kernel]
 
+    def of_cycle(self, rows: Int64) -> Int64:
+        """Return which kernels of the cycle some of ``own`` are."""
+        return rows if self.kernel is None else self.kernel[rows]
+
     def durations(self, kernel_ns: Float64) -> Int64:
         """Durations of ``own``, ns, where the kernels of the cycle take ``kernel_ns`` [kernels, variants]."""
         # A ratio, since the recorded duration of a collective whose other members are outside the cycle is another one.
@@ -116,7 +120,9 @@ class FedCopies:
         return self.feeding[:, None] * (kernel_ns[self.kernel] / self.recorded[:, None] - 1.0)
 
     def changed(self, cost: Int64, change: Float64) -> Int64:
-        """Costs of items, ns [items, variants], with such a change."""
+        """Costs of items, ns [variants, items], with such a change."""
         found = cost.copy()
-        np.add.at(found, self.item, np.rint(change).astype(np.int64))
+        more = np.broadcast_to(np.rint(change).astype(np.int64).T, (len(found), len(self.item)))
+        for own, each in zip(found, more, strict=True):
+            np.add.at(own, self.item, each)
         return np.maximum(found, 0)

@@ -20,6 +20,7 @@ import numpy as np
 from graph_predictor.prediction.changes import Loading
 from graph_predictor.prediction.cycle_rows import CycleRows
 from graph_predictor.prediction.edited_host import EditedHost
+from graph_predictor.prediction.kernel_variants import KernelVariants
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.shared import KEPT, Shared
@@ -30,7 +31,7 @@ from graph_predictor.simulation.tape_loop import LANES
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import NONE, KernelKind, Phase
 
-HOSTS_KEPT = 16
+HOSTS_KEPT = 64
 """Edited hosts that predictions from one recording share: an axis of factors has so many."""
 NUMBERS_KEPT = 16_000_000
 """Numbers in the rows of host time that are kept of them, where that allows for fewer: 128 MB each of work and cost."""
@@ -41,7 +42,8 @@ class KernelRows:
     """Lengths of the kernels of variants of one step.
 
     Attributes:
-        duration: of the rows that copies take them from, whole ns, [rows, variants].
+        duration: of the rows that copies take them from, whole ns, [rows, variants]; a whole vector of variants where
+            those more are as expected.
         fed: what calls that feed copies take more, ns, [such copies, variants].
         beside: what work beside the step takes of each rank, ns, [ranks, variants]: no step is shorter than that.
     """
@@ -127,21 +129,22 @@ class EditedCopies:
         host = replace(self.host, workers=np.zeros_like(self.host.workers))
         return EditedCopies(self.repeated, self.scenario, host)
 
-    def kernels(self, kernel_ns: Float64) -> KernelRows:
-        """Rows of kernels that take so many ns in the cycle, [kernels of the cycle, variants]."""
+    def kernels(self, variants: KernelVariants) -> KernelRows:
+        """Rows of kernels that take such times in the cycle."""
         rows, ranks = self.rows, self.repeated.program.ranks
-        duration = rows.durations(kernel_ns)
-        longest: Float64 = np.zeros((ranks, kernel_ns.shape[1]))
+        duration = rows.durations(variants.ns)
+        fed = variants.over(rows.fed.change(variants.ns), rows.fed.kernel)
+        longest: Float64 = np.zeros((ranks, fed.shape[1]))
         for mask in beside_masks(self.scenario):
             mine = mask[rows.recorded_kernel]
-            once = mine & rows.first
+            once = np.flatnonzero(mine & rows.first)
             each = np.zeros_like(longest)
-            np.add.at(each, rows.rank[once], duration[once])
+            np.add.at(each, rows.rank[once], variants.over(duration[once], rows.of_cycle(once)))
             longest = np.maximum(longest, each)
             duration[mine] = 0
-        return KernelRows(duration, rows.fed.change(kernel_ns), longest)
+        return KernelRows(variants.over(duration, rows.kernel, LANES), fed, longest)
 
-    def kernels_once(self, kind: str, of: object, make: Callable[[], Float64]) -> KernelRows:
+    def kernels_once(self, kind: str, of: object, make: Callable[[], KernelVariants]) -> KernelRows:
         """Rows of kernels as of ``kernels``, made once for all copies whose kernels' times rest on the same ``of``."""
         key = (of, self.scenario.launches.hidden_collectives, _loads_beside(self.scenario))
         return self._shared.once(f"{kind} kernels", key, lambda: self.kernels(make()))
@@ -149,13 +152,13 @@ class EditedCopies:
     def simulated(self, kernels: KernelRows) -> Simulated:
         """All times of the copies, with the only variant of kernels."""
         return self._order.simulate(self._lags, self._own_rows(kernels), kernels.duration[:, 0].copy(),
-                                    self._floor((1.0,), kernels)[:, 0].copy())
+                                    self._floor((1.0,), kernels)[0][:, 0].copy())
 
     def periods_ns(self, kernels: KernelRows, host_factors: Sequence[float]) -> Int64:
         """Periods of the slowest rank of variants, with a factor on the host's time each, ns."""
         factors = tuple(host_factors)
         ends = self._order.ends(self._lags, self._host_lanes(factors, kernels), kernels.lanes,
-                                lanes(self._floor(factors, kernels)))
+                                self._floor(factors, kernels))
         found = np.concatenate([end[:, 1] - end[:, 0] for end in ends]).max(axis=0)
         return found[:len(factors)]  # type: ignore[no-any-return]
 
@@ -163,12 +166,12 @@ class EditedCopies:
         """The program that ``simulated`` is of."""
         host, of = self._own_rows(kernels), self.rows.of
         external = self.launches.item_external
-        floor = self._floor((1.0,), kernels)[:, 0]
+        floor = self._floor((1.0,), kernels)[0][:, 0]
         if (floor > NEVER).any():
             external = external.copy()
             external[self.rows.starts] = np.maximum(external[self.rows.starts], floor)
-        return replace(self.launches, kernel_duration=kernels.duration[of.kernel, 0], item_work=host.work[of.item, 0],
-                       item_cost=host.cost[of.item, 0], item_external=external)
+        return replace(self.launches, kernel_duration=kernels.duration[of.kernel, 0], item_work=host.work[0, of.item],
+                       item_cost=host.cost[0, of.item], item_external=external)
 
     def _own_rows(self, kernels: KernelRows) -> HostRows:
         """Host time as it is, of the only variant of kernels."""
@@ -180,36 +183,46 @@ class EditedCopies:
         return self._host_rows((1.0,))[0]
 
     def _host_rows(self, factors: tuple[float, ...]) -> tuple[HostRows, Int64]:
-        """Host time with factors on it, and which column of it is each variant's."""
+        """Host time with factors on it, and which of its programs is each variant."""
         rows, host = self.rows, self.host
-        known, column = np.unique(factors, return_inverse=True)
-        work, cost = (np.stack([ns if factor == 1.0 else whole_ns(ns * factor) for factor in known.tolist()], axis=1)
+        known, program = np.unique(factors, return_inverse=True)
+        work, cost = (np.stack([ns if factor == 1.0 else whole_ns(ns * factor) for factor in known.tolist()])
                       for ns in (host.work[rows.items], host.cost[rows.items]))
-        work[rows.begins] = 0
-        return HostRows(work, cost), column
+        work[:, rows.begins] = 0
+        return HostRows(work, cost), program
 
     def _host_lanes(self, factors: tuple[float, ...], kernels: KernelRows) -> HostLanes:
         """Host time with factors on it, of variants with kernels; the last is kept where it rests on no kernels."""
         if kernels.fed.any():
-            found, column = self._host_rows(factors)
-            cost = self.rows.fed.changed(found.cost[:, column], kernels.fed)
-            return self._order.host_lanes(HostRows(found.work[:, column], cost), np.arange(len(factors)))
+            found, program = self._host_rows(factors)
+            cost = self.rows.fed.changed(found.cost[program], kernels.fed)
+            return self._order.host_lanes(HostRows(found.work[program], cost), np.arange(len(factors)))
         if self._lanes is None or self._lanes[0] != factors:
             self._lanes = factors, self._order.host_lanes(*self._host_rows(factors))
         return self._lanes[1]
 
-    def _floor(self, factors: tuple[float, ...], kernels: KernelRows) -> Int64:
+    def _floor(self, factors: tuple[float, ...], kernels: KernelRows) -> Lanes:
         """When the first items of the copies end at the earliest, where a cycle takes each rank no less than what is
         beside it, ns, [first items, variants]."""
         host, repeated, starts = self.host, self.repeated, self.rows.starts
-        if not (host.floor.any() or host.workers.any() or kernels.beside.any()):
-            return np.full((len(starts), len(factors)), NEVER)
+        if not (self._held or kernels.beside.any()):
+            return [self._free] * -(-len(factors) // LANES)
         floor = np.stack([np.maximum(host.floor * factor, host.workers) for factor in factors], axis=1)
         floor = np.maximum(floor, kernels.beside)
         program = repeated.program
         thread = program.item_thread()[starts]
-        return program.thread_start[thread][:, None] + whole_ns(
-            repeated.copy_of_item[starts][:, None] * floor[program.thread_rank[thread]])
+        return lanes(program.thread_start[thread][:, None] + whole_ns(
+            repeated.copy_of_item[starts][:, None] * floor[program.thread_rank[thread]]))
+
+    @cached_property
+    def _held(self) -> bool:
+        """Whether what the host does beside the steps takes any time."""
+        return bool(self.host.floor.any() or self.host.workers.any())
+
+    @cached_property
+    def _free(self) -> Int64:
+        """Floors of first items that nothing holds back, [first items, LANES]."""
+        return np.full((len(self.rows.starts), LANES), NEVER)
 
 
 def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:

@@ -7,13 +7,15 @@ simulated, and effects add up in quadrature on either side: exact where the step
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from graph_predictor.prediction.kernel_variants import FamilyRows, GroupEnds, KernelVariants
 from graph_predictor.prediction.pricing import KernelTimes
 from kernel_models.spreads import END
-from tracer.arrays import Float64
+from tracer.arrays import Float64, Int64
 
 DRAWS = 128
 DRAWN_EVENTS = 400_000
@@ -31,59 +33,61 @@ class TimeErrors:
     Attributes:
         draws: standard normal errors of the groups of families and, last, of the host, [variants, groups + 1]; where
             they are not drawn, each alone at both ends of its interval.
-        drawn: whether they are drawn.
-        factors: on each kernel's time, [kernels, variants].
+        factors: on each kernel's time, [kernels, columns].
+        ends: the variants that the columns are of; ``None`` where errors are drawn, a column each.
         effect: the most that each group can move a step by, ns.
     """
 
     draws: Float64
-    drawn: bool
     factors: Float64
+    ends: GroupEnds | None
     effect: tuple[float, ...]
 
     @classmethod
-    def of(cls, times: KernelTimes, weight: Float64, events: int) -> TimeErrors:
+    def of(cls, times: KernelTimes, families: FamilyRows, events: int) -> TimeErrors:
         """Choose them.
 
         Args:
-            times: the times and intervals of the step's kernels.
-            weight: ns of each kernel in the step, to rank the families.
+            times: the times and intervals of the step's kernels; longer ones rank their families higher.
+            families: of these kernels.
             events: size of the simulated program.
         """
-        families = np.unique(times.family[weight > 0])
-        widest = weight * np.maximum(times.high, -times.low)
-        effect = {int(f): float(widest[times.family == f].sum()) for f in families}
+        widest = times.ns * np.maximum(times.high, -times.low)
+        effect = {family: float(widest[families.rows[family]].sum()) for family in families.with_weight(times.ns)}
         ranked = sorted(effect, key=lambda f: -effect[f])
         groups = [[f] for f in ranked[:MOST_FACTORS - 1]] + (
             [ranked[MOST_FACTORS - 1:]] if len(ranked) >= MOST_FACTORS else [])
-        masks = [np.isin(times.family, group) for group in groups]
-        drawn = DRAWS * events <= DRAWN_EVENTS
-        if drawn:
-            draws = np.random.default_rng(SEED).standard_normal((DRAWS // 2, len(masks) + 1))
+        effects = tuple(sum(effect[f] for f in group) for group in groups)
+        low, high = -times.low / END, times.high / END
+        if DRAWS * events <= DRAWN_EVENTS:
+            draws = np.random.default_rng(SEED).standard_normal((DRAWS // 2, len(groups) + 1))
             draws = np.concatenate([draws, -draws])
-        else:
-            draws = np.repeat(np.eye(len(masks) + 1), 2, axis=0) * END
-            draws[::2] *= -1.0
-        return cls(draws, drawn, _factors(times, masks, draws[:, :-1]),
-                   tuple(sum(effect[f] for f in group) for group in groups))
+            return cls(draws, _drawn(low, high, families.groups(groups), draws[:, :-1]), None, effects)
+        draws = np.repeat(np.eye(len(groups) + 1), 2, axis=0) * END
+        draws[::2] *= -1.0
+        factors = np.stack([np.ones(len(low)), np.exp(-END * low), np.exp(END * high)], axis=1)
+        return cls(draws, factors, GroupEnds(families.groups(groups), len(groups)), effects)
+
+    def variants(self, ns: Float64) -> KernelVariants:
+        """Return the variants of kernels that take ``ns``."""
+        return KernelVariants(ns[:, None] * self.factors, self.ends)
 
     def of_host(self, spread: float) -> tuple[float, ...]:
         """Return the factor on the host's time in each variant, for a log half width of its 80% interval."""
-        return tuple(float(np.exp(z * spread / END)) for z in self.draws[:, -1])
+        return tuple(float(np.exp(z * spread / END)) if z else 1.0 for z in self.draws[:, -1].tolist())
 
     def interval(self, step_ns: Float64, expected_ns: float) -> tuple[float, float]:
         """80% interval of the step time, ns, of the step times of the variants and the one without errors."""
-        if self.drawn:
+        if self.ends is None:
             low, high = np.quantile(step_ns, (0.1, 0.9))
             return min(float(low), expected_ns), max(float(high), expected_ns)
         below = above = 0.0
         # No step moves by more than its kernels do: what is added in quadrature must be more than nothing.
-        counts = [effect > NEGLIGIBLE * expected_ns for effect in self.effect]
-        for counted, change in zip(np.repeat([*counts, True], 2).tolist(), (step_ns - expected_ns).tolist(),
-                                   strict=True):
+        counts = [effect > NEGLIGIBLE * expected_ns for effect in self.effect for _ in range(2)]
+        for counted, change in zip([*counts, True, True], (step_ns - expected_ns).tolist(), strict=True):
             if counted:
                 below, above = below + min(change, 0.0) ** 2, above + max(change, 0.0) ** 2
-        return expected_ns - float(np.sqrt(below)), expected_ns + float(np.sqrt(above))
+        return expected_ns - math.sqrt(below), expected_ns + math.sqrt(above)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +104,20 @@ class ActiveErrors:
     above: float
 
     @classmethod
-    def of(cls, times: KernelTimes, weight: Float64) -> ActiveErrors:
+    def of(cls, times: KernelTimes, weight: Float64, families: FamilyRows) -> ActiveErrors:
         """Sum them up.
 
         Args:
             times: the kernels' times and intervals.
             weight: ns of each kernel in the step; 0 for collectives and for those of other ranks.
+            families: of these kernels.
         """
+        less, more = weight * -np.expm1(times.low), weight * np.expm1(times.high)
         below = above = 0.0
-        for family in np.unique(times.family[weight > 0]):
-            mine = times.family == family
-            below += float((weight[mine] * -np.expm1(times.low[mine])).sum()) ** 2
-            above += float((weight[mine] * np.expm1(times.high[mine])).sum()) ** 2
+        for family in families.with_weight(weight):
+            mine = families.rows[family]
+            below += float(less[mine].sum()) ** 2
+            above += float(more[mine].sum()) ** 2
         return cls(float(weight.sum()), float(np.sqrt(below)), float(np.sqrt(above)))
 
     def interval(self, active_ns: float, least: float) -> tuple[float, float]:
@@ -135,13 +141,14 @@ def spread_by(low: float, high: float, expected_ns: float, spread: float) -> tup
     return expected_ns * float(np.exp(-below)), expected_ns * float(np.exp(above))
 
 
-def _factors(times: KernelTimes, masks: list[np.ndarray], draws: Float64) -> Float64:
-    """Factor on each kernel's time, [kernels, draws], for standard normal draws of the groups, [draws, groups]."""
-    factor = np.ones((len(times.ns), len(draws)))
-    for mask, of_group in zip(masks, draws.T, strict=True):
-        rows = np.flatnonzero(mask)
-        low, high = -times.low[rows] / END, times.high[rows] / END
-        for number, draw in enumerate(of_group.tolist()):
+def _drawn(low: Float64, high: Float64, group: Int64, draws: Float64) -> Float64:
+    """Factor on each kernel's time, [kernels, draws], for standard normal draws of the groups, [draws, groups]; ``low``
+    and ``high`` are standard deviations of the logs of the kernels' times."""
+    factor = np.ones((len(group), len(draws)))
+    for number, of_group in enumerate(draws.T):
+        rows = np.flatnonzero(group == number)
+        below, above = low[rows], high[rows]
+        for column, draw in enumerate(of_group.tolist()):
             if draw:
-                factor[rows, number] = np.exp(draw * (low if draw < 0 else high))
+                factor[rows, column] = np.exp(draw * (below if draw < 0 else above))
     return factor

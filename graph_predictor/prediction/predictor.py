@@ -33,6 +33,7 @@ from graph_predictor.prediction.host_spread import (
     unprofiled_stretches,
 )
 from graph_predictor.prediction.interval import ActiveErrors, TimeErrors, spread_by
+from graph_predictor.prediction.kernel_variants import FamilyRows, KernelVariants
 from graph_predictor.prediction.loader import loader_of
 from graph_predictor.prediction.memory import lacking_memory, peak_memory
 from graph_predictor.prediction.pricing import KernelTimes, price_kernels
@@ -41,11 +42,11 @@ from graph_predictor.prediction.replay import check_recorded
 from graph_predictor.prediction.result import Prediction, RankPrediction
 from graph_predictor.prediction.rewriting import Rewritten, replaced_kernels, rewrite
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
+from graph_predictor.prediction.source_facts import SourceFacts
 from graph_predictor.prediction.steady_state import Steady, steady_state
 from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
 from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
 from graph_predictor.prediction.work import COLLECTIVE, Work, describe_work
-from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.recorded.typical_steps import (
     alike_steps,
     compared_steps,
@@ -63,7 +64,6 @@ from kernel_models.device import device as device_named
 from kernel_models.model import Source
 from kernel_models.pricing import Models
 from kernel_models.trace_calls import FAMILIES
-from tracer.arrays import Float64
 from tracer.graph import ExecutionGraph, KernelKind
 
 if TYPE_CHECKING:
@@ -193,6 +193,21 @@ class Baseline:
         return self._run(edits).prediction(price_per_hour, path)
 
     @cached_property
+    def facts(self) -> SourceFacts:
+        """Return what is told of the job beside every prediction."""
+        return SourceFacts.of(self.built)
+
+    @cached_property
+    def recorded_ns(self) -> float:
+        """Return the mean of the recorded steps, of the slowest rank, ns; time between them is in none."""
+        return max(float(self.cycle.recorded_ns(rank).mean()) for rank in range(len(self.cycle.row)))
+
+    @cached_property
+    def unprofiled_ns(self) -> float | None:
+        """Return the median step without the profiler, ns; ``None`` where none was timed."""
+        return unprofiled_ns(self.built)
+
+    @cached_property
     def closing(self) -> Closing:
         """Return what the replay of the recording this rests on misses; of a step by models alone, nothing."""
         if self.origin is not None:
@@ -214,6 +229,11 @@ class Baseline:
         from graph_predictor.comm.contention import contention
 
         return contention(self.built)
+
+    @cached_property
+    def known_contention(self) -> Contention | None:
+        """Return the same where edits change it: of a recording, where anything is known to slow anything down."""
+        return self.contention if self.ran and self.origin is None and self.contention.known else None
 
     @cached_property
     def unedited_shares(self) -> Beside:
@@ -238,8 +258,8 @@ class Baseline:
         if not self.ran:
             return None
         if not self.scenario.profiled:
-            return None if self.chosen else unprofiled_ns(self.built)
-        return _recorded_ns(self.cycle) if self.chosen else mean_typical_ns(self.built.graphs)
+            return None if self.chosen else self.unprofiled_ns
+        return self.recorded_ns if self.chosen else mean_typical_ns(self.built.graphs)
 
     @cached_property
     def kinds(self) -> StepKinds | None:
@@ -260,7 +280,7 @@ class Baseline:
             return None
         if not self.scenario.profiled:
             return (f"The capture's steps took {measured / 1e6:,.3f} ms without the profiler, and {step_ns / 1e6:,.3f} "
-                    f"ms are predicted of them as they are (under it they took {_recorded_ns(self.cycle) / 1e6:,.3f} "
+                    f"ms are predicted of them as they are (under it they took {self.recorded_ns / 1e6:,.3f} "
                     "ms): the two phases of the capture differ by more than the profiler's cost on the host. The "
                     "interval reaches the measured time.")
         return (f"The recorded steps took {measured / 1e6:.3f} ms: they were no steady state (a queue was filling or "
@@ -307,20 +327,15 @@ class _Run:
         self.baseline, self.scenario, self.edits = baseline, scenario, edits
         self.times: KernelTimes = replaced_kernels(self.rewritten, price_kernels(scenario))
         self.host: EditedHost = _edited_host(scenario, self.rewritten)
-        self.kinds = scenario.shared.once("kinds", (scenario.built,), lambda: np.concatenate(
-            [g.kernels.kind for g in scenario.built.graphs]))
+        self.kinds = baseline.facts.kinds
         self.steady: Steady = self._steady()
-        if edits and baseline.ran and baseline.origin is None and (found := baseline.contention).known:
+        if edits and (found := baseline.known_contention) is not None:
             self._contend(found)
 
     def _edited(self, repeated: Repeated) -> tuple[EditedCopies, KernelRows]:
         copies = EditedCopies.once(repeated, self.scenario, self.host)
-        return copies, copies.kernels_once("expected", self.times, lambda: self._in_cycle_ns[:, None])
-
-    @property
-    def _in_cycle_ns(self) -> Float64:
-        """Expected times of the cycle's kernels, ns."""
-        return self.times.ns[self.scenario.cycle.kernel]
+        return copies, copies.kernels_once("expected", self.times, lambda: KernelVariants(
+            self.times.ns[copies.rows.kernels, None]))
 
     def _steady(self) -> Steady:
         return steady_state(self.scenario.cycle, self._edited)
@@ -355,9 +370,8 @@ class _Run:
         families, kernel_sources = self._of_times("device time", slowest, lambda: self._device_time(slowest))
         target = scenario.scaled_device()
         flops = self._flops(slowest)
-        world = max([len(scenario.built.graphs), *(g.meta.world_size for g in scenario.built.graphs)])
-        rests_on = self.baseline.origin or self.baseline
-        ran = rests_on.ran
+        facts, rests_on = self.baseline.facts, self.baseline.origin or self.baseline
+        world, ran = facts.world_size, rests_on.ran
         return Prediction(
             step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active,
             gpu_active_interval_us=self._active_interval(per_rank), bound=chosen.bound,
@@ -365,11 +379,10 @@ class _Run:
             families_us=dict(families), critical_path=path_entries(scenario, steady, chosen.path()) if path else [],
             profiled=scenario.profiled, ran=ran,
             sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
-            kernel_sources=dict(kernel_sources), recorded_us=None if not ran else _recorded_ns(rests_on.cycle) / 1e3,
-            unprofiled_us=None if not ran else _microseconds(unprofiled_ns(rests_on.built)), steps=rests_on.cycle.names,
-            device=target.name if target is not None else scenario.built.graphs[0].meta.device,
-            recorded_on="" if not ran else (
-                scenario.devices.source.name if scenario.devices.source else scenario.built.graphs[0].meta.device),
+            kernel_sources=dict(kernel_sources), recorded_us=None if not ran else rests_on.recorded_ns / 1e3,
+            unprofiled_us=None if not ran else _microseconds(rests_on.unprofiled_ns), steps=rests_on.cycle.names,
+            device=target.name if target is not None else facts.device,
+            recorded_on="" if not ran else scenario.devices.source.name if scenario.devices.source else facts.device,
             peak_memory_bytes=peak_memory(scenario),
             items_per_second=None if scenario.items_per_rank is None else (
                 scenario.items_per_rank * world / step_ns * 1e9),
@@ -386,19 +399,15 @@ class _Run:
             explained.active_ns / steps / 1e3, explained.bound,
             {name: ns / steps / 1e3 for name, ns in explained.bounds.items()})
 
-    def _in_cycle(self, rank: int) -> np.ndarray:
-        program = self.scenario.built.program
-        rows = np.arange(program.kernel_ptr[rank], program.kernel_ptr[rank + 1])
-        return rows[self.scenario.cycle.kernel[rows]]
-
     def _device_time(self, rank: int) -> tuple[dict[str, float], dict[str, float]]:
         """Device time a step by family (µs), and shares of it by source."""
-        rows = self._in_cycle(rank)
+        rows = self.scenario.cycle.kernel_rows(rank)
         ns, family = self.times.ns[rows], self.times.family[rows]
         sums = np.bincount(family, weights=ns, minlength=COLLECTIVE + 1) / self.scenario.cycle.steps / 1e3
         names = [*(f.value for f in FAMILIES), "collective"]
         source = self.times.source[rows]
-        by_source = {s.label: float(ns[source == s].sum()) for s in Source}
+        there = np.bincount(source, minlength=len(Source)).tolist()
+        by_source = {s.label: float(ns[source == s].sum()) for s in Source if there[s]}
         return ({names[i]: float(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i] > 0},
                 {label: time / float(ns.sum()) for label, time in by_source.items() if time > 0})
 
@@ -409,11 +418,13 @@ class _Run:
         return errors.interval(ranks[most].gpu_active_us, self.baseline.spreads.least)
 
     def _active_errors(self, rank: int) -> ActiveErrors:
-        rows = self._in_cycle(rank)
+        cycle, family = self.scenario.cycle, self.times.family
+        rows = cycle.kernel_rows(rank)
         rows = rows[self.kinds[rows] != KernelKind.COLLECTIVE]
         weight = np.zeros(len(self.times.ns))
-        weight[rows] = self.times.ns[rows] / self.scenario.cycle.steps / 1e3
-        return ActiveErrors.of(self.times, weight)
+        weight[rows] = self.times.ns[rows] / cycle.steps / 1e3
+        return ActiveErrors.of(self.times, weight, self.scenario.shared.once(
+            "families", (family,), lambda: FamilyRows.of(family)))
 
     def _of_times(self, kind: str, rank: int, make: Callable[[], T]) -> T:
         """Return what follows from the kernels' times alone, made once for all predictions with the same."""
@@ -427,7 +438,7 @@ class _Run:
                                               scenario.kernels.calls), lambda: self._counted_flops(rank))
 
     def _counted_flops(self, rank: int) -> float:
-        work, rows = self.scenario.work, self._in_cycle(rank)
+        work, rows = self.scenario.work, self.scenario.cycle.kernel_rows(rank)
         pieces = np.unique(work.piece[rows])
         pieces = pieces[pieces >= 0]
         time = work.measured_ns[pieces]
@@ -446,22 +457,20 @@ class _Run:
     def of_host(self) -> float:
         """Return by how much (log) the step changes at least as host time goes to either end of its interval."""
         spread, step_ns, copies = self.baseline.spreads.host, self.step_ns, self.steady.copies
-        same = copies.kernels(np.repeat(self._in_cycle_ns[:, None], 2, axis=1))
-        ends = copies.periods_ns(same, [math.exp(by) for by in (-spread, spread)]) / self.scenario.cycle.steps
+        periods = copies.periods_ns(self.steady.kernels, [math.exp(by) for by in (-spread, spread)])
+        ends = periods / self.scenario.cycle.steps
         return min(abs(math.log(end / step_ns)) if end and step_ns else 0.0 for end in ends.tolist())
 
     def _errors(self) -> tuple[TimeErrors, KernelRows]:
         """The errors of the kernels' times, and the kernels of the variants they make; once for all with these times.
         """
-        copies, cycle = self.steady.copies, self.scenario.cycle
+        copies, cycle, family = self.steady.copies, self.scenario.cycle, self.times.family
         events = len(copies.repeated.item) + len(copies.repeated.kernel)
-
-        def make() -> TimeErrors:
-            times = self.times.of_rows(cycle.kernel)
-            return TimeErrors.of(times, times.ns, events)
-
-        errors = copies.repeated.shared.once("errors", (self.times,), make)
-        return errors, copies.kernels_once("errors", self.times, lambda: self._in_cycle_ns[:, None] * errors.factors)
+        rows = copies.rows.kernels
+        families = cycle.shared.once("families", (family,), lambda: FamilyRows.of(family[rows]))
+        errors = copies.repeated.shared.once("errors", (self.times,), lambda: TimeErrors.of(
+            self.times.of_rows(rows), families, events))
+        return errors, copies.kernels_once("errors", self.times, lambda: errors.variants(self.times.ns[rows]))
 
     def _interval(self, step_ns: float) -> tuple[float, float]:
         scenario, steps = self.scenario, self.scenario.cycle.steps
@@ -506,7 +515,6 @@ class _Run:
 
     def _warnings(self) -> list[str]:
         found = [*self.scenario.warnings]
-        built = self.scenario.built
         if (lacking := lacking_memory(self.scenario)) is not None:
             found.append(lacking)
         if not self.steady.periods.reached:
@@ -521,22 +529,20 @@ class _Run:
                          "covers the others; capture more steps for what all of them take.")
         if (unlike := (self.baseline.origin or self.baseline).unlike_measured) is not None:
             found.append(unlike)
-        world = max((g.meta.world_size for g in built.graphs), default=1)
-        collective = any((g.kernels.kind == KernelKind.COLLECTIVE).any() for g in built.graphs)
-        if collective and world > len(built.graphs) and self.baseline.ran and OTHER_RANKS not in self.scenario.set_by:
-            found.append(f"{len(built.graphs)} of {world} ranks were recorded: collectives keep their recorded "
-                         "durations, other ranks' late arrival among them (--ranks-alike leaves it out).")
+        if (unrecorded := self.baseline.facts.unrecorded) and self.baseline.ran and (
+                OTHER_RANKS not in self.scenario.set_by):
+            found.append(unrecorded)
         return found
 
     def _steps(self) -> tuple[str, ...]:
         return (self.baseline.origin or self.baseline).cycle.names
 
     def _notes(self) -> list[str]:
-        notes = [*self.baseline.notes, *damage_notes(self.scenario.built.graphs), *self.scenario.built.rendezvous.notes,
+        notes = [*self.baseline.notes, *self.baseline.facts.damage, *self.scenario.built.rendezvous.notes,
                  *self.scenario.notes, *self.times.notes]
         recorded = self.baseline.origin or self.baseline
         if self.scenario.profiled and recorded.ran:
-            without = unprofiled_ns(recorded.built)
+            without = recorded.unprofiled_ns
             notes.append("Times are those under the profiler" + (
                 ": nothing says what the step takes without it (foretrace capture times that too; --without-profiler "
                 "takes out what its events cost)." if without is None
@@ -565,11 +571,6 @@ def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
                for field in fields(group)]
     of = (scenario.built, scenario.cycle, scenario.pieces, *changes)
     return scenario.shared.once("host", of, lambda: edit_host(scenario, None), most=HOSTS_KEPT)
-
-
-def _recorded_ns(cycle: Cycle) -> float:
-    """Mean of the recorded steps, of the slowest rank, ns; time between them is in none."""
-    return max(float(cycle.recorded_ns(rank).mean()) for rank in range(len(cycle.row)))
 
 
 def _spreads(built: Built, cycle: Cycle, pieces: HostPieces, similar: range | None) -> Spreads:

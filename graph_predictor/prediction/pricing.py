@@ -129,14 +129,13 @@ class _EditedCalls:
     Attributes:
         new: what each group becomes, to be priced with the ladders of work without sizes.
         unlike: groups that become others.
-        unsized: pieces without sizes.
-        ladders: typical work of their families, whose ``family`` is each unsized piece's.
+        unsized: pieces without sizes, and the logs of what they took, µs, by the code of their family.
+        ladders: typical work of these families.
     """
 
     new: CallGroups
     unlike: Bool
-    unsized: Int64
-    family: Int64
+    unsized: dict[int, tuple[Int64, Float64]]
     ladders: Ladders | None
 
     @classmethod
@@ -149,13 +148,14 @@ class _EditedCalls:
         unlike = np.array([after is not before and after != before
                            for after, before in zip(new, work.calls, strict=True)], np.bool_)
         without = np.array([any("unsized" in call.flags for call in calls) for calls in work.calls], np.bool_)
-        unsized = np.flatnonzero(without[work.group]) if len(without) else np.zeros(0, np.int64)
+        rows = np.flatnonzero(without[work.group]) if len(without) else np.zeros(0, np.int64)
         code = np.array([FAMILIES.index(calls[0].family) if calls else COLLECTIVE for calls in work.calls], np.int64)
-        family = code[work.group[unsized]]
-        families = tuple(FAMILIES[each] for each in np.unique(family).tolist())
+        family, log_us = code[work.group[rows]], np.log(np.maximum(work.measured_ns[rows] / 1e3, 0.1))
+        unsized = {each: (rows[family == each], log_us[family == each]) for each in np.unique(family).tolist()}
+        families = tuple(FAMILIES[each] for each in unsized)
         ladders = Ladders(families, source) if families else None
         typical = [] if ladders is None else [kernels.edited(call)[0] for call in ladders.calls]
-        return cls(CallGroups(new, typical), unlike, unsized, family, ladders)
+        return cls(CallGroups(new, typical), unlike, unsized, ladders)
 
 
 def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Float64, np.ndarray]:
@@ -187,19 +187,21 @@ def _typical(scenario: Scenario, edited: _EditedCalls, ladders: Ladders, typical
     """Ratios of pieces without sizes (see ``typical``)."""
     work, models = scenario.work, scenario.devices.source_models
     ratio, low, high = found
-    mine = changed[edited.unsized]
-    rows, family = edited.unsized[mine], edited.family[mine]
     before = scenario.shared.once("typical times", (ladders, models), lambda: ladders.times(
         price(ladders.calls, ladders.source, models).times_us))
     after = ladders.times(typical_us)
-    codes = np.unique(family).tolist()
-    for code in codes:
-        own = rows[family == code]
-        times = np.maximum(work.measured_ns[own] / 1e3, 0.1)
-        ratio[own] = typical_ratios(times, before[FAMILIES[code]], after[FAMILIES[code]])
+    unsized_ns, known = 0, []
+    for code, (own, log_us) in edited.unsized.items():
+        family, mine = FAMILIES[code], changed[own]
+        if not mine.all():
+            own, log_us = own[mine], log_us[mine]
+        if not len(own):
+            continue
+        ratio[own] = typical_ratios(log_us, before[family], after[family])
         low[own], high[own] = -np.hypot(TYPICAL_WORK, 0.2), np.hypot(TYPICAL_WORK, 0.2)
-    share = work.measured_ns[rows].sum() / max(work.measured_ns.sum(), 1)
-    known = [FAMILIES[code].value for code in codes if FAMILIES[code] is not Family.OTHER]
+        unsized_ns += int(work.measured_ns[own].sum())
+        known += [] if family is Family.OTHER else [family.value]
+    share = unsized_ns / max(work.measured_ns.sum(), 1)
     if share > 0.005:
         notes.append(f"{share:.0%} of the kernels' time is of operations whose sizes the trace does not have; they "
                      f"were scaled as typical work of their families ({', '.join(known) or 'none known'}), in fp32, "

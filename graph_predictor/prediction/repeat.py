@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -57,6 +58,12 @@ class Cycle:
     def working(self) -> Bool:
         """Items whose host time counts: all but the begins of steps, the time before which is between steps."""
         return self.item & (self.built.program.item_kind != ItemKind.STEP_BEGIN)
+
+    def kernel_rows(self, rank: int) -> Int64:
+        """Return the rows of a rank's kernels of the recorded program that belong to it."""
+        pointer = self.built.program.kernel_ptr.tolist()
+        return self.shared.once("kernel rows", (), lambda: [
+            low + np.flatnonzero(self.kernel[low:high]) for low, high in pairwise(pointer)])[rank]
 
     def recorded_ns(self, rank: int) -> Int64:
         """Recorded length of a rank's steps, [steps]."""

@@ -97,7 +97,7 @@ class Steady:
     @property
     def kernel_duration(self) -> Int64:
         """Return the durations of the copies' kernels, ns."""
-        return self.kernels.duration[self.copies.rows.of.kernel, 0]
+        return self.kernels.duration[:, 0][self.copies.rows.of.kernel]
 
     @property
     def period_ns(self) -> Int64:

@@ -87,15 +87,15 @@ def _ladder(family: Family) -> Family:
     return family if family in (Family.CONV, Family.GEMM, Family.ATTENTION) else Family.OTHER
 
 
-def typical_ratios(measured_us: Float64, before_us: Sequence[Float64], after_us: Sequence[Float64]) -> Float64:
+def typical_ratios(log_us: Float64, before_us: Sequence[Float64], after_us: Sequence[Float64]) -> Float64:
     """Time on the target over the time on the source, for kernels of a family and the time they took, [n].
 
     Args:
-        measured_us: their times on the source.
+        log_us: logs of their times on the source, µs.
         before_us, after_us: times of the family's ladders there and on the target.
     """
-    logs = np.zeros(len(measured_us))
+    logs = np.zeros(len(log_us))
     for before, after in zip(before_us, after_us, strict=True):
         order = np.argsort(before)
-        logs += np.interp(np.log(measured_us), np.log(before[order]), np.log(after / before)[order])
+        logs += np.interp(log_us, np.log(before[order]), np.log(after / before)[order])
     return np.exp(logs / len(before_us))

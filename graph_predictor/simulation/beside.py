@@ -12,12 +12,13 @@ bandwidth too.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from tracer.arrays import Bool, Float64, Int8, Int64
 from tracer.graph import KernelKind
-from tracer.intervals import covered, union
+from tracer.intervals import covered
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +36,61 @@ class Beside:
     computing: Float64
 
 
-def beside(kernel_ptr: Int64, kind: Int8, start: Int64, end: Int64, transfer_ns: Int64, group: Int64,
-           asked: Bool | None = None) -> Beside:
-    """Look at all kernels of a job, recorded or simulated.
+@dataclass(frozen=True)
+class KernelsBeside:
+    """The kernels of a job whose shares are asked for, and those they are looked for beside: found once for all times.
 
-    Args:
-        kernel_ptr: kernels of rank r are rows ``kernel_ptr[r]`` to ``kernel_ptr[r + 1]``.
-        kind: a ``KernelKind`` each.
-        start, end: ns, on one clock within a rank.
-        transfer_ns: of each collective, how long before its end all ranks had arrived.
-        group: the rendezvous that each kernel is of, -1 for none.
-        asked: kernels whose shares are asked for (of a rendezvous all or none), all by default; others get 0.
+    Attributes:
+        size: the number of kernels.
+        ranks: of each rank that has both, the rows of all that compute and of those asked for, and of all collectives
+            and of those asked for.
+        met: rows of kernels of a rendezvous, and ``group`` its number.
     """
-    found = Beside(*(np.zeros(len(kind)) for _ in range(3)))
-    arrived = np.maximum(end - transfer_ns, start)
-    for low, high in zip(kernel_ptr[:-1].tolist(), kernel_ptr[1:].tolist(), strict=True):
-        rows = np.arange(low, high)
-        own, of = rows[kind[rows] == KernelKind.COMPUTE], rows[kind[rows] == KernelKind.COLLECTIVE]
-        if not len(own) or not len(of):
-            continue
-        some, met_by = (each if asked is None else each[asked[each]] for each in (own, of))
-        length = np.maximum(end[some] - start[some], 1)
-        found.transfer[some] = covered(union(arrived[of], end[of]), start[some], end[some]) / length
-        under_way = covered(union(start[of], end[of]), start[some], end[some]) / length
-        found.waiting[some] = under_way - found.transfer[some]
-        found.computing[met_by] = covered(union(start[own], end[own]), arrived[met_by], end[met_by]) / np.maximum(
-            end[met_by] - arrived[met_by], 1)
-    met = np.flatnonzero(group >= 0)
-    most = np.zeros(int(group.max(initial=-1)) + 1)
-    np.maximum.at(most, group[met], found.computing[met])
-    found.computing[met] = most[group[met]]
-    return found
+
+    size: int
+    ranks: list[tuple[Int64, Int64, Int64, Int64]]
+    met: Int64
+    group: Int64
+
+    @classmethod
+    def of(cls, kernel_ptr: Int64, kind: Int8, group: Int64, asked: Bool | None = None) -> KernelsBeside:
+        """Find them.
+
+        Args:
+            kernel_ptr: kernels of rank r are rows ``kernel_ptr[r]`` to ``kernel_ptr[r + 1]``.
+            kind: a ``KernelKind`` each.
+            group: the rendezvous that each kernel is of, -1 for none.
+            asked: kernels whose shares are asked for (of a rendezvous all or none), all by default; others get 0.
+        """
+        ranks = []
+        for low, high in pairwise(kernel_ptr.tolist()):
+            own, of = (low + np.flatnonzero(kind[low:high] == each) for each in (
+                KernelKind.COMPUTE, KernelKind.COLLECTIVE))
+            some, met_by = (each if asked is None else each[asked[each]] for each in (own, of))
+            if len(own) and len(of):
+                ranks.append((own, some, of, met_by))
+        met = np.flatnonzero(group >= 0)
+        return cls(len(kind), ranks, met, group[met])
+
+    def shares(self, start: Int64, end: Int64, transfer_ns: Int64) -> Beside:
+        """Look at all kernels, recorded or simulated.
+
+        Args:
+            start, end: ns, on one clock within a rank.
+            transfer_ns: of each collective, how long before its end all ranks had arrived.
+        """
+        found = Beside(*(np.zeros(self.size) for _ in range(3)))
+        for own, some, of, met_by in self.ranks:
+            arrived, until = np.maximum(end[of] - transfer_ns[of], start[of]), end[of]
+            begin, stop = start[some], end[some]
+            length = np.maximum(stop - begin, 1)
+            transfer = covered((arrived, until), begin, stop) / length
+            found.transfer[some] = transfer
+            found.waiting[some] = covered((start[of], until), begin, stop) / length - transfer
+            stop = end[met_by]
+            begin = np.maximum(stop - transfer_ns[met_by], start[met_by])
+            found.computing[met_by] = covered((start[own], end[own]), begin, stop) / np.maximum(stop - begin, 1)
+        most = np.zeros(int(self.group.max(initial=-1)) + 1)
+        np.maximum.at(most, self.group, found.computing[self.met])
+        found.computing[self.met] = most[self.group]
+        return found

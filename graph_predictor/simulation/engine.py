@@ -13,7 +13,7 @@ import numpy as np
 
 from graph_predictor.simulation.engine_loop import run, workspace
 from graph_predictor.simulation.program import Program
-from tracer.arrays import Int8, Int64
+from tracer.arrays import Int8, Int32, Int64
 from tracer.errors import ForetraceError
 
 
@@ -29,14 +29,14 @@ class Simulated:
     item_start: Int64
     item_end: Int64
     item_start_cause: Int8
-    item_start_source: Int64
+    item_start_source: Int64 | Int32
     item_end_cause: Int8
-    item_end_source: Int64
+    item_end_source: Int64 | Int32
     kernel_start: Int64
     kernel_end: Int64
     kernel_cause: Int8
-    kernel_source: Int64
-    group_last: Int64
+    kernel_source: Int64 | Int32
+    group_last: Int64 | Int32
 
 
 class SimulationStuck(ForetraceError):

@@ -83,8 +83,8 @@ def _in_time_order(low, high, times, runs, kinds):
 
 
 @kept_loop(
-    "int64[:]", "int64[:]", "int8[:]", "int64[:]", "int8[:]", "int64[:]",
-    "int64[:]", "int64[:]", "int8[:]", "int64[:]", "int64[:]",
+    "int64[:]", "int64[:]", "int8[:]", "int32[:]", "int8[:]", "int32[:]",
+    "int64[:]", "int64[:]", "int8[:]", "int32[:]", "int32[:]",
     "int64[:]", "int64[:]", "int8[:]", "int64[:]", "int8[:]", "int64[:]", "int64[:]", "float64[:]", "int8[:]",
     "int8[:]", "int8[:]", "int64[:]", "int64[:]", "int64[:]", "int64", "int64",
     "int64[:]", "int64[:,:]", "int64[:,:]", "int8[:,:]", "int64[:]", "int64[:,:]",

@@ -26,7 +26,7 @@ from graph_predictor.simulation.engine import Simulated, Structure, simulate_in_
 from graph_predictor.simulation.program import NEVER, ItemKind, Program
 from graph_predictor.simulation.tape import Rows, Tape, TimeNumbers, constants_of, entries_waited_for
 from graph_predictor.simulation.tape_loop import LANES, play, play_variants
-from tracer.arrays import Bool, Int8, Int64
+from tracer.arrays import Bool, Int8, Int32, Int64
 from tracer.graph import NONE
 
 MOST_KEPT = 16_000_000
@@ -44,9 +44,23 @@ def lanes(rows: Int64) -> Lanes:
     return [np.ascontiguousarray(rows[:, at:at + LANES]) for at in range(0, rows.shape[1], LANES)]
 
 
+def _lanes_of(rows: Int64, program: Int64) -> Lanes:
+    """Return rows of programs, [programs, rows], as ``Lanes`` of variants, each one of the programs; most are the
+    first one's."""
+    program = np.append(program, np.repeat(program[-1:], -len(program) % LANES))
+    found = []
+    for of in program.reshape(-1, LANES):
+        some: Int64 = np.empty((rows.shape[1], LANES), np.int64)
+        some[:] = rows[of[0], :, None]
+        for lane in np.flatnonzero(of != of[0]).tolist():
+            some[:, lane] = rows[of[lane]]
+        found.append(some)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """Host time of programs that take it from the same rows, ns, [rows, variants] each: work before items, and their
+    """Host time of programs that take it from the same rows, ns, [programs, rows] each: work before items, and their
     own cost."""
 
     work: Int64
@@ -98,14 +112,14 @@ class WorkingOrder:
 
         Args:
             lags: its constants.
-            host: its host time, [rows, 1].
+            host: its host time, [1, rows].
             duration: of its kernels, [rows].
             floor: the floors of its items, [rows].
         """
         t = self.times
         times: Int64 = np.empty(t.count, np.int64)
         cause: Int8 = np.zeros(t.count, np.int8)
-        source: Int64 = np.full(t.count, NONE, np.int64)
+        source: Int32 = np.full(t.count, NONE, np.int32)
         play(self._tape.tape.operations, lags, t.items, t.kernels, self.rows.item, host.work.ravel(),
              host.cost.ravel(), duration, floor, self.program.edge_fraction, times, cause, source)
         begins, ends = slice(0, t.items), slice(t.item_end, t.kernel_start)
@@ -116,10 +130,10 @@ class WorkingOrder:
             kernel_start=times[kernels], kernel_end=times[t.kernel_end:t.left], kernel_cause=cause[kernels],
             kernel_source=source[kernels], group_last=source[t.met:])
 
-    def host_lanes(self, host: HostRows, column: Int64) -> HostLanes:
-        """Return the host time of variants, each a column of rows, as ``ends`` takes it."""
+    def host_lanes(self, host: HostRows, program: Int64) -> HostLanes:
+        """Return the host time of variants, each that of one of the programs, as ``ends`` takes it."""
         work, cost = self._tape.summed(host)
-        return HostLanes(lanes(work[:, column]), lanes(cost[:, column]))
+        return HostLanes(_lanes_of(work, program), _lanes_of(cost, program))
 
     def ends(self, lags: Int64, host: HostLanes, duration: Lanes, floor: Lanes) -> tuple[Int64, Int64]:
         """When the items and kernels that are asked for end in variants, ns, [*rows, variants] each. Arguments as of
@@ -186,12 +200,12 @@ class _SharedTape:
                    alike[chain], pointer)
 
     def summed(self, host: HostRows) -> tuple[Int64, Int64]:
-        """Work of items and all that they took in before them, and their own cost, [rows, variants]."""
+        """Work of items and all that they took in before them, and their own cost, [programs, rows]."""
         last = self.pointer[1:] - 1
-        work, cost = host.work[self.chain], host.cost[self.chain]
-        own = cost[last]
-        cost[last] = 0
-        return np.add.reduceat(work + cost, self.pointer[:-1], axis=0) if len(last) else work, own
+        work, cost = (np.take(each, self.chain, axis=1) for each in (host.work, host.cost))  # a program after another
+        own = np.take(cost, last, axis=1)
+        cost[:, last] = 0
+        return np.add.reduceat(work + cost, self.pointer[:-1], axis=1) if len(last) else work, own
 
 
 def _taken_in(p: Program, opens: Bool, alike: Int64, kept: Bool) -> Bool:

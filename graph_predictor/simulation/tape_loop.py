@@ -97,7 +97,7 @@ def _run(end, launched, free, first, call, before, duration, times, cause, sourc
     times[end] = times[start] + duration
 
 
-@kept_loop(_OPERATIONS, _EACH, "int64", "int64", *[_WHOLE] * 5, "float64[:]", _WHOLE, "int8[:]", _WHOLE,
+@kept_loop(_OPERATIONS, _EACH, "int64", "int64", *[_WHOLE] * 5, "float64[:]", _WHOLE, "int8[:]", "int32[:]",
            inner=(_raise, _begin, _run))
 def play(operations, constants, items, kernels, row_of, work, cost, duration, floor, fraction, times, cause, source):
     """Work out all times of one program, and what each is bound by, of a tape whose times have no places. Where nothing

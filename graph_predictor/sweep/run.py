@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,6 +21,8 @@ from graph_predictor.sweep.files import draw_sweep, write_table
 from graph_predictor.sweep.journal import Journal
 from graph_predictor.sweep.rows import COLUMNS, row
 from graph_predictor.sweep.space import Point, SweepError, SweepSpace
+from tracer.cluster.forked import ForkedWorkers, cores
+from tracer.cluster.workers import Failed
 from tracer.graph import ExecutionGraph
 from tracer.input_file import open_anywhere
 from tracer.job import Job
@@ -28,7 +31,10 @@ from tracer.shown import Shown
 LOCAL, DASK, RAY = "local", "dask", "ray"
 BACKENDS = (LOCAL, DASK, RAY)
 CHUNK = 16
-"""Points a worker does before it reports: few, so that a kill loses little; more than one, as they share traces."""
+"""Points a worker does at least before it reports: few, so that a kill loses little; more than one, as they share
+what they rest on."""
+LEAST_CHUNKS = 64
+"""Chunks that there are at least, where points are many enough."""
 RATES = ("clock", "bandwidth")
 """Edits of the GPU's rates, which leave the host as it is."""
 ROUND = 8
@@ -169,16 +175,29 @@ def _run(source: SweepSource, study: Study, points: Sequence[Point], price: floa
          jobs: int, stack: ExitStack) -> Iterator[dict[str, Row]]:
     """Rows of chunks of points, as they are finished."""
     chunks = list(_chunks(points))
+
+    def priced(chunk: list[Point]) -> dict[str, Row]:
+        return {point.key: row(study, point, price) for point in chunk}
+
+    if backend == LOCAL and chunks:
+        first, *chunks = chunks
+        yield priced(first)  # what all points share is at hand then
     if not chunks:
-        return
-    if backend == LOCAL and (jobs == 1 or len(chunks) == 1):
-        for chunk in chunks:
-            yield {point.key: row(study, point, price) for point in chunk}
         return
     if backend == LOCAL:
         most = min(len(chunks), os.cpu_count() or 1)  # more would have nothing to do, or nothing to do it with
-        stack.enter_context(parallel_config(backend="loky", n_jobs=jobs if jobs < 1 else min(jobs, most),
-                                            inner_max_num_threads=1))
+        jobs = jobs if jobs < 1 else min(jobs, most)
+        if jobs == 1:
+            yield from map(priced, chunks)
+            return
+        if (forks := _forks()) > 1:
+            with ForkedWorkers(min(forks, most) if jobs < 1 else jobs) as workers:
+                for found in workers.map(priced, chunks):
+                    if isinstance(found, Failed):
+                        raise found.error
+                    yield found
+            return
+        stack.enter_context(parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1))
     calls = [delayed(_rows)(source, chunk, price) for chunk in chunks]
     if backend == RAY:  # returns whole lists only
         size = ROUND * max(os.cpu_count() or 1, 1)
@@ -188,17 +207,30 @@ def _run(source: SweepSource, study: Study, points: Sequence[Point], price: floa
     yield from Parallel(return_as="generator_unordered")(calls)
 
 
-def _chunks(points: Iterable[Point]) -> Iterator[list[Point]]:
+def _forks() -> int:
+    """Copies of this process that can work at once; 1 where none may be made: PyTorch has threads of its own."""
+    return 1 if "torch" in sys.modules else cores()
+
+
+def _chunks(points: Sequence[Point]) -> Iterator[list[Point]]:
     """Points that are traced alike lie together: a worker traces them once. Among them so many hosts as are kept take
-    turns with all rates of the GPU, so that neither is made again for each point."""
+    turns with all rates of the GPU, so that neither is made again for each point; those of one rate that fill a chunk
+    are in one, as far as it is not too large a share of all."""
+    most = min(max(len(points) // LEAST_CHUNKS, CHUNK), HOSTS_KEPT)
     for _, group in groupby(sorted(points, key=lambda point: repr(point.traced)), key=lambda point: point.traced):
-        alike = _by_host(list(group))
-        for at in range(0, len(alike), CHUNK):
-            yield alike[at:at + CHUNK]
+        chunk: list[Point] = []
+        for alike in _by_rates(list(group)):
+            for at in range(0, len(alike), most):
+                chunk += alike[at:at + most]
+                if len(chunk) >= CHUNK:
+                    yield chunk
+                    chunk = []
+        if chunk:
+            yield chunk
 
 
-def _by_host(points: Sequence[Point]) -> list[Point]:
-    """Order points by groups of ``HOSTS_KEPT`` of their changes beside the GPU's rates, then by those rates."""
+def _by_rates(points: Sequence[Point]) -> Iterator[list[Point]]:
+    """Group points of the same rates of the GPU: of ``HOSTS_KEPT`` of their changes beside these, then of others."""
     known: dict[str, int] = {}
 
     def place(point: Point) -> tuple[int, str, int]:
@@ -207,7 +239,9 @@ def _by_host(points: Sequence[Point]) -> list[Point]:
         beside = known.setdefault(repr(changes), len(known))
         return beside // HOSTS_KEPT, repr(rates), beside
 
-    return sorted(points, key=place)
+    placed = sorted(((place(point), point) for point in points), key=lambda pair: pair[0])
+    for _, alike in groupby(placed, key=lambda pair: pair[0][:2]):
+        yield [point for _, point in alike]
 
 
 def _rows(source: SweepSource, points: list[Point], price: float | None) -> dict[str, Row]:

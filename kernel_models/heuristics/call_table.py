@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class CallTable:
     bytes_written: Float64
     groups: list[tuple[str, str]]
     group: Int64
-    _flagged: dict[str, Float64] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, family: Family, calls: Sequence[OpCall]) -> CallTable:
@@ -85,15 +85,21 @@ class CallTable:
         """Read and written, bytes [n]."""
         return self.bytes_read + self.bytes_written
 
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """Return ``make()``, or what it returned before: of these calls, and of what ``what`` names besides. Nobody may
+        change it."""
+        if what not in self._kept:
+            self._kept[what] = make()
+        return self._kept[what]  # type: ignore[no-any-return]
+
     def dim(self, name: str) -> Float64:
         """One size of every call [n]; zero and negative sizes count as one."""
-        return np.maximum(self.dims[:, DIMENSIONS[self.family].index(name)], 1.0)
+        return self.once(("dim", name), lambda: np.maximum(self.dims[:, DIMENSIONS[self.family].index(name)], 1.0))
 
     def flagged(self, flag: str) -> Float64:
         """1 of every call with a flag, 0 of the others [n]."""
-        if flag not in self._flagged:
-            self._flagged[flag] = np.fromiter((flag in call.flags for call in self.calls), np.float64, len(self))
-        return self._flagged[flag]
+        return self.once(("flag", flag), lambda: np.fromiter(
+            (flag in call.flags for call in self.calls), np.float64, len(self)))
 
     def by_dtype(self, value: Callable[[str], float]) -> Float64:
         """A number of each call's dtype [n]."""

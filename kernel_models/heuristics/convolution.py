@@ -12,6 +12,7 @@ from kernel_models.heuristics.sustained import peak_tflops
 from kernel_models.heuristics.tiles import padded_product_us
 from kernel_models.heuristics.work import KernelWork, one, vector_us, work_of
 from kernel_models.op_call import Family
+from tracer.arrays import Float64
 
 
 @work_of(Family.CONV)
@@ -24,6 +25,14 @@ def convolution_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     form counts. Source: cuDNN (Chetlur et al., 2014, "implicit GEMM"); NVIDIA "Convolutional Layers User's Guide".
     """
     peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
+    groups, inputs, outputs, m, n, k = table.once("product", lambda: _product(table))
+    product = padded_product_us(groups, m, n, k, peak, device)
+    direct = np.where(np.minimum(inputs, outputs) <= 4, vector_us(table, device), np.inf)
+    return KernelWork(np.minimum(product, direct), memory_us(table.bytes_moved, device), one(table))
+
+
+def _product(table: CallTable) -> tuple[Float64, Float64, Float64, Float64, Float64, Float64]:
+    """Groups, input and output channels of one, and m, n and k of the implicit product [n] each."""
     groups = table.dim("groups")
     batch = table.dim("batch")
     inputs = np.maximum(table.dim("in_channels") / groups, 1.0)
@@ -38,6 +47,4 @@ def convolution_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     m = np.where(is_weight, outputs, np.where(is_input, in_positions, out_positions))
     n = np.where(is_weight, inputs * kernel, np.where(is_input, inputs, outputs))
     k = np.where(is_weight, out_positions, np.where(is_input, outputs * taps, inputs * kernel))
-    product = padded_product_us(groups, m, n, k * table.by_dtype(multiply_adds), peak, device)
-    direct = np.where(np.minimum(inputs, outputs) <= 4, vector_us(table, device), np.inf)
-    return KernelWork(np.minimum(product, direct), memory_us(table.bytes_moved, device), one(table))
+    return groups, inputs, outputs, m, n, k * table.by_dtype(multiply_adds)

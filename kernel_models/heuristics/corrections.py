@@ -26,6 +26,8 @@ import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.call_classes import PRODUCTS, Classes, grouped
+from kernel_models.heuristics.call_table import CallTable
+from kernel_models.heuristics.curves import usable_cache_bytes
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64
 
@@ -114,11 +116,14 @@ class Corrections:
             self._known[traits, classes] = found
         return found
 
-    def factors(self, calls: Sequence[OpCall], device: DeviceSpec) -> tuple[Float64, Float64, Float64]:
-        """On the time of every call's arithmetic, its traffic and its fixed cost [n]."""
-        compute, memory, fixed = self.sums(calls, device)
-        of_product = np.fromiter((call.family in PRODUCTS for call in calls), np.bool_, len(calls))
-        return np.exp(compute), traffic_factor(memory, np.where(of_product, excess_of(device), 1.0))[0], np.exp(fixed)
+    def factors(self, table: CallTable, device: DeviceSpec) -> tuple[Float64, Float64, Float64]:
+        """On the time of every call's arithmetic, its traffic and its fixed cost [n]; their sums are found once for a
+        device at any rates."""
+        # All that sums depend on beside the calls. The corrections are kept with them, and so their identity.
+        of = id(self), traits_of(device), device.vendor, tuple(device.matrix_tflops), usable_cache_bytes(device)
+        _, (compute, memory, fixed) = table.once(("sums", of), lambda: (self, self.sums(table.calls, device)))
+        excess: Float64 = np.full(len(table), excess_of(device) if table.family in PRODUCTS else 1.0)
+        return np.exp(compute), traffic_factor(memory, excess)[0], np.exp(fixed)
 
     def of_family(self, family: Family, device: DeviceSpec) -> Corrections:
         """Those that calls of a family on a device use."""

@@ -67,11 +67,12 @@ def gemm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     direct = np.where(np.maximum(m, n) <= FEW, vector_us(table, device), np.inf)
     memory, fixed = memory_us(table.bytes_moved, device), one(table)
     if device.vendor == "nvidia" and not device.memory_kind.startswith("GDDR"):
-        weights = _weight_share(table)
+        weights = table.once("weights", lambda: _weight_share(table))
         streamed = table.bytes_moved / (bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US)
         memory += weights * (streamed * STREAMED.get(device.architecture, 1.0) - memory)
         fixed += DEPTH_FLOORS * np.minimum(table.dim("k"), DEEPEST) * _goes_through(table)
-    return KernelWork(np.minimum(product, direct) + _launched(table, device), memory + _launched(table, device), fixed)
+    launched = _launched(table, device)
+    return KernelWork(np.minimum(product, direct) + launched, memory + launched, fixed)
 
 
 def _goes_through(table: CallTable) -> Float64:

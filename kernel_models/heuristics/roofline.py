@@ -90,24 +90,12 @@ class RooflineModel:
     def predict(self, calls: Sequence[OpCall]) -> Times:
         """Times, µs: kernel floors, then arithmetic and traffic overlapping (``efficiency.together``)."""
         table = CallTable.of(self.family, calls)
-        compute, memory, fixed, low, high = self.efficiencies.columns(table, self._efficiency_of)
-        if self.family in PRODUCTS and not self.efficiencies.fitted:
-            lacking = table.by_dtype(lambda dtype: LACKING_TYPE * self._lacks(dtype))
-            low, high = -np.hypot(low, lacking), np.hypot(high, lacking)
-        if self.family is Family.EMBEDDING:
-            far = HOST_ROWS * table.flagged("host_rows")
-            low, high = -np.hypot(low, far), np.hypot(high, far)
-        wider = self._not_said(table)
-        low, high = -np.hypot(low, wider), np.hypot(high, wider)
-        if self.device.placeholder:
-            low, high = low - PLACEHOLDER_DEVICE, high + PLACEHOLDER_DEVICE
-        elif self.device.vendor == "host" and not self.efficiencies.fitted:
-            low, high = low - PUBLISHED_CPU, high + PUBLISHED_CPU
+        compute, memory, fixed, low, high = self._reached(table)
         parts = self._parts(table, compute, memory, fixed)
         compute_us, memory_us, fixed_us = parts
         if self.corrections is not None:
             shortest = self._least(table, parts)
-            more_compute, more_memory, more_fixed = self.corrections.factors(calls, self.device)
+            more_compute, more_memory, more_fixed = self.corrections.factors(table, self.device)
             compute_us = np.maximum(compute_us * more_compute, shortest.compute_us)
             memory_us = np.maximum(memory_us * more_memory, shortest.memory_us)
             fixed_us = fixed_us * more_fixed
@@ -125,6 +113,32 @@ class RooflineModel:
             return Times(time, low_us, high_us)
         low_us, high_us = np.minimum(low_us, time * np.exp(-width)), np.maximum(high_us, time * np.exp(width))
         return Times(time, low_us, high_us, 2.0 * width / np.log(high_us / low_us))
+
+    def _reached(self, table: CallTable) -> tuple[Float64, Float64, Float64, Float64, Float64]:
+        """Efficiencies of every call and the logs of its interval's ends [n] each, found once for a device's rates."""
+        device = self.device
+        of = id(self.efficiencies), device.vendor, device.placeholder, tuple(device.matrix_tflops)
+
+        def make() -> tuple[Efficiencies, tuple[Float64, Float64, Float64, Float64, Float64]]:
+            return self.efficiencies, self._efficiencies_of(table)  # which keeps them, and so their identity
+
+        return table.once(("reached", of), make)[1]
+
+    def _efficiencies_of(self, table: CallTable) -> tuple[Float64, Float64, Float64, Float64, Float64]:
+        compute, memory, fixed, low, high = self.efficiencies.columns(table, self._efficiency_of)
+        if self.family in PRODUCTS and not self.efficiencies.fitted:
+            lacking = table.by_dtype(lambda dtype: LACKING_TYPE * self._lacks(dtype))
+            low, high = -np.hypot(low, lacking), np.hypot(high, lacking)
+        if self.family is Family.EMBEDDING:
+            far = HOST_ROWS * table.flagged("host_rows")
+            low, high = -np.hypot(low, far), np.hypot(high, far)
+        wider = self._not_said(table)
+        low, high = -np.hypot(low, wider), np.hypot(high, wider)
+        if self.device.placeholder:
+            low, high = low - PLACEHOLDER_DEVICE, high + PLACEHOLDER_DEVICE
+        elif self.device.vendor == "host" and not self.efficiencies.fitted:
+            low, high = low - PUBLISHED_CPU, high + PUBLISHED_CPU
+        return compute, memory, fixed, low, high
 
     def _not_said(self, table: CallTable) -> Float64:
         """Half width, a logarithm, for what calls had to assume, and for caches that no table has [n]."""
@@ -144,7 +158,7 @@ class RooflineModel:
     def parts(self, calls: Sequence[OpCall]) -> tuple[Parts, Least]:
         """Return what the time of every call is made of, and the least that corrections may make of it."""
         table = CallTable.of(self.family, calls)
-        compute, memory, fixed, _, _ = self.efficiencies.columns(table, self._efficiency_of)
+        compute, memory, fixed, _, _ = self._reached(table)
         parts = self._parts(table, compute, memory, fixed)
         return parts, self._least(table, parts)
 

@@ -38,6 +38,11 @@ def affected(table: CallTable, device: DeviceSpec) -> Bool:
 
 def narrow_rows(table: CallTable, device: DeviceSpec) -> Float64:
     """Factor of the arithmetic for rows that are no whole number of the widest loads [n]."""
+    return np.where(affected(table, device), table.once("narrow rows", lambda: _narrow(table)), 1.0)
+
+
+def _narrow(table: CallTable) -> Float64:
+    """The same where it counts."""
     by_name = {name: table.dim(name) * table.item_bytes() for name in "mnk"}
     rest: Float64 = np.full(len(table), float(LOAD_BYTES))
     layouts = np.array([ROWS.get(call.layout, "nk") for call in table.calls])
@@ -46,8 +51,7 @@ def narrow_rows(table: CallTable, device: DeviceSpec) -> Float64:
         for name in rows:
             row = by_name[name].astype(np.int64)
             rest[mine] = np.minimum(rest, np.minimum(row & -row, LOAD_BYTES))[mine]
-    factor = np.where(rest >= LOAD_BYTES, 1.0, np.where(rest >= LEAST_BYTES, NARROW, SINGLE))
-    return np.where(affected(table, device), factor, 1.0)
+    return np.where(rest >= LOAD_BYTES, 1.0, np.where(rest >= LEAST_BYTES, NARROW, SINGLE))
 
 
 def whole_depth(table: CallTable, device: DeviceSpec) -> Float64:

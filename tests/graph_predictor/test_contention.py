@@ -11,7 +11,7 @@ import pytest
 from graph_predictor.comm.contention import contention, fitted
 from graph_predictor.edits.overlap import HideCollectives
 from graph_predictor.edits.scale import ScaleHost
-from graph_predictor.simulation.beside import Beside, beside
+from graph_predictor.simulation.beside import Beside, KernelsBeside
 from graph_predictor.simulation.build import build_program
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.arrays import Bool, Float64, Int64
@@ -60,16 +60,17 @@ def test_few_kernels_say_nothing_of_others() -> None:
 
 def test_shares_beside_waiting_and_transfer() -> None:
     # Rank 0: a kernel over 0–100, a collective over 40–120 whose ranks have met at 80. Rank 1: nothing beside its own.
-    found = beside(np.array([0, 2, 3]), np.array([COMPUTE, COLLECTIVE, COLLECTIVE], np.int8), np.array([0, 40, 80]),
-                   np.array([100, 120, 120]), np.array([0, 40, 40]), np.array([-1, 0, 0]))
+    kinds = np.array([COMPUTE, COLLECTIVE, COLLECTIVE], np.int8)
+    job = KernelsBeside.of(np.array([0, 2, 3]), kinds, np.array([-1, 0, 0]))
+    found = job.shares(np.array([0, 40, 80]), np.array([100, 120, 120]), np.array([0, 40, 40]))
     assert found.waiting[0] == pytest.approx(0.4) and found.transfer[0] == pytest.approx(0.2)
     # Half of the transfer lies beside the kernel, and that is so of the collective on every rank.
     assert found.computing.tolist() == [0.0, 0.5, 0.5]
 
 
 def test_a_job_without_collectives_has_none() -> None:
-    found = beside(np.array([0, 2]), np.array([COMPUTE, COMPUTE], np.int8), np.array([0, 5]), np.array([9, 9]),
-                   np.zeros(2, np.int64), np.array([-1, -1]))
+    job = KernelsBeside.of(np.array([0, 2]), np.array([COMPUTE, COMPUTE], np.int8), np.array([-1, -1]))
+    found = job.shares(np.array([0, 5]), np.array([9, 9]), np.zeros(2, np.int64))
     assert not found.transfer.any() and not found.computing.any()
 
 

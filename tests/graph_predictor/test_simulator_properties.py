@@ -111,7 +111,7 @@ def test_other_times_are_worked_out_along_the_order_of_one_simulation(program: P
         held = np.flatnonzero(order.rows.floor >= 0)
         external[held] = np.maximum(external[held], floor[order.rows.floor[held]])
         expected = simulate(with_fields(each, item_external=external))
-        host = HostRows(*(by_row(ns, order.rows.item)[:, None] for ns in (each.item_work, each.item_cost)))
+        host = HostRows(*(by_row(ns, order.rows.item)[None] for ns in (each.item_work, each.item_cost)))
         found = order.simulate(order.lags(each), host, by_row(each.kernel_duration, order.rows.kernel), floor)
         for name in ("item_start", "item_end", "kernel_start", "kernel_end"):
             assert np.array_equal(getattr(found, name), getattr(expected, name)), name
@@ -123,7 +123,7 @@ def test_other_times_are_worked_out_along_the_order_of_one_simulation(program: P
 def test_what_times_are_bound_by_is_found_along_the_order_too(program: Program) -> None:
     items, kernels = np.arange(len(program.item_work)), np.arange(len(program.kernel_item))
     order = WorkingOrder(program, structure_of(program), Rows(items, kernels, np.full(len(items), -1)), items, kernels)
-    found = order.simulate(order.lags(program), HostRows(program.item_work[:, None], program.item_cost[:, None]),
+    found = order.simulate(order.lags(program), HostRows(program.item_work[None], program.item_cost[None]),
                            program.kernel_duration, np.zeros(0, np.int64))
     expected = simulate(program)
     for name in ("item_start_cause", "item_start_source", "item_end_cause", "item_end_source"):
@@ -157,18 +157,18 @@ def test_variants_are_worked_out_together_as_each_alone(program: Program, seed: 
     order = order_of(program, random)
     other = other_times(program, random)
     items, kernels = len(program.item_work), len(program.kernel_item)
-    host = HostRows(random.integers(0, 40, (items, 3)), random.integers(0, 40, (items, 3)))
-    column = random.integers(0, 3, count)
+    host = HostRows(random.integers(0, 40, (3, items)), random.integers(0, 40, (3, items)))
+    of = random.integers(0, 3, count)
     duration = random.integers(0, 40, (kernels, count))
     held = np.flatnonzero(order.rows.floor >= 0)
     floor = random.integers(0, 400, (len(held), count))
-    ends = order.ends(order.lags(other), order.host_lanes(host, column), lanes(duration), lanes(floor))
+    ends = order.ends(order.lags(other), order.host_lanes(host, of), lanes(duration), lanes(floor))
     for number in range(count):
         external = program.item_external.copy()
         external[held] = np.maximum(external[held], floor[order.rows.floor[held], number])
         expected = simulate(with_fields(
-            other, item_work=host.work[order.rows.item, column[number]],
-            item_cost=host.cost[order.rows.item, column[number]],
+            other, item_work=host.work[of[number], order.rows.item],
+            item_cost=host.cost[of[number], order.rows.item],
             kernel_duration=duration[order.rows.kernel, number], item_external=external))
         assert np.array_equal(ends[0][:, number], expected.item_end[order.items])
         assert np.array_equal(ends[1][:, number], expected.kernel_end[order.kernels])

@@ -18,6 +18,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
+from graph_predictor.prediction.edited_copies import HOSTS_KEPT
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.sweep import Axis, Goal, SweepError, SweepSpace, feasible, ranked, sweep
 from graph_predictor.sweep import run as running
@@ -191,10 +192,37 @@ def test_a_journal_of_something_else_is_refused(journal: Path) -> None:
         assert journal.read_bytes() == broken
 
 
+MANY = SweepSpace((Axis("host", tuple(1 + i / 100 for i in range(60))),))
+"""Points of several chunks."""
+
+
 @pytest.mark.slow
-def test_processes_give_what_one_gives() -> None:
-    space = SweepSpace((Axis("host", tuple(1 + i / 100 for i in range(20))),))
-    pd.testing.assert_frame_equal(sweep(HERE, space, jobs=2).table, sweep(HERE, space, jobs=1).table)
+def test_processes_give_what_one_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_forks", lambda: 1)
+    pd.testing.assert_frame_equal(sweep(HERE, MANY, jobs=2).table, sweep(HERE, MANY, jobs=1).table)
+
+
+def test_copies_of_a_process_give_what_it_gives() -> None:
+    """In a process without threads, which may be copied; what a copy raises is raised."""
+    program = """
+import pytest, sys
+from test_sweep import HERE, MANY, pd, running, sweep
+plain, running._forks = running.row, lambda: 2
+pd.testing.assert_frame_equal(sweep(HERE, MANY, jobs=2).table, sweep(HERE, MANY, jobs=1).table)
+assert "torch" not in sys.modules
+def broken(study, point, price):
+    if point.values["host"] > 1.4:
+        raise ForetraceError("no more")
+    return plain(study, point, price)
+from tracer.errors import ForetraceError
+running.row = broken
+with pytest.raises(ForetraceError, match="no more"):
+    sweep(HERE, MANY, jobs=2)
+"""
+    path = os.pathsep.join([str(Path(__file__).parents[2]), str(Path(__file__).parents[1]), str(Path(__file__).parent)])
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, text=True,
+                          capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_dask_cluster_gives_what_this_process_gives(tmp_path: Path) -> None:
@@ -311,10 +339,12 @@ def test_a_file_that_no_sweep_wrote_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_points_of_one_chunk_share_a_clock_and_come_back_to_kept_hosts() -> None:
-    hosts = tuple(0.5 + number / 100 for number in range(40))
-    points = list(SweepSpace((Axis("clock", (0.8, 0.9, 1.1)), Axis("host", hosts))))
+    hosts = tuple(0.5 + number / 1000 for number in range(HOSTS_KEPT + 36))
+    points = list(SweepSpace((Axis("clock", tuple(0.5 + number / 100 for number in range(64))), Axis("host", hosts))))
     chunks = list(running._chunks(points))
     assert sorted(point.key for chunk in chunks for point in chunk) == sorted(point.key for point in points)
-    first = chunks[:3]  # the first hosts at all clocks, before any other host
-    assert [{point.values["clock"] for point in chunk} for chunk in first] == [{0.8}, {0.9}, {1.1}]
-    assert {point.values["host"] for chunk in first for point in chunk} == set(hosts[:16])
+    first, later = chunks[:64], chunks[64:]  # the first hosts at all clocks, before any other host
+    assert [len({point.values["clock"] for point in chunk}) for chunk in chunks] == [1] * 128
+    assert {point.values["host"] for chunk in first for point in chunk} == set(hosts[:HOSTS_KEPT])
+    assert {point.values["host"] for chunk in later for point in chunk} == set(hosts[HOSTS_KEPT:])
+    assert [len(chunk) for chunk in running._chunks(points[:40])] == [16, 16, 8]  # work for all, a kill loses little

@@ -10,6 +10,7 @@ import pytest
 
 from kernel_models.device import DeviceSpec, device
 from kernel_models.heuristics.call_classes import Classes, grouped, sizes_of
+from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.corrections import (
     KNOTS,
     Corrections,
@@ -108,7 +109,7 @@ def test_slow_traffic_of_products_is_less_where_multiprocessors_are_faster() -> 
     fast = replace(slow, points={name: -value for name, value in slow.points.items()})
     other = device("rtx-4090")
     assert excess_of(GPU) == pytest.approx(1.0, rel=0.01) and 0.4 < excess_of(other) < 0.5
-    call = [convolution(64, 64)]
+    call = CallTable.of(Family.CONV, [convolution(64, 64)])
     assert slow.factors(call, GPU)[1][0] == pytest.approx(np.exp(0.7))
     assert slow.factors(call, other)[1][0] == pytest.approx(1 + excess_of(other) * (np.exp(0.7) - 1))
     assert fast.factors(call, GPU)[1][0] == fast.factors(call, other)[1][0] == pytest.approx(np.exp(-0.7))

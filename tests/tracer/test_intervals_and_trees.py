@@ -24,7 +24,8 @@ def test_a_union_covers_every_moment_once(pairs: list[tuple[int, int]], others: 
     starts, ends = union(start, end)
     assert union_ns(start, end) == len(moments) and (starts[1:] > ends[:-1]).all()
     assert {time for a, b in zip(starts, ends, strict=True) for time in range(a, b)} == moments
-    found = covered((starts, ends), *columns(others))
+    found = covered((start, end), *columns(others))
+    assert (found == covered((starts, ends), *columns(others))).all()
     assert found.tolist() == [sum(time in moments for time in range(a, a + length)) for a, length in others]
 
 
