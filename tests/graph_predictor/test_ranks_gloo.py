@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from forked_ranks import run_ranks
+from forks import run_ranks
 from said import plain
 from typer.testing import CliRunner
 

