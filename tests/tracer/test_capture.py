@@ -734,7 +734,8 @@ def test_wrong_command_lines_are_one_sentence(script: Path, tmp_path: Path, run:
 
 
 def test_a_workload_of_the_suite(tmp_path: Path) -> None:
-    result = run_program(COMMAND, "capture", *COUNTS, "--out", tmp_path / "w", "--workload", "llama", "--preset", "tiny")
+    result = run_program(COMMAND, "capture", *COUNTS, "--out", tmp_path / "w", "--workload", "llama", "--preset",
+                         "tiny")
     assert result.returncode == 0, result.stderr
     context = json.loads((tmp_path / "w" / "rank0" / "context.json").read_text())
     assert context["workload"]["name"] == "llama" and context["workload"]["split"] in ("fit", "held-out")
