@@ -33,6 +33,8 @@ ROOT = TESTS.parent
 IMPORTED = ("torch", "torch._dynamo", "torch.profiler", "torch.distributed", "tracer.capture.session",
             "tracer.capture.script", "graph_predictor.cli")
 """What programs find imported; PyTorch's optimizers import its compiler."""
+SECONDS = 240.0
+"""What programs may take."""
 _ASKED_S = 0.01
 """How often a process looks whether a program has ended."""
 
@@ -69,19 +71,20 @@ class Forks:
             [sys.executable, __file__, *imported], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}, start_new_session=True)
 
-    def run(self, programs: Sequence[Program], seconds: float = 240) -> list[subprocess.CompletedProcess[str]]:
-        """Run programs at one time, each in a fork, and wait for their ends.
+    def run(self, programs: Sequence[Program], folder: Path | None = None,
+            seconds: float = SECONDS) -> list[subprocess.CompletedProcess[str]]:
+        """Run programs at one time, each in a fork and all in one directory, the present one if none is given.
 
         Raises:
             subprocess.TimeoutExpired: they took longer than ``seconds``; they have been killed.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
-        with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps({"programs": [asdict(each) for each in programs], "seconds": seconds, "folder": folder,
-                              "cwd": os.getcwd()}), file=self._process.stdin, flush=True)
+        with tempfile.TemporaryDirectory() as output:
+            print(json.dumps({"programs": [asdict(each) for each in programs], "seconds": seconds, "output": output,
+                              "folder": str(folder or Path.cwd())}), file=self._process.stdin, flush=True)
             answer = self._process.stdout.readline()
             assert answer, "the process that forks has ended"
-            texts = [[(Path(folder) / f"{number}.{name}").read_text(encoding="utf-8", errors="replace")
+            texts = [[(Path(output) / f"{number}.{name}").read_text(encoding="utf-8", errors="replace")
                       for name in ("out", "err")] for number in range(len(programs))]
         status = json.loads(answer)
         if status is None:
@@ -102,18 +105,20 @@ def _warm() -> Forks:
     return found
 
 
-def run_program(source: str | Path, *arguments: object, **environment: object) -> subprocess.CompletedProcess[str]:
-    """Run a file or a text, in the present directory, as ``python FILE`` or ``python -c TEXT`` would."""
-    return _warm().run([Program.of(source, *arguments, **environment)])[0]
+def run_program(source: str | Path, *arguments: object, folder: Path | None = None, seconds: float = SECONDS,
+                **environment: object) -> subprocess.CompletedProcess[str]:
+    """Run a file or a text, as ``python FILE`` or ``python -c TEXT`` would, in a directory, by default the present
+    one."""
+    return _warm().run([Program.of(source, *arguments, **environment)], folder, seconds)[0]
 
 
-def run_ranks(ranks: int, program: Path, *arguments: object, seconds: float = 240) -> None:
+def run_ranks(ranks: int, program: Path, *arguments: object) -> None:
     """Run a job and wait for its end. Fails with the end of what a rank said of errors if it does not end well."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     done = _warm().run([Program.of(program, *arguments, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=ranks,
-                                   MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank in range(ranks)], seconds)
+                                   MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank in range(ranks)])
     assert [each.returncode for each in done] == [0] * ranks, "\n".join(each.stderr[-3000:] for each in done)
 
 
@@ -124,7 +129,7 @@ def _serve(imported: Sequence[str]) -> None:
         importlib.import_module(module)
     for line in sys.stdin:
         asked = json.loads(line)
-        children = [_fork(Program(**each), asked["cwd"], Path(asked["folder"]) / str(number))
+        children = [_fork(Program(**each), asked["folder"], Path(asked["output"]) / str(number))
                     for number, each in enumerate(asked["programs"])]
         print(json.dumps(_ends(children, time.monotonic() + asked["seconds"])), flush=True)
 
