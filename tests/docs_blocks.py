@@ -58,10 +58,12 @@ def commands(text: str, vary: bool) -> list[Shown]:
 
 
 _MINUTES = re.compile(r"(?<=--minutes )[\d.]+")
-_FORETRACE = re.compile(r"foretrace [^|&;<>$`*?]+")
+_PLAIN = re.compile(r"(?P<program>foretrace|python -m) (?P<words>[^|&;<>$`*?]+)")
 """A command that asks nothing of the shell."""
-_COMMAND = ("import os, sys, warnings; os.dup2(1, 2); warnings.simplefilter('ignore'); sys.argv[0] = 'foretrace'; "
-            "from graph_predictor.cli import main; sys.exit(main())")
+_PROGRAMS = {
+    "foretrace": "sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())",
+    "python -m": "import runpy; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"}
+_TOGETHER = "import os, sys, warnings; os.dup2(1, 2); warnings.simplefilter('ignore'); "
 
 
 def run(command: str, folder: Path, longer: float = 1.0) -> str:
@@ -69,9 +71,9 @@ def run(command: str, folder: Path, longer: float = 1.0) -> str:
     command = _MINUTES.sub(lambda minutes: f"{float(minutes[0]) * longer:g}", command.partition("   #")[0])
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100",
                    "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
-    if _FORETRACE.fullmatch(command):
-        printed = run_program(_COMMAND, *shlex.split(command)[1:], folder=folder, seconds=SECONDS,
-                              **environment).stdout
+    if plain := _PLAIN.fullmatch(command):
+        printed = run_program(_TOGETHER + _PROGRAMS[plain["program"]], *shlex.split(plain["words"]), folder=folder,
+                              seconds=SECONDS, **environment).stdout
     else:
         printed = subprocess.run(["bash", "-c", command], cwd=folder, env={**os.environ, **environment}, text=True,
                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS, check=False).stdout

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from forks import run_program
 
 torch = pytest.importorskip("torch")
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
@@ -26,7 +24,6 @@ from tracer.execution_trace import read_execution_trace  # noqa: E402
 from tracer.graph import NONE, ExecutionGraph  # noqa: E402
 from tracer.job import Job  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[2]
 STEP_ERROR = 0.03
 STEPS = 2
 
@@ -71,12 +68,8 @@ def launch(folder: Path, kind: str, processes: int) -> Path:
     """Run the script under torchrun; the job's directory."""
     script, out = folder / "train.py", folder / "job"
     script.write_text(SCRIPT)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1",
-                   "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-         str(script), kind, str(out)],
-        env=environment, capture_output=True, text=True, timeout=180, check=False)
+    torchrun = "from torch.distributed.run import main; main()"
+    result = run_program(torchrun, "--standalone", "--nproc-per-node", processes, script, kind, out)
     assert result.returncode == 0, result.stderr[-3000:]
     return out
 
