@@ -40,7 +40,7 @@ _ASKED_S = 0.01
 
 
 @dataclass(frozen=True)
-class Program:
+class ForkedProgram:
     """A program to run.
 
     Attributes:
@@ -56,7 +56,7 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: str | Path, *arguments: object, **environment: object) -> Program:
+    def of(cls, source: str | Path, *arguments: object, **environment: object) -> ForkedProgram:
         """Return the program of a file's path or of a text."""
         return cls(str(source), isinstance(source, Path), tuple(map(str, arguments)),
                    {name: str(value) for name, value in environment.items()})
@@ -71,7 +71,7 @@ class Forks:
             [sys.executable, __file__, *imported], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}, start_new_session=True)
 
-    def run(self, programs: Sequence[Program], folder: Path | None = None,
+    def run(self, programs: Sequence[ForkedProgram], folder: Path | None = None,
             seconds: float = SECONDS) -> list[subprocess.CompletedProcess[str]]:
         """Run programs at one time, each in a fork and all in one directory, the present one if none is given.
 
@@ -109,7 +109,7 @@ def run_program(source: str | Path, *arguments: object, folder: Path | None = No
                 **environment: object) -> subprocess.CompletedProcess[str]:
     """Run a file or a text, as ``python FILE`` or ``python -c TEXT`` would, in a directory, by default the present
     one."""
-    return _warm().run([Program.of(source, *arguments, **environment)], folder, seconds)[0]
+    return _warm().run([ForkedProgram.of(source, *arguments, **environment)], folder, seconds)[0]
 
 
 def run_ranks(ranks: int, program: Path, *arguments: object) -> None:
@@ -117,8 +117,9 @@ def run_ranks(ranks: int, program: Path, *arguments: object) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    done = _warm().run([Program.of(program, *arguments, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=ranks,
-                                   MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for rank in range(ranks)])
+    world = {"WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    done = _warm().run([ForkedProgram.of(program, *arguments, RANK=rank, LOCAL_RANK=rank, **world)
+                        for rank in range(ranks)])
     assert [each.returncode for each in done] == [0] * ranks, "\n".join(each.stderr[-3000:] for each in done)
 
 
@@ -129,7 +130,7 @@ def _serve(imported: Sequence[str]) -> None:
         importlib.import_module(module)
     for line in sys.stdin:
         asked = json.loads(line)
-        children = [_fork(Program(**each), asked["folder"], Path(asked["output"]) / str(number))
+        children = [_fork(ForkedProgram(**each), asked["folder"], Path(asked["output"]) / str(number))
                     for number, each in enumerate(asked["programs"])]
         print(json.dumps(_ends(children, time.monotonic() + asked["seconds"])), flush=True)
 
@@ -152,7 +153,7 @@ def _ends(children: Sequence[int], deadline: float) -> list[int] | None:
     return [status[child] for child in children]
 
 
-def _fork(program: Program, folder: str, output: Path) -> int:
+def _fork(program: ForkedProgram, folder: str, output: Path) -> int:
     child = os.fork()
     if child:
         return child
@@ -177,7 +178,7 @@ def _fork(program: Program, folder: str, output: Path) -> int:
         os._exit(status)
 
 
-def _become(program: Program) -> None:
+def _become(program: ForkedProgram) -> None:
     """Run a program as ``__main__``, with the ``sys.argv`` and ``sys.path`` that Python would give it."""
     sys.argv = [program.source if program.is_file else "-c", *program.arguments]
     if program.is_file:

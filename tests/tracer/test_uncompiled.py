@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from forks import Forks, Program
+from forks import ForkedProgram, Forks
 
 pytest.importorskip("torch")
 
@@ -60,7 +60,7 @@ def traced() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     forks = Forks("torch")  # and nothing more: what else is imported is what these tests ask
     for name, each in PROGRAMS.items():
-        [done] = forks.run([Program.of(PROGRAM.format(**{"first": False, "built": "", "after": "", **each}))])
+        [done] = forks.run([ForkedProgram.of(PROGRAM.format(**{"first": False, "built": "", "after": "", **each}))])
         assert not done.returncode, done.stderr
         found[name] = done.stdout.split()
     forks.close()
