@@ -14,7 +14,7 @@ CAPTURING := $(VENV)/.capturing
 TESTABLE := $(VENV)/.testable
 
 # What the goals need is installed at once: pip would resolve and build for each of several installations.
-EXTRAS := $(if $(filter test slow fuzz lint docs ledger $(TESTABLE),$(MAKECMDGOALS)),[dev],\
+EXTRAS := $(if $(filter test suite slow fuzz lint docs ledger $(TESTABLE),$(MAKECMDGOALS)),[dev],\
 	$(if $(filter setup demo $(CAPTURING),$(MAKECMDGOALS)),[capture]))
 # Not by pip, which compiles every file to bytecode, one after the other: tests of packages and models that nothing here
 # imports are a third of them.
@@ -22,7 +22,7 @@ INSTALL = $(PIP) install -qq --no-compile -c constraints.txt -e '.$(1)' && { \
 	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/|/ray/rllib/' $(VENV)/lib || true; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test slow fuzz lint check costs loops pieces bench docs ledger dist clean
+.PHONY: help setup demo test suite slow fuzz lint check costs loops pieces bench docs ledger dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -32,8 +32,11 @@ setup: $(CAPTURING)  ## create the virtual environment and install foretrace int
 demo: $(CAPTURING)  ## record a training step here, predict three that were never run, run them and compare
 	@$(BIN)/python examples/demo.py --out $(OUT)/demo
 
+# Each by itself, or at one time with -j2: the type check is of one process, beside which the tests leave no core idle.
+test: lint check suite  ## linters, type check, the recorded traces' baseline and the tests but the slowest
+
 # One process a core, so one thread a process. Tests marked slow, 30 of 6,600, take a quarter of the time.
-test: lint check  ## linters, type check, the recorded traces' baseline and the tests but the slowest
+suite: $(TESTABLE)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m 'not slow'
 
 slow: $(TESTABLE)  ## the slowest tests: campaigns and calibrations that are killed and resumed, compiled workloads

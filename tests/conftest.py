@@ -32,6 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    from hypothesis import HealthCheck, settings
+
+    # The same examples each time, and none is wrong because the machine was busy with something else. Others are drawn
+    # with --hypothesis-profile default.
+    settings.register_profile("alike", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("alike")
     # Typer makes its tree of commands anew for every call, which takes longer than most commands that are tested.
     once = functools.lru_cache(typer.main.get_command)
     typer.main.get_command = typer.testing._get_command = once

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,12 +27,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from forks import run_program
+
 ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = re.compile(r"<!-- (?P<what>run|run: figures vary|file: (?P<file>[\w./-]+)) -->\n+```(?P<kind>\w*)[^\n]*\n"
                     r"(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _FIGURE = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?")
 _RULE = re.compile("─+")
-SECONDS = 240
+SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,27 @@ def commands(text: str, vary: bool) -> list[Shown]:
     return [Shown(command, "\n".join(lines).strip("\n"), vary) for command, lines in found]
 
 
-def run(command: str, folder: Path) -> str:
-    """What a command prints in a folder, stdout and stderr together."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100",
+_MINUTES = re.compile(r"(?<=--minutes )[\d.]+")
+_PLAIN = re.compile(r"(?P<program>foretrace|python -m) (?P<words>[^|&;<>$`*?]+)")
+"""A command that asks nothing of the shell."""
+_PROGRAMS = {
+    "foretrace": "sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())",
+    "python -m": "import runpy; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"}
+_TOGETHER = "import os, sys, warnings; os.dup2(1, 2); warnings.simplefilter('ignore'); "
+
+
+def run(command: str, folder: Path, longer: float = 1.0) -> str:
+    """What a command prints in a folder, stdout and stderr together; with ``longer`` times the minutes it is given."""
+    command = _MINUTES.sub(lambda minutes: f"{float(minutes[0]) * longer:g}", command.partition("   #")[0])
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100",
                    "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
-    ran = subprocess.run(["bash", "-c", command.partition("   #")[0]], cwd=folder, env=environment, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS, check=False)
-    return "\n".join(line.rstrip() for line in ran.stdout.strip("\n").splitlines())
+    if plain := _PLAIN.fullmatch(command):
+        printed = run_program(_TOGETHER + _PROGRAMS[plain["program"]], *shlex.split(plain["words"]), folder=folder,
+                              seconds=SECONDS, **environment).stdout
+    else:
+        printed = subprocess.run(["bash", "-c", command], cwd=folder, env={**os.environ, **environment}, text=True,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS, check=False).stdout
+    return "\n".join(line.rstrip() for line in printed.strip("\n").splitlines())
 
 
 def differs(shown: Shown, printed: str) -> bool:
@@ -79,14 +96,15 @@ def _masked(text: str) -> str:
     return " ".join(_RULE.sub("─", _FIGURE.sub("0", text)).split())
 
 
-def stale(page: Path, folder: Path) -> Iterator[tuple[Shown, str]]:
-    """Commands of a page whose output it no longer shows, with what they print; all of its blocks are run."""
+def stale(page: Path, folder: Path, longer: float = 1.0) -> Iterator[tuple[Shown, str]]:
+    """Commands of a page whose output it no longer shows, with what they print; all of its blocks are run, with
+    ``longer`` times the minutes they are given."""
     for block in _BLOCK.finditer(page.read_text(encoding="utf-8")):
         if block["file"]:
             (folder / block["file"]).write_text(block["text"], encoding="utf-8")
             continue
         for shown in commands(block["text"], "vary" in block["what"]):
-            printed = run(shown.command, folder)
+            printed = run(shown.command, folder, longer)
             if differs(shown, printed):
                 yield shown, printed
 

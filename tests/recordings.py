@@ -1,12 +1,20 @@
-"""Recordings changed in ways that several tests need."""
+"""Recordings changed in ways that several tests need, and recordings made here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 
+from graph_predictor.comm.host_collectives import with_host_collectives
+from graph_predictor.prediction.replay import replay
+from graph_predictor.reports.ranks import rank_report, recorded_times
 from tracer.graph import ExecutionGraph
+from tracer.job import Job
+
+ATTEMPTS = 6
 
 
 def slowed(graph: ExecutionGraph, factor: int) -> ExecutionGraph:
@@ -23,3 +31,36 @@ def slowed(graph: ExecutionGraph, factor: int) -> ExecutionGraph:
                    base_time_ns=graph.meta.base_time_ns * factor,
                    unprofiled_step_ns=[factor * ns for ns in graph.meta.unprofiled_step_ns])
     return replace(graph, meta=meta, **tables)
+
+
+def recorded_until(check: Callable[[Path], None], record: Callable[[Path], object], folder: Path) -> Path:
+    """Record until a check passes, which a machine that is busy with something else may fail, or for the last time.
+
+    What is wrong in foretrace fails it each time, so that the tests which ask the same of the recording fail too.
+
+    Args:
+        check: raises ``AssertionError`` where a recording does not show what was made to be seen.
+        record: into a directory that is not there yet.
+        folder: in which each attempt has a directory of its own.
+    """
+    for attempt in range(ATTEMPTS):
+        path = folder / f"attempt{attempt}"
+        record(path)
+        try:
+            check(path)
+        except AssertionError:
+            continue
+        break
+    return path
+
+
+def worst_closing(job: Job) -> float:
+    """By what share the steps of a rank over gloo are played back longer or shorter than recorded, at most.
+
+    Ranks that a scheduler lets go one after the other are played back as ending together: steps move a bit.
+    """
+    found = rank_report(recorded_times(replay([with_host_collectives(graph) for graph in job.graphs], residuals=True)))
+    counted = {step[0].name for step in found.times.windows}
+    recorded = [sum(ns for name, ns in zip(graph.steps.name.tolist(), graph.steps.duration_ns.tolist(), strict=True)
+                    if graph.string(name) in counted) for graph in job.graphs]
+    return max(abs(row.step_ns / ns - 1) for row, ns in zip(found.ranks, recorded, strict=True))

@@ -18,7 +18,14 @@ PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "<!-- run" in p
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    found = [f"$ {shown.command}\n{printed}" for shown, printed in stale(page, prepared(tmp_path))]
+    # What a machine measures that is busy with something else may differ by more than figures: it gets more time.
+    vary = "<!-- run: figures vary -->" in page.read_text(encoding="utf-8")
+    for attempt, longer in enumerate((1.0, 3.0, 9.0) if vary else (1.0,)):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        found = [f"$ {shown.command}\n{printed}" for shown, printed in stale(page, prepared(folder), longer)]
+        if not found:
+            break
     assert not found, f"{page.name} is stale; python tests/docs_blocks.py --update {page}\n" + "\n\n".join(found)
 
 

@@ -20,30 +20,49 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 
+Captured = dict[str, tuple[Path, int, str]]
+"""Directory, exit status and output of the capture of each program."""
+
+
+def _capture(folder: Path, names: list[str]) -> dict[str, str]:
+    """Capture programs into directories of a folder; their exit statuses."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    run = subprocess.run(
+        [sys.executable, str(HERE / "capturing.py"), str(folder), *names], check=False, text=True, capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"})
+    if not run.stdout:
+        pytest.fail(f"No program was captured: {run.stderr}")
+    return dict(line.split() for line in run.stdout.splitlines() if " " in line)
+
+
 @pytest.fixture(scope="session")
-def captures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int, str]]:
-    """Directory, exit status and output of the capture of each program whose packages are installed."""
+def captures(tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    """The captures of the programs whose packages are installed."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "foreign"
     folder.mkdir(exist_ok=True)
     done = folder / "done.json"
     with FileLock(folder / "lock"):
         if not done.exists():
-            names = [each.name for each in CATALOGUE if not each.lacking]
-            path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-            run = subprocess.run(
-                [sys.executable, str(HERE / "capturing.py"), str(folder), *names, OTHER_SIZE], check=False, text=True,
-                capture_output=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"})
-            if not run.stdout:
-                pytest.fail(f"No program was captured: {run.stderr}")
-            done.write_text(json.dumps(dict(line.split() for line in run.stdout.splitlines() if " " in line)))
+            done.write_text(json.dumps(_capture(folder, [
+                *(each.name for each in CATALOGUE if not each.lacking), OTHER_SIZE])))
     return {name: (folder / name, int(status), (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace"))
             for name, status in json.loads(done.read_text()).items()}
 
 
 @pytest.fixture(scope="session")
-def captured(captures: dict[str, tuple[Path, int, str]]) -> Callable[[str], Path]:
+def captured_anew(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function from a program's name to another capture of it, beside one at another size."""
+    def capture(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        assert set(_capture(folder, [name, OTHER_SIZE]).values()) == {"0"}
+        return folder / name
+
+    return capture
+
+
+@pytest.fixture(scope="session")
+def captured(captures: Captured) -> Callable[[str], Path]:
     """A function from a program's name to its capture; skips where its packages are missing."""
     def find(name: str) -> Path:
         if name not in captures:

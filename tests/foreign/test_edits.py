@@ -34,6 +34,7 @@ from graph_predictor.edits.registry import options
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import read_source
 
+ATTEMPTS = 3
 ALONE = ("lightning_autoencoder", "cnn_workers", "embedding_ranker")
 IN_PAIRS: dict[str, tuple[int, set[str] | None]] = {
     "compiled_mlp": (60, None),
@@ -85,13 +86,25 @@ def that_apply(predict: Predictor, edits: dict[str, Change]) -> dict[str, Change
 
 
 @pytest.mark.parametrize("name", IN_PAIRS, scope="module")
-def test_no_edit_loses_another(name: str, captured: Callable[[str], Path]) -> None:
-    predict, edits = of_capture(name, captured(name))
+def test_no_edit_loses_another(name: str, captured: Callable[[str], Path],
+                               captured_anew: Callable[[str], Path]) -> None:
+    """Where a machine that is busy with something else stopped an operation for longer than the others take together,
+    what changes it alone decides the step: that shows in one recording, and what is lost in each."""
+    found = lost(name, captured(name))
+    for _ in range(ATTEMPTS - 1):
+        if found:
+            found = lost(name, captured_anew(name))
+    assert found == []
+
+
+def lost(name: str, path: Path) -> list[str]:
+    """What is wrong with pairs of edits of a capture."""
+    predict, edits = of_capture(name, path)
     edits = that_apply(predict, edits)
     least, among = IN_PAIRS[name]
     pairs = list(pairs_of(predict, edits, lambda one, other: among is None or bool({one, other} & among)))
     assert len(edits) > 10 and len(pairs) > least and (among is None or among <= set(edits))
-    assert [pair.told for pair in pairs if pair.wrong] == []
+    return [pair.told for pair in pairs if pair.wrong]
 
 
 @pytest.mark.slow

@@ -16,14 +16,12 @@ from typing import Any
 import pytest
 from fuzz_cases import QUICK, kept
 from fuzz_options import commands
-from fuzz_run import Tally, cases, run_cases, run_one, warm_up
+from fuzz_run import Tally, cases, run_one, warm_up
 from fuzz_seeds import build_seeds
 from fuzz_worker import Worker
 
 CASES = int(os.environ.get("FUZZ_CASES", "400"))
 SEED = 1
-JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
-"""Beside other tests one: they have the other processors."""
 KEPT = sorted(path.parent for path in (Path(__file__).resolve().parent / "kept").glob("*/case.json"))
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="a case's process is watched as Linux can")
@@ -37,15 +35,16 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def worker(seeds: Path) -> Iterator[Worker]:
-    found = Worker(warm_up(seeds)[:2])
+    """One for all: to import and to load what cases need takes it longer than a hundred of them."""
+    found = Worker(warm_up(seeds))
     yield found
     found.close()
 
 
-def test_damaged_inputs_and_odd_options_end_as_they_should(seeds: Path) -> None:
+def test_damaged_inputs_and_odd_options_end_as_they_should(seeds: Path, worker: Worker) -> None:
     tally = Tally()
-    for outcome in run_cases(cases(seeds, CASES, SEED, QUICK), seeds, jobs=JOBS):
-        tally.add(outcome)
+    for case in cases(seeds, CASES, SEED, QUICK):
+        tally.add(run_one(worker, case, seeds))
     assert not tally.faults, tally.told()
     ended = tally.by_outcome()
     # Neither refuses everything nor swallows everything.

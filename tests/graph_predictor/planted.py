@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forked_ranks import run_ranks
+from forks import run_ranks
 
 KINDS = ("layer_norm", "item", "fusion", "bucket", "sleep")
 RANKS = 2

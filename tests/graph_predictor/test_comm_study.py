@@ -25,7 +25,7 @@ from tracer.parallel_plan import ParallelPlan, PlanError
 
 KINDS = CollectiveKind
 NODE = CollectiveModel(topology("dgx-h100"))
-BATCH, SEQ, DEPTH = 8, 16, 4
+BATCH, SEQ = 8, 16
 SMALL = ["width=256", "depth=4", "heads=8", "kv_heads=8", "hidden=512", "vocabulary=512", "seq=512"]
 
 
@@ -42,6 +42,11 @@ def whole_numbers(found: dict[KINDS, tuple[float, float]]) -> dict[KINDS, tuple[
     return {kind: (round(count), round(volume)) for kind, (count, volume) in found.items()}
 
 
+def depth_of(plan: ParallelPlan) -> int:
+    """Of the suite's Llama: several blocks, and one for each stage."""
+    return max(2, plan.pp)
+
+
 @cache
 def traced(plan: ParallelPlan) -> dict[KINDS, tuple[float, float]]:
     """Count and payload by kind of what rank 0 of the suite's Llama calls in a fake world."""
@@ -50,7 +55,8 @@ def traced(plan: ParallelPlan) -> dict[KINDS, tuple[float, float]]:
     from tracer.shape_only import trace_workload
 
     own = plan.passes if plan.pp == 1 else 1
-    settings = workloads.configure("llama", preset="tiny", depth=DEPTH, batch=BATCH, seq=SEQ, accumulation=own)
+    settings = workloads.configure("llama", preset="tiny", depth=depth_of(plan), batch=BATCH, seq=SEQ,
+                                   accumulation=own)
     world = replace(plan, microbatches=plan.microbatches if plan.pp > 1 else None)
     graph = trace_workload(settings, "cpu", world_size=plan.world_size, parallel=world, warmup=0)
     found: dict[KINDS, tuple[float, float]] = {}
@@ -62,7 +68,8 @@ def traced(plan: ParallelPlan) -> dict[KINDS, tuple[float, float]]:
 
 
 def studied(plan: ParallelPlan) -> dict[KINDS, tuple[float, float]]:
-    settings = workloads.as_plain(workloads.configure("llama", preset="tiny", depth=DEPTH, batch=BATCH, seq=SEQ))
+    settings = workloads.as_plain(workloads.configure("llama", preset="tiny", depth=depth_of(plan), batch=BATCH,
+                                                      seq=SEQ))
     shape = replace(decoder_of("llama", settings), fused=False)
     whole = replace(plan, microbatch=BATCH // plan.passes if plan.pp > 1 else BATCH)
     return by_kind(row for row in messages_of(whole, shape, NODE, 0) if row.cause is not CommCause.VOCABULARY)

@@ -28,6 +28,8 @@ from tracer.job import read_job
 CHROMIUM = os.environ.get("FORETRACE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is absent: install Debian's package chromium, or "
                                                          "name one with FORETRACE_CHROMIUM")
+PATIENCE_MS = 120_000
+"""What a part of a page may take to be made where the machine is busy with something else."""
 DESK, PHONE = {"width": 1440, "height": 900}, {"width": 360, "height": 760}
 ALL_DONE = ("[...document.querySelectorAll('[data-table],[data-plot],[data-timeline]')]"
             ".filter(e => e.getClientRects().length && !e.dataset.done).length")
@@ -62,6 +64,7 @@ def opened(browser: Any, path: Path, viewport: dict[str, int], **options: Any) -
     """A page that is open and whose parts are all made."""
     heard = Heard()
     page = browser.new_context(viewport=viewport, **options).new_page()
+    page.set_default_timeout(PATIENCE_MS)
     page.on("console", lambda message: heard.console.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: heard.console.append(f"error: {error}"))
     page.on("request", lambda request: heard.requests.append(request.url))
@@ -71,7 +74,7 @@ def opened(browser: Any, path: Path, viewport: dict[str, int], **options: Any) -
         details.evaluate("e => e.open = true")
     for part in page.query_selector_all("[data-table],[data-plot],[data-timeline]"):
         part.evaluate("e => e.scrollIntoView({behavior: 'instant', block: 'center'})")
-        part.wait_for_selector("xpath=self::*[@data-done]", timeout=20_000)
+        part.wait_for_selector("xpath=self::*[@data-done]")
     assert page.evaluate(ALL_DONE) == 0
     return page, heard
 

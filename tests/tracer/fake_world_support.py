@@ -1,6 +1,6 @@
 """Plans that are run twice, by real gloo processes and in fake worlds, and what of their captures must be equal.
 
-As a program of ``forked_ranks`` it is one real rank: ``fake_world_support.py FOLDER`` runs every plan that has such a
+As a program of ``forks`` it is one real rank: ``fake_world_support.py FOLDER`` runs every plan that has such a
 rank.
 """
 

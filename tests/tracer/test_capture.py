@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 from disk_support import small_disk
+from forks import run_program
 from said import Run, plain
 
 torch = pytest.importorskip("torch")
@@ -108,11 +109,16 @@ def assert_replays(graphs: list[ExecutionGraph], steps: int) -> None:
     assert result.max_abs_error <= STEP_ERROR
     for graph, profiled in ((g, read_profiled(g)) for g in graphs):
         mine = [step.replayed_ns for step in result.steps if step.rank == max(graph.meta.rank, 0)]
-        # The annotation's borders lie a few microseconds inside the two clock readings, unless the machine gave
-        # the processor to another in between: that happens to a step, not to all.
-        assert any(one == pytest.approx(read, rel=STEP_ERROR, abs=1_000_000)
-                   for one, read in zip(mine, profiled[:steps], strict=True))
-        assert mine == pytest.approx(profiled[:steps], rel=0.5, abs=200_000)
+        assert_around(mine, profiled[:steps])
+
+
+def assert_around(annotated_ns: list[int], read_ns: list[int]) -> None:
+    """The annotation's borders lie some microseconds outside the two clock readings, or as much further as the machine
+    gives the processor to another in between: that happens to a step, not to all."""
+    assert len(annotated_ns) == len(read_ns)
+    assert all(outer > inner * (1 - STEP_ERROR) for outer, inner in zip(annotated_ns, read_ns, strict=True))
+    assert any(outer == pytest.approx(inner, rel=STEP_ERROR, abs=1_000_000)
+               for outer, inner in zip(annotated_ns, read_ns, strict=True))
 
 
 def read_profiled(graph: ExecutionGraph) -> list[int]:
@@ -495,7 +501,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
         f"with tracer.capture({str(tmp_path / 'out')!r}, steps=2, warmup=0, timed=1) as capture:\n"
         "    while not capture.finished:\n"
         "        model(torch.randn(4, 8)).sum().backward(); capture.step()\n")
-    result = process([sys.executable, str(tmp_path / "train.py")])
+    result = run_program(tmp_path / "train.py")
     assert result.returncode == 1
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith("tracer.errors.CaptureError: ") and "free space" in last
@@ -626,14 +632,13 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def foretrace(*arguments: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
-    return process([sys.executable, "-c", code, "capture", "--warmup", "1", "--timed", "2", "--steps", "2", *arguments])
+COMMAND = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
+COUNTS = ("--warmup", "1", "--timed", "2", "--steps", "2")
 
 
 def test_an_unmodified_script_from_the_command_line(script: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = foretrace("--out", str(out), str(script), "--", "--updates", "500")
+    result = run_program(COMMAND, "capture", *COUNTS, "--out", out, script, "--", "--updates", 500)
     assert result.returncode == 0, result.stderr
     assert "Recorded 2 steps" in plain(result.stdout) and "ran to its end" not in plain(result.stdout)
     assert "lr_scheduler" not in result.stderr
@@ -670,9 +675,6 @@ def test_a_script_too_short_and_one_that_fails(script: Path, tmp_path: Path, cap
         run_script(tmp_path / "no.py", [], ScriptOptions(tmp_path / "no", options))
     with pytest.raises(CaptureError, match="There is no script"):
         run_script(tmp_path / "absent.py", [], ScriptOptions(tmp_path / "no", options))
-
-
-COUNTS = ("--warmup", "1", "--timed", "2", "--steps", "2")
 
 
 def test_a_script_that_ends_early_is_told_as_python_would_and_what_was_kept(
@@ -732,7 +734,8 @@ def test_wrong_command_lines_are_one_sentence(script: Path, tmp_path: Path, run:
 
 
 def test_a_workload_of_the_suite(tmp_path: Path) -> None:
-    result = foretrace("--out", str(tmp_path / "w"), "--workload", "llama", "--preset", "tiny")
+    result = run_program(COMMAND, "capture", *COUNTS, "--out", tmp_path / "w", "--workload", "llama", "--preset",
+                         "tiny")
     assert result.returncode == 0, result.stderr
     context = json.loads((tmp_path / "w" / "rank0" / "context.json").read_text())
     assert context["workload"]["name"] == "llama" and context["workload"]["split"] in ("fit", "held-out")
@@ -746,7 +749,7 @@ def test_a_script_that_changes_its_directory(script: Path, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     script.write_text("import os\nos.chdir('elsewhere')\n" + SCRIPT)
-    result = foretrace("--out", "out", str(script))
+    result = process([sys.executable, "-c", COMMAND, "capture", *COUNTS, "--out", "out", str(script)])
     assert result.returncode == 0, result.stderr
     assert f"Recorded 2 steps in {Path('out', 'rank0')}\n" in result.stdout
     assert read_context(tmp_path / "out" / "rank0")["complete"] is True

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forks import run_program
 
 pytest.importorskip("torch")
 
 from tracer.capture.interruption import Terminated, termination_unwinds, uninterrupted
 from tracer.capture_layout import read_context
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import os, signal, sys, torch
 model = torch.nn.Linear(4, 4)
@@ -42,10 +40,8 @@ def heard() -> Iterator[None]:
 def test_ctrl_c_and_termination_keep_every_timed_step(name: str, status: int, says: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-c", "from graph_predictor.cli import main; main()", "capture", "--out",
-         str(tmp_path / "out"), "--warmup", "2", "--timed", "40", str(script), "--", name],
-        capture_output=True, text=True, cwd=ROOT, check=False)
+    done = run_program("from graph_predictor.cli import main; main()", "capture", "--out", tmp_path / "out", "--warmup",
+                       2, "--timed", 40, script, "--", name)
     context = read_context(tmp_path / "out" / "rank0")
     assert len(context["unprofiled_step_ns"]) == 6 and context["complete"] is False
     assert done.returncode == status, done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_ranks import run_ranks
+from forks import run_ranks
 from said import plain
 
 torch = pytest.importorskip("torch")

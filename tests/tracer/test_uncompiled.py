@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from forks import ForkedProgram, Forks
 
 pytest.importorskip("torch")
 
@@ -38,32 +35,10 @@ print(imported, "torch._dynamo.config" in sys.modules, hashlib.sha256(repr(colum
 """
 
 
-def traced(first: bool = False, built: str = "", after: str = "") -> list[str]:
-    """Trace apart; return whether the compiler and its settings were imported, a digest, and what came after."""
-    program = PROGRAM.format(first=first, built=built, after=after)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False,
-                          cwd=Path(__file__).resolve().parents[2])
-    assert not done.returncode, done.stderr
-    return done.stdout.split()
-
-
-def test_a_trace_imports_no_compiler_and_is_what_it_is_with_one() -> None:
-    without, beside = traced(), traced(first=True)
-    assert without[:2] == ["False", "False"]
-    assert beside[:2] == ["True", "True"]
-    assert without[2] == beside[2]  # the calls of Python that the compiler's functions make among it
-
-
-@pytest.mark.parametrize("built", ["from torch._dynamo.utils import counters", "torch._dynamo.reset()",
-                                   "torch._dynamo.disable(build)", "torch._dynamo.disable(None, recursive=False)"])
-def test_a_program_that_asks_for_the_compiler_gets_it(built: str) -> None:
-    asked, plain = traced(built=built), traced()
-    assert asked[:2] == ["True", "True"]
-    assert asked[2] == plain[2]
-
-
-def test_afterwards_the_compiler_is_imported_as_ever() -> None:
-    after = """
+ASKING = ("from torch._dynamo.utils import counters", "torch._dynamo.reset()", "torch._dynamo.disable(build)",
+          "torch._dynamo.disable(None, recursive=False)")
+"""What a program does that asks for the compiler while it is built."""
+OPTIMIZER = """
 import torch._dynamo.config
 print(torch._dynamo.config.cache_size_limit > 0, torch.optim.Optimizer.zero_grad.__wrapped__.__dict__)
 optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))])
@@ -71,10 +46,43 @@ optimizer.zero_grad()
 print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item(),
       torch.optim.Optimizer.zero_grad.__wrapped__.__dict__["__dynamo_disable"].__module__)
 """
-    assert traced(after=after)[3:] == ["True", "{}", "2.0", "torch._dynamo.eval_frame"]
+SET = "from torch import _dynamo; _dynamo.config.cache_size_limit = 17"
+PROGRAMS: dict[str, dict[str, object]] = {
+    "plain": {}, "compiler first": {"first": True}, **{built: {"built": built} for built in ASKING},
+    "optimizer after": {"after": OPTIMIZER},
+    "setting": {"built": SET, "after": "import torch._dynamo; print(torch._dynamo.config.cache_size_limit)"}}
 
 
-def test_settings_that_a_program_changed_are_the_compilers() -> None:
-    built = "from torch import _dynamo; _dynamo.config.cache_size_limit = 17"
-    after = "import torch._dynamo; print(torch._dynamo.config.cache_size_limit)"
-    assert traced(built=built, after=after)[-1] == "17"
+@pytest.fixture(scope="module")
+def traced() -> dict[str, list[str]]:
+    """Of each program, traced apart: whether the compiler and its settings were imported, a digest, and what came
+    after."""
+    found: dict[str, list[str]] = {}
+    forks = Forks("torch")  # and nothing more: what else is imported is what these tests ask
+    for name, each in PROGRAMS.items():
+        [done] = forks.run([ForkedProgram.of(PROGRAM.format(**{"first": False, "built": "", "after": "", **each}))])
+        assert not done.returncode, done.stderr
+        found[name] = done.stdout.split()
+    forks.close()
+    return found
+
+
+def test_a_trace_imports_no_compiler_and_is_what_it_is_with_one(traced: dict[str, list[str]]) -> None:
+    without, beside = traced["plain"], traced["compiler first"]
+    assert without[:2] == ["False", "False"]
+    assert beside[:2] == ["True", "True"]
+    assert without[2] == beside[2]  # the calls of Python that the compiler's functions make among it
+
+
+@pytest.mark.parametrize("built", ASKING)
+def test_a_program_that_asks_for_the_compiler_gets_it(built: str, traced: dict[str, list[str]]) -> None:
+    assert traced[built][:2] == ["True", "True"]
+    assert traced[built][2] == traced["plain"][2]
+
+
+def test_afterwards_the_compiler_is_imported_as_ever(traced: dict[str, list[str]]) -> None:
+    assert traced["optimizer after"][3:] == ["True", "{}", "2.0", "torch._dynamo.eval_frame"]
+
+
+def test_settings_that_a_program_changed_are_the_compilers(traced: dict[str, list[str]]) -> None:
+    assert traced["setting"][-1] == "17"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import run_program
 from said import plain
 
 from tracer import workloads
@@ -403,7 +404,7 @@ def test_switches_set_through_the_newer_interface_survive() -> None:
             "with tf32(False): assert not m.allow_tf32\n"
             "with tf32(True): assert m.allow_tf32 and c.allow_tf32\n"
             "assert before == (m.fp32_precision, c.conv.fp32_precision, c.rnn.fp32_precision)\n")
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    result = run_program(code)
     assert result.returncode == 0, result.stderr
 
 
