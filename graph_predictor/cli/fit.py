@@ -11,6 +11,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, percent, print_json
 from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.fit_progress import showing_fits
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.text import tell
 from tracer.output_kind import PROFILE, check_output
@@ -41,7 +42,8 @@ def fit(
     """Fit a device profile to measured kernels, to whole steps, or to both.
 
     For each family and software, formulas and learned models are compared by cross-validation over groups of shapes. A
-    fifth of the groups is held out of all choices and judges the result; its errors are stored in the profile.
+    fifth of the groups is held out of all choices and judges the result; its errors are stored in the profile. Learned
+    models grow as long as left-out groups gain by it, on all cores.
 
     Whole steps correct the formulas of all families that no kernels were measured of; each trace's steps are left out
     in turn to judge what the others teach. Steps that the host decides are left out: the fit is of the device's time.
@@ -72,7 +74,8 @@ def fit(
                 families = sorted({one.family.value for one in samples})
                 raise DataError(f"Nothing in the data fits these options; its software: {', '.join(named[:8])}, its "
                                 f"families: {', '.join(families)}.")
-            profile = fit_profile(some, spec, Options(refit=refit), lambda text: tell(f"fitting {text}"), notes)
+            with showing_fits() as progress:
+                profile = fit_profile(some, spec, Options(refit=refit), progress, notes)
         if steps:
             from graph_predictor.request.measured_steps import read_steps
             from kernel_models.step_profile import fit_steps
