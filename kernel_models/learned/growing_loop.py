@@ -3,9 +3,9 @@
 
 A node looks at as many of the features as it may, picked at random, and at no others: sums over its rows are made for
 these alone. That costs a fifth of what sums over all features do where a fifth may be chosen from, and needs no sums to
-be kept from node to node. A row's residual is rounded to a whole number, so that it is added up in any order to the same
-sum. It lies in one word with the row's place, and words move from node to node, so that a node's lie side by side; in
-the sums a one stands in place of the row, and a single addition adds up residuals and counts rows::
+be kept from node to node. A row's residual is rounded to a whole number, so that it is added up in any order to the
+same sum. It lies in one word with the row's place, and words move from node to node, so that a node's lie side by side;
+in the sums a one stands in place of the row, and a single addition adds up residuals and counts rows::
 
       word  = residual × scale << 24 | row
       sum  += residual × scale << 24 | 1
@@ -61,7 +61,8 @@ def _list_splits(sums, codes, left, last_left):
     return found
 
 
-def _best_split(node, codes, widths, words, order, many, least_rows, ridge, state, nothing, sums, left, last_left, nodes):
+def _best_split(node, codes, widths, words, order, many, least_rows, ridge, state, nothing, sums, left, last_left,
+                nodes):
     """Fill in a node's best split and return what it gains, 0 where there is none."""
     first, count, total = nodes[node, FIRST], nodes[node, COUNT], nodes[node, SUM]
     if count < 2 * least_rows:
