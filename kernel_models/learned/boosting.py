@@ -18,6 +18,9 @@ BLOCKS = 10
 """Trees grow in so many blocks where it is looked after each whether rows left out still gain by them."""
 LEAST_GAIN = 0.003
 """A block that makes the error of rows left out smaller by less than this share is the last."""
+STOPPED_FROM = 3_000
+"""Fewer rows say too little of where to stop (of 286 in four groups, the fifth came out at 13.0 in place of 11.1%), and
+all their trees take no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +103,30 @@ def stop_early(
         wanted: their target, [m].
 
     Returns:
-        Of each member the share of the trees that it took, and what it says of the rows left out, [m].
+        Of each member the share of the trees that it took, and what it says of the rows left out, [m]. Of fewer than
+        ``STOPPED_FROM`` rows in all every tree is grown.
     """
+    least_gain = LEAST_GAIN if len(target) + len(wanted) >= STOPPED_FROM else -np.inf
     bins = Bins.of(features)
     codes, others = _by_feature(bins, features), bins.codes(left_out)
     return in_threads([partial(_while_it_helps, Growing(bins, _seen(codes, member, plain), target, how, 0), others,
-                               wanted, how.iterations) for member in how.members])
+                               wanted, how.iterations, least_gain) for member in how.members])
 
 
-def _while_it_helps(growing: Growing, left_out: Codes, wanted: Float64, most: int) -> tuple[float, Float64]:
+def _while_it_helps(
+    growing: Growing, left_out: Codes, wanted: Float64, most: int, least_gain: float,
+) -> tuple[float, Float64]:
     """Return the share of the trees after which rows left out gain little, and what these say of them."""
-    taken, found, error = 0, np.full(len(wanted), growing.baseline), np.inf
+    found: Float64 = np.full(len(wanted), growing.baseline)
+    taken, error = 0, np.inf
     for trees in map(len, np.array_split(np.arange(most), min(BLOCKS, most))):
         grown = growing.more(trees)
         next_found = found + grown.predict_codes(left_out) - grown.baseline
         next_error = float(np.abs(next_found - wanted).mean())
         gain = 1 - next_error / error if error else 0.0
-        if gain > 0:
+        if gain > min(least_gain, 0.0):
             taken, found, error = taken + trees, next_found, next_error
-        if gain < LEAST_GAIN:
+        if gain < least_gain:
             break
     return taken / most, found
 

@@ -16,7 +16,7 @@ from kernel_models.learned.columns import Columns
 from kernel_models.learned.features import RECIPES, recipes_of
 from kernel_models.op_call import DIMENSIONS, Family
 
-STUDENT = Boosting(iterations=130, learning_rate=0.2, leaves=127, feature_share=0.3, least_rows=5, depth=9)
+STUDENT = Boosting(iterations=130, learning_rate=0.2, leaves=127, feature_share=0.5, least_rows=1, depth=9)
 ROWS = 50_000
 """Calls a copy learns from at most."""
 LARGE_ROWS = 75_000

@@ -21,6 +21,7 @@ from kernel_models.datasets.tables import read_table
 from kernel_models.device import device
 from kernel_models.evaluate import evaluate_profile
 from kernel_models.fitting import Options, candidates_of, fit_entry, fit_profile, scaled_to
+from kernel_models.learned import boosting
 from kernel_models.learned.boosted import BoostedModel
 from kernel_models.learned.boosting import Boosting
 from kernel_models.op_call import Family
@@ -281,7 +282,8 @@ def test_formulas_win_where_they_are_better(tmp_path: Path, monkeypatch: pytest.
     assert fit_entry(samples, H200).kind == "roofline"
 
 
-def test_as_many_trees_are_stored_as_helped_rows_left_out() -> None:
+def test_as_many_trees_are_stored_as_helped_rows_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boosting, "STOPPED_FROM", 300)
     entry = fit_entry(gemm_samples(700), H200, Options(distil=False))
     most = int(entry.facts["chosen"].split()[1].split("×")[0])
     shares = [member["share"] for member in entry.facts["members"]]

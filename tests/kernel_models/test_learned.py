@@ -109,14 +109,16 @@ def test_trees_that_see_some_features_are_averaged_with_those_that_see_all() -> 
 
 
 def test_trees_grow_as_long_as_rows_left_out_gain() -> None:
-    x, other = features(2000), features(500, 1)
+    x, other = features(2500), features(500, 1)
     how = Boosting(200, 0.3, 31, 1.0, 5)
-    noise = np.random.default_rng(0).normal(0, 1.0, 2000)
+    noise = np.random.default_rng(0).normal(0, 1.0, 2500)
     [(much, _)] = stop_early(x, target(x) + noise, how, other, target(other))  # soon learns the noise
     [(little, said)] = stop_early(x, target(x), replace(how, learning_rate=0.02), other, target(other))
     assert much == 0.1 and little > 0.5
     trees = fit_trees(x, target(x), replace(how, learning_rate=0.02, members=(Member(share=little),)))
     assert np.allclose(trees.predict(other), said, atol=1e-5)
+    few = stop_early(x[:1000], (target(x) + noise)[:1000], how, other, target(other))
+    assert [share for share, _ in few] == [1.0]  # which say too little of where to stop
 
 
 def test_trees_survive_storing_and_any_number_of_rows() -> None:
