@@ -47,9 +47,10 @@ def fitted(samples: Samples, grouping: str = "") -> BoostedModel:
     labels = samples.labels(grouping)
     problem = each_left_out(Problem.of(samples, device(samples.device), grouping), labels)
     few = len(set(labels)) <= FEW_GROUPS
-    predicted, done = problem.out_of_fold(how.scaled(0.3), folds=FEW_GROUPS if few else 1)
+    predicted, done, members = problem.out_of_fold(how.scaled(0.3), folds=FEW_GROUPS if few else 1)
     if not done.any():
-        predicted, done = problem.out_of_fold(how.scaled(0.3))
+        predicted, done, members = problem.out_of_fold(how.scaled(0.3))
+    how = replace(how, members=members)
     return problem.model(scaled_to(how, len(samples)), Intervals.of(predicted[done], problem.measured_us[done]))
 
 

@@ -82,7 +82,7 @@ def quick_entry(samples: Samples, spec: DeviceSpec) -> ProfileEntry:
     few = fit.taken(np.sort(np.random.default_rng(0).permutation(len(fit))[:QUICK_ROWS]))
     problem = Problem.of(few, spec)
     how = candidates_of(samples.family, len(samples))[0]
-    predicted, done = problem.out_of_fold(how.scaled(0.1), folds=1)
+    predicted, done, _ = problem.out_of_fold(how.scaled(0.1), folds=1)
     model = problem.model(scaled_to(how, len(samples)), Intervals.of(predicted[done], problem.measured_us[done]))
     distilled = distil(model, problem.columns, rows=QUICK_DISTIL_ROWS)
     judged = samples.taken(held)

@@ -13,8 +13,9 @@ import math
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 from kernel_models.datasets.samples import HELD_OUT_SHARE, DataError, Samples, joined, share_of
 from kernel_models.device import DeviceSpec, device
 from kernel_models.heuristics import RooflineModel, fit_efficiencies
-from kernel_models.learned.boosting import Boosting
+from kernel_models.learned.boosting import Boosting, Member
 from kernel_models.learned.distil import distil
 from kernel_models.learned.fit import FOLDS, Problem
 from kernel_models.learned.gaussian import LEAST_CALLS, MOST_CALLS, fit_gaussian
@@ -32,6 +33,7 @@ from kernel_models.model import KernelModel
 from kernel_models.op_call import Family
 from kernel_models.profile import DeviceProfile, ProfileEntry
 from kernel_models.scores import Errors, errors_of
+from kernel_models.threads import in_threads
 from tracer.arrays import Float64
 
 LEAST_ROWS = 60
@@ -51,17 +53,26 @@ HEURISTIC_ROWS = 1_000
 _DISTILLED_FROM = 2_000
 
 BOOSTING: dict[Family, tuple[Boosting, ...]] = {
-    Family.GEMM: (Boosting(500, 0.08, 63, 0.2, 10, neighbours=True),),
+    Family.GEMM: (Boosting(500, 0.08, 63, 0.2, 10, members=(Member(), Member(neighbours=True))),),
     Family.ATTENTION: (Boosting(1000, 0.05, 31, 0.3, 10),),
 }
 """Candidates by family. Settings were chosen by cross-validation over the (n, k) sites of one set only, the fit split
 of the H200's matrix products, among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to 30 rows a leaf, one to three
 seeds, squared and absolute error. That half of the trees see neighbouring weights was chosen on two folds each of four
-stacks' fit splits (H200, H100 and A100). Attention has the same but for half the leaves and more of the features."""
+stacks' fit splits (H200, H100 and A100). Each fit finds for itself how many of the trees help, and which weights the
+two halves have. Attention has the same but for half the leaves and more of the features."""
 OTHERS = (Boosting(500, 0.06, 31, 0.5, 5), Boosting(300, 0.06, 8, 0.5, 5))
 SMALL = Boosting(300, 0.06, 8, 0.5, 4)
 """Also tried where calls are few."""
 _FEW = 3_000
+_CHOSEN, _JUDGED = 0.25, 0.6
+"""Shares of a fit's time after which its choice is made, and its model judged, of 28,000 products."""
+Progress = Callable[[str, float], None]
+"""Is told a fit's name and how much of it is done, 0 at its begin and 1 at its end; by several threads at a time."""
+
+
+def _unseen(name: str, done: float) -> None:
+    """Tell nobody."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ class Options:
 
 def fit_profile(
     samples: Sequence[Samples], spec: DeviceSpec | None = None, options: Options | None = None,
-    progress: Callable[[str], None] = lambda text: None, notes: Sequence[str] = (),
+    progress: Progress = _unseen, notes: Sequence[str] = (),
 ) -> DeviceProfile:
     """Fit a profile to samples of one device.
 
@@ -99,7 +110,7 @@ def fit_profile(
         samples: measured calls.
         spec: the device; samples of others are left out. Without it all samples must be of one device.
         options: see ``Options``.
-        progress: is told what is being fitted.
+        progress: is told how far each fit is; fits run in threads, one a core.
         notes: sentences on what of the data was of no use, kept in the provenance.
 
     Raises:
@@ -116,18 +127,18 @@ def fit_profile(
     if not mine:
         raise DataError(f"The data hold nothing measured on {spec.name}; they are of "
                         f"{', '.join(names) or 'no device'}.")
-    entries = []
-    for one in mine:
-        progress(f"{one.family.value}, {one.software or 'unnamed software'}: {len(one):,} calls")
-        entries += fit_entries(one, spec, options)
+    entries = [entry for found in in_threads([partial(fit_entries, one, spec, options, progress) for one in mine])
+               for entry in found]
     others = [name for name in names if name != spec.name]
     return DeviceProfile(spec, entries, _provenance(mine, options, notes, others))
 
 
-def fit_entries(samples: Samples, spec: DeviceSpec, options: Options | None = None) -> list[ProfileEntry]:
+def fit_entries(
+    samples: Samples, spec: DeviceSpec, options: Options | None = None, progress: Progress = _unseen,
+) -> list[ProfileEntry]:
     """Return the model of one family and stack, and the formulas for what it does not cover if these are asked for."""
     options = options or Options()
-    best = fit_entry(samples, spec, options)
+    best = fit_entry(samples, spec, options, progress)
     return [best] if best.kind == "roofline" or not options.formulas else [best, formula_entry(samples, spec)]
 
 
@@ -137,24 +148,40 @@ def formula_entry(samples: Samples, spec: DeviceSpec) -> ProfileEntry:
     return ProfileEntry("roofline", _formulas(fit, spec), None, fit.software, len(fit), {"data": fit.source})
 
 
-def fit_entry(samples: Samples, spec: DeviceSpec, options: Options | None = None) -> ProfileEntry:
+def fit_entry(
+    samples: Samples, spec: DeviceSpec, options: Options | None = None, progress: Progress = _unseen,
+) -> ProfileEntry:
     """Choose, judge and fit the model of one family and stack; ``samples`` are aggregated."""
     options = options or Options()
+    name = f"{samples.family.value}, {samples.software or 'unnamed software'}: {len(samples):,} calls"
+    progress(name, 0.0)
+    entry = _fitted_entry(samples, spec, options, partial(progress, name))
+    progress(name, 1.0)
+    return entry
+
+
+def _fitted_entry(
+    samples: Samples, spec: DeviceSpec, options: Options, done: Callable[[float], None],
+) -> ProfileEntry:
     held = samples.split()
     fit = samples.taken(~held) if (~held).any() else samples
     if LEAST_CALLS <= len(fit) <= options.process_up_to:
         return _fit_process(fit, samples.taken(held), spec, options.until)
     chosen, candidates, intervals = _choose(fit, spec, options.until)
+    refitted = options.refit and samples.held_out is None and len(samples) <= REFIT_ROWS and bool(held.any())
+    done(_CHOSEN)
     name = "roofline" if chosen is None else _text(chosen)
     facts: dict[str, Any] = {"data": samples.source, "candidates": candidates, "fit_rows": len(fit), "chosen": name,
                              "cross_validation": candidates[name], **_ended(options.until)}
+    if chosen is not None:
+        facts["members"] = [asdict(member) for member in chosen.members]
     model, distilled = _fitted(fit, spec, chosen, intervals, options.distil)
     if held.any() and (~held).any():
         facts["held_out"] = _judged(model, samples.taken(held))
         if distilled is not None:
             facts["held_out_distilled"] = _judged(distilled, samples.taken(held))
-    refitted = options.refit and samples.held_out is None and len(samples) <= REFIT_ROWS
-    if refitted and held.any():
+    if refitted:
+        done(_JUDGED)
         model, distilled = _fitted(samples, spec, chosen, intervals, options.distil)
     rows = len(samples) if refitted else len(fit)
     return ProfileEntry("roofline" if chosen is None else "boosted", model, distilled, samples.software, rows, facts)
@@ -207,13 +234,13 @@ def _choose(fit: Samples, spec: DeviceSpec, until: float) -> tuple[
     for how in candidates_of(fit.family, len(fit)):
         if time.monotonic() > until:
             break
-        predicted, done = problem.out_of_fold(how.scaled(0.3), folds)
+        predicted, done, members = problem.out_of_fold(how.scaled(0.3), folds)
         if not done.any():
             continue
         errors = errors_of(predicted[done], problem.measured_us[done])
         tried[_text(how)] = errors.to_json()
         if best is None or errors.mape < best[0]:
-            best = errors.mape, how, predicted[done], problem.measured_us[done]
+            best = errors.mape, replace(how, members=members), predicted[done], problem.measured_us[done]
     if best is None or heuristic.mape < best[0]:
         return None, tried, None
     return best[1], tried, Intervals.of(best[2], best[3])

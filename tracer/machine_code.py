@@ -18,6 +18,7 @@ import ctypes
 import hashlib
 import os
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
@@ -35,11 +36,9 @@ ENTRY = "foretrace_loop"
 """What the entry of kept machine code is called."""
 SHIPPED = "shipped"
 """Folder beside a module with the bitcode of its loops, which ``ci/ship_loops.py`` writes."""
-
-
+_LOADING = threading.RLock()
+"""Held while machine code is loaded: what keeps a loop's in memory is to be that of the entry point in use."""
 _NOTHING = ctypes.c_char * 0
-
-
 class KeptLoop:
     """A function over arrays and numbers, as machine code; called as the function would be.
 
@@ -86,7 +85,14 @@ class KeptLoop:
 
     @cached_property
     def _entry(self) -> Callable[..., int]:
-        """The loop's entry point, loaded or compiled."""
+        """The loop's entry point, loaded or compiled, once even where several threads ask for it."""
+        with _LOADING:
+            if "_entry" not in self.__dict__:
+                self.__dict__["_entry"] = self._made()
+        return self.__dict__["_entry"]  # type: ignore[no-any-return]
+
+    def _made(self) -> Callable[..., int]:
+        """Load or compile the entry point."""
         name = f"{self.function.__module__}.{self.__name__}-{self._key_of(*_surroundings())}.o"
         folders = list(_folders(self._folder))
         code = next((code for folder in folders if (code := read_kept(folder / name)) is not None), None)

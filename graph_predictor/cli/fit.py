@@ -11,6 +11,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, percent, print_json
 from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.fit_progress import showing_fits
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.text import tell
 from tracer.output_kind import PROFILE, check_output
@@ -41,7 +42,8 @@ def fit(
     """Fit a device profile to measured kernels, to whole steps, or to both.
 
     For each family and software, formulas and learned models are compared by cross-validation over groups of shapes. A
-    fifth of the groups is held out of all choices and judges the result; its errors are stored in the profile.
+    fifth of the groups is held out of all choices and judges the result; its errors are stored in the profile. Learned
+    models grow as long as left-out groups gain by it, on all cores.
 
     Captures of programs that compute on a CPU are measurements of that CPU: each operation's own time, without the
     profiler's. Many small programs of any kind tell what another one's steps compute there.
@@ -78,7 +80,8 @@ def fit(
                                 f"families: {', '.join(families)}.")
             on_cpu = (spec or find_device(some[0].device)).vendor == "host"
             options = Options.of_one_machine(refit=refit) if on_cpu else Options(refit=refit)
-            profile = fit_profile(some, spec, options, lambda text: tell(f"fitting {text}"), notes)
+            with showing_fits() as progress:
+                profile = fit_profile(some, spec, options, progress, notes)
         if steps:
             from graph_predictor.request.measured_steps import read_steps
             from kernel_models.step_profile import fit_steps

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_models.threads import usable_cores
 from tracer.gpu_state import find_gpus, place_in_use
 
 LEAST_FREE_BYTES = {"cuda": 2e9, "cpu": 1e9}
@@ -134,11 +135,6 @@ def _load(health: Health, own: float) -> list[Finding]:
         return [Finding("load", f"The machine is busy with other work (load {health.load * cores:.1f} on {cores} "
                                 "cores): caches and memory are shared, and times scatter.")]
     return []
-
-
-def usable_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu() -> Health:

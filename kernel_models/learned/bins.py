@@ -31,10 +31,11 @@ class Bins:
     def of(cls, features: Float32, most: int = MOST_EDGES) -> Bins:
         """Edges between the values that occur, at quantiles of the rows where there are more than ``most``."""
         found = []
-        for column in np.asarray(features, np.float32).T:
-            values = np.unique(column)
+        places = np.quantile(np.arange(len(features)), np.linspace(0, 1, most + 1), method="inverted_cdf")
+        for column in np.sort(np.asarray(features, np.float32).T, axis=1):
+            values = _distinct(column)
             if len(values) > most + 1:
-                values = np.unique(np.quantile(column, np.linspace(0, 1, most + 1), method="inverted_cdf"))
+                values = _distinct(column[places])
             # Halfway between neighbours; float32 may round that up to the larger one, which would then go left.
             middle = (values[:-1].astype(np.float64) + values[1:]) / 2
             edges = middle.astype(np.float32)
@@ -48,3 +49,8 @@ class Bins:
         result = np.zeros(rows.shape, np.uint8)
         find_codes(rows, self.edges, self.start, result)
         return result
+
+
+def _distinct(ascending: Float32) -> Float32:
+    """Return each of ascending values once."""
+    return ascending[np.r_[True, ascending[1:] != ascending[:-1]]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,17 +12,35 @@ import numpy.typing as npt
 from kernel_models.datasets.samples import Samples, fold_of
 from kernel_models.device import DeviceSpec
 from kernel_models.learned.boosted import BoostedModel, limits_of
-from kernel_models.learned.boosting import Boosting, fit_trees
+from kernel_models.learned.boosting import Boosting, Member, fit_trees, stop_early
 from kernel_models.learned.columns import Columns, Variants
 from kernel_models.learned.features import RECIPES, Figures, recipes_of
 from kernel_models.learned.features.gemm import baseline_us
 from kernel_models.learned.intervals import Intervals
 from kernel_models.learned.neighbours import Neighbours
-from kernel_models.learned.trees import Trees
 from kernel_models.op_call import Family
+from kernel_models.threads import in_threads
 from tracer.arrays import Bool, Float64, Int64
 
 FOLDS = 5
+_WEIGHTS = np.arange(11) / 10
+"""Weights that the second of two members may have in their mean."""
+_AS_GOOD = 0.005
+"""Of weights whose errors on rows left out differ by no more than this share, the one nearest to a half is taken."""
+
+
+class OutOfFold(NamedTuple):
+    """Rows as predicted by trees that did not see them.
+
+    Attributes:
+        time_us: of each row, [n]; NaN for rows of folds that were not looked at.
+        done: rows that were predicted, [n].
+        members: the settings' members, with the share of the trees that helped, and their weights.
+    """
+
+    time_us: Float64
+    done: Bool
+    members: tuple[Member, ...]
 
 
 @dataclass(frozen=True)
@@ -63,34 +83,43 @@ class Problem:
         """The measured times, [n] µs."""
         return self.baseline_us * np.exp(self.target)
 
-    def out_of_fold(self, how: Boosting, folds: int = FOLDS) -> tuple[Float64, Bool]:
-        """Each row predicted, µs, by trees that saw no row of its fold; which rows were.
+    def out_of_fold(self, how: Boosting, folds: int = FOLDS) -> OutOfFold:
+        """Predict each row by trees that saw no row of its fold, grown as long as they help these rows.
 
         ``folds`` fewer than all leaves the other folds' rows unpredicted, but always in the fit.
         """
-        predicted = np.full(len(self.target), np.nan)
-        for fold in range(folds):
-            out = self.fold == fold
-            if not out.any() or out.all():
-                continue
-            trees, near = self._fitted(how, ~out)
-            predicted[out] = trees.predict(self._seen(near, out))
-        done = np.isfinite(predicted)
-        return self.baseline_us * np.exp(predicted), done
+        outs = [out for fold in range(folds) if (out := self.fold == fold).any() and not out.all()]
+        stopped = in_threads([partial(self._stopped, how, out) for out in outs])
+        predicted = np.full((len(how.members), len(self.target)), np.nan)
+        for out, members in zip(outs, stopped, strict=True):
+            predicted[:, out] = [each for _, each in members]
+        done = np.isfinite(predicted[0])
+        weights = _weights(predicted[:, done], self.target[done])
+        shares = np.mean([[share for share, _ in members] for members in stopped], axis=0) if outs else np.ones(
+            len(how.members))
+        return OutOfFold(self.baseline_us * np.exp(weights @ predicted), done, tuple(
+            replace(member, share=float(share), weight=float(weight))
+            for member, share, weight in zip(how.members, shares, weights, strict=True)))
+
+    def _stopped(self, how: Boosting, out: Bool) -> list[tuple[float, Float64]]:
+        """Of each member the share of the trees that helps some rows, which they do not see, and what it predicts."""
+        near = self._neighbours(how, ~out)
+        return stop_early(self._seen(near, ~out), self.target[~out], how, self._seen(near, out), self.target[out],
+                          plain=self.features.shape[1])
 
     def model(self, how: Boosting, intervals: Intervals) -> BoostedModel:
         """The model of all rows."""
-        trees, near = self._fitted(how, np.ones(len(self.target), bool))
+        every = np.ones(len(self.target), bool)
+        near = self._neighbours(how, every)
+        trees = fit_trees(self._seen(near, every), self.target, how, plain=self.features.shape[1])
         return BoostedModel(self.family, recipes_of(self.family)[0], self.variants, self.figures,
                             limits_of(self.columns, len(self.variants.known)), trees, intervals, near)
 
-    def _fitted(self, how: Boosting, rows: Bool) -> tuple[Trees, Neighbours | None]:
-        """Trees of some rows, and these rows as neighbours if the trees ask for them."""
-        near = None
-        if how.neighbours and self.family is Family.GEMM:
-            near = Neighbours.of(self.columns.taken(rows), self.target[rows], self.baseline_us[rows])
-        plain = self.features.shape[1] if near is not None else 0
-        return fit_trees(self._seen(near, rows), self.target[rows], how, plain=plain), near
+    def _neighbours(self, how: Boosting, rows: Bool) -> Neighbours | None:
+        """Some rows as neighbours, if the trees ask for them."""
+        if not how.neighbours or self.family is not Family.GEMM:
+            return None
+        return Neighbours.of(self.columns.taken(rows), self.target[rows], self.baseline_us[rows])
 
     def _seen(self, near: Neighbours | None, rows: Bool) -> npt.NDArray[np.float32]:
         """Features of some rows."""
@@ -100,3 +129,14 @@ class Problem:
 
     def _baseline(self, columns: Columns) -> Float64:
         return baseline_us(columns, self.figures)
+
+
+def _weights(predicted: Float64, target: Float64) -> Float64:
+    """Return the members' weights in the mean that is nearest to the target; predicted is [members, n]."""
+    if len(predicted) != 2 or not len(target):
+        return np.ones(len(predicted)) / len(predicted)
+    errors = np.array([np.abs((1 - weight) * predicted[0] + weight * predicted[1] - target).mean()
+                       for weight in _WEIGHTS])
+    good = _WEIGHTS[errors <= errors.min() * (1 + _AS_GOOD)]
+    weight = float(good[np.argmin(np.abs(good - 0.5))])
+    return np.array([1 - weight, weight])

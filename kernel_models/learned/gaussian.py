@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -151,8 +151,8 @@ def _blended(samples: Samples, spec: DeviceSpec, alone: Float64) -> tuple[Booste
     if len(samples) < BLEND_FROM or error < BLEND_ABOVE:
         return None, alone
     problem = Problem.of(samples, spec)
-    predicted, done = problem.out_of_fold(_TREES)
+    predicted, done, members = problem.out_of_fold(_TREES)
     mixed = np.where(done, np.sqrt(alone * np.where(done, predicted, 1.0)), alone)
     if np.abs(mixed / measured - 1).mean() > error:
         return None, alone
-    return problem.model(_TREES, Intervals.of(predicted[done], measured[done])), mixed
+    return problem.model(replace(_TREES, members=members), Intervals.of(predicted[done], measured[done])), mixed

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.compiled import compiled
 from kernel_models.learned.columns import Columns
+from kernel_models.learned.neighbours_loop import describe_products, find_groups
 from tracer.arrays import Bool, Float64, Int64
 
 if TYPE_CHECKING:
@@ -32,14 +32,12 @@ Float32 = npt.NDArray[np.float32]
 
 WIDTH = 14
 """Features of a product."""
+_ALONG_K = 7
+"""The feature that is interpolated along the contraction k."""
 _MISSING = -20.0
 """Stands for a neighbour that was not measured: far below every logarithm of a share or distance."""
-_WIDE, _NARROW = 0.5, 0.05
-"""The constants c of the weights 1/(d² + c)² of products d octaves away, for the plane and the mean; octaves²."""
 MOST_SITES, MOST_PRODUCTS = 512, 50_000
 """Weights, and products, that are kept of more: a call looks at all those of its m, and a profile stores them."""
-_HELD = 1e-3
-"""Holds the plane near 0 where few products tell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class Neighbours:
         """Groups of the next smaller and the next larger m, −1 for none, and how far between them each call lies."""
         batch, m, _, _ = columns.dims.T
         low, high, share = np.empty(len(columns), np.int64), np.empty(len(columns), np.int64), np.zeros(len(columns))
-        _find(self.head, columns.code, batch, m, low, high)
+        find_groups(self.head, *map(np.ascontiguousarray, (columns.code, batch, m)), low, high)
         between = high != low
         lesser, larger = self.head[low[between], 2], self.head[high[between], 2]
         share[between] = np.log(m[between] / lesser) / np.log(larger / lesser)
@@ -111,8 +109,12 @@ class Neighbours:
         known = group >= 0
         dims[known, 1] = self.head[group[known], 2]
         base_us = baseline(replace(columns, dims=dims)) if len(group) else np.zeros(0)
-        _describe(group, np.ascontiguousarray(dims[:, 2]), np.ascontiguousarray(dims[:, 3]), base_us, self.start,
-                  self.site, self.log_site, self.value, self.base_us, result)
+        n, k = np.ascontiguousarray(dims[:, 2:].T)
+        between_us = np.zeros(len(group))
+        describe_products(group, n, k, np.log2(n), np.log2(k), self.start, self.site, self.log_site, self.value,
+                          self.base_us * np.exp(self.value, dtype=np.float64), result, between_us)
+        known = between_us > 0
+        result[known, _ALONG_K] = np.log(between_us[known] / base_us[known])
         return result
 
     def arrays(self) -> Arrays:
@@ -151,101 +153,3 @@ def _some(site: Int64) -> Bool:
     rows = np.flatnonzero(kept)
     kept[rows[random.permutation(len(rows))[MOST_PRODUCTS:]]] = False
     return kept
-
-
-@compiled(nogil=True)
-def _find(head, code, batch, m, low, high):  # type: ignore[no-untyped-def]
-    for i in range(len(code)):
-        # First group not before (code, batch, m).
-        at, end = 0, len(head)
-        while at < end:
-            middle = (at + end) // 2
-            one = head[middle]
-            before = one[0] < code[i] or (one[0] == code[i] and (
-                one[1] < batch[i] or (one[1] == batch[i] and one[2] < m[i])))
-            if before:
-                at = middle + 1
-            else:
-                end = middle
-        above = at if at < len(head) and head[at, 0] == code[i] and head[at, 1] == batch[i] else -1
-        below = at - 1 if at > 0 and head[at - 1, 0] == code[i] and head[at - 1, 1] == batch[i] else -1
-        if above >= 0 and head[above, 2] == m[i]:
-            below = above
-        low[i] = below if below >= 0 else above
-        high[i] = above if above >= 0 else below
-
-
-@compiled(nogil=True)
-def _describe(group, n, k, base_us, start, site, log_site, value, base, result):  # type: ignore[no-untyped-def]
-    for i in range(len(group)):
-        if group[i] < 0:
-            continue
-        log_n, log_k = np.log2(n[i]), np.log2(k[i])
-        # Places of the next smaller and larger k under the same n, then n under the same k.
-        lesser_k, larger_k, lesser_n, larger_n = -1, -1, -1, -1
-        w0, wx, wy, wxx, wxy, wyy, v0, vx, vy = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-        mean, total, nearest = 0.0, 0.0, 1e30
-        for j in range(start[group[i]], start[group[i] + 1]):
-            if site[j, 0] == n[i]:
-                if site[j, 1] == k[i]:
-                    continue
-                if site[j, 1] < k[i]:
-                    if lesser_k < 0 or site[j, 1] > site[lesser_k, 1]:
-                        lesser_k = j
-                elif larger_k < 0 or site[j, 1] < site[larger_k, 1]:
-                    larger_k = j
-            elif site[j, 1] == k[i]:
-                if site[j, 0] < n[i]:
-                    if lesser_n < 0 or site[j, 0] > site[lesser_n, 0]:
-                        lesser_n = j
-                elif larger_n < 0 or site[j, 0] < site[larger_n, 0]:
-                    larger_n = j
-            x, y = log_site[j, 0] - log_n, log_site[j, 1] - log_k
-            square = x * x + y * y
-            nearest = min(nearest, square)
-            close = 1.0 / ((square + _NARROW) * (square + _NARROW))
-            mean += close * value[j]
-            total += close
-            w = 1.0 / ((square + _WIDE) * (square + _WIDE))
-            w0, wx, wy = w0 + w, wx + w * x, wy + w * y
-            wxx, wxy, wyy = wxx + w * x * x, wxy + w * x * y, wyy + w * y * y
-            v0, vx, vy = v0 + w * value[j], vx + w * x * value[j], vy + w * y * value[j]
-        if total > 0:
-            a, b, c = w0 + _HELD, wxx + _HELD, wyy + _HELD
-            # Cramer's rule for the plane's height at the product itself.
-            whole = a * (b * c - wxy * wxy) - wx * (wx * c - wxy * wy) + wy * (wx * wxy - b * wy)
-            result[i, 0] = (v0 * (b * c - wxy * wxy) - wx * (vx * c - wxy * vy) + wy * (vx * wxy - b * vy)) / whole
-            result[i, 1] = mean / total
-            result[i, 2] = np.sqrt(nearest)
-        if lesser_k >= 0:
-            result[i, 3] = value[lesser_k]
-            result[i, 4] = log_k - log_site[lesser_k, 1]
-        if larger_k >= 0:
-            result[i, 5] = value[larger_k]
-            result[i, 6] = log_site[larger_k, 1] - log_k
-        if lesser_k >= 0 and larger_k >= 0:
-            part = (k[i] - site[lesser_k, 1]) / (site[larger_k, 1] - site[lesser_k, 1])
-            time = ((1 - part) * base[lesser_k] * np.exp(value[lesser_k])
-                    + part * base[larger_k] * np.exp(value[larger_k]))
-            result[i, 7] = np.log(time / base_us[i])
-        if lesser_k >= 0 or larger_k >= 0:
-            result[i, 8] = _between(lesser_k, larger_k, result[i, 4], result[i, 6], value)
-        if lesser_n >= 0:
-            result[i, 9] = value[lesser_n]
-            result[i, 10] = log_n - log_site[lesser_n, 0]
-        if larger_n >= 0:
-            result[i, 11] = value[larger_n]
-            result[i, 12] = log_site[larger_n, 0] - log_n
-        if lesser_n >= 0 or larger_n >= 0:
-            result[i, 13] = _between(lesser_n, larger_n, result[i, 10], result[i, 12], value)
-
-
-@compiled(nogil=True)
-def _between(lesser, larger, below, above, value):  # type: ignore[no-untyped-def]
-    """Values of two neighbours by their distances; of one where there is no other."""
-    if lesser < 0:
-        return value[larger]
-    if larger < 0:
-        return value[lesser]
-    part = below / (below + above)
-    return (1 - part) * value[lesser] + part * value[larger]

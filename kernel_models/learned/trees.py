@@ -46,13 +46,14 @@ class Trees:
     baseline: float
 
     @classmethod
-    def mean(cls, parts: Sequence[Trees]) -> Trees:
-        """The mean of several, all with the bins of the first."""
+    def mean(cls, parts: Sequence[Trees], weights: Sequence[float]) -> Trees:
+        """The weighted mean of several, all with the bins of the first."""
+        shares = np.array(weights) / sum(weights)
         start = [part.start[1:] + sum(len(before.words) for before in parts[:i]) for i, part in enumerate(parts)]
         return cls(parts[0].bins, np.concatenate([part.words for part in parts]),
-                   np.concatenate([part.values / np.float32(len(parts)) for part in parts]),
+                   np.concatenate([part.values * np.float32(share) for part, share in zip(parts, shares, strict=True)]),
                    np.concatenate([[0], *start]).astype(np.int32), np.concatenate([part.depth for part in parts]),
-                   float(np.mean([part.baseline for part in parts])))
+                   float(sum(part.baseline * share for part, share in zip(parts, shares, strict=True))))
 
     def predict(self, features: npt.NDArray[np.float32]) -> Float64:
         """The sum for each row of features, [n, f] → [n]."""

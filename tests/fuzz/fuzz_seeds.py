@@ -226,7 +226,7 @@ def _profiles(folder: Path) -> None:
     spec = device("h200-sxm")
     problem = Problem.of(gemm_samples(60), spec)
     quick = QUICK.scaled(0.05)
-    predicted, done = problem.out_of_fold(quick, folds=2)
+    predicted, done, _ = problem.out_of_fold(quick, folds=2)
     model = problem.model(quick, Intervals.of(predicted[done], problem.measured_us[done]))
     save_profile(DeviceProfile(spec, [
         ProfileEntry("boosted", model, None, "lib-1.0", 60, {"held_out": {"n": 3, "mape": 0.02}}),

@@ -16,7 +16,7 @@ from kernel_models.families.gemm import gemm
 from kernel_models.families.norm import norm
 from kernel_models.learned.bins import MOST_EDGES, Bins
 from kernel_models.learned.boosted import BoostedModel
-from kernel_models.learned.boosting import Boosting, fit_trees
+from kernel_models.learned.boosting import Boosting, Member, fit_trees, stop_early
 from kernel_models.learned.columns import Variants
 from kernel_models.learned.distil import distil
 from kernel_models.learned.features import RECIPES, Figures
@@ -101,10 +101,24 @@ def test_the_same_seed_gives_the_same_trees_and_features_are_drawn_from() -> Non
 def test_trees_that_see_some_features_are_averaged_with_those_that_see_all() -> None:
     x = features(500)
     how = Boosting(20, 0.2, 8, 1.0, 5)
-    few, every, both = fit_trees(x[:, :3], target(x), how), fit_trees(x, target(x), how), fit_trees(
-        x, target(x), how, plain=3)
-    assert len(both.depth) == 40
-    assert np.allclose(both.predict(x), (few.predict(x[:, :3]) + every.predict(x)) / 2, atol=1e-5)
+    two = replace(how, members=(Member(share=0.5, weight=0.25), Member(neighbours=True, weight=0.75)))
+    few, every, both = (fit_trees(x[:, :3], target(x), replace(how, iterations=10)), fit_trees(x, target(x), how),
+                        fit_trees(x, target(x), two, plain=3))
+    assert len(both.depth) == 30
+    assert np.allclose(both.predict(x), few.predict(x[:, :3]) / 4 + every.predict(x) * 3 / 4, atol=1e-5)
+
+
+def test_trees_grow_as_long_as_rows_left_out_gain() -> None:
+    x, other = features(2500), features(500, 1)
+    how = Boosting(200, 0.3, 31, 1.0, 5)
+    noise = np.random.default_rng(0).normal(0, 1.0, 2500)
+    [(much, _)] = stop_early(x, target(x) + noise, how, other, target(other))  # soon learns the noise
+    [(little, said)] = stop_early(x, target(x), replace(how, learning_rate=0.02), other, target(other))
+    assert much == 0.1 and little > 0.5
+    trees = fit_trees(x, target(x), replace(how, learning_rate=0.02, members=(Member(share=little),)))
+    assert np.allclose(trees.predict(other), said, atol=1e-5)
+    few = stop_early(x[:1000], (target(x) + noise)[:1000], how, other, target(other))
+    assert [share for share, _ in few] == [1.0]  # which say too little of where to stop
 
 
 def test_trees_survive_storing_and_any_number_of_rows() -> None:
@@ -200,7 +214,7 @@ def test_intervals_cover_four_fifths() -> None:
 @pytest.fixture(scope="module")
 def law() -> tuple[Problem, BoostedModel]:
     problem = Problem.of(gemm_samples(), H200)
-    predicted, done = problem.out_of_fold(QUICK, folds=2)
+    predicted, done, _ = problem.out_of_fold(QUICK, folds=2)
     return problem, problem.model(QUICK, Intervals.of(predicted[done], problem.measured_us[done]))
 
 
@@ -306,10 +320,13 @@ def test_neighbours_tell_what_sizes_do_not(law: tuple[Problem, BoostedModel]) ->
     phase = np.random.default_rng(5).uniform(0, 2 * np.pi, 5000)[m]
     secret = 0.3 * np.sin(phase + 0.8 * np.log2(n) + 0.6 * np.log2(k))
     problem = Problem.of(replace(samples, measured_us=samples.measured_us * np.exp(secret)), H200)
-    alone, with_them = (problem.out_of_fold(replace(QUICK, neighbours=seen), folds=2) for seen in (False, True))
-    errors = [errors_of(predicted[done], problem.measured_us[done]).median for predicted, done in (alone, with_them)]
+    seeing = replace(QUICK, members=(Member(), Member(neighbours=True)))
+    alone, with_them = (problem.out_of_fold(how, folds=2) for how in (QUICK, seeing))
+    errors = [errors_of(found.time_us[found.done], problem.measured_us[found.done]).median
+              for found in (alone, with_them)]
     assert errors[1] < 0.9 * errors[0]
-    model = problem.model(replace(QUICK, neighbours=True), law[1].intervals)
+    assert with_them.members[1].weight > 0.5  # those that see more predict left-out rows better
+    model = problem.model(seeing, law[1].intervals)
     values, arrays = model.state()
     again = BoostedModel.from_state(values, arrays)
     assert (again.predict(samples.calls[:200]).time_us == model.predict(samples.calls[:200]).time_us).all()

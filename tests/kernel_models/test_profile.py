@@ -37,7 +37,7 @@ CALLS = gemm_samples(50, seed=4).calls
 @pytest.fixture(scope="module")
 def profile() -> DeviceProfile:
     problem = Problem.of(gemm_samples(400), H200)
-    predicted, done = problem.out_of_fold(QUICK.scaled(0.2), folds=2)
+    predicted, done, _ = problem.out_of_fold(QUICK.scaled(0.2), folds=2)
     model = problem.model(QUICK.scaled(0.2), Intervals.of(predicted[done], problem.measured_us[done]))
     return DeviceProfile(H200, [
         ProfileEntry("boosted", model, model, "lib-1.0", 400, {"held_out": {"n": 3, "mape": 0.02}}),

@@ -8,6 +8,7 @@ import re
 import runpy
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -118,3 +119,21 @@ def test_other_types_are_refused_and_never_read_as_what_they_are_not() -> None:
             first(wrong)
     with pytest.raises(TypeError, match="1 arguments, not 2"):
         first(np.zeros(3), 1)
+
+
+def test_threads_run_a_loop_beside_each_other_each_with_the_sizes_of_its_own_arrays() -> None:
+    @kept_loop("float64[:,:]", "float64[:,:]")
+    def copied(given, result):  # type: ignore[no-untyped-def]
+        for _ in range(20):
+            for i in range(given.shape[0]):
+                for j in range(given.shape[1]):
+                    result[i, j] = given[i, j]
+        return given.shape[0] * 1000 + given.shape[1]
+
+    def run(rows: int) -> bool:
+        given = np.random.default_rng(rows).random((rows, 50 + rows % 7))
+        result = np.zeros(given.shape)
+        return bool(copied(given, result) == rows * 1000 + given.shape[1]) and bool((given == result).all())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(run, range(1, 400)))
