@@ -39,6 +39,8 @@ SHIPPED = "shipped"
 _LOADING = threading.RLock()
 """Held while machine code is loaded: what keeps a loop's in memory is to be that of the entry point in use."""
 _NOTHING = ctypes.c_char * 0
+
+
 class KeptLoop:
     """A function over arrays and numbers, as machine code; called as the function would be.
 

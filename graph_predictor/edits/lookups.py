@@ -17,6 +17,7 @@ from tracer.graph import ExecutionGraph
 from tracer.lookup_data.indices import Indices, read_indices
 from tracer.lookup_data.noted import find_lookups, note_indices, noted_tables
 from tracer.lookup_data.tables import EmbeddingTable
+from tracer.trees import nearest
 
 Noted = dict[int, tuple[EmbeddingTable, ...]]
 """Row of ``graph.ops`` → tables it looks up."""
@@ -70,7 +71,7 @@ def _tables_with(graph: ExecutionGraph, indices: Indices) -> Noted:
 
 
 def _on_cpu(scenario: Scenario, tables: list[Noted]) -> Scenario:
-    """The operations are the kernels: the own time of those that look rows up × model(new) / model(old)."""
+    """The operations are the kernels: time in those that look rows up, parts within, × model(new) / model(old)."""
     pieces = scenario.pieces
     weight: Float64 = np.ones(len(pieces))
     differs = False
@@ -84,6 +85,9 @@ def _on_cpu(scenario: Scenario, tables: list[Noted]) -> Scenario:
         ratio = anchored(prices_of(before, spec, models), prices_of(after, spec, models)).ratio
         of_op = np.ones(len(graph.ops) + 1)
         of_op[rows] = ratio
+        looks_up = np.zeros(len(graph.ops), np.bool_)
+        looks_up[rows] = True
+        of_op[:-1] = of_op[nearest(graph.ops.parent, looks_up, np.arange(len(graph.ops)))]
         mine = (pieces.rank == rank) & (pieces.op >= 0)
         weight[mine] = of_op[pieces.op[mine]]
     if not differs:
