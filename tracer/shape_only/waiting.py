@@ -90,11 +90,13 @@ def possible() -> bool:
 
 def serve(channel: int) -> None:
     """Answer requests until the other end is closed."""
-    gc.disable()  # what is imported stays: neither this process nor a fork, before it traces, need look through it
+    gc.disable()  # what is imported stays: neither this process nor a fork need look through it
     import tracer.shape_only.script  # noqa: F401 - the forks have it
     from tracer.shape_only.uncompiled import first_operation
 
     first_operation()
+    gc.freeze()
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=channel) as asked:
         while True:
@@ -130,7 +132,7 @@ def _answer(asked: dict[str, object], streams: list[int]) -> None:
         sys.path[:] = asked["path"]  # type: ignore[call-overload]
         folder = str(asked["folder"])
         sys.argv[1:] = [folder]
-        gc.enable()
+        gc.unfreeze()  # the trace freezes it all again, which takes no time; to count what is frozen does
         main(folder)
         status = 0
     except SystemExit as error:
