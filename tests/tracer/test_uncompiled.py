@@ -78,3 +78,31 @@ def test_settings_that_a_program_changed_are_the_compilers() -> None:
     built = "from torch import _dynamo; _dynamo.config.cache_size_limit = 17"
     after = "import torch._dynamo; print(torch._dynamo.config.cache_size_limit)"
     assert traced(built=built, after=after)[-1] == "17"
+
+
+def test_after_a_first_operation_the_next_ones_import_nothing() -> None:
+    program = """
+import sys, torch
+from tracer.shape_only.uncompiled import UncompiledFakeMode, first_operation, without_compiler
+first_operation()
+before = set(sys.modules)
+with without_compiler(), UncompiledFakeMode():
+    torch.ones(3, 2).normal_() @ torch.ones(2)
+print(sorted(set(sys.modules) - before), "torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
+                          cwd=Path(__file__).resolve().parents[2])
+    assert done.stdout.split() == ["[]", "False"]
+
+
+def test_tensors_are_found_where_pytorch_finds_them() -> None:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    from tracer.shape_only.tensors import tensors_in
+
+    a, b, c = torch.ones(1), torch.nn.Parameter(torch.ones(2)), torch.ones(3)
+    value = ((a, 2, [b, None], torch.Size([4])), {"other": (c, "x"), "again": a})
+    assert [id(one) for one in tensors_in(value)] == [
+        id(one) for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+    assert tensors_in(b)[0] is b and tensors_in("text") == []

@@ -1,7 +1,8 @@
 """``WaitingTracer``: an interpreter that has imported PyTorch and waits; each script is traced by a fork of it.
 
-Importing PyTorch takes several times as long as tracing a step. A fork starts with it imported and with nothing of any
-other script; it gets the asking process's environment, directory, module path and streams.
+Importing PyTorch, and what it imports at its first operation, takes several times as long as tracing a step. A fork
+starts with that imported and with nothing of any other script; it gets the asking process's environment, directory,
+module path and streams.
 
     this process ──folder, streams──▶ waiting interpreter ──fork──▶ trace_script, ends
                  ◀──────status────────
