@@ -26,6 +26,7 @@ from tracer.input_file import read_input, why_unopened
 FOLDER = Path(__file__).resolve().parent / "devices"
 MEMORY_TOLERANCE = 0.12
 """A device reports 1 to 9% less memory than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
+_PUNCTUATION = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789"))
 _GENERIC = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct|gpu|graphics|corporation)\b")
 _FALLBACK_DTYPES = {"fp4": "fp8", "fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "complex128": "fp64"}
 """The next wider dtype, whose rate stands for one that a device lists no rate for; fp32 for those not here."""
@@ -273,7 +274,7 @@ def _count(name: str, value: Any) -> int:
 
 def _plain(name: str) -> str:
     """Lower case without vendors and punctuation: "Tesla V100-SXM2-16GB" → "v100sxm216gb"."""
-    return re.sub(r"[^a-z0-9]", "", _GENERIC.sub(" ", name.lower()))
+    return _GENERIC.sub(" ", name.lower()).encode().translate(None, _PUNCTUATION).decode()
 
 
 def _fits(spec: DeviceSpec, memory_bytes: int | None, sm_count: int | None) -> bool:

@@ -18,7 +18,6 @@ import numpy as np
 
 from kernel_models.anchoring import anchored
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics import heuristic_models
 from kernel_models.heuristics.call_table import FamilyCalls
 from kernel_models.model import KernelModel, Source, covered_times
 from kernel_models.op_call import Family, OpCall
@@ -137,6 +136,8 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
         profile: Fitted models of that device; without it, or for what its models do not cover, the data sheet's
             figures with default efficiencies.
     """
+    from kernel_models.heuristics import heuristic_models  # recorded work keeps its times, and needs none of it
+
     batch = calls if isinstance(calls, CallBatch) else CallBatch(calls)
     distinct, index = batch.distinct, batch.index
     m = len(distinct)

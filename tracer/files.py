@@ -12,7 +12,6 @@ from typing import Any
 
 from tracer.capture_layout import SIDE_FILES
 from tracer.errors import TraceError, reason_of
-from tracer.execution_trace import is_execution_trace
 from tracer.input_file import NotAFile, open_anywhere
 
 _SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace", ".sqlite")
@@ -134,6 +133,8 @@ def _look_at(path: str, named: bool) -> FoundFile:
 def _kind(path: str, stored: bytes, head: bytes) -> FileKind:
     if path.endswith(".foretrace") or stored.startswith(b"PK\x03\x04"):
         return FileKind.GRAPH
+    from tracer.execution_trace import is_execution_trace
+
     if is_execution_trace(head):
         return FileKind.EXECUTION_TRACE
     return FileKind.TRACE

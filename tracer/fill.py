@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracer.arrays import Int64
-from tracer.execution_trace import CommNode, ExecutionTrace
 from tracer.execution_trace.profiler_form import profiler_arguments
 from tracer.graph import NONE, ExecutionGraph
 from tracer.kineto.collectives import collective_kind
-from tracer.parallel_plan import MOST_RANKS
+from tracer.rank_classes import MOST_RANKS
+from tracer.string_codes import CodeOf, string_coder
+
+if TYPE_CHECKING:
+    from tracer.execution_trace import CommNode, ExecutionTrace
 
 # PyTorch's scalar types, as execution traces name them → the names of CollectiveTable.
 _DTYPES = {
@@ -19,25 +22,9 @@ _DTYPES = {
     "Long": "int64", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
     "Float8_e4m3fn": "float8_e4m3fn", "Float8_e5m2": "float8_e5m2",
 }
-CodeOf = Callable[[str], int]
 
 # A collective's launch lies at most this many ranges inside its record_param_comms.
 _LEVELS = 4
-
-
-def string_coder(graph: ExecutionGraph) -> CodeOf:
-    """A function from a text to its code in ``graph.strings``, appended where new; ``NONE`` for the empty text."""
-    codes = {text: code for code, text in reversed(list(enumerate(graph.strings)))}
-
-    def code_of(text: str) -> int:
-        if not text:
-            return NONE
-        if text not in codes:
-            codes[text] = len(graph.strings)
-            graph.strings.append(text)
-        return codes[text]
-
-    return code_of
 
 
 def fill_from_trace(graph: ExecutionGraph, trace: ExecutionTrace, node: Int64) -> dict[str, int]:

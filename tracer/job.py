@@ -21,8 +21,6 @@ from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
 from tracer.errors import GraphFileError, JobError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
-from tracer.kineto import read_kineto
-from tracer.kineto.reader import ready_to_read
 from tracer.rank_classes import RankClass, Span
 from tracer.ranks import missing_of, rank_in_name
 from tracer.shown import Shown
@@ -279,7 +277,11 @@ def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callab
     """Return the graphs of saved files and traces; what is skipped is noted."""
     traces = [file for file in files if file.kind is not FileKind.GRAPH]
     with _workers_for(traces, workers) as found:
-        elsewhere = found.map(read_kineto, [file.path for file in traces]) if found is not None else None
+        if found is None:
+            return _read_each(files, notes, progress, None)
+        from tracer.kineto import read_kineto
+
+        elsewhere = found.map(read_kineto, [file.path for file in traces])
         return _read_each(files, notes, progress, elsewhere)
 
 
@@ -293,6 +295,8 @@ def _workers_for(traces: Sequence[FoundFile], workers: TaskWorkers | None) -> It
             "://" in trace.path for trace in traces):
         yield None
     else:
+        from tracer.kineto.reader import ready_to_read
+
         ready_to_read()
         with ForkedWorkers(min(many, len(traces))) as found:
             yield found
@@ -325,6 +329,8 @@ def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[
 def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int], None] | None) -> \
         ExecutionGraph | None:
     """A member's graph; one found in a directory that is no trace is noted, one asked for by name is an error."""
+    from tracer.kineto import read_kineto
+
     try:
         return read_kineto(file.path, progress=progress)
     except TraceError as error:

@@ -66,8 +66,6 @@ class Recomputation(str, Enum):
         return self not in (Recomputation.NONE, Recomputation.SELECTIVE)
 
 
-MOST_RANKS = 1_000_000
-"""Ten times the largest training jobs there have been; a larger number is damage, or no job at all."""
 MOST_TASKS = 1 << 18
 """Forward passes of all stages' chunks in a step; the largest published runs have some thousands."""
 _DIMENSIONS = ("dp", "tp", "pp", "cp")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tracer.graph import NONE
-from tracer.parallel_plan import MOST_RANKS
+from tracer.table import NONE
 
+MOST_RANKS = 1_000_000
+"""Ten times the largest training jobs there have been; a larger number is damage, or no job at all."""
 Span = tuple[int, int, int]
 """Ranks ``first, first + step, … last``."""
 

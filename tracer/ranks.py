@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 
 from tracer.graph import NONE, Meta
-from tracer.parallel_plan import MOST_RANKS
+from tracer.rank_classes import MOST_RANKS
 
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|trainer|node)[-_.]?([0-9]+)", re.IGNORECASE)
 _MOST_IN_NAME = 1 << 17

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracer.parallel_plan import MOST_RANKS, PlanError
+from tracer.parallel_plan import PlanError
 
 MOST_NUMBERS = 16
 """Values of one option that are compared."""
@@ -14,6 +14,8 @@ def numbers(text: str, option: str, example: str) -> list[int]:
     Raises:
         PlanError: there is something else, or more than ``MOST_NUMBERS``.
     """
+    from tracer.rank_classes import MOST_RANKS
+
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > MOST_NUMBERS or not all(
             part.isascii() and part.isdecimal() and len(part) <= len(str(MOST_RANKS)) and 0 < int(part) <= MOST_RANKS

@@ -28,7 +28,6 @@ from graph_predictor.prediction.scenario import EditError
 from kernel_models.dtypes import itemsize, short_dtype
 from kernel_models.trace_calls import graph_calls
 from tracer.arrays import Int64
-from tracer.fill import string_coder
 from tracer.folding import folded_job
 from tracer.graph import (
     NONE,
@@ -50,6 +49,7 @@ from tracer.graph import (
     WaitSource,
 )
 from tracer.job import Job
+from tracer.string_codes import string_coder
 
 READY = "torch::autograd::AccumulateGrad"
 ALL_REDUCE = "c10d::allreduce_"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,15 +13,15 @@ from graph_predictor.prediction.operation_costs import OperationCosts, operation
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.profiler_cost import profiler_share
 from graph_predictor.simulation.program import whole_ns
-from kernel_models.datasets.host_traces import HostWork
-from kernel_models.host.few_programs import ENOUGH_PROGRAMS, fit_few
-from kernel_models.host.fitting import fit_host
-from kernel_models.host.model import HostModel
 from kernel_models.host.step_events import LISTS, HostStep, is_flat
 from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph
 from tracer.job import Job
+
+if TYPE_CHECKING:
+    from kernel_models.datasets.host_traces import HostWork
+    from kernel_models.host.model import HostModel
 
 
 def recorded_host_steps(graphs: Sequence[ExecutionGraph]) -> list[HostStep]:
@@ -79,6 +80,9 @@ def host_model(jobs: Sequence[Job], name: str) -> HostModel:
     Raises:
         ForetraceError: a capture never ran, or has no steps.
     """
+    from kernel_models.host.few_programs import ENOUGH_PROGRAMS, fit_few
+    from kernel_models.host.fitting import fit_host
+
     steps = [recorded_host_steps(job.graphs[:1])[0] for job in jobs]
     few = len(steps) < ENOUGH_PROGRAMS and any(step.compute_ns.any() for step in steps)
     return fit_few(steps, f"{name} and other hosts") if few else fit_host(steps, name)
@@ -87,6 +91,8 @@ def host_model(jobs: Sequence[Job], name: str) -> HostModel:
 def recorded_host_work(graph: ExecutionGraph) -> HostWork:
     """Return what each operation of a recorded step computes on the host, mean of the steps that repeat, without waits
     and the profiler. Raises ``ForetraceError`` where there are no steps."""
+    from kernel_models.datasets.host_traces import HostWork
+
     costs, _ = _measured(Baseline.recorded([graph]))
     return HostWork(costs.op, costs.compute.mean(axis=0))
 

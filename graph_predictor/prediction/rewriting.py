@@ -19,7 +19,6 @@ from graph_predictor.prediction.anchoring import prices_of, size_of_change
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.replacement import Replacement, Units
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.units import units_of
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
@@ -61,6 +60,8 @@ def rewrite(scenario: Scenario) -> Rewritten | None:
     """Carry out a scenario's rewrites, in the order of their names; ``None`` where there are none."""
     if not scenario.rewrites:
         return None
+    from graph_predictor.prediction.units import units_of
+
     units = units_of(scenario)
     found: list[Replacement] = []
     before: list[tuple[OpCall, ...]] = []

@@ -4,18 +4,20 @@ stands for them."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graph_predictor.comm.recorded_calls import price_table
 from graph_predictor.synthesis.operation_times import COMMUNICATION_STREAM, DeviceWork
-from kernel_models.collectives import CollectiveModel, Level
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import Family, OpCall
 from kernel_models.placed import placed_calls
 from kernel_models.power import sustained
 from kernel_models.pricing import Models, price
 from tracer.graph import NONE, ExecutionGraph, KernelKind
+
+if TYPE_CHECKING:
+    from kernel_models.collectives import CollectiveModel
 
 LEAST_US = 1e-3
 """Least time of a collective whose interval is a ratio, µs: those that launch nothing take no time."""
@@ -71,6 +73,11 @@ def _work(call: OpCall, ns: float, source: int, low: float, high: float) -> Devi
 def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: CollectiveModel | None) -> dict[
         int, DeviceWork]:
     """Device work of each row of the rank's collectives."""
+    if not len(graph.collectives):
+        return {}
+    from graph_predictor.comm.recorded_calls import price_table
+    from kernel_models.collectives import Level
+
     table, times = graph.collectives, price_table(graph, spec, collectives)
     us = np.maximum(times.time_us, LEAST_US)
     low, high = (np.log(np.maximum(end, LEAST_US) / us).tolist() for end in (times.low_us, times.high_us))

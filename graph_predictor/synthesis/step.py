@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,9 +26,7 @@ from graph_predictor.synthesis.operation_times import (
     OperationTimes,
 )
 from graph_predictor.synthesis.program import RankTimes, Synthesized, plain_constants, synthesize
-from graph_predictor.synthesis.recorded_times import RecordedTimes
 from graph_predictor.synthesis.shared_cores import SharedCores, cores_shared
-from kernel_models.collectives import CollectiveModel
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.hosts import CPU_HOST, GPU_HOST, shipped_host
 from kernel_models.host.model import HostModel
@@ -36,6 +35,10 @@ from kernel_models.placed import host_work_ns
 from kernel_models.pricing import Models
 from kernel_models.spreads import SHARED_CORES, UNKNOWN_HOST
 from tracer.graph import HOST_READ, ExecutionGraph, KernelKind, LaunchKind, Place
+
+if TYPE_CHECKING:
+    from graph_predictor.synthesis.recorded_times import RecordedTimes
+    from kernel_models.collectives import CollectiveModel
 
 MOST_CALLS = 0.8
 """Share of an operation's host time that its launches take at most."""

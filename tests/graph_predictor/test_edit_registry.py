@@ -53,6 +53,12 @@ class ToySwitch:
 '''
 
 
+def test_every_declaration_is_read() -> None:
+    root = Path(__file__).parents[2]
+    written = sum((root / f"{module.replace('.', '/')}.py").read_text().count("\n@edit_option(") for module in MODULES)
+    assert len(options()) == written > len(MODULES)
+
+
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Print what three commands say, of a process in which the toy's file is one of the registry's."""

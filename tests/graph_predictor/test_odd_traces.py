@@ -12,7 +12,7 @@ from micro import Micro
 from said import Run
 
 from tracer.job import read_job
-from tracer.parallel_plan import MOST_RANKS
+from tracer.rank_classes import MOST_RANKS
 from tracer.ranks import rank_in_name
 
 

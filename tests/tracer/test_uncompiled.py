@@ -86,3 +86,35 @@ def test_afterwards_the_compiler_is_imported_as_ever(traced: dict[str, list[str]
 
 def test_settings_that_a_program_changed_are_the_compilers(traced: dict[str, list[str]]) -> None:
     assert traced["setting"][-1] == "17"
+
+
+FIRST = """
+import sys, torch
+from tracer.shape_only.uncompiled import UncompiledFakeMode, first_operation, without_compiler
+first_operation()
+before = set(sys.modules)
+with without_compiler(), UncompiledFakeMode():
+    torch.ones(3, 2).normal_() @ torch.ones(2)
+print(sorted(set(sys.modules) - before), "torch._dynamo" in sys.modules)
+"""
+
+
+def test_after_a_first_operation_the_next_ones_import_nothing() -> None:
+    forks = Forks("torch")
+    [done] = forks.run([ForkedProgram.of(FIRST)])
+    forks.close()
+    assert not done.returncode, done.stderr
+    assert done.stdout.split() == ["[]", "False"]
+
+
+def test_tensors_are_found_where_pytorch_finds_them() -> None:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    from tracer.shape_only.tensors import tensors_in
+
+    a, b, c = torch.ones(1), torch.nn.Parameter(torch.ones(2)), torch.ones(3)
+    value = ((a, 2, [b, None], torch.Size([4])), {"other": (c, "x"), "again": a})
+    assert [id(one) for one in tensors_in(value)] == [
+        id(one) for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+    assert tensors_in(b)[0] is b and tensors_in("text") == []

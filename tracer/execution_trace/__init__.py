@@ -1,6 +1,17 @@
 """PyTorch execution traces (ET): the typed reader, the columnar ``ExecutionTrace``, and its collectives."""
 
-from tracer.execution_trace.model import CommNode, ExecutionTrace
-from tracer.execution_trace.reader import is_execution_trace, read_execution_trace
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracer.lazy import lazily
+
+if TYPE_CHECKING:
+    from tracer.execution_trace.model import CommNode, ExecutionTrace
+    from tracer.execution_trace.reader import is_execution_trace, read_execution_trace
 
 __all__ = ["CommNode", "ExecutionTrace", "is_execution_trace", "read_execution_trace"]
+
+__getattr__, __dir__ = lazily(__name__, {
+    **dict.fromkeys(("CommNode", "ExecutionTrace"), "tracer.execution_trace.model"),
+    **dict.fromkeys(("is_execution_trace", "read_execution_trace"), "tracer.execution_trace.reader")})

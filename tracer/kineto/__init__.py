@@ -1,5 +1,14 @@
 """Reader of PyTorch profiler (Kineto) JSON traces of every era, 2020 to today."""
 
-from tracer.kineto.reader import read_kineto
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tracer.lazy import lazily
+
+if TYPE_CHECKING:
+    from tracer.kineto.reader import read_kineto
 
 __all__ = ["read_kineto"]
+
+__getattr__, __dir__ = lazily(__name__, {"read_kineto": "tracer.kineto.reader"})

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from tracer.decode import DecodeError, from_json
-from tracer.fill import string_coder
 from tracer.graph import NONE, ExecutionGraph, OpKind
 from tracer.lookup_data.indices import Indices
 from tracer.lookup_data.tables import EmbeddingTable, TableError
+from tracer.string_codes import string_coder
 from tracer.views import list_of
 
 _MARK = "lookups:"

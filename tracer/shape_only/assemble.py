@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracer.fill import string_coder
 from tracer.graph import (
     NONE,
     SHAPE_ONLY,
@@ -28,6 +27,7 @@ from tracer.graph import (
     Thread,
     WaitSource,
 )
+from tracer.string_codes import string_coder
 
 if TYPE_CHECKING:
     from tracer.shape_only.recorder import OperatorRecorder

@@ -19,11 +19,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from tracer.shape_only.ends import ENDS, ends_of, spread
 from tracer.shape_only.errors import MOST_ELEMENTS
 from tracer.shape_only.kept_values import KeptValues
+from tracer.shape_only.tensors import tensors_in
 
 if TYPE_CHECKING:
     from tracer.shape_only.substitutions.substitution import Site
@@ -121,17 +122,17 @@ class KnownValues:
             ``None`` of any other operator, and where a value is not known.
         """
         if func.namespace != "aten" and self._share is not None:
-            self._rows = max((one.shape[0] for one in _tensors((args, kwargs)) if one.dim()), default=0)
+            self._rows = max((one.shape[0] for one in tensors_in((args, kwargs)) if one.dim()), default=0)
         if _RESHAPES in func.tags:
             self._reshape(func, args, kwargs)
         if not any(tag in func.tags for tag in _BY_VALUES) or not any(
-                isinstance(one, FakeTensor) for one in _tensors((args, kwargs))):
+                isinstance(one, FakeTensor) for one in tensors_in((args, kwargs))):
             return None
         data, indices, masks = _masks_of(func, args)
         found = None if any(map(self._is_between_ends, masks)) else self._computed(func, args, kwargs)
         if found is None or found[0] is None:
             return self._selected(data, indices, masks)
-        read = _tensors((args, kwargs))
+        read = tensors_in((args, kwargs))
         self._note_assumed(read)
         return tree_map(lambda one: self._fake(one, self._assumptions(read)), found[0])
 
@@ -226,10 +227,10 @@ class KnownValues:
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note the values of an operator's results, and forget those of tensors that it writes unknown ones into."""
-        outputs = _tensors(result)
+        outputs = tensors_in(result)
         if outputs and not any(isinstance(one, FakeTensor) for one in outputs):
             return  # PyTorch's own, computed for real outside the fake world
-        inputs = _tensors((args, kwargs))
+        inputs = tensors_in((args, kwargs))
         name = func.__name__.split(".")[0]
         if not inputs and func.namespace == "aten" and name in _MADE_OF_CONSTANTS:
             if all(one.numel() <= MOST_ELEMENTS for one in outputs):
@@ -278,7 +279,7 @@ class KnownValues:
 
     def _note(self, func: Any, args: Any, kwargs: Any, result: Any) -> bool:
         """Note the values of results; false where they are not known."""
-        outputs, inputs = _tensors(result), _tensors((args, kwargs))
+        outputs, inputs = tensors_in(result), tensors_in((args, kwargs))
         if sum(one.numel() for one in outputs) > (MOST_EXPANDED if func.is_view else MOST_ELEMENTS):
             return False
         found = self._computed(func, args, kwargs) or self._any_rows(func, args, result)
@@ -298,10 +299,10 @@ class KnownValues:
         name = func.__name__
         found = self._computed(func, args, kwargs) if self._kept and not name.startswith("set_") else None
         if found is not None and not (name.startswith("resize_") and found[0].numel() > args[0].numel()):
-            self._reshaped = (found[0], self._assumptions(_tensors((args, kwargs))))
+            self._reshaped = (found[0], self._assumptions(tensors_in((args, kwargs))))
 
     def _keep_results(self, found: Any, outputs: list[Any], assumed: tuple[str, ...]) -> None:
-        for fake, one in zip(outputs, _tensors(found), strict=False):
+        for fake, one in zip(outputs, tensors_in(found), strict=False):
             if isinstance(fake, FakeTensor) and one.shape == fake.shape and one.dtype == fake.dtype:
                 self._kept.keep(fake, one, assumed)
 
@@ -334,7 +335,7 @@ class KnownValues:
         if func.namespace != "aten" or torch.Tag.nondeterministic_seeded in func.tags:
             return None
         values: dict[int, torch.Tensor] = {}
-        for one in _tensors((args, kwargs)):
+        for one in tensors_in((args, kwargs)):
             value = self.of(one)
             if value is None:
                 return None
@@ -407,9 +408,5 @@ def _named(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
     """The tensors that an operator writes into."""
-    return _tensors([value for argument, value in _named(func, args, kwargs)
+    return tensors_in([value for argument, value in _named(func, args, kwargs)
                      if argument.alias_info is not None and argument.alias_info.is_write])
-
-
-def _tensors(value: Any) -> list[Any]:
-    return [one for one in tree_flatten(value)[0] if isinstance(one, torch.Tensor)]

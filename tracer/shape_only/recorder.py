@@ -25,6 +25,7 @@ from tracer.shape_only.known_values import KnownValues
 from tracer.shape_only.memory import MemoryTracker
 from tracer.shape_only.modules import ModuleStack, current_sequence
 from tracer.shape_only.overlap import WaitPoints
+from tracer.shape_only.tensors import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -162,7 +163,7 @@ class OperatorRecorder(TorchDispatchMode):
         sequence = current_sequence()
         rule = self._rules.get(func)
         row = NONE
-        inputs = _tensors_of(args, kwargs)
+        inputs = tensors_in((args, kwargs))
         if self._placement is not None:
             self._placement.check(func, inputs)
         if self.recording and not (func is _DETACH and self._is_bookkeeping(inputs, backward)) and not (
@@ -179,7 +180,7 @@ class OperatorRecorder(TorchDispatchMode):
         own = func is _LIFT and self._placement is not None and self._placement.wanted is None and not inputs[0].dim()
         on_device = not own and self._place(inputs)
         in_forward = self.recording and (not backward or torch.is_grad_enabled()) and not self._in_optimizer
-        outputs = _flat(result)
+        outputs = tensors_in(result)
         numbers = [self.tracker.see(tensor, on_device=on_device, in_forward=in_forward) for tensor in outputs]
         if row != NONE:
             self._last_outputs = numbers
@@ -277,7 +278,7 @@ class OperatorRecorder(TorchDispatchMode):
             filled = received_tensors(func, args, kwargs, result)
             self.waits.started(len(self.notes.rows) - 1, row, [self.tracker.number(t) for t in filled])
         elif name.endswith("::wait_tensor"):
-            self.waits.waited(row, [self.tracker.number(t) for t in _tensors_of(args, kwargs)])
+            self.waits.waited(row, [self.tracker.number(t) for t in tensors_in((args, kwargs))])
 
     def _optimizer_begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Torch's hook before a step: what it returns takes the place of the step's arguments."""
@@ -338,15 +339,3 @@ def _gradients(optimizer: Any) -> list[Any]:
 
 def _is_wrapper(kind: Any) -> bool:
     return kind is not FakeTensor and is_traceable_wrapper_subclass_type(kind)
-
-
-def _tensors_of(args: Any, kwargs: Any) -> list[Any]:
-    return _flat(list(args) + list(kwargs.values()) if kwargs else list(args))
-
-
-def _flat(value: Any) -> list[Any]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for part in value for tensor in _flat(part)]
-    return []

@@ -14,7 +14,6 @@ import torch
 
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
-from tracer.lookup_data.noted import note_tables
 from tracer.shape_only.assemble import assemble, new_meta
 from tracer.shape_only.devices import TracedDevice, find_device
 from tracer.shape_only.errors import ShapeOnlyError, explained, function_line, unexplained
@@ -25,7 +24,6 @@ from tracer.shape_only.recorder import OperatorRecorder
 from tracer.shape_only.substitutions import CPU, GPU, Site, host_data, installed
 from tracer.shape_only.substitutions.placement import DevicePlacement
 from tracer.shape_only.uncompiled import UncompiledFakeMode, without_compiler
-from tracer.workloads.places import check_alone, pieces_of, tables_at
 
 if TYPE_CHECKING:
     from tracer.job import Job
@@ -98,6 +96,10 @@ def trace_workload(
     """
     from dataclasses import replace
 
+    from tracer.lookup_data.noted import note_tables
+    from tracer.workloads import as_plain
+    from tracer.workloads.places import check_alone, pieces_of, tables_at
+
     plan: Any = None
     if parallel is not None:
         from tracer.fake_world import check_plan
@@ -124,8 +126,6 @@ def trace_workload(
             workload = parallelize(workload, plan)
         batches = iter(workload.batches())
         return lambda: workload.step(next(batches))
-
-    from tracer.workloads import as_plain
 
     graph = trace_step(build, device, world_size=world_size, rank=rank, steps=steps, warmup=warmup,
                        source=f"workload {settings.WORKLOAD}")

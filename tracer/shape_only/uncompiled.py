@@ -161,6 +161,12 @@ def without_compiler() -> Iterator[None]:
         standing.leave()
 
 
+def first_operation() -> None:
+    """Run an operation as a trace does, for what PyTorch imports at the first: it takes longer than a small trace."""
+    with without_compiler(), UncompiledFakeMode():
+        torch.empty(1).uniform_()
+
+
 def compiler_imported() -> bool:
     """Return whether the compiler itself is imported, so that something may have been compiled."""
     return not isinstance(sys.modules.get(NAME), Uncompiled | None)

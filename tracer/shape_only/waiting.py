@@ -1,7 +1,8 @@
 """``WaitingTracer``: an interpreter that has imported PyTorch and waits; each script is traced by a fork of it.
 
-Importing PyTorch takes several times as long as tracing a step. A fork starts with it imported and with nothing of any
-other script; it gets the asking process's environment, directory, module path and streams.
+Importing PyTorch, and what it imports at its first operation, takes several times as long as tracing a step. A fork
+starts with that imported and with nothing of any other script; it gets the asking process's environment, directory,
+module path and streams.
 
     this process ──folder, streams──▶ waiting interpreter ──fork──▶ trace_script, ends
                  ◀──────status────────
@@ -92,7 +93,9 @@ def serve(channel: int) -> None:
     """Answer requests until the other end is closed."""
     gc.disable()  # what is imported stays: neither this process nor a fork need look through it
     import tracer.shape_only.script  # noqa: F401 - the forks have it
+    from tracer.shape_only.uncompiled import first_operation
 
+    first_operation()
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -130,6 +133,7 @@ def _answer(asked: dict[str, object], streams: list[int]) -> None:
         sys.path[:] = asked["path"]  # type: ignore[call-overload]
         folder = str(asked["folder"])
         sys.argv[1:] = [folder]
+        gc.unfreeze()  # the trace freezes it all again, which takes no time; to count what is frozen does
         main(folder)
         status = 0
     except SystemExit as error:

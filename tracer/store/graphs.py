@@ -25,7 +25,7 @@ from tracer.graph import (
     Thread,
     WaitSource,
 )
-from tracer.parallel_plan import MOST_RANKS
+from tracer.rank_classes import MOST_RANKS
 from tracer.store.container import MANIFEST, VERSION, corrupt, pack, read_file, unpack, write_file
 from tracer.store.tables import (
     MAX_ROWS,

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, get_type_hints
 
 from tracer.decode import DecodeError, convert
-from tracer.parallel_plan import MOST_RANKS
+from tracer.rank_classes import MOST_RANKS
 from tracer.store.container import corrupt, write_file
 from tracer.store.graphs import load_graphs, pack_graphs
 from tracer.table import NONE

@@ -19,6 +19,7 @@ import torch
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.substitutions import autocast_lists as lists
 from tracer.shape_only.substitutions.substitution import Site, Substitution, operator_of
+from tracer.shape_only.tensors import tensors_in
 
 _KEY = "AutocastCPU"
 _GPU = ("cuda", "hip")
@@ -113,7 +114,7 @@ class _Policy:
     def _widest(self, operator: Any) -> Callable[..., Any]:
         def kernel(*args: Any, **kwargs: Any) -> Any:
             widest = torch.get_autocast_dtype("cpu")
-            for tensor in _tensors((args, tuple(kwargs.values()))):
+            for tensor in tensors_in((args, kwargs)):
                 if _eligible(tensor):
                     widest = torch.promote_types(widest, tensor.dtype)
             return self._casting(operator, args, kwargs, widest)
@@ -186,12 +187,6 @@ def _about_cpu(original: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def _eligible(tensor: Any) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.dtype is not torch.float64
-
-
-def _tensors(value: Any) -> list[Any]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [t for part in value for t in _tensors(part)] if isinstance(value, list | tuple) else []
 
 
 _CPU_KERNELS: list[str] = []
