@@ -58,8 +58,8 @@ def commands(text: str, vary: bool) -> list[Shown]:
 
 
 _MINUTES = re.compile(r"(?<=--minutes )[\d.]+")
-_PLAIN = re.compile(r"(?P<program>foretrace|python -m) (?P<words>[^|&;<>$`*?]+)")
-"""A command that asks nothing of the shell."""
+_PLAIN = re.compile(r"(?P<program>foretrace|python -m) (?P<words>(?!pytest)[^|&;<>$`*?]+)")
+"""A command that asks nothing of the shell; pytest says so where a plugin of it was imported before."""
 _PROGRAMS = {
     "foretrace": "sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())",
     "python -m": "import runpy; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"}

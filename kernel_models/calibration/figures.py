@@ -18,6 +18,8 @@ MEASURED = "measured by foretrace calibrate"
 _REPORTED = "reported by the device's driver"
 _BEYOND_CACHE = 3.0
 """Traffic of so many times the last cache shows the memory's bandwidth."""
+_BEYOND_ANY_CACHE = 1 << 29
+"""Bytes moved that no core finds in its share of a cache, however large the socket's is that a virtual machine sees."""
 _OTHER_DTYPES = {"fp64": 0.5, "int8": 1.0, "fp16": 1.0}
 """Shares of the fp32 rate taken where nothing was measured."""
 
@@ -50,12 +52,13 @@ def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) ->
         return spec
     rates: dict[str, float] = {}
     bandwidth, floor = 0.0, float("inf")
+    beyond = min(_BEYOND_CACHE * spec.l2_mb * 2**20, _BEYOND_ANY_CACHE)
     for call, time_us in measured:
         if call.family is Family.GEMM:
             rates[call.dtype] = max(rates.get(call.dtype, 0.0), call.flops / time_us / 1e6)
         elif call.family in (Family.COPY, Family.TRANSFER, Family.ELEMENTWISE, Family.MEMSET):
             floor = min(floor, time_us)
-            if call.bytes_moved > _BEYOND_CACHE * spec.l2_mb * 2**20:
+            if call.bytes_moved >= beyond:
                 bandwidth = max(bandwidth, call.bytes_moved / time_us / 1e3)
     sources = dict(spec.sources)
     changes: dict[str, Any] = {}
