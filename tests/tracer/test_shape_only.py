@@ -325,6 +325,19 @@ def test_a_cpu_clips_and_updates_as_it_does_when_it_runs(foreach: bool | None) -
     assert ("aten::_foreach_norm" in traced) == (foreach is not False)
 
 
+@pytest.mark.parametrize("device", ["cpu", "h200-sxm"])
+def test_groups_of_every_type_are_multiplied(device: str) -> None:
+    def build() -> Callable[[], object]:
+        on = "cpu" if device == "cpu" else "cuda"
+        rows, weights = torch.ones(8, 16).to(on), torch.ones(2, 16, 32).to(on)
+        ends = torch.tensor([3, 8], dtype=torch.int32, device=rows.device)
+        return lambda: F.grouped_mm(rows, weights, offs=ends)
+
+    if not hasattr(F, "grouped_mm"):
+        pytest.skip("this PyTorch has no grouped products")
+    assert "aten::_grouped_mm" in names(trace(build, device))
+
+
 def test_gradient_scaler_and_default_fp16() -> None:
     def build() -> Callable[[], None]:
         layer = nn.Linear(8, 8).cuda()

@@ -32,6 +32,6 @@ GPU: tuple[Substitution, ...] = tuple(module.SUBSTITUTION for module in (
     subclasses, collectives, sparse, initialization, counting, grouped))
 CPU: tuple[Substitution, ...] = (conversions.SUBSTITUTION, one_hot.SUBSTITUTION, subclasses.SUBSTITUTION,
                                  collectives.SUBSTITUTION, sparse.SUBSTITUTION, initialization.SUBSTITUTION,
-                                 optimizers.ON_CPU)
+                                 optimizers.ON_CPU, grouped.SUBSTITUTION)
 
 __all__ = ["CPU", "GPU", "Site", "Substitution", "installed"]

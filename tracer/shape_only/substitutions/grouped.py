@@ -1,4 +1,4 @@
-"""Grouped products: CUDA multiplies groups of every floating-point type, fake tensors have a kernel for bf16 only."""
+"""Grouped products: devices multiply groups of every floating-point type, fake tensors have a kernel for bf16 only."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def _install(site: Site) -> None:
 
 
 SUBSTITUTION = Substitution(
-    "grouped", "CUDA multiplies groups of fp32 and fp16 too, one after another.", cpu=frozenset(),
+    "grouped", "Groups of fp32 and fp16 are multiplied too, one after another.", cpu=frozenset(),
     gpu=frozenset({"aten::_grouped_mm"}), install=_install)
