@@ -10,6 +10,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _DIGEST = 32
@@ -18,8 +19,12 @@ _DIGEST = 32
 
 def kept_folders() -> Iterator[Path]:
     """Yield the folders in which files may be kept, the best first: the user's cache, and the private one."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    yield Path(home) / "foretrace"
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(home):  # as the XDG specification says
+        home = os.path.join(os.path.expanduser("~"), ".cache")
+    # Without a home there is none: a folder of the working directory may be anybody's.
+    if os.path.isabs(home):
+        yield Path(home) / "foretrace"
     if (private := private_folder()) is not None:
         yield Path(private)
 
@@ -41,6 +46,8 @@ def private_folder() -> str | None:
 def read_kept(path: Path) -> bytes | None:
     """Return what a kept file holds, or ``None`` where there is none or it is damaged."""
     try:
+        if not path.is_file():  # reading a pipe would wait for a writer
+            return None
         kept = path.read_bytes()
     except OSError:
         return None
@@ -51,11 +58,17 @@ def write_kept(folder: Path, name: str, content: bytes) -> bool:
     """Keep a file in a folder, whole or not at all; returns whether that went well."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
-            file.write(hashlib.sha256(content).digest() + content)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, folder / name)
+        descriptor, written = tempfile.mkstemp(dir=folder)
     except OSError:
+        return False
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(hashlib.sha256(content).digest() + content)
+        os.chmod(written, 0o644)
+        os.replace(written, folder / name)
+    except OSError:  # a full disk, above all
+        with suppress(OSError):
+            os.unlink(written)
         return False
     return True
 

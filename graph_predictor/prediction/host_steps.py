@@ -17,7 +17,6 @@ from kernel_models.host.step_events import LISTS, HostStep, is_flat
 from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph
-from tracer.job import Job
 
 if TYPE_CHECKING:
     from kernel_models.datasets.host_traces import HostWork
@@ -69,21 +68,20 @@ def named_host_step(graph: ExecutionGraph, rows: Int64, compute_ns: Float64 | No
     return _step(graph, rows, np.zeros(len(rows) + 1), np.zeros(len(rows)), computed, 0.0)
 
 
-def host_model(jobs: Sequence[Job], name: str) -> HostModel:
-    """Return what captures of one host teach of it, each of a program of its own; few of them with what is known of
-    other hosts.
+def host_model(steps: Sequence[HostStep], name: str) -> HostModel:
+    """Return what recorded steps on one host teach of it, each of a program of its own; few of them with what is known
+    of other hosts.
 
     Args:
-        jobs: captures; of each the first rank.
+        steps: of captures, one each.
         name: how to call the host.
 
     Raises:
-        ForetraceError: a capture never ran, or has no steps.
+        ForetraceError: there is no host time in them.
     """
     from kernel_models.host.few_programs import ENOUGH_PROGRAMS, fit_few
     from kernel_models.host.fitting import fit_host
 
-    steps = [recorded_host_steps(job.graphs[:1])[0] for job in jobs]
     few = len(steps) < ENOUGH_PROGRAMS and any(step.compute_ns.any() for step in steps)
     return fit_few(steps, f"{name} and other hosts") if few else fit_host(steps, name)
 

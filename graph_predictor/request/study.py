@@ -199,6 +199,14 @@ class Study:
         others = tuple(text for text in wanted.sizes if not text.strip().startswith(f"{LAW_SETTING}="))
         return wanted.with_values(sizes=others, edits={**wanted.edits, "indices": f"{LAW}{laws[0].rpartition(':')[2]}"})
 
+    def check_named(self, wanted: Sequence[Configuration]) -> None:
+        """Raise ``ForetraceError`` for what none of them can do with: profiles of other devices, hosts that cannot be
+        read."""
+        self.check_profiles(wanted)
+        if self.shape_only:
+            for text in dict.fromkeys(one.host_from for one in wanted if one.host_from is not None):
+                self._once("host model", self._host, text)
+
     def check_profiles(self, wanted: Iterable[Configuration]) -> None:
         """Raise ``ProfileError`` if a fitted model is neither of the recorded device nor of one that is wanted."""
         if not self._profiles:
@@ -257,9 +265,16 @@ class Study:
             from graph_predictor.sizes.sizes import Sizes
 
             edits.append(Sizes.parse(list(sizes)))
-        models = None if spec is None else self._profiles.get(spec.name)
-        start = baseline_of(made or self.job, device=spec, models=models, host=host, collectives=collectives)
+        start = baseline_of(made or self.job, device=spec, models=self._models_of_traced(spec), host=host,
+                            collectives=collectives)
         return start.with_models(self._profiles), edits
+
+    def _models_of_traced(self, spec: DeviceSpec | None) -> DeviceProfile | None:
+        """Return the fitted models of the device that a step is made for: the named one, or what it was traced for."""
+        if not self._profiles:
+            return None
+        traced = self._code_device if self._job is None else self._job.graphs[0].meta.device
+        return self._profiles.get((spec or find_device(traced)).name)
 
     def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...],
                 device: str | TracedDevice, also: tuple[int, ...]) -> Job:

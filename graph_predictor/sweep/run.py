@@ -144,7 +144,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
         raise SweepError("A scheduler is of a cluster; give --workers dask or ray with it.")
     study = source.study()
     points = list(space)
-    study.check_profiles(point.configuration for point in points)
+    study.check_named([point.configuration for point in points])
     job = study.job  # what is wrong with it is said before any worker starts
     with ExitStack() as stack:
         rows: dict[str, Row] = {}

@@ -34,6 +34,7 @@ from kernel_models.model import Source
 from kernel_models.placed import host_work_ns
 from kernel_models.pricing import Models
 from kernel_models.spreads import SHARED_CORES, UNKNOWN_HOST
+from tracer.errors import ForetraceError
 from tracer.graph import HOST_READ, ExecutionGraph, KernelKind, LaunchKind, Place
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
     _check_fits(graphs, collectives)
     constants = plain_constants(round(spec.launch_latency_us * 1e3))
     known = host or shipped_host(CPU_HOST if spec.vendor == "host" else GPU_HOST)
+    if spec.vendor == "host" and known.launch_ns:
+        raise ForetraceError(f"{known.host} is of programs whose operations a GPU runs, and this step's compute on "
+                             f"their host; give captures of programs that do, or {CPU_HOST}.")
     known = known.suited(all((graph.steps.python_calls >= 0).all() for graph in graphs))
     ranks, threads = [], []
     for graph in graphs:

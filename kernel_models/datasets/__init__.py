@@ -107,7 +107,8 @@ class _Reader:
         if not found and alone:
             raise DataError(f"{name} holds no kernel with recorded sizes on "
                             f"{self.spec.name if self.spec else 'a known device'} (its device: "
-                            f"{', '.join(devices_of([job]))}); record with shapes, or name a table.")
+                            f"{', '.join(devices_of([job]))}); give a trace of that device, recorded with shapes, or a "
+                            "table.")
         return found
 
 

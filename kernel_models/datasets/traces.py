@@ -44,8 +44,14 @@ def read_job_samples(
     told = [] if notes is None else notes
     for graph in job.graphs:
         name = os.path.basename(graph.meta.source) + (f", rank {graph.meta.rank}" if len(job.graphs) > 1 else "")
+        if graph.meta.loss.truncated_bytes:
+            told += [f"{name}: {note}" for note in graph.meta.loss.notes[:1]]
         if graph.computes_on_host and host_work is not None and (spec is None or spec.vendor == "host"):
-            yield from host_samples(graph, host_work(graph), spec or device(CPU))
+            found_here = list(host_samples(graph, host_work(graph), spec or device(CPU)))
+            if not found_here:
+                told.append(f"{name}: nothing was used, no operation's sizes were recorded (profile with "
+                            "record_shapes=True).")
+            yield from found_here
             continue
         try:
             own = resolve_device(graph.meta.device, graph.meta.device_memory_bytes, graph.meta.sm_count)
@@ -99,4 +105,5 @@ def _percent(share: float) -> str:
 
 def devices_of(jobs: Sequence[Job]) -> list[str]:
     """Return what the graphs say of their devices, for an error."""
-    return sorted({graph.meta.device or "no name" for job in jobs for graph in job.graphs})
+    return sorted({"a CPU" if graph.computes_on_host else graph.meta.device or "no name"
+                   for job in jobs for graph in job.graphs})

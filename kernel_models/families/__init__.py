@@ -6,17 +6,13 @@ are priced by bytes and arithmetic until a file of ``heuristics`` registers how 
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
-_loaded = False
 
-
+@cache
 def load() -> None:
-    """Import every family once, so that it registers itself."""
-    global _loaded
-    if _loaded:
-        return
-    _loaded = True
+    """Import every family once, so that it registers itself; a thread that asks meanwhile waits for the imports."""
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")

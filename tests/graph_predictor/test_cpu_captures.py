@@ -11,8 +11,11 @@ from said import plain
 from typer.testing import CliRunner
 
 from graph_predictor.cli import app
-from graph_predictor.prediction.host_steps import host_model, recorded_host_work
+from graph_predictor.prediction.host_names import host_by_name
+from graph_predictor.prediction.host_steps import recorded_host_work
+from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.measured_kernels import read_kernels
+from graph_predictor.request.study import Study
 from graph_predictor.synthesis.baseline import baseline_of
 from graph_predictor.synthesis.host_thread import HostThread
 from graph_predictor.synthesis.operation_times import DeviceWork
@@ -80,7 +83,7 @@ def test_a_traced_step_is_surer_with_it_and_says_what_it_lacks_without(
 
     pytest.importorskip("torch")
     traced = trace_again(recorded, {}, "cpu")
-    host = host_model([read_job(_captures(name)[0]) for name in TEACHERS], "four")
+    host = host_by_name(",".join(_captures(name)[0] for name in TEACHERS), lambda path: read_job([path]))
     taught, formulas = (baseline_of([traced], host=host, models=models).predict() for models in (profile, None))
     widths = [np.log(one.interval_us[1] / one.interval_us[0]) for one in (taught, formulas)]
     assert widths[0] < widths[1]
@@ -128,3 +131,17 @@ def test_a_capture_without_sizes_says_why(recorded: ExecutionGraph, tmp_path: Pa
                                    str(tmp_path / "x.profile")])
     assert ran.exit_code == 2
     assert "sizes" in plain(ran.output)
+
+
+def test_a_profile_is_used_for_a_saved_step_of_its_device(profile: DeviceProfile, tmp_path: Path) -> None:
+    """It was left aside unless the device that the step had been traced for was named again."""
+    pytest.importorskip("torch")
+    from graph_predictor.sizes.retrace import trace_again
+
+    path = tmp_path / "step.foretrace"
+    trace_again(read_job(_captures("vit")[0]).graphs[0], {}, "cpu").save(path)
+    job = read_job(path)
+    plain_us, named_us, as_traced_us = (
+        Study(job, profiles=profiles).predict(Configuration(device=named)).step_time_us
+        for profiles, named in (((), None), ((profile,), "cpu"), ((profile,), None)))
+    assert as_traced_us == named_us != plain_us

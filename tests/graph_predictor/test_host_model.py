@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from graph_predictor.cli import app
 from graph_predictor.prediction.host_names import host_by_name
 from graph_predictor.prediction.host_steps import recorded_host_steps, traced_host_step, usual_step
+from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.host.events import host_events
 from kernel_models.host.fitting import fit_host
 from kernel_models.host.hosts import CPU_HOST, GPU_HOST, PLANS_HOST, host_names, read_host, shipped_host, write_host
@@ -220,6 +222,29 @@ def test_a_host_is_named_or_learned_from_captures() -> None:
     paths = ",".join(str(TRACES / "host" / name / "round0") for name in ("bert", "gpt2"))
     learned = host_by_name(paths, lambda path: read_job([path]))
     assert learned.programs == 2 and learned.launch_ns == 0
+
+
+def test_what_is_no_host_is_refused_with_its_name(tmp_path: Path) -> None:
+    """A capture cut short would teach half a step, one named twice would count as two programs."""
+    bert = str(TRACES / "host" / "bert" / "round0")
+    whole = gzip.decompress((TRACES / "cpu-small" / "kineto.json.gz").read_bytes())
+    cut = tmp_path / "cut.json"
+    cut.write_bytes(whole[:len(whole) * 9 // 10])
+    for text, said in ((f"{bert},{bert}", "named twice"), (f"{CPU_HOST},{bert}", f"{CPU_HOST} is a host"),
+                       (str(cut), "record it again"), ("cpu-step", "known by name: cpu-plans"),
+                       (f"{bert},{tmp_path / 'absent'}", "absent does not exist")):
+        with pytest.raises(ForetraceError, match=said) as error:
+            host_by_name(text, lambda path: read_job([path]))
+        assert str(cut) in str(error.value) or text != str(cut)
+
+
+def test_a_step_that_computes_on_its_host_takes_no_host_of_launches() -> None:
+    pytest.importorskip("torch")
+    from graph_predictor.sizes.retrace import trace_again
+
+    traced = trace_again(read_job([str(TRACES / "host" / "bert" / "round0")]).graphs[0], {}, "cpu")
+    with pytest.raises(ForetraceError, match="operations a GPU runs"):
+        baseline_of([traced], host=shipped_host(GPU_HOST))
 
 
 def test_a_traced_step_is_predicted_on_a_host(tmp_path: Path) -> None:
