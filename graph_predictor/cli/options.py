@@ -30,9 +30,9 @@ SHARED = {
         "FILE|auto", "Each collective by the best of several backends: those of a FILE (foretrace comm backends), or "
                      "auto, those of --comm-profile, without it NCCL's algorithms by formula"),
     "--host": SharedOption("FACTOR", "Host time × FACTOR"),
-    "--host-from": SharedOption("PATH", "The host of another capture; of a step that never ran also of several "
-                                        "captures, separated by commas, or by name: cpu-steps, gpu-steps, or a "
-                                        "file of foretrace calibrate --host"),
+    "--host-from": SharedOption("PATH", "A capture whose host it is; of a step that never ran also several "
+                                        "captures, separated by commas, or a host alone: cpu-steps, cpu-plans, "
+                                        "gpu-steps or a file of foretrace calibrate --host"),
     "--dtype": SharedOption("TYPE", "Element type, such as bf16"),
     "--indices": SharedOption(
         "FILE|zipf:S", "Indices that embedding tables are looked up by: Parquet, CSV, dlrm_datasets, or a Zipf law"),
