@@ -64,10 +64,11 @@ def _table(title: str, cases: list[ToldHost]) -> None:
     for case in cases:
         print(f"{case.name:24}{case.measured_ns / 1e3:9,.0f}{case.told_ns / 1e3:11,.0f}{case.error:+8.1%}"
               f"{case.known:7.0%}  {'yes' if case.within else 'no'}")
-    _sum([case.error for case in cases], [case.within for case in cases])
+    print_sum([case.error for case in cases], [case.within for case in cases])
 
 
-def _sum(errors: list[float], held: list[bool]) -> None:
+def print_sum(errors: list[float], held: list[bool]) -> None:
+    """Print what relative errors, and whether each truth lay in its interval, come to."""
     size = np.abs(errors)
     print(f"MAPE {size.mean():.1%}, median {np.median(size):.1%}, bias {np.mean(errors):+.1%}, p90 "
           f"{np.quantile(size, 0.9):.1%}, worst {size.max():.1%}; within 10%: {(size <= 0.1).sum()} of {len(size)}; in "

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from host_model import SUITE, print_sum
 
 from graph_predictor.prediction.host_calibration import read_rounds
 from graph_predictor.request.measured_kernels import read_kernels
@@ -33,7 +34,6 @@ from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 from tracer.shape_only.apart import trace_apart
 
-SUITE = ("dlrm", "resnet50", "bert", "llama", "gpt2", "vit", "moe", "lstm", "unet")
 FOREIGN = Path(__file__).parent / "foreign_programs"
 BUILDER = "from small_models import build as of_name\n\n\ndef build():\n    return of_name(name={name!r})\n"
 """A program of ``foreign_programs/small_models.py``, as a script that builds it."""
@@ -93,10 +93,7 @@ def _judged(title: str, cases: Iterable[tuple[str, Path, ExecutionGraph]], law: 
         print(f"{name:32}{truth:9,.0f}{found.step_time_us:11,.0f}{errors[-1]:+8.1%}  {low / found.step_time_us:.2f}–"
               f"{high / found.step_time_us:.2f}  {'yes' if held[-1] else 'no'}")
     if errors:
-        size = np.abs(errors)
-        print(f"MAPE {size.mean():.1%}, median {np.median(size):.1%}, bias {np.mean(errors):+.1%}, p90 "
-              f"{np.quantile(size, 0.9):.1%}, worst {size.max():.1%}; within 10%: {(size <= 0.1).sum()} of {len(size)};"
-              f" in the 80% interval: {np.mean(held):.0%}")
+        print_sum(errors, held)
 
 
 if __name__ == "__main__":

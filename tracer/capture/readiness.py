@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tracer.capture.quiet import QuietStderr
+from tracer.cores import usable_cores
 from tracer.disk import SCARCE_BYTES, free_bytes
 from tracer.gpu_state import GpuState, find_gpus
 
@@ -82,7 +83,7 @@ def _python() -> Iterator[MachineCheck]:
 def _processor() -> Iterator[MachineCheck]:
     from tracer.capture.context import cpu_model
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     yield MachineCheck("processor", MachineVerdict.OK, f"{cpu_model()}, {cores} core{'' if cores == 1 else 's'} usable")
     with suppress(OSError):
         load = os.getloadavg()[0]
