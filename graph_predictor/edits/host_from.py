@@ -17,7 +17,7 @@ from graph_predictor.prediction.operation_costs import (
 from graph_predictor.prediction.repeat import Cycle, choose_steps
 from graph_predictor.prediction.scenario import EditError, Origin, Scenario
 from graph_predictor.prediction.unprofiled import unprofiled
-from graph_predictor.recorded.typical_steps import similar_steps
+from graph_predictor.recorded.counted_steps import similar_steps
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
 from kernel_models.spreads import OTHER_HOST
@@ -58,7 +58,7 @@ class HostFrom:
         other = build_program(list(self.graphs))
         steps = similar_steps(other.graphs)
         if not scenario.profiled:
-            other = unprofiled(other, steps=steps)
+            other = unprofiled(other, steps)
         cycle = choose_steps(other, steps)
         if cycle is None:
             raise EditError(f"{self.name} has no steps, so that its host time is not known by step; give a trace "

@@ -59,7 +59,7 @@ class OtherIndices:
         if new == calls:
             raise EditError(f"No look-up of the step changes with {self.describe()}: it looks rows up so already.")
         regrouped, after = work.regrouped(new)
-        return replace(scenario, work=regrouped, kernels=replace(kernels, calls=after))
+        return replace(scenario, regrouped=regrouped, kernels=replace(kernels, calls=after))
 
 
 def _tables_with(graph: ExecutionGraph, indices: Indices) -> Noted:

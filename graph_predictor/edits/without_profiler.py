@@ -9,10 +9,10 @@ import numpy as np
 from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.profiler_cost import profiler_share
 from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.recorded.gpu_active import active_ns
 from graph_predictor.recorded.head_start import head_start_ns, runs_ahead
 from tracer.arrays import Float64
 from tracer.graph import KernelKind
-from tracer.intervals import union_ns
 
 
 @edit_option("without-profiler", "Take out what the profiler's events cost the host, where no step was timed without.")
@@ -75,7 +75,8 @@ def _no_longer_than_devices(scenario: Scenario, ns: Float64) -> Float64:
     for rank, graph in enumerate(scenario.built.graphs):
         kernels = graph.kernels
         own = cycle.kernel[pointer[rank]:pointer[rank + 1]] & (kernels.kind != KernelKind.COLLECTIVE)
-        busy = union_ns(kernels.start_ns[own], kernels.start_ns[own] + kernels.duration_ns[own])
+        start = kernels.start_ns[own]
+        busy = active_ns(start, start + kernels.duration_ns[own], kernels.device[own])
         mine = pieces.rank == rank
         host = float(ns[mine & cycle.working[pieces.item]].sum())
         left[mine] *= min(busy / host, 1.0) if host else 1.0

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from math import exp
 
 from graph_predictor.prediction.repeat import Cycle
-from graph_predictor.prediction.replay import INEXACT, REPRODUCIBLE_SHARE
+from graph_predictor.prediction.replay import INEXACT, REPRODUCIBLE_SHARE, replayed_steps
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import simulate
 
 MOST_UNEXPLAINED = 0.95
@@ -58,9 +57,6 @@ def closing(built: Built, cycle: Cycle) -> Closing:
     """Replay the recorded steps of a cycle."""
     program = built.recorded_program
     simulated = simulate(program)
-    error = 0.0
-    for _, _, begin, end in step_items(program):
-        measured = int(program.recorded_item_end[end] - program.recorded_item_end[begin])
-        if cycle.item[begin] and measured > 0:
-            error = max(error, abs(int(simulated.item_end[end] - simulated.item_end[begin]) / measured - 1.0))
+    steps = replayed_steps(built, program, simulated, simulated)
+    error = max((abs(step.error) for step in steps if cycle.item[step.begin_item]), default=0.0)
     return Closing(error, max((report.unexplained_share for report in built.reports), default=0.0))

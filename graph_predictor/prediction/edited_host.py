@@ -14,8 +14,7 @@ from graph_predictor.simulation.host_pieces import with_host
 from graph_predictor.simulation.program import NEVER, Anchor, total_ratio, whole_ns
 from kernel_models.launch_constants import LaunchConstants
 from tracer.arrays import Bool, Float64, Int64
-from tracer.graph import LAUNCHING, ExecutionGraph, KernelKind
-from tracer.intervals import union_ns
+from tracer.graph import LAUNCHING, ExecutionGraph
 
 GRAPH_LAUNCH_NS = 10_000.0
 """Host time of one CUDA graph launch: 2.5 µs + 1 ns a node from CUDA 12.6, 5 to 10 µs before for some hundred nodes
@@ -129,9 +128,3 @@ def kinds_of(repeated: Repeated, graphs: list[ExecutionGraph]) -> list[np.ndarra
     of = every[repeated.kernel]
     pointer = repeated.program.kernel_ptr
     return [of[pointer[rank]:pointer[rank + 1]] for rank in range(len(pointer) - 1)]
-
-
-def gpu_active_ns(start: Int64, end: Int64, rows: Int64, kind: np.ndarray) -> int:
-    """Time in which at least one of the given kernels, collectives apart, ran, ns."""
-    rows = rows[kind[rows] != KernelKind.COLLECTIVE]
-    return union_ns(start[rows], end[rows])

@@ -12,7 +12,8 @@ from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.result import PathItem
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.steady_state import Steady
+from graph_predictor.prediction.steady_state import SAME, Steady
+from graph_predictor.recorded.gpu_active import active_ns
 from graph_predictor.simulation.critical_path import (
     Bound,
     Causes,
@@ -27,7 +28,6 @@ from graph_predictor.simulation.program import Program
 from kernel_models.model import Source
 from tracer.arrays import Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
-from tracer.intervals import union_ns
 
 OUTSIDE = "outside any op"
 _LABELS = tuple(bound.label for bound in Bound)
@@ -62,22 +62,33 @@ def explain(scenario: Scenario, steady: Steady, times: KernelTimes, host_source:
         zip(starts, grouped_sums_back(causes, starts).tolist(), strict=True))]
 
 
+def deciding_rank(period_ns: Int64, ranks: list[Explained]) -> int:
+    """Return the rank whose path is the job's: of the slowest ranks the one that waits least for others.
+
+    Ranks that meet in collectives all take as long as the one they wait for.
+    """
+    slowest = np.flatnonzero(period_ns >= (1.0 - SAME) * period_ns.max())
+    return int(min(slowest.tolist(), key=lambda rank: ranks[rank].bounds[Bound.WAITING_FOR_RANK.label]))
+
+
 @dataclass(frozen=True, slots=True)
 class _Layout:
     """What copies have in common whatever they take: the bound of each kernel's own time, and of each rank the kernels
-    of the last copy that are no collectives."""
+    of the last copy that are no collectives, with their devices."""
 
     bounds: Int8
     computing: list[Int64]
+    device: list[np.ndarray]
 
     @classmethod
     def of(cls, repeated: Repeated, graphs: list[ExecutionGraph]) -> _Layout:
         kinds = kinds_of(repeated, graphs)
         last = repeated.copy_of_kernel == repeated.copies - 1
         pointer = repeated.program.kernel_ptr.tolist()
-        return cls(kernel_bounds(kinds), [
-            low + np.flatnonzero(last[low:high] & (kind != KernelKind.COLLECTIVE))
-            for low, high, kind in zip(pointer[:-1], pointer[1:], kinds, strict=True)])
+        computing = [low + np.flatnonzero(last[low:high] & (kind != KernelKind.COLLECTIVE))
+                     for low, high, kind in zip(pointer[:-1], pointer[1:], kinds, strict=True)]
+        device = np.concatenate([graph.kernels.device for graph in graphs])[repeated.kernel]
+        return cls(kernel_bounds(kinds), computing, [device[rows] for rows in computing])
 
 
 def _of_rank(steady: Steady, host_source: Source, rank: int, causes: Causes, start: PathStart, sums: list[int],
@@ -87,8 +98,8 @@ def _of_rank(steady: Steady, host_source: Source, rank: int, causes: Causes, sta
     sources = {source: float(on_kernels[source]) if source < len(on_kernels) else 0.0 for source in Source}
     sources[host_source] += float(sum(sums[:len(Bound)]) - sum(on_kernels))
     own, simulated = layout.computing[rank], steady.simulated
-    active_ns = union_ns(simulated.kernel_start[own], simulated.kernel_end[own])
-    return Explained(bounds, deciding(bounds), sources, active_ns, causes, start)
+    active = active_ns(simulated.kernel_start[own], simulated.kernel_end[own], layout.device[rank])
+    return Explained(bounds, deciding(bounds), sources, active, causes, start)
 
 
 def _recorded(steady: Steady, path: Path) -> Int64:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from graph_predictor.prediction.repeat import Cycle
-from graph_predictor.recorded.typical_steps import typical
+from graph_predictor.recorded.step_lengths import typical
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_pieces import HostPieces
 from graph_predictor.simulation.host_waits import waiting_calls

@@ -19,10 +19,11 @@ import numpy as np
 from graph_predictor.prediction.changes import BatchChange, DeviceChange
 from graph_predictor.prediction.closing import Closing, closing
 from graph_predictor.prediction.contended import matters, slowed, steady_shares
+from graph_predictor.prediction.deciding import HOST
 from graph_predictor.prediction.edit import Edit, is_edit
 from graph_predictor.prediction.edited_copies import HOSTS_KEPT, EditedCopies, KernelRows
 from graph_predictor.prediction.edited_host import EditedHost, edit_host, host_changed
-from graph_predictor.prediction.explain import Explained, explain, path_entries
+from graph_predictor.prediction.explain import Explained, deciding_rank, explain, path_entries
 from graph_predictor.prediction.fetching import Fetching
 from graph_predictor.prediction.host_spread import (
     drift,
@@ -36,25 +37,20 @@ from graph_predictor.prediction.interval import ActiveErrors, TimeErrors, spread
 from graph_predictor.prediction.kernel_variants import FamilyRows, KernelVariants
 from graph_predictor.prediction.loader import loader_of
 from graph_predictor.prediction.memory import lacking_memory, peak_memory
-from graph_predictor.prediction.pricing import KernelTimes, price_kernels
+from graph_predictor.prediction.pricing import KernelTimes, measured_times, price_kernels
 from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, steps_of
 from graph_predictor.prediction.replay import check_recorded
-from graph_predictor.prediction.result import Prediction, RankPrediction
+from graph_predictor.prediction.result import Prediction, RankPrediction, SteadyStep
 from graph_predictor.prediction.rewriting import Rewritten, replaced_kernels, rewrite
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
 from graph_predictor.prediction.source_facts import SourceFacts
 from graph_predictor.prediction.steady_state import Steady, steady_state
 from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
-from graph_predictor.prediction.unprofiled import unprofiled, unprofiled_ns
-from graph_predictor.prediction.work import COLLECTIVE, Work, describe_work
-from graph_predictor.recorded.typical_steps import (
-    alike_steps,
-    compared_steps,
-    lengths_from,
-    mean_typical_ns,
-    similar_steps,
-    typical,
-)
+from graph_predictor.prediction.unprofiled import unprofiled
+from graph_predictor.prediction.work import COLLECTIVE, Work
+from graph_predictor.recorded.counted_steps import CountedSteps, alike_steps, compared_steps, similar_steps
+from graph_predictor.recorded.facts import RecordedFacts, recorded_facts
+from graph_predictor.recorded.step_lengths import typical
 from graph_predictor.simulation.beside import Beside
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
@@ -103,20 +99,21 @@ class Baseline:
         spreads: how sure its host time is.
         notes: what reports say beside every prediction.
         ran: whether it was recorded.
-        chosen: whether somebody named the steps that are repeated.
+        recorded_facts: what is true of the recording; ``None`` of a step that never ran.
         origin: of a step traced by shapes, the recorded one whose times stand for its own.
         changes: what of it is other than in the origin, a phrase each.
     """
 
     def __init__(self, scenario: Scenario, spreads: Spreads, notes: Sequence[str] = (), *, ran: bool = True,
-                 chosen: bool = False, origin: Baseline | None = None, changes: tuple[str, ...] = ()) -> None:
+                 recorded_facts: RecordedFacts | None = None, origin: Baseline | None = None,
+                 changes: tuple[str, ...] = ()) -> None:
         self.scenario, self.spreads, self.notes = scenario, spreads, list(dict.fromkeys(notes))
-        self.ran, self.chosen, self.origin, self.changes = ran, chosen, origin, changes
+        self.ran, self.recorded_facts, self.origin, self.changes = ran, recorded_facts, origin, changes
 
     @classmethod
     def recorded(cls, graphs: Sequence[ExecutionGraph], steps: str | int | range | None = None, *,
                  device: DeviceSpec | None = None, models: Models | None = None, profiled: bool = False,
-                 notes: Sequence[str] = ()) -> Baseline:
+                 notes: Sequence[str] = (), built: Built | None = None) -> Baseline:
         """Take a recorded job apart.
 
         Args:
@@ -128,22 +125,25 @@ class Baseline:
             profiled: keep the time that the profiler took. By default it is taken out wherever the capture knows what
                 steps take without it; ``scenario.profiled`` says which it is.
             notes: what reports say of the job.
+            built: an already built program of the same graphs.
 
         Raises:
             ForetraceError: there is nothing to simulate, no step, or no such step.
         """
         check_recorded(graphs)
-        built = build_program(list(graphs))
-        work = describe_work(built)
-        similar = similar_steps(graphs) if steps is None else None
+        built = built or build_program(list(graphs))
+        counted = CountedSteps.of(graphs)
+        similar = similar_steps(graphs, counted) if steps is None else None
         if not profiled:
-            built = unprofiled(built, work, similar)
+            built = unprofiled(built, similar)
         cycle = steps_of(built, similar if steps is None else steps)
         pieces = host_pieces(built)
-        scenario = Scenario(built, cycle, work, pieces, DeviceChange(device or recorded_device(graphs[0]), models),
+        scenario = Scenario(built, cycle, pieces, DeviceChange(device or recorded_device(graphs[0]), models),
                             batches=BatchChange(loader_of(built, cycle)), profiled=built.profiled)
-        spreads = _spreads(built, cycle, pieces, similar)
-        return cls(scenario, spreads, notes, chosen=steps is not None)
+        spreads = _spreads(built, cycle, pieces, similar, counted)
+        # Repeated are at most six steps of one kind; recorded are all that count, or those that were asked for.
+        asked = None if steps is None else cycle.numbers
+        return cls(scenario, spreads, notes, recorded_facts=recorded_facts(graphs, counted, asked))
 
     @property
     def built(self) -> Built:
@@ -172,8 +172,15 @@ class Baseline:
         self.scenario = replace(self.scenario, items_per_rank=items)
         return self
 
+    def steady_step(self) -> SteadyStep:
+        """Return the steady state of the step as it was recorded: the same as of a prediction without edits, whose
+        interval, prices and evidence it does without."""
+        run = _Run(self, self.scenario, [], once=True)
+        ranks = explain(run.scenario, run.steady, run.times, Source.MEASURED)
+        return run.steady_step(ranks, deciding_rank(run.steady.period_ns, ranks))
+
     def predict(self, edits: Sequence[Edit] = (), *, price_per_hour: float | None = None,
-                path: bool = True) -> Prediction:
+                path: bool = True, evidence: bool = False) -> Prediction:
         """Predict the step with edits, in any order that makes sense.
 
         Args:
@@ -181,6 +188,7 @@ class Baseline:
             price_per_hour: of one device.
             path: say which operations the critical path is of; without, ``Prediction.critical_path`` is empty, for
                 tables of many predictions that do not show it.
+            evidence: say what a host, a GPU and a network that take no time would save (``Prediction.savings_us``).
 
         Raises:
             EditError: an edit cannot be done, or the price is none; nothing is changed.
@@ -190,22 +198,16 @@ class Baseline:
                             f"{MOST_FACTOR:g}.")
         if is_edit(edits) or not all(map(is_edit, edits)):
             raise EditError("Edits are given as a list of them, such as [edits.ScaleHost(0.5)].")
-        return self._run(edits).prediction(price_per_hour, path)
+        run = self._run(edits)
+        found = run.prediction(price_per_hour, path)
+        if evidence:
+            found.savings_us = run.savings_us()
+        return found
 
     @cached_property
     def facts(self) -> SourceFacts:
         """Return what is told of the job beside every prediction."""
         return SourceFacts.of(self.built)
-
-    @cached_property
-    def recorded_ns(self) -> float:
-        """Return the mean of the recorded steps, of the slowest rank, ns; time between them is in none."""
-        return max(float(self.cycle.recorded_ns(rank).mean()) for rank in range(len(self.cycle.row)))
-
-    @cached_property
-    def unprofiled_ns(self) -> float | None:
-        """Return the median step without the profiler, ns; ``None`` where none was timed."""
-        return unprofiled_ns(self.built)
 
     @cached_property
     def closing(self) -> Closing:
@@ -253,13 +255,14 @@ class Baseline:
 
     @property
     def measured_ns(self) -> float | None:
-        """Return what the unedited step was measured to take, ns: the mean of the recorded typical steps (of those
-        chosen), or the median one without the profiler; ``None`` if nobody measured it."""
-        if not self.ran:
+        """Return what the unedited step was measured to take, ns, by the clock of its times: the mean of the recorded
+        steps, or the median one without the profiler; ``None`` of a step that was not measured."""
+        facts = self.recorded_facts
+        if facts is None:
             return None
-        if not self.scenario.profiled:
-            return None if self.chosen else self.unprofiled_ns
-        return self.recorded_ns if self.chosen else mean_typical_ns(self.built.graphs)
+        if self.scenario.profiled:
+            return facts.step_ns
+        return facts.unprofiled_ns if facts.of_all else None
 
     @cached_property
     def kinds(self) -> StepKinds | None:
@@ -279,8 +282,9 @@ class Baseline:
         if not measured or abs((step_ns := self._unedited.step_ns) / measured - 1.0) <= UNLIKE_MEASURED:
             return None
         if not self.scenario.profiled:
+            facts_ms = f"{self.recorded_facts.step_ns / 1e6:,.3f}" if self.recorded_facts is not None else "?"
             return (f"The capture's steps took {measured / 1e6:,.3f} ms without the profiler, and {step_ns / 1e6:,.3f} "
-                    f"ms are predicted of them as they are (under it they took {self.recorded_ns / 1e6:,.3f} "
+                    f"ms are predicted of them as they are (under it they took {facts_ms} "
                     "ms): the two phases of the capture differ by more than the profiler's cost on the host. The "
                     "interval reaches the measured time.")
         return (f"The recorded steps took {measured / 1e6:.3f} ms: they were no steady state (a queue was filling or "
@@ -320,12 +324,13 @@ class SimulatedStep:
 
 
 class _Run:
-    """One scenario, priced and simulated."""
+    """One scenario, priced and simulated; ``once``: as recorded, and for nothing else."""
 
-    def __init__(self, baseline: Baseline, scenario: Scenario, edits: list[str]) -> None:
+    def __init__(self, baseline: Baseline, scenario: Scenario, edits: list[str], *, once: bool = False) -> None:
         self.rewritten = rewrite(scenario)
-        self.baseline, self.scenario, self.edits = baseline, scenario, edits
-        self.times: KernelTimes = replaced_kernels(self.rewritten, price_kernels(scenario))
+        self.baseline, self.scenario, self.edits, self.once = baseline, scenario, edits, once
+        self.times: KernelTimes = (measured_times(scenario.built.program) if once
+                                   else replaced_kernels(self.rewritten, price_kernels(scenario)))
         self.host: EditedHost = _edited_host(scenario, self.rewritten)
         self.kinds = baseline.facts.kinds
         self.steady: Steady = self._steady()
@@ -338,7 +343,7 @@ class _Run:
             self.times.ns[copies.rows.kernels, None]))
 
     def _steady(self) -> Steady:
-        return steady_state(self.scenario.cycle, self._edited)
+        return steady_state(self.scenario.cycle, self._edited, once=self.once)
 
     def _contend(self, found: Contention) -> None:
         """Let the kernels take what they take beside what they are beside now."""
@@ -356,16 +361,23 @@ class _Run:
         """Expected time of a step, of the slowest rank."""
         return float(self.steady.period_ns.max()) / self.scenario.cycle.steps
 
+    def steady_step(self, ranks: list[Explained], deciding: int, *, path: bool = True) -> SteadyStep:
+        """Return the step's steady state, given its ranks' critical paths and the rank that decides."""
+        chosen, steps = ranks[deciding], self.scenario.cycle.steps
+        per_rank = [self._rank(rank, explained) for rank, explained in enumerate(ranks)]
+        return SteadyStep(
+            self.step_ns / 1e3, max(rank.gpu_active_us for rank in per_rank), chosen.bound,
+            {label: ns / steps / 1e3 for label, ns in chosen.bounds.items()},
+            path_entries(self.scenario, self.steady, chosen.path()) if path else [], per_rank)
+
     def prediction(self, price_per_hour: float | None, path: bool) -> Prediction:
-        scenario, cycle, steady = self.scenario, self.scenario.cycle, self.steady
+        scenario, steady = self.scenario, self.steady
         changed = host_changed(scenario, self.rewritten)
         host_source = max(scenario.host.source, Source.ANCHORED) if changed else scenario.host.source
         ranks = explain(scenario, steady, self.times, host_source)
-        slowest, step_ns = int(np.argmax(steady.period_ns)), self.step_ns
+        slowest, step_ns = deciding_rank(steady.period_ns, ranks), self.step_ns
         low, high = self.baseline.closing.widened(*self._interval(step_ns))
-        chosen = ranks[slowest]
-        per_rank = [self._rank(rank, explained) for rank, explained in enumerate(ranks)]
-        active = max(r.gpu_active_us for r in per_rank)
+        chosen, found = ranks[slowest], self.steady_step(ranks, slowest, path=path)
         total = sum(chosen.source_ns.values()) or 1.0
         families, kernel_sources = self._of_times("device time", slowest, lambda: self._device_time(slowest))
         target = scenario.scaled_device()
@@ -373,14 +385,13 @@ class _Run:
         facts, rests_on = self.baseline.facts, self.baseline.origin or self.baseline
         world, ran = facts.world_size, rests_on.ran
         return Prediction(
-            step_time_us=step_ns / 1e3, interval_us=(low / 1e3, high / 1e3), gpu_active_us=active,
-            gpu_active_interval_us=self._active_interval(per_rank), bound=chosen.bound,
-            per_rank=per_rank, bounds_us={k: v / cycle.steps / 1e3 for k, v in chosen.bounds.items()},
-            families_us=dict(families), critical_path=path_entries(scenario, steady, chosen.path()) if path else [],
+            step_time_us=found.step_time_us, interval_us=(low / 1e3, high / 1e3), gpu_active_us=found.gpu_active_us,
+            gpu_active_interval_us=self._active_interval(found.per_rank), bound=found.bound,
+            per_rank=found.per_rank, bounds_us=found.bounds_us, families_us=dict(families),
+            critical_path=found.critical_path,
             profiled=scenario.profiled, ran=ran,
             sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
-            kernel_sources=dict(kernel_sources), recorded_us=None if not ran else rests_on.recorded_ns / 1e3,
-            unprofiled_us=None if not ran else _microseconds(rests_on.unprofiled_ns), steps=rests_on.cycle.names,
+            kernel_sources=dict(kernel_sources), recorded=rests_on.recorded_facts, steps=rests_on.cycle.names,
             device=target.name if target is not None else facts.device,
             recorded_on="" if not ran else scenario.devices.source.name if scenario.devices.source else facts.device,
             peak_memory_bytes=peak_memory(scenario),
@@ -392,11 +403,29 @@ class _Run:
             as_measured=not self.edits and ran and self.baseline.unlike_measured is None,
             edits=self.edits, warnings=self._warnings(), notes=self._notes())
 
+    def savings_us(self) -> dict[str, float]:
+        """Return what the step would save, µs, if a resource took no time: its host, its GPU, its network."""
+        copies, kinds = self.steady.copies, self.kinds
+        used = {HOST: True, "GPU": bool((kinds != KernelKind.COLLECTIVE).any()),
+                "network": bool((kinds == KernelKind.COLLECTIVE).any())}
+        ns = np.repeat(self.times.ns[copies.rows.kernels, None], 2, axis=1)
+        collective = kinds[copies.rows.kernels] == KernelKind.COLLECTIVE
+        ns[~collective, 0], ns[collective, 1] = 0.0, 0.0
+        periods = [*copies.periods_ns(self.steady.kernels, [0.0]),
+                   *copies.periods_ns(copies.kernels(KernelVariants(ns)), [1.0, 1.0])]
+        now = float(self.steady.period_ns.max())
+        return {name: max(now - float(period), 0.0) / self.scenario.cycle.steps / 1e3
+                for (name, there), period in zip(used.items(), periods, strict=True) if there}
+
     def _rank(self, rank: int, explained: Explained) -> RankPrediction:
         graph, steps = self.scenario.built.graphs[rank], self.scenario.cycle.steps
+        active_ns = explained.active_ns / steps
+        if not self.edits and (facts := self.baseline.recorded_facts) is not None:
+            # As it is, the GPU is active as it was recorded to be.
+            active_ns = facts.ranks[rank].gpu_active_ns or 0.0
         return RankPrediction(
             graph.meta.rank if graph.meta.rank >= 0 else rank, float(self.steady.period_ns[rank]) / steps / 1e3,
-            explained.active_ns / steps / 1e3, explained.bound,
+            active_ns / 1e3, explained.bound,
             {name: ns / steps / 1e3 for name, ns in explained.bounds.items()})
 
     def _device_time(self, rank: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -542,7 +571,7 @@ class _Run:
                  *self.scenario.notes, *self.times.notes]
         recorded = self.baseline.origin or self.baseline
         if self.scenario.profiled and recorded.ran:
-            without = recorded.unprofiled_ns
+            without = None if recorded.recorded_facts is None else recorded.recorded_facts.unprofiled_ns
             notes.append("Times are those under the profiler" + (
                 ": nothing says what the step takes without it (foretrace capture times that too; --without-profiler "
                 "takes out what its events cost)." if without is None
@@ -573,7 +602,7 @@ def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
     return scenario.shared.once("host", of, lambda: edit_host(scenario, None), most=HOSTS_KEPT)
 
 
-def _spreads(built: Built, cycle: Cycle, pieces: HostPieces, similar: range | None) -> Spreads:
+def _spreads(built: Built, cycle: Cycle, pieces: HostPieces, similar: range | None, counted: CountedSteps) -> Spreads:
     """Return what the steps of a cycle differ by, with others around the ``similar`` steps it was taken from; or what
     those do that were timed without the profiler."""
     if not built.profiled:
@@ -586,14 +615,10 @@ def _spreads(built: Built, cycle: Cycle, pieces: HostPieces, similar: range | No
         # What steps differ by is also what the outliers among them do.
         compared = choose_steps(built, compared_steps(graphs, similar)) or cycle
         alike = choose_steps(built, alike_steps(graphs, similar)) or cycle
-        lengths = lengths_from(graphs, similar.start)
+        lengths = counted.longest_ns(similar.start)
     around_ns = float(lengths[typical(lengths)].mean())
     return Spreads(mean_spread(step_totals(built, compared, pieces)), least_spread(lengths, around_ns),
                    drift(unblocked_totals(built, alike, pieces)))
-
-
-def _microseconds(ns: float | None) -> float | None:
-    return None if ns is None else ns / 1e3
 
 
 def recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:

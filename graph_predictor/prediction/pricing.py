@@ -17,6 +17,7 @@ from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.shared import KEPT
 from graph_predictor.prediction.typical import Ladders, typical_ratios
 from graph_predictor.prediction.work import COLLECTIVE
+from graph_predictor.simulation.program import Program
 from kernel_models.model import Source
 from kernel_models.op_call import Family
 from kernel_models.pricing import price
@@ -66,6 +67,14 @@ def price_kernels(scenario: Scenario) -> KernelTimes:
     changes = [getattr(group, field.name) for group in (scenario.devices, scenario.kernels) for field in fields(group)]
     return scenario.shared.once("kernel times", (scenario.built, scenario.cycle, scenario.work, *changes),
                                 lambda: _priced(scenario))
+
+
+def measured_times(program: Program) -> KernelTimes:
+    """Return the kernels' recorded times, whatever they are of."""
+    kernels = len(program.kernel_duration)
+    return KernelTimes(program.kernel_duration.astype(np.float64), np.full(kernels, Source.MEASURED, np.int64),
+                       np.zeros(kernels, np.int64), np.full(kernels, -MEASURED_KERNELS),
+                       np.full(kernels, MEASURED_KERNELS), ())
 
 
 def _priced(scenario: Scenario) -> KernelTimes:

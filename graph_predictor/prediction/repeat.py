@@ -19,6 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from graph_predictor.prediction.shared import Shared
+from graph_predictor.recorded.step_lengths import step_lengths
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import Structure, structure_of
@@ -41,6 +42,7 @@ class Cycle:
         first, last: begin item of the first step and end item of the last one, per rank.
         names: names of the steps, of the first rank.
         row: rows of ``graph.steps``, [ranks, steps].
+        numbers: of the steps, within each rank.
     """
 
     built: Built
@@ -51,6 +53,7 @@ class Cycle:
     last: Int64
     names: tuple[str, ...]
     row: Int64
+    numbers: tuple[int, ...]
     shared: Shared = field(default_factory=Shared, init=False, repr=False, compare=False)
     """Its repetitions, which predictions from one recording share."""
 
@@ -67,7 +70,9 @@ class Cycle:
 
     def recorded_ns(self, rank: int) -> Int64:
         """Recorded length of a rank's steps, [steps]."""
-        return self.built.graphs[rank].steps.duration_ns[self.row[rank]]
+        graphs = self.built.graphs
+        lengths = self.shared.once("lengths", (), lambda: [step_lengths(graph).length_ns for graph in graphs])
+        return lengths[rank][self.row[rank]]
 
     @property
     def period_ns(self) -> int:
@@ -163,7 +168,7 @@ def choose_steps(built: Built, steps: str | int | Sequence[int] | None = None) -
     graph = built.graphs[0]
     names = tuple(graph.string(int(graph.steps.name[row])) for row, _, _ in (by_rank[0][n] for n in numbers))
     return Cycle(built, len(numbers), item, kernel, np.array(first, np.int64), np.array(last, np.int64), names,
-                 np.array(rows, np.int64))
+                 np.array(rows, np.int64), tuple(numbers))
 
 
 def _number(built: Built, text: str, rows: list[int]) -> int:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graph_predictor.prediction.counted_span import CountedSpan, RecordedEvents
 from graph_predictor.prediction.unprofiled import on_unprofiled_clock, unprofiled
+from graph_predictor.recorded.counted_steps import CountedSteps
 from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.critical_path import step_items
@@ -26,7 +28,7 @@ from graph_predictor.simulation.residuals import with_residuals
 from tracer.arrays import Int64
 from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
-from tracer.graph import SHAPE_ONLY, ExecutionGraph, KernelKind
+from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import AnyJob, graphs_of
 from tracer.shown import Shown
 
@@ -37,8 +39,6 @@ REPRODUCIBLE_SHARE = 0.005
 """Above this share of unexplained delay, the GPU timeline is said not to be reproducible."""
 INEXACT = 0.01
 """A replayed step this far from the measured one is reported, and what rests on it widened."""
-HOST_BOUND_SHARE = 0.99
-"""A step that keeps this share of its time when kernels take none is bound by the host."""
 WINDOW = "whole window"
 
 
@@ -46,28 +46,33 @@ WINDOW = "whole window"
 class ReplayedStep:
     """One step of one rank, ns.
 
-    ``profiled_ns`` is the step replayed under the profiler, as it was measured; ``replayed_ns`` is the same unless the
-    replay is of times without it. ``free_kernels_ns`` is the replayed step with all kernel durations at zero.
+    Attributes:
+        measured_ns: as recorded, under the profiler.
+        profiled_ns: replayed under the profiler; ``replayed_ns`` is the same unless the replay is of times without it.
+        begin_item, end_item: of the program, on the step's thread.
+        span: from where to where the step is counted.
+        why_not: why it does not count as one of the recording's steps; empty where it does.
     """
 
     rank: int
     name: str
     measured_ns: int
     replayed_ns: int
-    free_kernels_ns: int
     profiled_ns: int
     begin_item: int
     end_item: int
+    span: CountedSpan = field(compare=False, repr=False)
+    why_not: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Return whether it is one of the steps that every command counts."""
+        return not self.why_not
 
     @property
     def error(self) -> float:
         """Replayed over measured, less one, both under the profiler."""
         return self.profiled_ns / self.measured_ns - 1.0 if self.measured_ns else 0.0
-
-    @property
-    def host_bound(self) -> bool:
-        """Return whether the step takes as long with free kernels."""
-        return self.free_kernels_ns >= HOST_BOUND_SHARE * self.replayed_ns
 
 
 @dataclass(slots=True, repr=False)
@@ -204,23 +209,13 @@ def replay(
     # Steps were measured under the profiler: only a replay under it can be compared with them.
     under = simulated if built.profiled else simulate(
         recorded.with_durations(scaled_durations(recorded, built.graphs, scale_kernels)))
-    free = simulate(program.with_durations(scaled_durations(program, built.graphs, 0.0)))
-    steps = [
-        ReplayedStep(
-            rank=rank_number(built.graphs[rank], rank), name=built.graphs[rank].string(
-                int(built.graphs[rank].steps.name[row])),
-            measured_ns=int(program.recorded_item_end[end] - program.recorded_item_end[begin]),
-            replayed_ns=int(simulated.item_end[end] - simulated.item_end[begin]),
-            free_kernels_ns=int(free.item_end[end] - free.item_end[begin]),
-            profiled_ns=int(under.item_end[end] - under.item_end[begin]), begin_item=begin, end_item=end)
-        for rank, row, begin, end in step_items(program)
-    ]
+    steps = replayed_steps(built, program, simulated, under)
     notes = [*_contradicted(built), *_pinned(built), *damage_notes(built.graphs), *built.rendezvous.notes,
              *_partial_job(built)]
     with_steps = {s.rank for s in steps}
     for rank, graph in enumerate(built.graphs):
         if rank_number(graph, rank) not in with_steps:
-            steps.append(_whole_window(built, program, simulated, free, under, rank))
+            steps.append(_whole_window(built, program, simulated, under, rank))
     if any(s.name == WINDOW for s in steps):
         notes.append("No steps were found: the whole window is replayed as one. Call prof.step() after each "
                      "iteration to mark them.")
@@ -232,6 +227,25 @@ def replay(
                             f"{worst.name} of rank {worst.rank}, {worst.error:+.1%}): the rules miss something that "
                             "decided them, and predictions that rest on them are wider by that.")
     return result
+
+
+def replayed_steps(built: Built, program: Program, simulated: Simulated, under: Simulated) -> list[ReplayedStep]:
+    """Return the steps of all ranks, in order.
+
+    Args:
+        built: what they are of.
+        program: of the same rows.
+        simulated: its times.
+        under: times under the profiler.
+    """
+    counted, recorded, found = CountedSteps.of(built.graphs), RecordedEvents.of(program), []
+    for rank, row, begin, end in step_items(program):
+        graph, lengths = built.graphs[rank], counted.ranks[rank]
+        span = CountedSpan.of_step(program, rank, lengths, row, begin, end)
+        found.append(ReplayedStep(
+            rank_number(graph, rank), graph.string(int(graph.steps.name[row])), span.length_ns(recorded),
+            span.length_ns(simulated), span.length_ns(under), begin, end, span, counted.why_not(rank, row)))
+    return found
 
 
 def _contradicted(built: Built) -> list[str]:
@@ -278,23 +292,11 @@ def rank_number(graph: ExecutionGraph, position: int) -> int:
     return graph.meta.rank if graph.meta.rank >= 0 else position
 
 
-def _whole_window(built: Built, program: Program, simulated: Simulated, free: Simulated, under: Simulated,
-                  rank: int) -> ReplayedStep:
+def _whole_window(built: Built, program: Program, simulated: Simulated, under: Simulated, rank: int) -> ReplayedStep:
     """Return a rank's whole window as one step, from its first host item or kernel to its last."""
-    thread_rank = program.thread_rank[program.item_thread()]
-    items = np.nonzero(thread_rank == rank)[0]
-    low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
-
-    def span(item_start: Int64, item_end: Int64, kernel_start: Int64, kernel_end: Int64) -> int:
-        starts = np.concatenate([item_start[items], kernel_start[low:high]])
-        ends = np.concatenate([item_end[items], kernel_end[low:high]])
-        return int(ends.max() - starts.min()) if len(starts) else 0
-
+    items = np.flatnonzero(program.thread_rank[program.item_thread()] == rank)
+    begin, end = (int(items[0]), int(items[-1])) if len(items) else (NONE, NONE)
+    span = CountedSpan(program, rank)
     return ReplayedStep(
-        rank=rank_number(built.graphs[rank], rank), name=WINDOW,
-        measured_ns=span(program.recorded_item_start, program.recorded_item_end,
-                         program.recorded_kernel_start, program.recorded_kernel_end),
-        replayed_ns=span(simulated.item_start, simulated.item_end, simulated.kernel_start, simulated.kernel_end),
-        free_kernels_ns=span(free.item_start, free.item_end, free.kernel_start, free.kernel_end),
-        profiled_ns=span(under.item_start, under.item_end, under.kernel_start, under.kernel_end),
-        begin_item=int(items[0]) if len(items) else -1, end_item=int(items[-1]) if len(items) else -1)
+        rank_number(built.graphs[rank], rank), WINDOW, span.length_ns(RecordedEvents.of(program)),
+        span.length_ns(simulated), span.length_ns(under), begin, end, span)

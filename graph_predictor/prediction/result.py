@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from graph_predictor.recorded.facts import RecordedFacts
 from tracer.charts import Chart, ChartSeries
 from tracer.shown import Shown
 
@@ -42,6 +43,22 @@ class PathItem:
     share: float
 
 
+@dataclass(frozen=True, slots=True)
+class SteadyStep:
+    """The steady state of a step, µs a step: what a prediction says of it but its interval and prices.
+
+    Attributes:
+        step_time_us, gpu_active_us, bound, bounds_us, critical_path, per_rank: as in ``Prediction``.
+    """
+
+    step_time_us: float
+    gpu_active_us: float
+    bound: str
+    bounds_us: dict[str, float]
+    critical_path: list[PathItem]
+    per_rank: list[RankPrediction]
+
+
 @dataclass(slots=True, repr=False)
 class Prediction(Shown):
     """The steady state of a (changed) training step.
@@ -52,15 +69,15 @@ class Prediction(Shown):
             ``gpu_active_interval_us`` is its 80% interval.
         bound: what decides the step time: "host", "compute", "memory copy", "exposed communication", …
         per_rank: the same by rank.
-        bounds_us: critical path of the slowest rank by bound; adds up to the step time.
-        families_us: device time a step by family of work, of the slowest rank.
+        bounds_us: critical path of the rank that decides (see ``deciding_rank``) by bound; adds up to the step time.
+        families_us: device time a step by family of work, of the rank that decides.
         critical_path: its largest entries, the longest first.
         sources: share of the step time, along the critical path, by source of its durations.
         kernel_sources: share of the device time by source.
         profiled: whether times are those under the profiler; else they are those of the step without it.
         ran: whether they rest on a recording; else the step was traced by shapes and everything is priced.
-        recorded_us: the recorded steps' mean under the profiler, where the source is a recording.
-        unprofiled_us: the median step that the capture timed without the profiler.
+        recorded: what is true of the recording behind it; ``None`` of a step that never ran.
+        savings_us: what a host, a GPU and a network that take no time would save a step, each alone; where asked for.
         steps: names of the recorded steps it rests on.
         as_measured: whether nothing was changed and the step takes what it was measured to take; else a warning says
             why not.
@@ -83,9 +100,9 @@ class Prediction(Shown):
     kernel_sources: dict[str, float]
     profiled: bool = True
     ran: bool = True
-    recorded_us: float | None = None
-    unprofiled_us: float | None = None
+    recorded: RecordedFacts | None = None
     gpu_active_interval_us: tuple[float, float] = (0.0, 0.0)
+    savings_us: dict[str, float] = field(default_factory=dict)
     steps: tuple[str, ...] = ()
     as_measured: bool = False
     device: str = ""
@@ -98,6 +115,17 @@ class Prediction(Shown):
     edits: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def recorded_us(self) -> float | None:
+        """Return the recorded step under the profiler, µs."""
+        return None if self.recorded is None else self.recorded.step_ns / 1e3
+
+    @property
+    def unprofiled_us(self) -> float | None:
+        """Return the median step that the capture timed without the profiler, µs."""
+        found = None if self.recorded is None else self.recorded.unprofiled_ns
+        return None if found is None else found / 1e3
 
     @property
     def times(self) -> str:
@@ -151,6 +179,7 @@ class Prediction(Shown):
             "bounds_us": self.bounds_us, "families_us": self.families_us,
             "critical_path": [{"operation": e.operation, "bound": e.bound, "time_us": e.time_us, "share": e.share}
                               for e in self.critical_path[:top]],
+            "savings_us": self.savings_us, "recorded": None if self.recorded is None else self.recorded.to_json(),
             "recorded_us": self.recorded_us, "unprofiled_us": self.unprofiled_us, "steps": list(self.steps),
             "as_measured": self.as_measured,
             "device": self.device or None, "recorded_on": self.recorded_on or None,

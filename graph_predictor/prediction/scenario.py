@@ -18,7 +18,7 @@ from graph_predictor.prediction.fetching import Fetching, fetching_of
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.replacement import Rewriting, Units
 from graph_predictor.prediction.shared import Shared
-from graph_predictor.prediction.work import Work
+from graph_predictor.prediction.work import Work, describe_work
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_pieces import HostPieces
 from kernel_models.device import DeviceSpec
@@ -54,10 +54,11 @@ class Scenario:
     """A recorded job and its changes, from which a step is predicted.
 
     Attributes:
-        built, cycle, work, pieces: the recorded job, the steps repeated, its device work and its host time.
+        built, cycle, pieces: the recorded job, the steps repeated and its host time.
         devices, kernels, host, launches, batches: what edits change of each.
         rewrites: work replaced by other work, by name (see ``rewriting``).
         activation_factors: on the memory that activations take, by edit.
+        regrouped: the job's device work, where an edit groups it anew.
         origin: of a step traced by shapes, the recorded job whose times it has taken.
         items_per_rank: samples a step and rank, where known.
         profiled: host times are those under the profiler; what edits take from other captures must be alike.
@@ -69,7 +70,6 @@ class Scenario:
 
     built: Built
     cycle: Cycle
-    work: Work
     pieces: HostPieces
     devices: DeviceChange = field(default_factory=DeviceChange)
     kernels: KernelChange = field(default_factory=KernelChange)
@@ -78,6 +78,7 @@ class Scenario:
     batches: BatchChange = field(default_factory=BatchChange)
     rewrites: dict[str, Rewrite] = field(default_factory=dict)
     activation_factors: dict[str, float] = field(default_factory=dict)
+    regrouped: Work | None = None
     origin: Origin | None = None
     items_per_rank: float | None = None
     profiled: bool = True
@@ -85,6 +86,11 @@ class Scenario:
     shared: Shared = field(default_factory=Shared, repr=False, compare=False)
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def work(self) -> Work:
+        """Return the job's device work; it is described when it is first needed."""
+        return self.regrouped or self.cycle.shared.once("work", (self.built,), lambda: describe_work(self.built))
 
     def claim(self, what: str, edit: str) -> Scenario:
         """Note that an edit sets something that only one may set. Raises ``EditError`` if another one has."""

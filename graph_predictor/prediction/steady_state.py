@@ -15,7 +15,7 @@ import numpy as np
 
 from graph_predictor.prediction.edited_copies import EditedCopies, KernelRows
 from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
-from graph_predictor.simulation.engine import Simulated
+from graph_predictor.simulation.engine import Simulated, simulate
 from graph_predictor.simulation.program import Program
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
@@ -106,13 +106,14 @@ class Steady:
 
 
 def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedCopies, KernelRows]],
-                 copies: int = FIRST_COPIES) -> Steady:
+                 copies: int = FIRST_COPIES, *, once: bool = False) -> Steady:
     """Repeat a cycle until its period no longer changes (or ``MOST_COPIES``).
 
     Args:
         cycle: the steps to repeat.
         edit: puts the edits into copies.
         copies: how many to begin with.
+        once: nothing else will be asked of these copies, so that an order that all share is not worth finding.
 
     Raises:
         ForetraceError: nothing happens in the cycle, so that it cannot be repeated.
@@ -123,7 +124,8 @@ def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedCopies, Ke
                              "that it cannot be repeated; choose another with --step.")
     while True:
         edited, kernels = edit(repeat(cycle, copies))
-        simulated = edited.simulated(kernels)
+        simulated = (simulate(edited.program(kernels), structure=edited.repeated.structure) if once
+                     else edited.simulated(kernels))
         periods = Periods.of(edited.repeated, simulated)
         if periods.reached or 2 * copies > MOST_COPIES or 2 * copies * size > MOST_EVENTS:
             return Steady(edited, kernels, simulated, periods)

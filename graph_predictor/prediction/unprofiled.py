@@ -22,15 +22,14 @@ from graph_predictor.prediction.loader import waits_for_workers
 from graph_predictor.prediction.profiler_cost import profiler_cost, without_profiler
 from graph_predictor.prediction.repeat import Cycle, choose_steps
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.work import Work, describe_work
-from graph_predictor.recorded.typical_steps import typical_steps
+from graph_predictor.recorded.counted_steps import similar_steps
 from graph_predictor.simulation.build import Built, WithoutProfiler
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces, with_host
 from graph_predictor.simulation.program import NEVER, ItemKind, Program, total_ratio, whole_ns
 from tracer.arrays import Float64, Int64
 
 
-def unprofiled(built: Built, work: Work | None = None, steps: Sequence[int] | None = None) -> Built:
+def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
     """A recorded job with host times without the profiler; the job itself where no step was timed without it.
 
     The profiler's cost is one for the whole job: that with which the chosen steps take, in the mean, what the steps
@@ -38,16 +37,16 @@ def unprofiled(built: Built, work: Work | None = None, steps: Sequence[int] | No
 
     Args:
         built: as recorded.
-        work: its device work, where it was described already.
-        steps: numbers of the steps that stand for the step; by default all typical ones.
+        steps: numbers of the steps that stand for the step; by default those that a prediction repeats.
     """
     if built.without_profiler is not None or not built.graphs[0].meta.unprofiled_step_ns:
         return built
-    cycle = choose_steps(built, typical_steps(built.graphs) if steps is None else steps)
+    steps = similar_steps(built.graphs) if steps is None else steps
+    cycle = None if steps is None else choose_steps(built, steps)
     if cycle is None:
         return built
     pieces = host_pieces(built)
-    scenario = Scenario(built, cycle, work or describe_work(built), pieces)
+    scenario = Scenario(built, cycle, pieces)
     cost = profiler_cost(scenario)
     if cost is None:
         return built
@@ -66,13 +65,6 @@ def unprofiled(built: Built, work: Work | None = None, steps: Sequence[int] | No
                       item_external=_arrivals(built, cycle, waited, share))
     shares = [_shares(pieces, whole, rank, len(graph.ops)) for rank, graph in enumerate(built.graphs)]
     return replace(built, program=program, without_profiler=WithoutProfiler(built.program, whole, shares))
-
-
-def unprofiled_ns(built: Built) -> float | None:
-    """Median step without the profiler, of the slowest rank, ns; ``None`` where none was timed."""
-    timed = [float(np.median(graph.meta.unprofiled_step_ns)) for graph in built.graphs
-             if graph.meta.unprofiled_step_ns]
-    return max(timed) if timed else None
 
 
 def on_unprofiled_clock(program: Program, built: Built) -> Program:

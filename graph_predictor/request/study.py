@@ -101,11 +101,12 @@ class Prepared:
         scenario = self.start.scenario
         return mixture_of_step(scenario.built, scenario.cycle.kernel, scenario.cycle.steps, self.collectives)
 
-    def predict(self, *, price_per_hour: float | None = None, path: bool = True) -> Prediction:
+    def predict(self, *, price_per_hour: float | None = None, path: bool = True,
+                evidence: bool = False) -> Prediction:
         """The step time. Arguments and errors as of ``Baseline.predict``."""
         if self.must_fit and not self.edits and (lacking := lacking_memory(self.start.scenario)) is not None:
             raise EditError(lacking)
-        return self.start.predict(self.edits, price_per_hour=price_per_hour, path=path)
+        return self.start.predict(self.edits, price_per_hour=price_per_hour, path=path, evidence=evidence)
 
 
 class Study:

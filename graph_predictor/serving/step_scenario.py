@@ -99,9 +99,9 @@ def served_scenario(kernels: Sequence[ServedKernel], host: ServedHost, device: D
     constants = replace(constants, gap=np.zeros_like(constants.gap))
     made = synthesize([RankTimes(graph, OperationTimes(before, np.zeros(len(graph.ops)), calls), constants)])
     return Scenario(
-        made.built, steps_of(made.built), _work(kernels, works), host_pieces(made.built), DeviceChange(device, models),
+        made.built, steps_of(made.built), host_pieces(made.built), DeviceChange(device, models),
         KernelChange(sources=KernelSources(made.source, made.low, made.high)), HostChange(source=Source.HEURISTIC),
-        profiled=False)
+        regrouped=_work(kernels, works), profiled=False)
 
 
 def _graph(kernels: Sequence[ServedKernel], device: DeviceSpec, gpus: int) -> tuple[ExecutionGraph, list[DeviceWork]]:

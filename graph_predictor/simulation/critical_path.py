@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -51,6 +51,26 @@ class Path:
         """Nanoseconds by bound; every bound is present."""
         sums = np.bincount(self.bound, weights=(self.end_ns - self.start_ns).astype(np.float64), minlength=len(Bound))
         return {b.label: int(sums[b]) for b in Bound}
+
+
+class EventTimes(Protocol):
+    """Starts and ends of a program's items and kernels, ns: simulated, or as recorded."""
+
+    @property
+    def item_start(self) -> Int64:
+        """Return the starts of items."""
+
+    @property
+    def item_end(self) -> Int64:
+        """Return the ends of items."""
+
+    @property
+    def kernel_start(self) -> Int64:
+        """Return the starts of kernels."""
+
+    @property
+    def kernel_end(self) -> Int64:
+        """Return the ends of kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +169,12 @@ def window_path(program: Program, simulated: Simulated, graphs: list[ExecutionGr
     return walks_back(Causes(program, simulated, _kinds(graphs)), [window_start(program, simulated, rank)]).one(0)
 
 
-def window_start(program: Program, simulated: Simulated, rank: int) -> PathStart:
+def window_start(program: Program, times: EventTimes, rank: int) -> PathStart:
     """Return where the path of a rank's whole window begins, at its last event."""
     items = np.nonzero(program.thread_rank[program.item_thread()] == rank)[0]
     kernels = np.arange(program.kernel_ptr[rank], program.kernel_ptr[rank + 1])
-    starts = np.concatenate([simulated.item_start[items], simulated.kernel_start[kernels]])
-    ends = np.concatenate([simulated.item_end[items], simulated.kernel_end[kernels]])
+    starts = np.concatenate([times.item_start[items], times.kernel_start[kernels]])
+    ends = np.concatenate([times.item_end[items], times.kernel_end[kernels]])
     if not len(ends):
         return PathStart(None, 0, 0)
     last = int(np.argmax(ends))

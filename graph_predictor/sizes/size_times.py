@@ -226,4 +226,4 @@ def _with_kernels(scenario: Scenario, factor: Float64, new: list[tuple[OpCall, .
     beyond = factor.copy()
     beyond[inside] /= explained[work.group[work.piece[inside]]]
     kernels = scenario.kernels.scaled(beyond).widened(np.where(factor != 1.0, spread, 0.0))
-    return replace(scenario, work=work, kernels=replace(kernels, calls=after, change_known=True))
+    return replace(scenario, regrouped=work, kernels=replace(kernels, calls=after, change_known=True))

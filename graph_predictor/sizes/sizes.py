@@ -187,7 +187,7 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
     sized = (factor != 1.0) | np.isin(resized.group, list(after))
     scenario = _moving(scenario, changes, float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1))
     kernels = replace(scenario.kernels.scaled(kernel_factor).widened(spread), calls=after)
-    changed = replace(_with_activations(scenario, changes), work=resized,
+    changed = replace(_with_activations(scenario, changes), regrouped=resized,
                       kernels=kernels, items_per_rank=None if batch is None else float(batch))
     if doubtful.any():
         changed = changed.with_note(_doubt(work.measured_ns[doubtful].sum() / max(int(work.measured_ns.sum()), 1)))

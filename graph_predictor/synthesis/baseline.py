@@ -16,7 +16,6 @@ from graph_predictor.prediction.predictor import Baseline, Spreads
 from graph_predictor.prediction.repeat import steps_of
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.work import describe_work
 from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.simulation.host_pieces import host_pieces
 from kernel_models.device import DeviceSpec
@@ -121,7 +120,7 @@ def _scenario(step: SynthesizedStep, models: Models | None, steps: str | int | r
     made = step.made
     cycle = steps_of(made.built, steps)
     return Scenario(
-        made.built, cycle, describe_work(made.built), host_pieces(made.built), DeviceChange(step.device, models),
+        made.built, cycle, host_pieces(made.built), DeviceChange(step.device, models),
         KernelChange(sources=KernelSources(made.source, made.low, made.high)),
         HostChange(spread=step.change_spread, source=step.host_source), warnings=step.warnings,
         **known)  # type: ignore[arg-type]

@@ -1,0 +1,190 @@
+"""The steps of a recording that count: all commands take the same ones, so that they state the same time.
+
+::
+
+    recorded    | 20 | 21 | 20 | 46 | 19 |      46 is an outlier: a pause, a checkpoint, a queue that was filling
+    counts        x    x    x         x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_predictor.recorded.step_lengths import LIKE_THE_MEDIAN, StepLengths, step_lengths, typical
+from tracer.arrays import Bool, Int64
+from tracer.graph import LAUNCHING, ExecutionGraph, LaunchKind
+
+MOST_STEPS = 6
+"""Recorded steps a prediction rests on by default."""
+LIKE_WORK = 0.01
+"""Steps whose launches and kernels differ in number by no more than this share do the same work."""
+
+
+@dataclass(frozen=True)
+class CountedSteps:
+    """The recorded steps of a job, and which of them count: all commands take these.
+
+    Attributes:
+        ranks: the lengths of each rank's steps.
+        counts: which of each rank's steps count, [steps].
+        lost: launches of each rank's steps whose device work was not recorded although that of other steps was.
+    """
+
+    ranks: list[StepLengths]
+    counts: list[Bool]
+    lost: list[Int64]
+
+    @classmethod
+    def of(cls, graphs: Sequence[ExecutionGraph]) -> CountedSteps:
+        """Find them: steps that lost device work do not count, nor do those that are no longer than the others.
+
+        Where ranks recorded different numbers of steps, the last ones are the same. Where no step is left, all count.
+        """
+        ranks, lost = [step_lengths(graph) for graph in graphs], [_lost(graph) for graph in graphs]
+        most = max((len(one.host_ns) for one in ranks), default=0)
+        longest, whole = np.zeros(most, np.int64), np.ones(most, np.bool_)
+        for one, missing in zip(ranks, lost, strict=True):
+            at = slice(most - len(one.host_ns), None)
+            longest[at] = np.maximum(longest[at], one.length_ns)
+            whole[at] &= missing == 0
+        found = _or_all(whole)
+        found[found] = typical(longest[found])
+        return cls(ranks, [_or_all(found[most - len(one.host_ns):]) for one in ranks], lost)
+
+    @property
+    def common(self) -> list[int]:
+        """Return the steps that count and that every rank has, numbered from 0 within each rank."""
+        fewest = min((len(own) for own in self.counts), default=0)
+        return np.flatnonzero(_or_all(self.counts[0][len(self.counts[0]) - fewest:])).tolist() if fewest else []
+
+    def mean_ns(self, rank: int) -> float:
+        """Return the mean of a rank's steps that count, ns; the rank has steps."""
+        return float(self.ranks[rank].length_ns[self.counts[rank]].mean())
+
+    def longest_ns(self, first: int = 0) -> Int64:
+        """Return how long the steps from a common one on took, of the slowest rank, ns, [steps]."""
+        fewest = min(len(own) for own in self.counts)
+        longest: Int64 = np.max([one.length_ns[len(one.host_ns) - fewest:] for one in self.ranks], axis=0)
+        return longest[first:]
+
+    def why_not(self, rank: int, step: int) -> str:
+        """Say why a step does not count; empty where it does."""
+        if self.counts[rank][step]:
+            return ""
+        if missing := int(self.lost[rank][step]):
+            return f"{missing:,} of its launches lost their device work"
+        counted = np.sort(self.ranks[rank].length_ns[self.counts[rank]])
+        ratio = self.ranks[rank].length_ns[step] / max(int(counted[(len(counted) - 1) // 2]), 1)
+        if abs(ratio - 1.0) <= LIKE_THE_MEDIAN:
+            return "as long as others here, not on another rank"
+        return f"{ratio:.2g} times as long as the median one"
+
+
+def _lost(graph: ExecutionGraph) -> Int64:
+    """Return the launches of each step whose device work was not recorded, beyond those that every step has; 0 where
+    they are no more of its launches than steps of the same work differ by.
+
+    Some calls never have any: copies of no bytes, launches that fail.
+    """
+    calls, steps = graph.launches, len(graph.steps)
+    launching = np.isin(calls.kind, LAUNCHING) & (calls.step >= 0)
+    missing = launching.copy()
+    missing[graph.kernels.launch[graph.kernels.launch >= 0]] = False
+    every, count = (np.bincount(calls.step[rows], minlength=steps).astype(np.int64) for rows in (launching, missing))
+    count -= count.min(initial=int(count.max(initial=0)))
+    return np.where(count > LIKE_WORK * every, count, 0)
+
+
+def _or_all(chosen: Bool) -> Bool:
+    return chosen.copy() if chosen.any() else np.ones(len(chosen), np.bool_)
+
+
+def similar_steps(graphs: Sequence[ExecutionGraph], counted: CountedSteps | None = None) -> range | None:
+    """Return the consecutive steps that count and are repeated, as many as possible and at most ``MOST_STEPS``.
+
+    They launch the same work (±1%), or take turns that they keep to; of turns, whole rounds are repeated. Of several
+    such runs it is the one whose mean is nearest to that of all typical steps, the time that every report states.
+    """
+    fewest = min((len(graph.steps) for graph in graphs), default=0)
+    if fewest < 1:
+        return None
+    counted = counted or CountedSteps.of(graphs)
+    longest, ordinary = counted.longest_ns(), np.zeros(fewest, np.bool_)
+    ordinary[counted.common] = True
+    mean = float(longest[ordinary].mean())
+    work = _work(graphs)
+    runs = [run for turns in range(1, MOST_STEPS + 1) for run in _runs(ordinary, work, turns)]
+    return min(runs, key=lambda run: (-len(run), abs(float(longest[run].mean()) - mean), -run.start))
+
+
+def compared_steps(graphs: Sequence[ExecutionGraph], similar: range) -> range:
+    """Return the steps, at most ``MOST_STEPS``, that say what host time differs by: the repeated ones and those after
+    them, outliers among them.
+
+    What comes before is how a recording begins: queues that fill, caches that grow.
+    """
+    return range(similar.start, min(similar.start + MOST_STEPS, *(len(graph.steps) for graph in graphs)))
+
+
+def alike_steps(graphs: Sequence[ExecutionGraph], similar: range) -> range:
+    """Return the repeated steps with those around them that launch the same work (±1%), typical or not, at most
+    ``MOST_STEPS``: between them the speed of the host can be compared."""
+    same = _same_as_before(_work(graphs), 1)
+    start, stop = similar.start, similar.stop
+    while start and same[start] and stop - start < MOST_STEPS:
+        start -= 1
+    while stop < len(same) and same[stop] and stop - start < MOST_STEPS:
+        stop += 1
+    return range(start, stop)
+
+
+def _runs(ordinary: Bool, work: Int64, turns: int) -> list[range]:
+    """All runs of typical steps each of which launches what the one ``turns`` before it does, in whole rounds.
+
+    That steps take turns is known of two rounds; of one alone, the round before or after it, typical or not, says so.
+    """
+    steps, same = len(ordinary), _same_as_before(work, turns)
+    found = []
+    for start in range(steps):
+        for stop in range(start + turns, min(start + MOST_STEPS, steps) + 1, turns):
+            if not ordinary[start:stop].all() or not same[start + turns:stop].all():
+                break
+            alone = turns > 1 and stop - start == turns
+            before, after = same[start:stop], same[stop:stop + turns]
+            if not alone or before.all() or (len(after) == turns and after.all()):
+                found.append(range(start, stop))
+    return found
+
+
+def _same_as_before(work: Int64, steps: int) -> Bool:
+    """Return which steps launch the same as the one that many steps earlier, [steps]."""
+    same = np.zeros(len(work), np.bool_)
+    later, earlier = work[steps:], work[:-steps]
+    same[steps:] = (np.abs(later - earlier) <= LIKE_WORK * np.maximum(later, earlier)).all(axis=1)
+    return same
+
+
+def _work(graphs: Sequence[ExecutionGraph]) -> Int64:
+    """Work of the last steps, as many as every rank has, [steps, ranks × kinds]."""
+    fewest = min(len(graph.steps) for graph in graphs)
+    return np.concatenate([_launched(graph, fewest) for graph in graphs], axis=1)
+
+
+def _launched(graph: ExecutionGraph, steps: int) -> Int64:
+    """Work of a rank's last steps, [steps, kinds]: device work, and the calls that start it or wait for it; the
+    operations where the host computes.
+
+    How often a host asks whether something is done is no work, nor are the operations it asks with.
+    """
+    calls = graph.launches.step[graph.launches.kind != LaunchKind.OTHER]
+    columns = (graph.kernels.step, graph.ops.step if graph.computes_on_host else calls)
+    own = len(graph.steps)
+    return np.stack([np.bincount(column[column >= 0], minlength=own)[own - steps:] for column in columns], axis=1)
+
+
+def left_out(counted: int, steps: int) -> str:
+    """Say how many steps are left out."""
+    return f"{steps - counted:,} of {steps:,} steps do not count (longer, shorter or damaged)"
