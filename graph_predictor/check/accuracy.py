@@ -11,7 +11,6 @@ from graph_predictor.check.captures import CheckError, StoredCapture
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import replay
-from graph_predictor.prediction.work import describe_work
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import OpCall
@@ -94,7 +93,7 @@ def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]
     if scenario.devices.source.vendor == "host" and not len(scenario.built.program.kernel_item):
         pieces, total = _computing(job.graphs)
     else:
-        work = describe_work(scenario.built)
+        work = scenario.work
         rows = np.flatnonzero(work.sized).tolist()
         pieces = [work.calls[work.group[row]] for row in rows], work.measured_ns[rows].astype(np.float64)
         total = float(work.measured_ns.sum())

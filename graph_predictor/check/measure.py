@@ -10,7 +10,7 @@ import numpy as np
 
 from graph_predictor.check.captures import StoredCapture
 from graph_predictor.comm.report import communication_report
-from graph_predictor.prediction.edited_host import gpu_active_ns
+from graph_predictor.recorded.gpu_active import step_active_ns
 from tracer.graph import HOST_READ, LAUNCHING, ExecutionGraph, KernelKind, LaunchKind, OpKind
 from tracer.job import Job
 
@@ -115,12 +115,7 @@ def _run(capture: StoredCapture, job: Job) -> Run:
 
 def _active(graph: ExecutionGraph) -> list[int]:
     """Return for each step the ns in which device work that it launched ran, without collectives; empty without any."""
-    kernels = graph.kernels
-    if not len(kernels):
-        return []
-    end = kernels.start_ns + kernels.duration_ns
-    return [gpu_active_ns(kernels.start_ns, end, np.flatnonzero(kernels.step == step), kernels.kind)
-            for step in range(len(graph.steps))]
+    return [step_active_ns(graph, step) for step in range(len(graph.steps))] if len(graph.kernels) else []
 
 
 def _slowest(ranks: list[list[int]]) -> list[int]:

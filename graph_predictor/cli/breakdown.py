@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
@@ -11,7 +12,7 @@ from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Scheduler, Step, Top, Window, Workers
 
 if TYPE_CHECKING:
-    from graph_predictor.reports.breakdown import Breakdown, ModuleTime, OperationTime, StepBreakdown
+    from graph_predictor.reports.breakdown import Breakdown, ModuleTime, OperationTime
     from graph_predictor.simulation.critical_path import Bound
 
 DEFAULT_TOP = 10
@@ -20,6 +21,8 @@ DEFAULT_TOP = 10
 def breakdown(
     paths: Paths,
     step: Step = None,
+    spans: Annotated[bool, typer.Option(
+        "--spans", help="Also show each recorded step's own span by bound.")] = False,
     top: Top = None,
     window: Window = 0,
     profiled: Profiled = False,
@@ -31,7 +34,7 @@ def breakdown(
 ) -> None:
     """Show where the time of the steps goes.
 
-    By bound, along the critical path, by operation, by module (where the trace names them) and by kernel.
+    Along the critical path of the steady state, by operation, by module (where the trace names them) and by kernel.
     """
     with one_sentence(debug):
         # The submodules' functions, not the modules of the same names.
@@ -42,7 +45,7 @@ def breakdown(
         check_html(html, paths)
         job = read(paths, window, workers, scheduler)
         found = replay(job.graphs, profiled=profiled)
-        result = break_down(found, step=step)
+        result = break_down(found, step=step, spans=spans or json or html is not None)
         result.notes = [*job.notes, *folded_notes(job), *result.notes]
         if html is not None:
             from graph_predictor.pages.recording import breakdown_page
@@ -52,42 +55,41 @@ def breakdown(
         if json:
             print_json(result.to_json(top))
         else:
-            _report(result, top or DEFAULT_TOP)
+            _report(result, top or DEFAULT_TOP, spans)
 
 
-def _report(result: Breakdown, top: int) -> None:
+def _report(result: Breakdown, top: int, spans: bool) -> None:
     from graph_predictor.prediction.result import which_times
+    from graph_predictor.reports.facts import decided_line, recorded_line, step_line
 
     report = Report()
-    typical = result.typical
-    total, steps = result.total(), max(len(typical), 1)
-    bounds = [bound for bound, ns in total.bounds.items() if ns]
-    rows = [[str(s.rank) if s.rank >= 0 else "–", s.name, milliseconds(s.simulated_ns),
-             *(milliseconds(s.totals.bounds[b]) for b in bounds)] for s in result.steps]
+    total, steps = result.total(), max(len(result.counted), 1)
     report.line()
-    ranks = len({step.rank for step in typical})
-    report.line(f"Step {which_times(result.profiled)}: {milliseconds(result.step_ns)} ms"
-                + (f", mean of {count(steps // ranks)} steps" if steps > ranks else "")
-                + (f" of the slowest of {count(ranks)} ranks" if ranks > 1 else ""), style="bold")
+    if result.recorded is not None:
+        report.line(recorded_line(result.recorded), style="bold")
+    if result.steady is not None:
+        report.line(step_line(which_times(result.profiled), result.step_ns / 1e3, what="steady state"), style="bold")
+    else:
+        longest = max(result.steps, key=lambda step: step.measured_ns)
+        report.line(f"Recorded {longest.name}: {milliseconds(longest.measured_ns)} ms under the profiler; replayed "
+                    f"{which_times(result.profiled)} {milliseconds(result.step_ns)} ms", style="bold")
+    report.line(decided_line(None if result.steady is None else result.steady.gpu_active_us, result.bound))
+    path = sum(result.bounds_us.values()) or 1.0
+    report.table("Critical path by bound", [Column("bound", name=True), Column("ms"), Column("share")],
+                 ([name, milliseconds(us * 1e3), percent(us / path)] for name, us in result.bounds_us.items() if us))
+    report.table(f"Critical path: largest of {count(len(result.critical_path))} entries",
+                 [Column("operation", name=True), Column("bound", name=True), Column("ms"), Column("share")],
+                 ([e.operation, e.bound, milliseconds(e.time_us * 1e3), percent(e.share)]
+                  for e in result.critical_path[:top]))
     if len(result.steps) > 1:
-        time = sum(s.simulated_ns for s in typical)
-        rows += [["mean", "", milliseconds(time / steps), *(milliseconds(total.bounds[b] / steps) for b in bounds)],
-                 ["share", "", percent(1.0), *(percent(total.bounds[b] / time if time else 0.0) for b in bounds)]]
-    report.table(f"Time by bound, ms of each step {which_times(result.profiled)} (critical path)",
-                 [Column("rank"), Column("step", name=True), Column("time"),
-                  *(Column(_heading(b)) for b in bounds)], rows)
-    report.line()
-    report.line(f"Decided by: {_decided_by(result.steps)}")
+        report.table("Recorded steps, ms under the profiler",
+                     [Column("rank"), Column("step", name=True), Column("recorded"), Column("counts", name=True)],
+                     ([str(s.rank) if s.rank >= 0 else "–", s.name, milliseconds(s.measured_ns),
+                       f"no: {s.why_not}" if s.why_not else "yes"] for s in result.steps))
+    if spans:
+        _spans(report, result)
     each = "ms" if len(result.steps) == 1 else f"ms a step, mean of {count(steps)} (all ranks)"
 
-    time = sum(total.bounds.values())
-    modules = any(e.module for e in total.path)
-    report.table(
-        f"Critical path: largest of {count(len(total.path))} entries, {each}",
-        [Column("operation", name=True), *([Column("module", name=True, path=True)] if modules else []),
-         Column("bound", name=True), Column("ms"), Column("share")],
-        ([e.operation, *([e.module] if modules else []), e.bound.label, milliseconds(e.time_ns / steps),
-          percent(e.time_ns / time if time else 0.0)] for e in total.path[:top]))
     report.table(f"By operation: largest of {count(len(total.operations))}, {each}; host time is its own, without "
                  "waiting", _host_columns("operation", total.operations),
                  (_host_row(e.operation, e, steps, total.operations) for e in total.operations[:top]))
@@ -102,12 +104,13 @@ def _report(result: Breakdown, top: int) -> None:
     report.notes(result.notes)
 
 
-def _decided_by(steps: list[StepBreakdown]) -> str:
-    """Return what decides the steps, and how many of them where it is not one for all."""
-    counts = Counter(step.bound for step in steps)
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{name} ({count(number)} of {count(len(steps))} steps)" for name, number in counts.most_common())
+def _spans(report: Report, result: Breakdown) -> None:
+    """Every step's own span by bound: along its host's thread, or its device's where the device falls behind."""
+    bounds = [bound for bound, ns in result.total().bounds.items() if ns]
+    report.table("Span of each recorded step by bound, ms as replayed",
+                 [Column("rank"), Column("step", name=True), Column("span"), *(Column(_heading(b)) for b in bounds)],
+                 ([str(s.rank) if s.rank >= 0 else "–", s.name, milliseconds(s.simulated_ns),
+                   *(milliseconds(s.totals.bounds[b]) for b in bounds)] for s in result.steps))
 
 
 def _heading(bound: Bound) -> str:

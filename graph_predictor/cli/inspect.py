@@ -20,7 +20,7 @@ def inspect(paths: Paths, window: Window = 0, workers: Workers = "local", schedu
             json: Json = False, debug: Debug = False) -> None:
     """Show what traces hold and what they lack.
 
-    Device, ranks, steps, counts, how busy the GPU was, host time outside operations, and the loss report.
+    Device, ranks, the recorded step, counts, GPU active time, host time outside operations, and the loss report.
     """
     with one_sentence(debug):
         from graph_predictor.reports.inspection import inspect_job
@@ -40,13 +40,12 @@ def _report(found: Inspection) -> None:
         "device": ", ".join(found.devices) or "not named in the trace",
         "ranks": _ranks(found, known),
         "steps": _steps(found),
-        "step time": _step_time(found),
+        "recorded step": "unknown (no steps)" if found.recorded is None else found.recorded.sentence(),
         "operations": count(found.total("ops")),
         "launches": f"{count(found.total('launches'))} of {count(found.total('calls'))} runtime calls",
         "kernels": _kernels(found),
         "collectives": count(found.total("collectives")),
-        "GPU busy": "no GPU work recorded" if found.gpu_busy_share is None else (
-            f"{percent(found.gpu_busy_share)} of the window"),
+        "GPU active": _active(found),
         "host outside ops": _outside(found),
         "profiler": _flags(first),
         "execution trace": _join(found),
@@ -62,10 +61,11 @@ def _report(found: Inspection) -> None:
         report.table(
             "By rank (host outside ops: share of the steps, on their thread)",
             [Column("rank"), Column("steps"), Column("step ms,\nprofiled"), Column("window ms"), Column("operations"),
-             Column("kernels"), Column("collectives"), Column("GPU busy"), Column("host outside\nops")],
+             Column("kernels"), Column("collectives"), Column("GPU active\nms"), Column("host outside\nops")],
             ([str(r.rank), count(r.steps), "–" if r.step_ns is None else milliseconds(r.step_ns),
               milliseconds(r.window_ns), count(r.ops), count(r.kernels),
-              count(r.collectives), percent(r.gpu_busy_share), percent(r.host_outside_ops_share)]
+              count(r.collectives), "–" if r.gpu_active_ns is None else milliseconds(r.gpu_active_ns),
+              percent(r.host_outside_ops_share)]
              for r in found.ranks))
     loss = found.loss()
     report.table(
@@ -85,7 +85,8 @@ def _without_times(facts: dict[str, str], found: Inspection) -> None:
     """The facts of a step traced by shapes alone: what it has not, and its memory."""
     from graph_predictor.reports.inspection import memory_lines
 
-    for name in ("step time", "launches", "kernels", "GPU busy", "host outside ops", "profiler", "execution trace"):
+    for name in ("recorded step", "launches", "kernels", "GPU active", "host outside ops", "profiler",
+                 "execution trace"):
         facts.pop(name)
     facts["times"] = "none: a step that never ran, traced by shapes alone"
     worst = max(found.ranks, key=lambda rank: rank.memory.get("peak", 0))
@@ -114,15 +115,13 @@ def _steps(found: Inspection) -> str:
     return f"{count(found.steps)} (from: {', '.join(sorted(sources))})"
 
 
-def _step_time(found: Inspection) -> str:
-    """The step of the slowest rank, by both clocks: the times that ``predict`` gives."""
-    plain, profiled = found.slowest("unprofiled_step_ns"), found.slowest("step_ns")
-    timed, recorded = (max(getattr(rank, name) for rank in found.ranks) for name in ("unprofiled_count", "step_count"))
-    told = [f"{milliseconds(ns)} ms {clock} ({how} of {count(number)})" for ns, clock, how, number in (
-        (plain, "without the profiler", "median", timed),
-        (profiled, "under it" if plain is not None else "under the profiler", "mean", recorded)) if ns is not None]
-    slowest = "; slowest rank" if len(found.ranks) > 1 else ""
-    return f"{', '.join(told)}{slowest}" if told else "unknown (no steps)"
+def _active(found: Inspection) -> str:
+    """GPU active time of a step, or of a window without steps."""
+    if found.gpu_active_ns is None:
+        return "no GPU work recorded"
+    of = "the window" if found.recorded is None else "the step"
+    whole = max(rank.window_ns for rank in found.ranks) if found.recorded is None else found.recorded.step_ns
+    return f"{milliseconds(found.gpu_active_ns)} ms ({percent(found.gpu_active_ns / max(whole, 1))} of {of})"
 
 
 def _kernels(found: Inspection) -> str:

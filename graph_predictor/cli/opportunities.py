@@ -69,12 +69,15 @@ def opportunities(
 
 
 def _report(result: Opportunities, given: list[str]) -> None:
+    from graph_predictor.reports.facts import decided_line, recorded_line, step_line
+
     report = Report()
     before = result.baseline
     report.line()
-    low, high = before.interval_us
-    report.line(f"Step {before.times}: {_ms(before.step_time_us)} ms, 80% between {_ms(low)} and {_ms(high)} ms; "
-                f"decided by: {before.bound}", style="bold")
+    if before.recorded is not None:
+        report.line(recorded_line(before.recorded), style="bold")
+    report.line(step_line(before.times, before.step_time_us, before.interval_us), style="bold")
+    report.line(decided_line(before.gpu_active_us, before.bound, before.gpu_active_interval_us))
     report.table("What would save most, each by itself",
                  [Column("change", name=True), Column("saves ms"), Column("share"), Column("80% between"),
                   Column("then decides", name=True), Column("predict", name=True)],

@@ -78,7 +78,7 @@ def predict(
             study.check_profiles([wanted])
             prepared = study.prepared(wanted)
         with working("Predicting"):
-            result = prepared.predict(price_per_hour=price)
+            result = prepared.predict(price_per_hour=price, evidence=True)
             mixed = prepared.mixture()
             single = result if mixed is None or not mixed.switched else study.prepared(
                 wanted, mixed.best_single).predict()
@@ -97,29 +97,31 @@ def _page(result: Prediction, prepared: Prepared, where: Provenance, job: Job | 
 
 
 def _report(result: Prediction, top: int) -> None:
+    from graph_predictor.reports.facts import decided_line, recorded_line, savings_line, step_line
+    from graph_predictor.reports.figures import small_percent
+
     report = Report()
-    low, high = result.interval_us
     unedited = "as recorded" if result.as_measured else "its steady state, not as measured"
     what = "; ".join(result.edits) or (unedited if result.ran else f"as traced for {result.device}")
     report.line()
-    report.line(f"Step {result.times}: {_ms(result.step_time_us)} ms, 80% between {_ms(low)} and {_ms(high)} ms "
-                f"({what})", style="bold")
+    step = step_line(result.times, result.step_time_us, result.interval_us, what)
+    # A recording leads with what was recorded, a changed step with what it takes.
+    lines = [step] if result.recorded is None else [recorded_line(result.recorded), step]
+    for line in reversed(lines) if result.edits else lines:
+        report.line(line, style="bold")
     rests = ", ".join(result.steps)
     if len(result.steps) > 1:
         rests = f"{len(result.steps)} recorded steps, {result.steps[0]} to {result.steps[-1]}"
-    on = f", recorded on {result.recorded_on}" if result.recorded_on else ""
-    if result.recorded_us is not None:
-        without = "" if result.unprofiled_us is None else f"; without it {_ms(result.unprofiled_us)} ms, the median"
-        mean = ", the mean" if len(result.steps) > 1 else ""
-        report.line(f"It rests on {rests}{on} ({_ms(result.recorded_us)} ms a step under the profiler{mean}{without}).")
-    low, high = result.gpu_active_interval_us
-    between = f", 80% between {_ms(low)} and {_ms(high)} ms" if high else ""
-    report.line(f"GPU active {_ms(result.gpu_active_us)} ms{between}; decided by: {result.bound}")
+    if result.ran:
+        report.line(f"It rests on {rests}" + (f", recorded on {result.recorded_on}." if result.recorded_on else "."))
+    report.line(decided_line(result.gpu_active_us, result.bound, result.gpu_active_interval_us))
+    if savings := savings_line(result.savings_us, result.step_time_us):
+        report.line(savings)
     extra = []
     if result.items_per_second is not None:
         extra.append(f"{result.items_per_second:,.1f} samples/s")
     if result.mfu is not None:
-        extra.append(f"{percent(result.mfu)} of the device's peak rate")
+        extra.append(f"{small_percent(result.mfu)} of the device's peak rate")
     if result.peak_memory_bytes is not None:
         extra.append(f"peak memory {result.peak_memory_bytes / 1e9:.2f} GB")
     if result.cost_per_step is not None:

@@ -1,4 +1,4 @@
-"""``foretrace ranks``: the ranks of a job side by side, and the critical path across them."""
+"""``foretrace ranks``: the ranks of a job side by side, and the path across them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ranks(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare the ranks of a job: waiting, stragglers, bubbles, and the critical path across them.
+    """Compare the ranks of a job: waiting, stragglers, bubbles, and the path across them.
 
     foretrace ranks dlrm-8xV100/ --timeline ranks.json.gz
     """
@@ -107,19 +107,25 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
 
 def _report(found: JobReport, top: int, timeline: str | None) -> None:
     from graph_predictor.prediction.result import which_times
+    from graph_predictor.reports.facts import recorded_line, step_line
 
     report = Report()
-    steps = found.steps
-    what = "; ".join(found.times.edits) or (
-        "as recorded" if not found.times.predicted else "predicted" if found.times.ran else "as traced")
+    steps, name = found.steps, "step" if found.times.predicted else "replayed"
     report.line()
-    which, mean = which_times(found.times.profiled, ran=found.times.ran), f", mean of {count(steps)} steps"
-    report.line(f"Step {which}: {milliseconds(found.step_ns)} ms, the longest of {count(len(found.ranks))} "
-                f"ranks{mean if steps > 1 else ''} ({what})", style="bold")
+    which = which_times(found.times.profiled, ran=found.times.ran)
+    if found.times.recorded is not None:
+        report.line(recorded_line(found.times.recorded), style="bold")
+    if found.times.predicted:
+        what = "; ".join(found.times.edits) or ("predicted" if found.times.ran else "as traced")
+        report.line(step_line(which, found.step_ns / 1e3, what=what), style="bold")
+    else:
+        mean = f", mean of {count(steps)} steps" if steps > 1 else ""
+        report.line(f"Replayed {which}: {milliseconds(found.step_ns)} ms, the longest of {count(len(found.ranks))} "
+                    f"ranks in each step{mean}")
     report.line("Largest over mean of the ranks: " + ", ".join(
         f"{name} {share:.3f}" for name, share in found.imbalance.items()) + " (own: busy and idle).")
     if not found.shows_meetings:
-        report.table("By rank, ms a step", [Column("rank"), Column("step"), Column("begins\nlater by")], (
+        report.table("By rank, ms a step", [Column("rank"), Column(name), Column("begins\nlater by")], (
             [str(r.rank), milliseconds(r.step_ns / steps), milliseconds(r.late_ns / steps)] for r in found.ranks))
         _path(report, found, top)
         _end(report, found, timeline)
@@ -127,7 +133,7 @@ def _report(found: JobReport, top: int, timeline: str | None) -> None:
     bubbles, late = any(r.bubble_ns for r in found.ranks), any(r.late_ns for r in found.ranks)
     report.table(
         "By rank, ms a step; busy to idle add up to the step",
-        [Column("rank"), Column("step"), Column("busy"), Column("exposed\ncomm."), Column("waiting\nfor ranks"),
+        [Column("rank"), Column(name), Column("busy"), Column("exposed\ncomm."), Column("waiting\nfor ranks"),
          *([Column("bubble")] if bubbles else []), Column("idle"), Column("overlapped\ncomm."),
          *([Column("begins\nlater by")] if late else [])],
         ([str(r.rank), *(milliseconds(ns / steps) for ns in (r.step_ns, r.busy_ns, r.exposed_ns, r.waiting_ns,
@@ -168,7 +174,7 @@ def _late(found: JobReport) -> str:
 def _path(report: Report, found: JobReport, top: int) -> None:
     total = sum(s.length_ns for s in found.path) or 1
     report.table(
-        f"Critical path across ranks ({found.path_step}): {min(top, len(found.path)):,} of {len(found.path):,} "
+        f"Path across ranks ({found.path_step}): {min(top, len(found.path)):,} of {len(found.path):,} "
         "stretches in order",
         [Column("rank"), Column("from ms"), Column("ms"), Column("share"), Column("takes over at", name=True),
          Column("mostly", name=True)],

@@ -23,6 +23,7 @@ from tracer.output_kind import TIMELINE, check_output
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.replay import Replay
+    from graph_predictor.recorded.facts import RecordedFacts
     from graph_predictor.simulation.build import RankReport
 
 
@@ -48,12 +49,14 @@ def replay(
     with one_sentence(debug):
         from graph_predictor.prediction.replay import replay as simulate_again
         from graph_predictor.recorded.damage import folded_notes
+        from graph_predictor.recorded.facts import recorded_facts
 
         if timeline is not None:
             check_output(timeline, paths, TIMELINE)
         job = read(paths, window, workers, scheduler)
         with working("Replaying"):
             result = simulate_again(job.graphs, residuals=residuals, scale_kernels=scale_kernels)
+        recorded = recorded_facts(job.graphs)
         notes = [*job.notes, *folded_notes(job), *_notes(result, residuals, scale_kernels), *result.notes]
         if timeline is not None:
             from graph_predictor.reports.timeline import write_timeline
@@ -61,9 +64,10 @@ def replay(
             with working("Writing the timeline"):
                 write_timeline(result, timeline)
         if json:
-            print_json(_to_json(result, residuals, scale_kernels, notes, timeline, constants))
+            print_json({"recorded": None if recorded is None else recorded.to_json(),
+                        **_to_json(result, residuals, scale_kernels, notes, timeline, constants)})
         else:
-            _report(result, residuals, scale_kernels, notes, timeline, constants)
+            _report(result, recorded, residuals, scale_kernels, notes, timeline, constants)
 
 
 def kernel_end_p95_share(result: Replay, scale_kernels: float) -> float | None:
@@ -82,12 +86,6 @@ def _notes(result: Replay, residuals: bool, scale_kernels: float) -> list[str]:
     if not len(result.program.kernel_item):
         notes.append("The trace has no GPU work. The replay is a playback of the host's own recorded time: it closes "
                      "by construction, says nothing about a GPU, and kernel durations change nothing.")
-    elif result.steps and all(s.host_bound for s in result.steps):
-        notes.append("Host-bound: unchanged with free kernels. If kernels other than collectives took no time at all, "
-                     "every step would last as long: host work, and waiting for other ranks, decide it.")
-    elif host := [s for s in result.steps if s.host_bound]:
-        notes.append(f"Host-bound: unchanged with free kernels in {count(len(host))} of {count(len(result.steps))} "
-                     "steps (see the table).")
     if not result.reproducible:
         notes.append(f"GPU timeline not reproducible: no rule explains {percent(result.unexplained_share)} of a "
                      "window, so the times of kernels, and what-ifs, are not to be trusted here.")
@@ -105,7 +103,7 @@ def _to_json(result: Replay, residuals: bool, scale_kernels: float, notes: list[
     values: dict[str, Any] = {
         "steps": [
             {"rank": s.rank, "step": s.name, "measured_us": s.measured_ns / 1e3, "replayed_us": s.replayed_ns / 1e3,
-             "error": s.error, "free_kernels_us": s.free_kernels_ns / 1e3, "host_bound": s.host_bound}
+             "error": s.error, "counts": s.counts, "why_not": s.why_not or None}
             for s in result.steps],
         "times": "under the profiler",
         "median_abs_error": result.median_abs_error, "max_abs_error": result.max_abs_error,
@@ -132,20 +130,23 @@ def _by_rank(result: Replay) -> list[tuple[int, RankReport]]:
             for i, (g, report) in enumerate(zip(result.graphs, result.built.reports, strict=True))]
 
 
-def _report(result: Replay, residuals: bool, scale_kernels: float, notes: list[str], timeline: str | None,
-            constants: bool) -> None:
+def _report(result: Replay, recorded: RecordedFacts | None, residuals: bool, scale_kernels: float, notes: list[str],
+            timeline: str | None, constants: bool) -> None:
+    from graph_predictor.reports.facts import recorded_line
+
     report = Report()
+    if recorded is not None:
+        report.line()
+        report.line(recorded_line(recorded), style="bold")
     mode = "with per-event residuals" if residuals else "constants mode"
     has_kernels = bool(len(result.program.kernel_item))
     what = f", kernels × {scale_kernels:g}" if scale_kernels != 1.0 else ""
     report.table(
         f"Measured and replayed steps, under the profiler ({mode}{what})",
         [Column("rank"), Column("step", name=True), Column("measured ms"), Column("replayed ms"),
-         Column("change" if what else "error"),
-         *([Column("with free\nkernels ms"), Column("host-\nbound")] if has_kernels else [])],
+         Column("change" if what else "error"), Column("counts", name=True)],
         ([str(s.rank), s.name, milliseconds(s.measured_ns), milliseconds(s.replayed_ns), f"{s.error * 100:+.3f}%",
-          *([milliseconds(s.free_kernels_ns), "yes" if s.host_bound else "no"] if has_kernels else [])]
-         for s in result.steps))
+          f"no: {s.why_not}" if s.why_not else "yes"] for s in result.steps))
     report.line()
     what = "change" if scale_kernels != 1.0 else "error"
     report.line(f"median |{what}| {percent(result.median_abs_error, 3)}, max {percent(result.max_abs_error, 3)}")

@@ -12,8 +12,8 @@ from graph_predictor.diff.step_times import RankSteps
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
 from graph_predictor.diff.tree_alignment import align_trees
 from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
-from graph_predictor.recorded.typical_steps import left_out
-from graph_predictor.reports.breakdown import choose_steps, typical_steps
+from graph_predictor.recorded.counted_steps import left_out
+from graph_predictor.reports.breakdown import choose_steps
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY
@@ -56,7 +56,9 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
              for note in dict.fromkeys([*job.notes, *each.notes, *_doubts(each)])]
     if len(unlike) == 1:
         notes.append(f"{unlike[0]} does not say what its step takes without the profiler: both are compared under it.")
-    typical = [set(typical_steps([one for steps in each.values() for one in steps])) for each in chosen]
+    named = [step is not None, step is not None or step_b is not None]
+    typical = [{one for steps in each.values() for one in steps if one.counts or asked}
+               for each, asked in zip(chosen, named, strict=True)]
     ranks = _common_ranks(replayed, chosen, notes)
     vocabulary = Vocabulary()
     causes: Causes = {}

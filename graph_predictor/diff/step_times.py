@@ -10,7 +10,7 @@ from graph_predictor.diff.places import Places, next_aligned
 from graph_predictor.diff.step_tree import StepTree, Vocabulary, step_tree, with_loader
 from graph_predictor.prediction.path_attribution import attribute_paths
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
-from graph_predictor.simulation.critical_path import Bound, Causes, step_start, walks_back, window_start
+from graph_predictor.simulation.critical_path import Bound, Causes, walks_back
 from graph_predictor.simulation.host_time import HostTime, exclusive_time, operation_of, split, waits
 from graph_predictor.simulation.program import ItemKind
 from tracer.arrays import Float64, Int64
@@ -112,12 +112,10 @@ class RankSteps:
         replay, row = self.replay, self.row(step)
         if row < 0:
             start, end = 0, max(self.graph.meta.window_ns, 1)
-            begin = window_start(replay.program, replay.simulated, self.position)
         else:
             start = int(self.graph.steps.start_ns[row])
             end = start + int(self.graph.steps.duration_ns[row])
-            begin = step_start(replay.simulated, step.begin_item, step.end_item)
-        paths = walks_back(self.causes, [begin])
+        paths = walks_back(self.causes, [step.span.path_start(replay.simulated)])
         size = places.irregular + 1
         operations = len(self.graph.ops)
         unit_resource, unit_place = self._units(tree, place, places)

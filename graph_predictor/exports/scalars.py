@@ -23,8 +23,7 @@ def scalars_of(result: object) -> Mapping[str, float]:
                 for which, ns in (("measured", step.measured_ns), ("replayed", step.replayed_ns))}
     if isinstance(result, Breakdown):
         return {"step_ms": result.step_ns / 1e6,
-                **{f"critical_path_ms/{bound.label}": ns / 1e6 / max(len(result.typical), 1)
-                   for bound, ns in result.total().bounds.items() if ns}}
+                **{f"critical_path_ms/{name}": us / 1e3 for name, us in result.bounds_us.items() if us}}
     # A gate's figures: what each is now, beside what it was.
     if (verdicts := getattr(result, "verdicts", None)) is not None:
         return {f"{one.program}/{one.quantity}/{which}": float(value) for one in verdicts

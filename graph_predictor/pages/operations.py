@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from graph_predictor.pages.overview import path_table
 from graph_predictor.pages.parts import (
     Cell,
     PagePlot,
@@ -44,20 +45,13 @@ def operations_section(result: Breakdown, tree: CallTree | None = None,
         lines: by module path the function that calls it, where stacks were recorded.
     """
     total = result.total()
-    steps = max(len(result.typical), 1)
+    steps = max(len(result.counted), 1)
     each = "ms" if len(result.steps) == 1 else f"ms a step, mean of {count(steps)} (all ranks)"
     parts: list[Part] = []
     if tree is not None:
         parts += [plot for what, name in (("gpu_ns", "GPU"), ("host_ns", "host"))
                   if (plot := icicle(tree, what, name)) is not None]
-    modules = any(e.module for e in total.path)
-    path = sum(total.bounds.values())
-    parts.append(table(
-        "critical-path", f"Critical path, {each}",
-        [text_column("operation"), *([text_column("module", path=True)] if modules else []), text_column("bound"),
-         Column("ms"), Column("share")],
-        ([e.operation, *([e.module] if modules else []), e.bound.label, ms_cell(e.time_ns / steps),
-          share_cell(e.time_ns / path if path else 0.0)] for e in total.path)))
+    parts.append(path_table(result.critical_path))
     parts.append(_host_table("by-operation", f"By operation, {each}", "operation",
                              [(e.operation, e) for e in total.operations], steps))
     if any(e.module for e in total.modules):

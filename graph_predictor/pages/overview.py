@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from graph_predictor.pages.page import notes_part
@@ -24,9 +24,11 @@ from graph_predictor.pages.parts import (
     text_column,
 )
 from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.prediction.result import Prediction, which_times
+from graph_predictor.prediction.result import PathItem, Prediction, which_times
+from graph_predictor.recorded.facts import RecordedFacts
 from graph_predictor.reports.breakdown import Breakdown
-from graph_predictor.reports.figures import count, milliseconds, percent
+from graph_predictor.reports.facts import savings_line
+from graph_predictor.reports.figures import count, milliseconds, small_percent
 from graph_predictor.reports.inspection import Inspection
 from graph_predictor.reports.opportunities import Opportunities
 from tracer.graph import LossReport
@@ -53,13 +55,16 @@ def predicted_overview(result: Prediction, *, loss: LossReport | None = None) ->
         loss: of the traces it rests on.
     """
     low, high = result.interval_us
-    figures = [KeyFigure(f"Step {result.times}", f"{milliseconds(result.step_time_us * 1e3)} ms",
-                      f"80% between {milliseconds(low * 1e3)} and {milliseconds(high * 1e3)} ms"),
-               KeyFigure("Decided by", result.bound)]
+    step = KeyFigure(f"Step {result.times}", f"{milliseconds(result.step_time_us * 1e3)} ms",
+                     f"80% between {milliseconds(low * 1e3)} and {milliseconds(high * 1e3)} ms")
+    figures = [step, KeyFigure("Decided by", result.bound, _savings(result))]
+    if result.recorded is not None:
+        # A recording leads with what was recorded, a changed step with what it takes.
+        figures.insert(1 if result.edits else 0, recorded_figure(result.recorded))
     if result.gpu_active_us > 0:
         figures.append(KeyFigure("GPU active", f"{milliseconds(result.gpu_active_us * 1e3)} ms", _active(result)))
     if result.mfu is not None:
-        figures.append(KeyFigure("MFU", percent(result.mfu), "of the device's peak rate"))
+        figures.append(KeyFigure("MFU", small_percent(result.mfu), "of the device's peak rate"))
     if result.items_per_second is not None:
         figures.append(KeyFigure("Throughput", f"{result.items_per_second:,.1f} /s", "samples"))
     if result.peak_memory_bytes is not None:
@@ -88,15 +93,17 @@ def predicted_overview(result: Prediction, *, loss: LossReport | None = None) ->
 
 def broken_down_overview(result: Breakdown, *, loss: LossReport | None = None) -> PageSection:
     """Return the overview of a breakdown: the step, its bounds, and every step beside the others."""
-    total = result.total()
-    steps = max(len(result.typical), 1)
-    figures = KeyFigures([
-        KeyFigure(f"Step {which_times(result.profiled)}", f"{milliseconds(result.step_ns)} ms",
-                  f"mean of {count(steps)} steps"),
-        KeyFigure("Decided by", ", ".join(dict.fromkeys(step.bound for step in result.typical)) or "nothing")])
-    parts: list[Part] = [figures]
+    name = "Step" if result.steady is not None else "Replayed window"
+    figures = [KeyFigure(f"{name} {which_times(result.profiled)}", f"{milliseconds(result.step_ns)} ms",
+                         "steady state" if result.steady is not None else ""),
+               KeyFigure("Decided by", result.bound)]
+    if result.recorded is not None:
+        figures.insert(0, recorded_figure(result.recorded))
+    if result.steady is not None and result.steady.gpu_active_us > 0:
+        figures.append(KeyFigure("GPU active", f"{milliseconds(result.steady.gpu_active_us * 1e3)} ms"))
+    parts: list[Part] = [KeyFigures(figures)]
     parts += bounds_stack("Where the time goes: the critical path by what it is spent on, ms a step",
-                          {bound.label: ns / steps for bound, ns in total.bounds.items()})
+                          {name: us * 1e3 for name, us in result.bounds_us.items()})
     parts.append(steps_table(result))
     parts += notes_part(result.notes)
     if loss is not None:
@@ -104,15 +111,20 @@ def broken_down_overview(result: Breakdown, *, loss: LossReport | None = None) -
     return PageSection("overview", "Overview", parts)
 
 
+def recorded_figure(recorded: RecordedFacts) -> KeyFigure:
+    """Return the recorded step."""
+    return KeyFigure("Recorded step", f"{milliseconds(recorded.step_ns)} ms", recorded.how())
+
+
 def steps_table(result: Breakdown) -> PageTable:
-    """Return every step with its time by bound, as ``foretrace breakdown`` prints it."""
-    total = result.total()
-    bounds = [bound for bound, ns in total.bounds.items() if ns]
-    return table("steps", f"Steps, ms {which_times(result.profiled)}; measured is under the profiler", [
-        Column("rank"), text_column("step"), Column("measured"), Column("time"), *(Column(b.label) for b in bounds),
-        text_column("decided by")], (
-        [count_cell(s.rank) if s.rank >= 0 else "–", s.name, ms_cell(s.measured_ns), ms_cell(s.simulated_ns),
-         *(ms_cell(s.totals.bounds[b]) for b in bounds), s.bound] for s in result.steps))
+    """Return every recorded step, whether it counts, and its own span by bound."""
+    bounds = [bound for bound, ns in result.total().bounds.items() if ns]
+    return table("steps", "Recorded steps, ms under the profiler, and the span of each as replayed by bound", [
+        Column("rank"), text_column("step"), Column("recorded"), text_column("counts"), Column("span"),
+        *(Column(b.label) for b in bounds)], (
+        [count_cell(s.rank) if s.rank >= 0 else "–", s.name, ms_cell(s.measured_ns),
+         f"no: {s.why_not}" if s.why_not else "yes", ms_cell(s.simulated_ns),
+         *(ms_cell(s.totals.bounds[b]) for b in bounds)] for s in result.steps))
 
 
 def bounds_stack(caption: str, bounds_ns: Mapping[str, float]) -> list[Stack]:
@@ -156,17 +168,18 @@ def inspected_facts(found: Inspection) -> Facts:
     facts = [(count(ranks), "rank" if ranks == 1 else "ranks"), (count(found.steps), "steps"),
              *((count(found.total(what)), "host calls" if what == "calls" else what) for what in (
                  "ops", "calls", "kernels", "collectives"))]
-    if found.gpu_busy_share is not None:
-        facts.append((percent(found.gpu_busy_share), "of the window the GPU was busy"))
     return Facts([(number, "operations" if what == "ops" else what) for number, what in facts])
 
 
-def path_table(result: Prediction) -> PageTable:
-    """Return a prediction's critical path."""
+def path_table(path: Sequence[PathItem]) -> PageTable:
+    """Return a critical path."""
     return table("path", "Critical path by operation, ms a step", [
         text_column("operation"), text_column("bound"), Column("ms"), Column("share")], (
-        [e.operation, e.bound, ms_cell(e.time_us * 1e3), share_cell(e.share)] for e in result.critical_path),
-        most=PATH_ROWS)
+        [e.operation, e.bound, ms_cell(e.time_us * 1e3), share_cell(e.share)] for e in path), most=PATH_ROWS)
+
+
+def _savings(result: Prediction) -> str:
+    return savings_line(result.savings_us, result.step_time_us)
 
 
 def _active(result: Prediction) -> str:

@@ -52,4 +52,5 @@ def _operations(result: Prediction) -> PageSection:
                      [text_column("family"), Column("ms"), Column("share")],
                      ([name, ms_cell(us * 1e3), share_cell(us / total if total else None)]
                       for name, us in result.families_us.items()))
-    return PageSection("operations", "Operations", [part for part in (path_table(result), families) if part.rows])
+    tables = (path_table(result.critical_path), families)
+    return PageSection("operations", "Operations", [part for part in tables if part.rows])

@@ -36,8 +36,12 @@ SHOWN_PARTS = 3
 def ranks_section(found: JobReport) -> PageSection:
     """Return the section of a job's ranks, with the figures of ``foretrace ranks``."""
     steps = found.steps
-    figures = [KeyFigure(f"Step {which_times(found.times.profiled, ran=found.times.ran)}",
-                      f"{milliseconds(found.step_ns)} ms", f"the longest of {count(len(found.ranks))} ranks"),
+    recorded, which = found.times.recorded, which_times(found.times.profiled, ran=found.times.ran)
+    longest = f"the longest of {count(len(found.ranks))} ranks"
+    figures = [KeyFigure("Recorded step", f"{milliseconds(recorded.step_ns)} ms", recorded.how())
+               if recorded is not None else
+               KeyFigure(f"{'Step' if found.times.predicted else 'Replayed'} {which}",
+                         f"{milliseconds(found.step_ns)} ms", longest),
                *(KeyFigure(f"Largest over mean, {name}", f"{share:.3f}") for name, share in found.imbalance.items())]
     parts: list[Part] = [KeyFigures(figures)]
     if found.late is not None:
@@ -80,9 +84,10 @@ def _bars(found: JobReport, rows: PageTable, steps: int) -> PagePlot:
 
 def _rank_table(found: JobReport, steps: int) -> PageTable:
     bubbles, late = any(r.bubble_ns for r in found.ranks), any(r.late_ns for r in found.ranks)
+    name = "step" if found.times.predicted else "replayed"
     return table(
         "by-rank", "By rank, ms a step; busy to idle add up to the step",
-        [Column("rank"), Column("step"), Column("busy"), Column("exposed comm."), Column("waiting for ranks"),
+        [Column("rank"), Column(name), Column("busy"), Column("exposed comm."), Column("waiting for ranks"),
          *([Column("bubble")] if bubbles else []), Column("idle"), Column("overlapped comm."),
          *([Column("begins later by")] if late else [])],
         ([count_cell(r.rank), *(ms_cell(ns / steps) for ns in (
@@ -123,7 +128,7 @@ def _groups(found: JobReport, steps: int) -> PageTable:
 def _path(found: JobReport) -> PageTable:
     total = sum(s.length_ns for s in found.path) or 1
     return table(
-        "rank-path", f"Critical path across ranks ({found.path_step}), in order",
+        "rank-path", f"Path across ranks ({found.path_step}), in order",
         [Column("rank"), Column("from ms"), Column("ms"), Column("share"), text_column("takes over at"),
          text_column("mostly")],
         ([count_cell(found.times.number(s.rank)), ms_cell(s.start_ns), ms_cell(s.length_ns),

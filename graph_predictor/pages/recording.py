@@ -24,7 +24,7 @@ from graph_predictor.prediction.result import which_times
 from graph_predictor.recorded.damage import folded_notes
 from graph_predictor.reports.breakdown import Breakdown, breakdown
 from graph_predictor.reports.call_tree import call_tree
-from graph_predictor.reports.figures import count, milliseconds
+from graph_predictor.reports.facts import recorded_line, step_line
 from graph_predictor.reports.inspection import inspect_job
 from graph_predictor.reports.opportunities import Opportunities, opportunities
 from graph_predictor.reports.ranks.recorded import replayed_ranks
@@ -67,12 +67,11 @@ def report_page(job: Job, where: Provenance, *, step: str | None = None, profile
     try:
         # Without a step that is named, the prediction rests on the last ones alike, as `foretrace predict` does.
         baseline = baseline_of(job, step, profiled=profiled)
-        prediction = baseline.predict()
+        prediction = baseline.predict(evidence=True)
     except ForetraceError as error:
         result.notes.append(f"Nothing is predicted of it: {error}")
         overview = broken_down_overview(result, loss=inspected.loss())
-        line = f"{milliseconds(result.step_ns)} ms a step {which_times(result.profiled)}"
-        page = ReportPage(where.title, sentence(line), [
+        page = ReportPage(where.title, sentence(result.headline()), [
             _with_facts(overview, inspected_facts(inspected), 1), *replayed_sections(found, result, times)])
         page.sections += [step_memory(None, None, measured, traced), *_ranks(times, said),
                           provenance_section(where, job)]
@@ -81,7 +80,8 @@ def report_page(job: Job, where: Provenance, *, step: str | None = None, profile
     overview = _with_facts(overview, inspected_facts(inspected), 2)
     overview = PageSection(overview.key, overview.title, [*overview.parts, steps_table(result)])
     scenario = baseline.scenario
-    page = ReportPage(where.title, sentence(prediction.headline()), [
+    leads = "" if prediction.recorded is None else f"{recorded_line(prediction.recorded)}. "
+    page = ReportPage(where.title, leads + sentence(prediction.headline()), [
         overview, *replayed_sections(found, result, times), roofline_section(times, scenario),
         scenario_memory(scenario, measured, traced), *_ranks(times, said), provenance_section(where, job, prediction)])
     return _with_what_ifs(page, _saving(baseline))
@@ -98,7 +98,8 @@ def breakdown_page(job: Job, found: Replay, result: Breakdown, where: Provenance
 def ranks_page(found: JobReport, where: Provenance) -> ReportPage:
     """Return the page of a job's ranks, with their timeline."""
     which = which_times(found.times.profiled, ran=found.times.ran)
-    line = f"step {which} {milliseconds(found.step_ns)} ms, the longest of {count(len(found.ranks))} ranks"
+    recorded = found.times.recorded
+    line = recorded_line(recorded) if recorded is not None else step_line(which, found.step_ns / 1e3)
     return ReportPage(where.title, sentence(line), [
         ranks_section(found), timeline_section(found.times), provenance_section(where)])
 
@@ -112,7 +113,7 @@ def break_down(job: Job, found: Replay, step: str | None) -> Breakdown:
 
 def replayed_sections(found: Replay, result: Breakdown, times: JobTimes) -> list[PageSection]:
     """Return timeline and operations of a replayed job."""
-    tree = call_tree(found, [(one.rank, one.name) for one in result.typical])
+    tree = call_tree(found, [(one.rank, one.name) for one in result.counted])
     lines = {path: line for graph in found.graphs for path, line in graph.meta.module_lines.items()}
     return [timeline_section(times), operations_section(result, tree, lines)]
 

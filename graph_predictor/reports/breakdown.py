@@ -1,25 +1,25 @@
-"""Breakdown of a step's time: by bound, by operation, by module, by kernel, and along the critical path.
+"""Breakdown of a step's time: along the critical path, by operation, by module and by kernel.
 
-Times by bound and the critical path come from the simulated timeline and add up to the simulated step exactly. Host
-time by operation is as recorded, exclusive (an operation's own, not that of operations it calls) and with waiting
-taken out, and so is the profiler's cost where the replay is without it; GPU time is the simulated duration of the work
-an operation launched.
+The critical path is that of the steady state, as ``predict`` has it, and adds up to its step exactly. Each recorded
+step also has a span of its own, from its begin to its end, which adds up to its simulated time. Host time by operation
+is as recorded, exclusive (an operation's own, not that of operations it calls), with waiting taken out, and the
+profiler's cost where the replay is without it; GPU time is the simulated duration of the work an operation launched.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from graph_predictor.prediction.replay import Replay, ReplayedStep
-from graph_predictor.prediction.result import which_times
+from graph_predictor.prediction.deciding import deciding
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
+from graph_predictor.prediction.result import PathItem, SteadyStep, which_times
 from graph_predictor.prediction.step_kinds import step_kinds
-from graph_predictor.recorded.typical_steps import left_out, typical_of_ranks
+from graph_predictor.recorded.facts import RecordedFacts
 from graph_predictor.reports.operation_sums import OperationSums, StepTables
 from graph_predictor.simulation.critical_path import Bound, Causes
 from tracer.charts import Chart, ChartSeries
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PathEntry:
-    """Critical-path time of one operation in one module and bound, ns.
+class SpanEntry:
+    """Time of one operation in one module and bound within a step's span, ns.
 
     ``operation`` is the kernel's name where the operation that launched a kernel was not recorded.
     """
@@ -95,10 +95,10 @@ class KernelTime:
 
 
 class Totals:
-    """The six views of one step, or of several added up; each list begins with its largest entry.
+    """The views of one step, or of several added up; each list begins with its largest entry.
 
     Args:
-        bounds: the critical path by bound, ns.
+        bounds: the span by bound, ns.
         parts: of the step, or of each, its rank's tables, and which step it is there. A list is made of them when it is
             first asked for, as there are many in many steps.
     """
@@ -111,9 +111,10 @@ class Totals:
         return [entry for views, at in self.parts if name in views for entry in views[name].of_step(at)]
 
     @cached_property
-    def path(self) -> list[PathEntry]:
-        """The critical path by operation, module and bound."""
-        return _largest_path([PathEntry(*each) for each in self._made("path")])
+    def span(self) -> list[SpanEntry]:
+        """The span by operation, module and bound."""
+        return sorted((SpanEntry(*each) for each in self._made("span")),
+                      key=lambda e: (-e.time_ns, e.operation, e.module, e.bound))
 
     @cached_property
     def operations(self) -> list[OperationTime]:
@@ -139,11 +140,11 @@ class Totals:
         """Plain values for JSON, microseconds; at most ``top`` entries a list."""
         total = sum(self.bounds.values())
         return {
-            "bounds_us": {bound.label: ns / 1e3 for bound, ns in self.bounds.items()},
-            "critical_path": [
+            "span_bounds_us": {bound.label: ns / 1e3 for bound, ns in self.bounds.items()},
+            "span": [
                 {"operation": e.operation, "module": e.module or None, "bound": e.bound.label,
                  "time_us": e.time_ns / 1e3, "share": e.time_ns / total if total else 0.0, "segments": e.segments}
-                for e in self.path[:top]],
+                for e in self.span[:top]],
             "operations": [{"operation": e.operation, **_host_json(e)} for e in self.operations[:top]],
             "modules": [{"module": e.module or None, **_host_json(e)} for e in self.modules[:top]],
             "phases": [{"module": e.module or None, "phase": e.phase, **_host_json(e)} for e in self.phases[:top]],
@@ -168,93 +169,137 @@ class _Summed(Totals):
         return [(*key, *sums) for key, sums in found.items()]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepBreakdown:
-    """One step of one rank, ns. The bounds, and the path's entries, add up to ``simulated_ns``; ``bound`` is what
-    decides steps like it, as ``predict`` has it (see ``deciding``)."""
+    """One recorded step of one rank, ns. The bounds of its span, and the span's entries, add up to ``simulated_ns``.
+
+    ``why_not`` says why it does not count; empty where it does.
+    """
 
     rank: int
     name: str
     measured_ns: int
     simulated_ns: int
     totals: Totals
-    bound: str
-    typical: bool = True
-    """Whether it is one of the steps that stand for the step."""
+    why_not: str = ""
 
 
 @dataclass(slots=True, repr=False)
 class Breakdown(Shown):
-    """The steps asked for, in the order of the replay, and what to know when reading them."""
+    """A step's time broken down.
+
+    Attributes:
+        steps: the recorded steps asked for, in the order of the replay.
+        notes: what to know when reading it.
+        profiled: whether times are those under the profiler (``measured_ns`` is in any case).
+        recorded: what is true of the recording; ``None`` without steps.
+        steady: the steady state; ``None`` where there are no steps that could be repeated, or durations were scaled.
+    """
 
     steps: list[StepBreakdown]
     notes: list[str] = field(default_factory=list)
     profiled: bool = True
-    """Whether times are those under the profiler (``measured_ns`` is in any case)."""
+    recorded: RecordedFacts | None = None
+    steady: SteadyStep | None = None
 
     @property
-    def typical(self) -> list[StepBreakdown]:
-        """The steps that stand for the step: all but outliers."""
-        return [step for step in self.steps if step.typical]
+    def counted(self) -> list[StepBreakdown]:
+        """Return the steps that count."""
+        return [step for step in self.steps if not step.why_not]
 
     @property
     def step_ns(self) -> float:
-        """The step: mean of the typical ones, of the slowest rank."""
-        return slowest_mean((step.rank, step.simulated_ns) for step in self.typical)
+        """The step: the steady state; without one, the mean of the spans that count, of the slowest rank."""
+        if self.steady is not None:
+            return self.steady.step_time_us * 1e3
+        by_rank: dict[int, list[int]] = defaultdict(list)
+        for step in self.counted:
+            by_rank[step.rank].append(step.simulated_ns)
+        return max((sum(own) / len(own) for own in by_rank.values()), default=0.0)
+
+    @property
+    def bounds_us(self) -> dict[str, float]:
+        """The critical path by bound, µs a step; without a steady state, the spans of the steps that count."""
+        if self.steady is not None:
+            return self.steady.bounds_us
+        return {bound.label: ns / max(len(self.counted), 1) / 1e3 for bound, ns in self.total().bounds.items()}
+
+    @property
+    def bound(self) -> str:
+        """What decides the step, in one word."""
+        return deciding(self.bounds_us) if self.steady is None else self.steady.bound
+
+    @property
+    def critical_path(self) -> list[PathItem]:
+        """The critical path by operation and bound, the longest first; without a steady state, the spans'."""
+        if self.steady is not None:
+            return self.steady.critical_path
+        total, steps = self.total(), max(len(self.counted), 1)
+        sums: dict[tuple[str, str], int] = defaultdict(int)
+        for each in total.span:
+            sums[each.operation, each.bound.label] += each.time_ns
+        whole = sum(sums.values()) or 1
+        return sorted((PathItem(*key, ns / steps / 1e3, ns / whole) for key, ns in sums.items()),
+                      key=lambda entry: (-entry.time_us, entry.operation))
 
     def headline(self) -> str:
         """Say where most of the step goes in one line."""
-        total = self.total()
-        whole = sum(total.bounds.values())
-        if not whole:
+        if not self.steps:
             return "no steps"
-        most = max(total.bounds, key=lambda bound: total.bounds[bound])
-        return (f"step {which_times(self.profiled)} {self.step_ns / 1e6:,.3f} ms, {total.bounds[most] / whole:.0%} of "
-                f"its critical path {most.label}")
+        share = max(self.bounds_us.values(), default=0.0) / max(sum(self.bounds_us.values()), 1e-9)
+        most = max(self.bounds_us, key=lambda name: self.bounds_us[name])
+        return (f"step {which_times(self.profiled)} {self.step_ns / 1e6:,.3f} ms, decided by {self.bound}; {share:.0%} "
+                f"of its critical path {most}")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
-        """``critical_path``, ``operations``, ``modules``, ``kernels`` of all typical steps, and ``steps``; times in
-        µs."""
+        """``critical_path``; ``operations``, ``modules``, ``kernels`` of all steps that count; ``steps``; times in µs.
+        """
         import pandas as pd
 
         found = self.to_json()
         totals = self.total().to_json()
-        return {**{name: partial(pd.DataFrame, totals[name])
-                   for name in ("critical_path", "operations", "modules", "kernels")},
-                "steps": lambda: pd.DataFrame(found["steps"])[["rank", "step", "measured_us", "simulated_us", "typical",
-                                                               "bound"]]}
+        return {"critical_path": partial(pd.DataFrame, found["critical_path"]),
+                **{name: partial(pd.DataFrame, totals[name]) for name in ("operations", "modules", "kernels")},
+                "steps": lambda: pd.DataFrame(found["steps"])[["rank", "step", "measured_us", "simulated_us", "counts",
+                                                               "why_not"]]}
 
     def chart(self) -> Chart:
-        """Return the critical path by bound, of the mean typical step."""
-        bounds = {bound.label: ns / max(len(self.typical), 1) / 1e6 for bound, ns in self.total().bounds.items() if ns}
+        """Return the critical path by bound."""
+        bounds = {name: us / 1e3 for name, us in self.bounds_us.items() if us}
         return Chart("bars", self.headline(), list(bounds), [ChartSeries("critical path", list(bounds.values()))],
                      "ms a step")
 
     def total(self) -> Totals:
-        """All typical steps of all ranks added up."""
+        """All steps of all ranks that count added up."""
         bounds = Counter(dict.fromkeys(Bound, 0))
-        for step in self.typical:
+        for step in self.counted:
             bounds.update(step.totals.bounds)
-        return _Summed(dict(bounds), [part for step in self.typical for part in step.totals.parts])
+        return _Summed(dict(bounds), [part for step in self.counted for part in step.totals.parts])
 
     def to_json(self, top: int | None = None) -> dict[str, Any]:
         """Plain values for JSON, microseconds; at most ``top`` entries a list."""
         return {
-            "times": which_times(self.profiled), "step_time_us": self.step_ns / 1e3,
+            "times": which_times(self.profiled), "step_time_us": self.step_ns / 1e3, "steady": self.steady is not None,
+            "recorded": None if self.recorded is None else self.recorded.to_json(),
+            "gpu_active_us": None if self.steady is None else self.steady.gpu_active_us,
+            "bound": self.bound, "bounds_us": self.bounds_us,
+            "critical_path": [{"operation": e.operation, "bound": e.bound, "time_us": e.time_us, "share": e.share}
+                              for e in self.critical_path[:top]],
             "steps": [
                 {"rank": s.rank, "step": s.name, "measured_us": s.measured_ns / 1e3,
-                 "simulated_us": s.simulated_ns / 1e3, "typical": s.typical, "bound": s.bound,
+                 "simulated_us": s.simulated_ns / 1e3, "counts": not s.why_not, "why_not": s.why_not or None,
                  **s.totals.to_json(top)} for s in self.steps],
             "notes": self.notes,
         }
 
 
-def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
+def breakdown(replay: Replay, *, step: str | None = None, spans: bool = True) -> Breakdown:
     """Break the replayed steps down.
 
     Args:
         replay: A replay.
         step: Only this step of every rank: its name, or its number within the rank (from 0; negative from the end).
+        spans: Break the span of each recorded step down too; without a steady state it is in any case.
 
     Raises:
         ForetraceError: No rank has such a step.
@@ -262,31 +307,39 @@ def breakdown(replay: Replay, *, step: str | None = None) -> Breakdown:
     graphs = replay.graphs
     positions = {(g.meta.rank if g.meta.rank >= 0 else i): i for i, g in enumerate(graphs)}
     chosen = choose_steps(replay.steps, step)
-    typical = chosen if step is not None else typical_steps(chosen)
     ranks: dict[int, list[int]] = {}
     for at, one in enumerate(chosen):
         ranks.setdefault(positions[one.rank], []).append(at)
+    baseline, why = _baseline(replay, step)
+    spans = spans or baseline is None
     causes = Causes(replay.program, replay.simulated, [g.kernels.kind for g in graphs])
     found: dict[int, StepBreakdown] = {}
     for position, rows in ranks.items():
         own = [chosen[at] for at in rows]
-        figures = OperationSums(replay, position, causes).figures(own)
+        figures = OperationSums(replay, position, causes).figures(own, spans=spans)
         found.update((row, StepBreakdown(
-            one.rank, one.name, one.measured_ns, one.replayed_ns,
-            Totals(figures.bounds[at], [(figures.tables, at)]), figures.decided[at]))
-            for at, (row, one) in enumerate(zip(rows, own, strict=True)))
-    kept = {id(one) for one in typical}
-    steps = [replace(found[at], typical=id(one) in kept) for at, one in enumerate(chosen)]
-    notes = list(replay.notes)
-    if len(typical) < len(chosen):
-        notes.append(f"{left_out(len(typical), len(chosen))} of the mean.")
+            one.rank, one.name, one.measured_ns, one.replayed_ns, Totals(figures.bounds[at], [(figures.tables, at)]),
+            one.why_not if step is None else "")) for at, (row, one) in enumerate(zip(rows, own, strict=True)))
+    recorded = None if baseline is None else baseline.recorded_facts
+    notes = [*replay.notes, *why, *([] if recorded is None else recorded.notes())]
     if step is None and (kinds := step_kinds(graphs)) is not None:
         notes.append(f"Warning: {kinds.text} The mean is of different steps; --step names one.")
     if not len(replay.program.kernel_item):
         notes.append("The trace has no GPU work: all time is the host's, and the step is a playback of it.")
     if replay.graphs and not any((g.ops.module >= 0).any() for g in graphs):
         notes.append(_without_modules(replay.graphs))
-    return Breakdown(steps, notes, replay.profiled)
+    return Breakdown([found[at] for at in range(len(chosen))], notes, replay.profiled, recorded,
+                     None if baseline is None else baseline.steady_step())
+
+
+def _baseline(replay: Replay, step: str | None) -> tuple[Baseline | None, list[str]]:
+    """The job made ready for its steady state, or why there is none."""
+    if replay.scale_kernels != 1.0 or any(one.name == WINDOW for one in replay.steps):
+        return None, []
+    try:
+        return Baseline.recorded(replay.graphs, step, built=replay.built, profiled=replay.profiled), []
+    except ForetraceError as error:
+        return None, [f"No steady state is known of it: {error}"]
 
 
 def _without_modules(graphs: list[ExecutionGraph]) -> str:
@@ -327,36 +380,9 @@ def choose_steps(steps: list[ReplayedStep], wanted: str | None) -> list[Replayed
                          f"from 0 to {most - 1}.")
 
 
-def typical_steps(steps: list[ReplayedStep]) -> list[ReplayedStep]:
-    """Return the steps, of all ranks, that stand for the step: all but outliers."""
-    by_rank: dict[int, list[ReplayedStep]] = {}
-    for one in steps:
-        by_rank.setdefault(one.rank, []).append(one)
-    kept = typical_of_ranks([np.array([one.measured_ns for one in own], np.int64) for own in by_rank.values()])
-    found = {id(one) for own, mask in zip(by_rank.values(), kept, strict=True)
-             for one, keep in zip(own, mask.tolist(), strict=True) if keep}
-    return [one for one in steps if id(one) in found]
-
-
-def slowest_mean(times: Iterable[tuple[int, int]]) -> float:
-    """Return the largest of the ranks' mean times, ns; of no time 0.
-
-    Args:
-        times: rank and time, ns.
-    """
-    by_rank: dict[int, list[int]] = {}
-    for rank, ns in times:
-        by_rank.setdefault(rank, []).append(ns)
-    return max((sum(own) / len(own) for own in by_rank.values()), default=0.0)
-
-
 def _host_json(entry: OperationTime | ModuleTime | PhaseTime) -> dict[str, Any]:
     return {"calls": entry.calls, "host_us": entry.host_ns / 1e3, "waiting_us": entry.waiting_ns / 1e3,
             "gpu_us": entry.gpu_ns / 1e3}
-
-
-def _largest_path(entries: list[PathEntry]) -> list[PathEntry]:
-    return sorted(entries, key=lambda e: (-e.time_ns, e.operation, e.module, e.bound))
 
 
 def _largest(entries: list[Any]) -> list[Any]:

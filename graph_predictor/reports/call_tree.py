@@ -1,7 +1,7 @@
 """The call tree of a step: phases, the modules in them, the operations in those, with own host and GPU time.
 
-The times are those of ``breakdown``, of the mean typical step and all ranks together; a node's own time is not that of
-the nodes below it.
+The times are those of ``breakdown``, of the mean step that counts and all ranks together; a node's own time is not
+that of the nodes below it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graph_predictor.prediction.replay import Replay, ReplayedStep
-from graph_predictor.reports.breakdown import typical_steps as typical_of
 from graph_predictor.reports.operation_sums import NO_LAUNCH, NO_PHASE, OUTSIDE, OperationSums
 from graph_predictor.simulation.critical_path import Causes
 from tracer.graph import Phase
@@ -46,15 +45,15 @@ class CallTree:
         return sums
 
 
-def call_tree(replay: Replay, typical: Sequence[tuple[int, str]] | None = None) -> CallTree:
-    """Return the tree of a replay's typical steps.
+def call_tree(replay: Replay, counted: Sequence[tuple[int, str]] | None = None) -> CallTree:
+    """Return the tree of a replay's steps that count.
 
     Args:
         replay: what was replayed.
-        typical: the steps by rank and name, where they are not all that are typical.
+        counted: the steps by rank and name, where they are not all that count.
     """
-    wanted = None if typical is None else set(typical)
-    steps = typical_of(replay.steps) if wanted is None else [s for s in replay.steps if (s.rank, s.name) in wanted]
+    wanted = None if counted is None else set(counted)
+    steps = [s for s in replay.steps if (s.counts if wanted is None else (s.rank, s.name) in wanted)]
     graphs = replay.graphs
     position = {(g.meta.rank if g.meta.rank >= 0 else i): i for i, g in enumerate(graphs)}
     causes = Causes(replay.program, replay.simulated, [g.kernels.kind for g in graphs])

@@ -18,6 +18,11 @@ def percent(share: float | None, decimals: int = 1) -> str:
     return "–" if share is None else f"{share * 100:.{decimals}f}%"
 
 
+def small_percent(share: float) -> str:
+    """A share in percent that is not rounded to nothing."""
+    return "less than 0.1%" if 0.0 < share < 5e-4 else percent(share)
+
+
 def count(number: float) -> str:
     """A count; means over steps may have one decimal."""
     return f"{number:,.0f}" if float(number).is_integer() else f"{number:,.1f}"

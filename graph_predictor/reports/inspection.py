@@ -1,4 +1,4 @@
-"""Contents of a job's traces, before anything is simulated: counts, how busy the GPU was, and what is missing."""
+"""Contents of a job's traces, before anything is simulated: the recorded step, counts, and what is missing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 
 from graph_predictor.prediction.step_kinds import step_kinds
 from graph_predictor.recorded.damage import by_rank
-from graph_predictor.recorded.typical_steps import similar_steps
+from graph_predictor.recorded.facts import RankFacts, RecordedFacts, recorded_facts
+from graph_predictor.recorded.gpu_active import active_ns
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
-from tracer.intervals import union_ns
 from tracer.job import Job
 from tracer.memory_account import MemoryAccount, binary_size
 from tracer.rank_classes import RankClass
@@ -35,8 +35,8 @@ class RankInspection:
     kernels: int
     kernels_by_kind: dict[str, int]
     collectives: int
-    gpu_busy_share: float | None
-    """Time in which at least one piece of device work ran, over the window; the mean of the rank's devices."""
+    gpu_active_ns: float | None
+    """Time a step in which device work other than collectives runs; of a window without steps, in all of it."""
     host_outside_ops_share: float | None
     """Time of the steps in which their thread ran no operation and no call."""
     gaps_ns: dict[str, int]
@@ -47,12 +47,7 @@ class RankInspection:
     et_candidates: int
     loss: LossReport
     step_ns: float | None = None
-    """Recorded step, under the profiler: mean of those that a prediction rests on by default (``similar_steps``)."""
-    step_count: int = 0
-    """Number of these steps."""
-    unprofiled_step_ns: float | None = None
-    """Median of the steps timed without the profiler."""
-    unprofiled_count: int = 0
+    """Recorded step, under the profiler: mean of the steps that count."""
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes of a step traced by shapes alone; see ``Meta.memory``."""
     substitutions: dict[str, int] = field(default_factory=dict)
@@ -70,10 +65,10 @@ class RankInspection:
             "window_us": self.window_ns / 1e3 if self.has_times else None, "memory_bytes": self.memory or None,
             "substitutions": self.substitutions or None,
             "step_us": None if self.step_ns is None else self.step_ns / 1e3,
-            "unprofiled_step_us": None if self.unprofiled_step_ns is None else self.unprofiled_step_ns / 1e3,
             "steps": self.steps, "step_source": self.step_source or None, "ops": self.ops, "calls": self.calls,
             "launches": self.launches, "kernels": self.kernels, "kernels_by_kind": self.kernels_by_kind,
-            "collectives": self.collectives, "gpu_busy_share": self.gpu_busy_share,
+            "collectives": self.collectives,
+            "gpu_active_us": None if self.gpu_active_ns is None else self.gpu_active_ns / 1e3,
             "host_outside_ops_share": self.host_outside_ops_share,
             "host_outside_ops_us": {kind: ns / 1e3 for kind, ns in self.gaps_ns.items()},
             "profiler_flags": self.profiler_flags, "execution_trace": _join_json(
@@ -90,7 +85,9 @@ class Inspection:
     missing_ranks: list[int]
     notes: list[str] = field(default_factory=list)
     classes: list[RankClass] = field(default_factory=list)
-    """The ranks that each of ``ranks`` stands for in a folded job, and classes nobody traced."""
+    """The ranks that each of ``ranks`` represents in a folded job, and classes that were not traced."""
+    recorded: RecordedFacts | None = None
+    """What is true of the recorded step; ``None`` without steps."""
 
     @property
     def devices(self) -> list[str]:
@@ -103,18 +100,14 @@ class Inspection:
         return max((rank.steps for rank in self.ranks), default=0)
 
     @property
-    def gpu_busy_share(self) -> float | None:
-        """Mean over the ranks that recorded GPU work, ``None`` if none did."""
-        return _mean([rank.gpu_busy_share for rank in self.ranks])
+    def gpu_active_ns(self) -> float | None:
+        """GPU active time of the most active rank, ``None`` if no rank has GPU work."""
+        return max((rank.gpu_active_ns for rank in self.ranks if rank.gpu_active_ns is not None), default=None)
 
     @property
     def host_outside_ops_share(self) -> float | None:
         """Mean over the ranks that have steps, ``None`` if none has."""
         return _mean([rank.host_outside_ops_share for rank in self.ranks])
-
-    def slowest(self, name: str) -> float | None:
-        """Return the longest of the ranks' times of this name, ``None`` if no rank knows it."""
-        return max((value for rank in self.ranks if (value := getattr(rank, name)) is not None), default=None)
 
     def total(self, name: str) -> int:
         """Sum of a count over the ranks."""
@@ -138,11 +131,11 @@ class Inspection:
                 {"ranks": [list(span) for span in each.ranks], "number": len(each),
                  "traced": self.ranks[each.graph].rank if each.graph >= 0 else None} for each in self.classes],
             "device": ", ".join(self.devices) or None, "steps": self.steps,
-            **{name.replace("_ns", "_us"): None if (ns := self.slowest(name)) is None else ns / 1e3
-               for name in ("step_ns", "unprofiled_step_ns")},
+            "recorded": None if self.recorded is None else self.recorded.to_json(),
             "ops": self.total("ops"), "calls": self.total("calls"), "launches": self.total("launches"),
             "kernels": self.total("kernels"), "collectives": self.total("collectives"),
-            "gpu_busy_share": self.gpu_busy_share, "host_outside_ops_share": self.host_outside_ops_share,
+            "gpu_active_us": None if self.gpu_active_ns is None else self.gpu_active_ns / 1e3,
+            "host_outside_ops_share": self.host_outside_ops_share,
             "execution_trace": _join_json(
                 ", ".join(sorted({r.et_schema for r in self.ranks if r.et_schema})), self.total("et_joined"),
                 self.total("et_candidates")),
@@ -152,25 +145,25 @@ class Inspection:
 
 def inspect_job(job: Job) -> Inspection:
     """Count what a job's graphs hold."""
-    similar = similar_steps([graph for graph in job.graphs if graph.meta.era != SHAPE_ONLY])
-    found = Inspection([_inspect(graph, similar) for graph in job.graphs], job.world_size, list(job.missing_ranks),
-                       list(job.notes), list(job.classes))
-    if (kinds := step_kinds([graph for graph in job.graphs if graph.meta.era != SHAPE_ONLY])) is not None:
+    ran = [graph for graph in job.graphs if graph.meta.era != SHAPE_ONLY]
+    facts = recorded_facts(ran)
+    of_rank = {} if facts is None else dict(zip(map(id, ran), facts.ranks, strict=True))
+    found = Inspection([_inspect(graph, of_rank.get(id(graph))) for graph in job.graphs], job.world_size,
+                       list(job.missing_ranks), list(job.notes), list(job.classes), facts)
+    found.notes += [] if facts is None else facts.notes()
+    if (kinds := step_kinds(ran)) is not None:
         found.notes.append(f"Warning: {kinds.text}")
     without = [rank.rank for rank in found.ranks if not rank.kernels and rank.has_times]
     if without:
         which = "the trace" if len(found.ranks) == 1 else (
             "any rank" if len(without) == len(found.ranks) else f"rank {', '.join(map(str, without))}")
-        found.notes.append(f"There is no GPU work in {which}: how busy the GPU was is unknown, not zero.")
+        found.notes.append(f"There is no GPU work in {which}: how long the GPU was active is unknown, not zero.")
     return found
 
 
-def _inspect(graph: ExecutionGraph, similar: range | None) -> RankInspection:
+def _inspect(graph: ExecutionGraph, facts: RankFacts | None) -> RankInspection:
     meta, kernels, calls = graph.meta, graph.kernels, graph.launches
     steps_ns = int(graph.steps.duration_ns.sum())
-    # Where a rank has no steps, the others have none in common.
-    chosen = similar if similar is not None else similar_steps([graph])
-    recorded = graph.steps.duration_ns[list(chosen or [])] if meta.era != SHAPE_ONLY else graph.steps.duration_ns[:0]
     gaps = graph.gaps
     in_steps = gaps.step >= 0
     in_steps[in_steps] &= gaps.thread[in_steps] == graph.steps.thread[gaps.step[in_steps]]
@@ -182,14 +175,13 @@ def _inspect(graph: ExecutionGraph, similar: range | None) -> RankInspection:
         ops=int((graph.ops.kind == OpKind.OPERATION).sum()), calls=len(calls),
         launches=int(np.isin(calls.kind, LAUNCHING).sum()), kernels=len(kernels),
         kernels_by_kind={kind.name.lower(): int((kernels.kind == kind).sum()) for kind in KernelKind},
-        collectives=len(graph.collectives), gpu_busy_share=busy_share(graph),
+        collectives=len(graph.collectives),
+        gpu_active_ns=_window_active_ns(graph) if facts is None else facts.gpu_active_ns,
         host_outside_ops_share=sum(by_kind.values()) / steps_ns if steps_ns and meta.era != SHAPE_ONLY else None,
         gaps_ns={kind: ns for kind, ns in by_kind.items() if ns}, profiler_flags=dict(meta.profiler_flags),
         et_schema=meta.et_schema, et_joined=meta.et_joined, et_candidates=meta.et_candidates, loss=meta.loss,
-        step_ns=float(recorded.mean()) if len(recorded) else None, step_count=len(recorded),
-        unprofiled_step_ns=float(np.median(meta.unprofiled_step_ns)) if meta.unprofiled_step_ns else None,
-        unprofiled_count=len(meta.unprofiled_step_ns),
-        memory=dict(meta.memory), substitutions=dict(meta.substitutions),
+        step_ns=None if facts is None else facts.step_ns, memory=dict(meta.memory),
+        substitutions=dict(meta.substitutions),
     )
 
 
@@ -202,15 +194,14 @@ def memory_lines(memory: dict[str, int]) -> list[str]:
             "it begins"]
 
 
-def busy_share(graph: ExecutionGraph) -> float | None:
-    """Share of the window in which a device ran something (mean of the devices); ``None`` without GPU work."""
+def _window_active_ns(graph: ExecutionGraph) -> float | None:
+    """GPU active time of a whole window; ``None`` without GPU work."""
     kernels = graph.kernels
-    if not len(kernels) or graph.meta.window_ns <= 0:
+    if not len(kernels):
         return None
-    devices = np.unique(kernels.device)
-    busy = sum(union_ns(kernels.start_ns[rows], (kernels.start_ns + kernels.duration_ns)[rows])
-               for rows in (kernels.device == device for device in devices))
-    return busy / (graph.meta.window_ns * len(devices))
+    own = kernels.kind != KernelKind.COLLECTIVE
+    start = kernels.start_ns[own]
+    return float(active_ns(start, start + kernels.duration_ns[own], kernels.device[own]))
 
 
 def _mean(values: list[float | None]) -> float | None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.prediction.deciding import StreamEnds, decides
 from graph_predictor.prediction.path_attribution import attribute_paths, bound_sums
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
 from graph_predictor.recorded.module_paths import with_backward_modules
@@ -18,10 +17,7 @@ from graph_predictor.simulation.critical_path import (
     Bound,
     Causes,
     Paths,
-    PathStart,
-    step_start,
     walks_back,
-    window_start,
 )
 from graph_predictor.simulation.host_time import exclusive_time, operation_of, waits
 from tracer.arrays import Int64
@@ -95,11 +91,10 @@ StepTables = Mapping[str, StepSums]
 
 @dataclass(frozen=True, slots=True)
 class RankBreakdown:
-    """Tables of some steps of a rank, and of each step its critical path by bound (ns) and what decides it."""
+    """Tables of some steps of a rank, and of each step its own span by bound, ns."""
 
     tables: StepTables
     bounds: list[dict[Bound, int]]
-    decided: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +123,6 @@ class OperationSums:
         self.operation = np.append(operation_of(self.graph), NONE)
         low, high = int(replay.program.kernel_ptr[position]), int(replay.program.kernel_ptr[position + 1])
         self.kernel_ns = (replay.simulated.kernel_end - replay.simulated.kernel_start)[low:high]
-        self.ends = StreamEnds(self.graph, low)
         ops, kernels = self.graph.ops, self.graph.kernels
         # Two more slots: one for what is in no operation, one for device work whose launch is unknown.
         launched_by = self.operation[kernels.op]
@@ -156,15 +150,15 @@ class OperationSums:
         self.orphans = orphans[np.argsort(kernels.start_ns[orphans], kind="stable")]
         self.orphans_start = kernels.start_ns[self.orphans]
 
-    def figures(self, steps: Sequence[ReplayedStep]) -> RankBreakdown:
-        """Break steps down, all in one pass."""
+    def figures(self, steps: Sequence[ReplayedStep], *, spans: bool) -> RankBreakdown:
+        """Break steps down, all in one pass; their own spans where they are asked for."""
         places = self._places(steps)
-        paths = walks_back(self.causes, [self._start(step) for step in steps])
         first, kernels = self._kernels_in(places)
-        bounds = bound_sums(paths)
-        tables = {"path": self._path_sums(paths), **self._host_views(places, first, kernels),
-                  "kernels": self._kernel_sums(first, kernels)}
-        return RankBreakdown(tables, bounds, decides(self.replay, steps, self.ends, bounds, self.causes))
+        tables = {**self._host_views(places, first, kernels), "kernels": self._kernel_sums(first, kernels)}
+        if not spans:
+            return RankBreakdown(tables, [{} for _ in steps])
+        paths = walks_back(self.causes, [step.span.path_start(self.replay.simulated) for step in steps])
+        return RankBreakdown({"span": self._path_sums(paths), **tables}, bound_sums(paths))
 
     def operation_sums(self, step: ReplayedStep) -> tuple[Int64, Int64]:
         """Return rows of ``graph.ops`` with their calls, own host time, waiting and GPU time (ns) in a step, [4, rows].
@@ -181,12 +175,6 @@ class OperationSums:
     @cached_property
     def _row_room(self) -> tuple[Int64, Int64]:
         return empty_room(len(self.graph.ops) + _MISSING, 4)
-
-    def _start(self, step: ReplayedStep) -> PathStart:
-        replay = self.replay
-        if step.name == WINDOW:
-            return window_start(replay.program, replay.simulated, self.position)
-        return step_start(replay.simulated, step.begin_item, step.end_item)
 
     def _places(self, steps: Sequence[ReplayedStep]) -> _Places:
         graph = self.graph

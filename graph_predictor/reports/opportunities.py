@@ -110,6 +110,8 @@ class Opportunities(Shown):
         """Plain values."""
         return {
             "times": self.baseline.times, "step_time_us": self.baseline.step_time_us,
+            "recorded": None if self.baseline.recorded is None else self.baseline.recorded.to_json(),
+            "gpu_active_us": self.baseline.gpu_active_us,
             "interval_us": list(self.baseline.interval_us), "bound": self.baseline.bound,
             "opportunities": [{
                 "name": o.name, "option": o.option, "is_bound": o.bound, "gain_us": o.gain_us, "gain": o.gain,

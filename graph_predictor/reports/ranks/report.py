@@ -134,7 +134,9 @@ class JobReport(Shown):
         steps = self.steps
         return {
             "times": which_times(self.times.profiled, ran=self.times.ran),
-            "step_us": self.step_ns / 1e3, "steps": steps, "predicted": self.times.predicted,
+            "recorded": None if self.times.recorded is None else self.times.recorded.to_json(),
+            "step_time_us" if self.times.predicted else "replayed_step_us": self.step_ns / 1e3,
+            "steps": steps, "predicted": self.times.predicted,
             "edits": list(self.times.edits), "imbalance": self.imbalance,
             "ranks": [row.to_json(self.step_ns) for row in self.ranks], "meetings_known": self.shows_meetings,
             "late_rank": None if self.late is None else {
@@ -142,7 +144,7 @@ class JobReport(Shown):
                 "steps": self.late.steps, "computes_longer": [
                     {"operation": name, "more_us": ns / 1e3} for name, ns in self.late.operations]},
             "groups": [{**row.to_json(), "waiting_us": waiting_ns(row, None), "steps": steps} for row in self.groups],
-            "critical_path": {"step": self.path_step, "stretches": [
+            "path_across_ranks": {"step": self.path_step, "stretches": [
                 {"rank": self.times.number(s.rank), "start_us": s.start_ns / 1e3, "time_us": s.length_ns / 1e3,
                  "share": s.length_ns / total, "after": s.after or None,
                  "parts": [{"operation": p.operation, "bound": p.bound.label, "time_us": p.time_ns / 1e3}

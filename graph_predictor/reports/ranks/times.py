@@ -11,8 +11,8 @@ from graph_predictor.prediction.edited_host import kinds_of
 from graph_predictor.prediction.predictor import SimulatedStep
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, rank_number
 from graph_predictor.prediction.steady_state import Periods
-from graph_predictor.recorded.typical_steps import left_out
-from graph_predictor.reports.breakdown import choose_steps, typical_steps
+from graph_predictor.recorded.facts import RecordedFacts, recorded_facts
+from graph_predictor.reports.breakdown import choose_steps
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.engine import Simulated, simulate
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
@@ -64,6 +64,7 @@ class JobTimes:
         edits: what is different from the source, a phrase each.
         notes: what to know.
         again: job's mean step time (ns) with another program of the same rows.
+        recorded: of a recorded job, what is true of it.
     """
 
     built: Built
@@ -81,6 +82,7 @@ class JobTimes:
     edits: tuple[str, ...]
     notes: tuple[str, ...]
     again: Callable[[Program], float]
+    recorded: RecordedFacts | None = None
 
     @property
     def graphs(self) -> list[ExecutionGraph]:
@@ -120,24 +122,23 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
     """
     built, program = result.built, result.program
     chosen = choose_steps(result.steps, step)
-    every = len(chosen)
     if step is None:
-        chosen = typical_steps(chosen)
+        chosen = [one for one in chosen if one.counts] or chosen
     position = {rank_number(graph, rank): rank for rank, graph in enumerate(built.graphs)}
     of_rank: dict[int, list[ReplayedStep]] = {}
     for one in chosen:
         of_rank.setdefault(position[one.rank], []).append(one)
     fewest = min(len(found) for found in of_rank.values())
     notes = list(result.notes)
-    if len(chosen) < every:
-        notes.append(f"{left_out(len(chosen), every)}.")
+    facts = recorded_facts(built.graphs) if step is None else None
+    notes += [] if facts is None else facts.notes()
     if any(len(found) > fewest for found in of_rank.values()):
         notes.append(f"The ranks recorded different numbers of steps: the last {fewest} of each are compared.")
     in_step = [[_step_of(result, rank, found[number - fewest]) for rank, found in sorted(of_rank.items())]
                for number in range(fewest)]
 
     def windows(simulated: Simulated) -> list[list[Window]]:
-        return [[_recorded_window(program, simulated, rank, one, kernels) for rank, one, kernels in ranks]
+        return [[_recorded_window(simulated, rank, one, kernels) for rank, one, kernels in ranks]
                 for ranks in in_step]
 
     def again(other: Program) -> float:
@@ -147,7 +148,7 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
     return JobTimes(
         built, program, result.simulated, [graph.kernels.kind for graph in built.graphs], rows,
         np.arange(len(program.kernel_item)), host_pieces(built), windows(result.simulated),
-        1, False, result.profiled, True, (), tuple(notes), again)
+        1, False, result.profiled, True, (), tuple(notes), again, facts)
 
 
 def predicted_times(step: SimulatedStep) -> JobTimes:
@@ -193,16 +194,6 @@ def _step_of(result: Replay, rank: int, step: ReplayedStep) -> tuple[int, Replay
     return rank, step, kernels if row == NONE else kernels[graph.kernels.step == row]
 
 
-def _recorded_window(program: Program, simulated: Simulated, rank: int, step: ReplayedStep,
-                     kernels: Int64) -> Window:
-    if step.name != WINDOW:
-        return Window(rank, step.name, int(simulated.item_end[step.begin_item]),
-                      int(simulated.item_end[step.end_item]), ("item", step.end_item), kernels)
-    items = np.flatnonzero(program.thread_rank[program.item_thread()] == rank)
-    starts = np.concatenate([simulated.item_start[items], simulated.kernel_start[kernels]])
-    ends = np.concatenate([simulated.item_end[items], simulated.kernel_end[kernels]])
-    if not len(ends):
-        return Window(rank, step.name, 0, 0, None, kernels)
-    last = int(np.argmax(ends))
-    at = ("item", int(items[last])) if last < len(items) else ("kernel", int(kernels[last - len(items)]))
-    return Window(rank, step.name, int(starts.min()), int(ends[last]), at, kernels)
+def _recorded_window(simulated: Simulated, rank: int, step: ReplayedStep, kernels: Int64) -> Window:
+    start = step.span.path_start(simulated)
+    return Window(rank, step.name, start.stop_ns, start.end_ns, start.at, kernels)
