@@ -17,7 +17,7 @@ from graph_predictor.prediction.host_spread import RESOLVED, least_spread
 from graph_predictor.prediction.interval import spread_by
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.recorded.typical_steps import similar_steps
+from graph_predictor.recorded.counted_steps import similar_steps
 from graph_predictor.reports.breakdown import breakdown
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.graph import ExecutionGraph
