@@ -197,7 +197,7 @@ def replay(
     check_recorded(graphs)
     built = built or build_program(list(graphs))
     if not profiled:
-        built = unprofiled(built)
+        built = unprofiled(built, CountedSteps.of(built.graphs).common)
     recorded = with_residuals(built.recorded_program) if residuals else built.recorded_program
     program = on_unprofiled_clock(recorded, built) if residuals else built.program
     if not len(program.item_kind) and not len(program.kernel_item):

@@ -337,7 +337,7 @@ def _baseline(replay: Replay, step: str | None) -> tuple[Baseline | None, list[s
     if replay.scale_kernels != 1.0 or any(one.name == WINDOW for one in replay.steps):
         return None, []
     try:
-        return Baseline.recorded(replay.graphs, step, built=replay.built, profiled=replay.profiled), []
+        return Baseline.recorded(replay.graphs, step, built=replay.built.as_recorded(), profiled=replay.profiled), []
     except ForetraceError as error:
         return None, [f"No steady state is known of it: {error}"]
 

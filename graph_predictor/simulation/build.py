@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,6 +89,10 @@ class Built:
     def recorded_program(self) -> Program:
         """The program with the recorded host times, whether or not they were changed since."""
         return self.program if self.without_profiler is None else self.without_profiler.recorded
+
+    def as_recorded(self) -> Built:
+        """Return it with the recorded host times."""
+        return self if self.profiled else replace(self, program=self.recorded_program, without_profiler=None)
 
     @property
     def computes_on_host(self) -> bool:

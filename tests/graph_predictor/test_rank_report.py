@@ -191,13 +191,13 @@ def test_the_command_its_json_and_its_timeline(tmp_path: Path) -> None:
         assert sum(parts) == pytest.approx(row["step_us"])
     events = json.loads(out.read_text())["traceEvents"]
     processes = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
-    assert {"critical path across ranks", "rank 0", "rank 1", "ranks 0, 1: all_reduce (group)"} <= set(processes)
+    assert {"path across ranks", "rank 0", "rank 1", "ranks 0, 1: all_reduce (group)"} <= set(processes)
     parts = [e for e in events if e.get("cat") == "part" and e["pid"] == processes["rank 0"]]
     assert sum(e["dur"] for e in parts) == pytest.approx(values["ranks"][0]["step_us"])
     waiting = [e for e in events if e.get("cat") == "group" and e["name"] == "waiting for rank 1"]
     assert [e["dur"] for e in waiting] == [200.0]
     shown = CliRunner().invoke(app, ["ranks", *paths])
-    assert shown.exit_code == 0 and "Critical path across ranks" in plain(shown.output)
+    assert shown.exit_code == 0 and "Path across ranks" in plain(shown.output)
 
 
 def test_a_recorded_step_cannot_be_chosen_of_a_predicted_job(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def test_a_predicted_straggler_holds_the_others(tmp_path: Path) -> None:
     values = json.loads(outcome.output)
     zero, one = values["ranks"]
     assert one["arrives_last"] == 1.0 and zero["waiting_us"] > 0.0 and one["waiting_us"] == 0.0
-    assert one["job_step_like_median_us"] < values["step_us"]
-    assert sum(s["time_us"] for s in values["critical_path"]["stretches"]) / values["steps"] == pytest.approx(
-        values["step_us"])
+    assert one["job_step_like_median_us"] < values["step_time_us"]
+    assert sum(s["time_us"] for s in values["path_across_ranks"]["stretches"]) / values["steps"] == pytest.approx(
+        values["step_time_us"])
 
 
 def test_a_pipeline_traced_in_a_fake_world() -> None:

@@ -1,4 +1,4 @@
-"""The critical path across ranks: at each collective it goes on with the rank that arrived last.
+"""The path across ranks: at each collective it goes on with the rank that arrived last.
 
 ::
 

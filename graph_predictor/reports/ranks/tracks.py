@@ -19,7 +19,7 @@ def rank_events(report: JobReport) -> Iterator[str]:
     base = min((w.start_ns for step in times.windows for w in step), default=0)
     tracks = Tracks()
     names = ["busy", "exposed communication", "waiting for rank", "bubble", "idle"]
-    path = TimelineProcess(tracks, 1, "critical path across ranks")
+    path = TimelineProcess(tracks, 1, "path across ranks")
     chosen = next((step for step in times.windows if step and step[0].name == report.path_step), [])
     if chosen and report.path:
         begin = max(chosen, key=lambda w: (w.length_ns, w.end_ns)).start_ns - base
