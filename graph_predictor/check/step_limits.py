@@ -19,7 +19,7 @@ import numpy as np
 from graph_predictor.check.captures import CheckError
 from graph_predictor.check.measure import count_steps
 from graph_predictor.check.verdict import in_unit
-from graph_predictor.prediction.explain import OUTSIDE
+from graph_predictor.prediction.path_operations import OUTSIDE
 from graph_predictor.prediction.predictor import CPU
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.simulation.rank_view import view_rank

@@ -24,8 +24,9 @@ from graph_predictor.prediction.kernel_variants import KernelVariants
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.shared import KEPT, Shared
-from graph_predictor.simulation.engine import Simulated
+from graph_predictor.simulation.engine import Simulated, Structure, structure_of
 from graph_predictor.simulation.program import NEVER, Program, whole_ns
+from graph_predictor.simulation.removal import same_order, without
 from graph_predictor.simulation.retiming import HostLanes, HostRows, Lanes, WorkingOrder, lanes
 from graph_predictor.simulation.tape_loop import LANES
 from tracer.arrays import Bool, Float64, Int64
@@ -99,20 +100,30 @@ class EditedCopies:
         if not scenario.launches.waits:
             changes["wait_ptr"] = np.zeros_like(p.wait_ptr)
             changes["wait_kernel"], changes["wait_lag"] = p.wait_kernel[:0], p.wait_lag[:0]
-        if host.kernel_gone is not None:
-            changes["kernel_gap"] = np.where(host.kernel_gone[repeated.kernel], 0, p.kernel_gap)
-        return replace(p, **changes)
+        edited = replace(p, **changes)
+        gone = host.gone
+        return edited if gone is None else without(edited, gone.kernels[repeated.kernel], gone.items[repeated.item])
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The order within the copies, whatever anything takes."""
+        p, own = self.launches, self.repeated
+        return own.structure if p.kernel_group is own.program.kernel_group else structure_of(p)
 
     @cached_property
     def _order(self) -> WorkingOrder:
         """The order of all copies that differ in times alone: that of the recorded times, whatever was asked first."""
         p, own = self.launches, self.repeated.program
-        of = (p.wait_ptr is own.wait_ptr, p.item_external is own.item_external, tuple(p.queue_depth.tolist()))
+        # What is gone may change what waits for what; then the order is these copies' own.
+        gone = None if self.host.gone is None or same_order(p, own) else self.host.gone
+        of = (gone, self.scenario.launches.waits, p.item_external is own.item_external, tuple(p.queue_depth.tolist()))
 
         def make() -> WorkingOrder:
             program = replace(own, wait_ptr=p.wait_ptr, wait_kernel=p.wait_kernel, wait_lag=p.wait_lag,
-                              item_external=p.item_external, queue_depth=p.queue_depth)
-            return WorkingOrder(program, self.repeated.structure, self.rows.of, self.repeated.end[:, -2:],
+                              item_external=p.item_external, queue_depth=p.queue_depth, queue_ptr=p.queue_ptr,
+                              queue_kernel=p.queue_kernel, item_queue=p.item_queue, item_channel=p.item_channel,
+                              kernel_group=p.kernel_group, group_size=p.group_size)
+            return WorkingOrder(program, self.structure, self.rows.of, self.repeated.end[:, -2:],
                                 self.repeated.tail[:, -2:])
 
         return self._shared.once("order", of, make)

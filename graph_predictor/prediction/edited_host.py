@@ -8,12 +8,13 @@ import numpy as np
 
 from graph_predictor.prediction.changes import Loading
 from graph_predictor.prediction.repeat import Repeated
+from graph_predictor.prediction.replacement import Gone
 from graph_predictor.prediction.rewriting import Rewritten, replaced_host
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.host_pieces import with_host
 from graph_predictor.simulation.program import NEVER, Anchor, total_ratio, whole_ns
 from kernel_models.launch_constants import LaunchConstants
-from tracer.arrays import Bool, Float64, Int64
+from tracer.arrays import Float64, Int64
 from tracer.graph import LAUNCHING, ExecutionGraph
 
 GRAPH_LAUNCH_NS = 10_000.0
@@ -26,13 +27,16 @@ class EditedHost:
     """Host side of the recorded program after the edits.
 
     Attributes:
+        ns: by piece of ``Scenario.pieces``. What is in no piece is the launch of a CUDA graph.
         work, cost: by item, ns.
         after_lag, external, latency, queue_depth: as of ``Program``.
         floor: what loading a cycle's batches takes each rank beside it, ns.
         workers: what worker processes take for a cycle's batches, ns a rank.
-        kernel_gone: kernels that are no longer launched; ``None`` where all are.
+        gone: what is no longer there; ``None`` where all is.
+        labels: what reports call new work in the place of other work, by its kernel or, on a CPU, by its piece.
     """
 
+    ns: Float64
     work: Int64
     cost: Int64
     after_lag: Int64
@@ -41,7 +45,8 @@ class EditedHost:
     queue_depth: Int64
     floor: Float64
     workers: Float64
-    kernel_gone: Bool | None
+    gone: Gone | None
+    labels: dict[int, str]
 
 
 def edit_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
@@ -68,7 +73,7 @@ def edit_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
             floor += np.bincount(pieces.rank[mine], weights=ns[mine], minlength=program.ranks) * host.factor
         ns[pieces.data] = 0.0
         external = np.full_like(external, NEVER)
-    ns = replaced_host(scenario, rewritten, ns)
+    ns = replaced_host(rewritten, ns)
     if host.weight is not None:
         ns = ns * host.weight
     if not launches.cost:
@@ -86,18 +91,8 @@ def edit_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
     latency = program.kernel_latency if host.constants is None else _latency(scenario, host.constants)
     if not launches.cost:
         latency = np.where(program.kernel_anchor == Anchor.CALL_END, 0, latency)
-    gone = None if rewritten is None else rewritten.kernel_gone
-    return EditedHost(work, cost, whole_ns(lag), external, latency, depth, floor, workers, gone)
-
-
-def host_changed(scenario: Scenario, rewritten: Rewritten | None) -> bool:
-    """Return whether host time that is left is other than what was recorded; time that an edit merely takes away is
-    not."""
-    host, weight = scenario.host, scenario.host.weight
-    return (host.ns is not None or scenario.batches.fetching is not None or host.factor != 1.0
-            or (weight is not None and not np.isin(weight, (0.0, 1.0)).all())
-            or (rewritten is not None and ((rewritten.units.on_host and bool(rewritten.replacements))
-                                           or not np.isin(rewritten.host_weight, (0.0, 1.0)).all())))
+    return EditedHost(ns, work, cost, whole_ns(lag), external, latency, depth, floor, workers,
+                      None if rewritten is None else rewritten.gone, {} if rewritten is None else rewritten.labels())
 
 
 def _first_launches(scenario: Scenario) -> Int64:

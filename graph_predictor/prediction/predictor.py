@@ -21,8 +21,8 @@ from graph_predictor.prediction.closing import Closing, closing
 from graph_predictor.prediction.contended import matters, slowed, steady_shares
 from graph_predictor.prediction.deciding import HOST
 from graph_predictor.prediction.edit import Edit, is_edit
-from graph_predictor.prediction.edited_copies import HOSTS_KEPT, EditedCopies, KernelRows
-from graph_predictor.prediction.edited_host import EditedHost, edit_host, host_changed
+from graph_predictor.prediction.edited_copies import HOSTS_KEPT, NUMBERS_KEPT, EditedCopies, KernelRows
+from graph_predictor.prediction.edited_host import EditedHost, edit_host
 from graph_predictor.prediction.explain import Explained, deciding_rank, explain, path_entries
 from graph_predictor.prediction.fetching import Fetching
 from graph_predictor.prediction.host_spread import (
@@ -43,9 +43,11 @@ from graph_predictor.prediction.replay import check_recorded
 from graph_predictor.prediction.result import Prediction, RankPrediction, SteadyStep
 from graph_predictor.prediction.rewriting import Rewritten, replaced_kernels, rewrite
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
+from graph_predictor.prediction.shared import KEPT
 from graph_predictor.prediction.source_facts import SourceFacts
 from graph_predictor.prediction.steady_state import Steady, steady_state
 from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
+from graph_predictor.prediction.time_sources import time_sources
 from graph_predictor.prediction.unprofiled import unprofiled
 from graph_predictor.prediction.work import COLLECTIVE, Work
 from graph_predictor.recorded.counted_steps import CountedSteps, alike_steps, compared_steps, similar_steps
@@ -57,7 +59,6 @@ from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
 from graph_predictor.simulation.program import MOST_FACTOR
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.device import device as device_named
-from kernel_models.model import Source
 from kernel_models.pricing import Models
 from kernel_models.trace_calls import FAMILIES
 from tracer.graph import ExecutionGraph, KernelKind
@@ -176,7 +177,7 @@ class Baseline:
         """Return the steady state of the step as it was recorded: the same as of a prediction without edits, whose
         interval, prices and evidence it does without."""
         run = _Run(self, self.scenario, [], once=True)
-        ranks = explain(run.scenario, run.steady, run.times, Source.MEASURED)
+        ranks = explain(run.scenario, run.steady)
         return run.steady_step(ranks, deciding_rank(run.steady.period_ns, ranks))
 
     def predict(self, edits: Sequence[Edit] = (), *, price_per_hour: float | None = None,
@@ -372,14 +373,12 @@ class _Run:
 
     def prediction(self, price_per_hour: float | None, path: bool) -> Prediction:
         scenario, steady = self.scenario, self.steady
-        changed = host_changed(scenario, self.rewritten)
-        host_source = max(scenario.host.source, Source.ANCHORED) if changed else scenario.host.source
-        ranks = explain(scenario, steady, self.times, host_source)
+        ranks = explain(scenario, steady)
         slowest, step_ns = deciding_rank(steady.period_ns, ranks), self.step_ns
         low, high = self.baseline.closing.widened(*self._interval(step_ns))
-        chosen, found = ranks[slowest], self.steady_step(ranks, slowest, path=path)
-        total = sum(chosen.source_ns.values()) or 1.0
-        families, kernel_sources = self._of_times("device time", slowest, lambda: self._device_time(slowest))
+        found = self.steady_step(ranks, slowest, path=path)
+        families = self._of_times("device time", slowest, lambda: self._device_time(slowest))
+        sources = time_sources(scenario, self.host, self.times)
         target = scenario.scaled_device()
         flops = self._flops(slowest)
         facts, rests_on = self.baseline.facts, self.baseline.origin or self.baseline
@@ -390,8 +389,8 @@ class _Run:
             per_rank=found.per_rank, bounds_us=found.bounds_us, families_us=dict(families),
             critical_path=found.critical_path,
             profiled=scenario.profiled, ran=ran,
-            sources={s.label: chosen.source_ns[s] / total for s in Source if chosen.source_ns.get(s, 0.0) > 0},
-            kernel_sources=dict(kernel_sources), recorded=rests_on.recorded_facts, steps=rests_on.cycle.names,
+            sources=sources.step, kernel_sources=sources.device, recorded=rests_on.recorded_facts,
+            steps=rests_on.cycle.names,
             device=target.name if target is not None else facts.device,
             recorded_on="" if not ran else scenario.devices.source.name if scenario.devices.source else facts.device,
             peak_memory_bytes=peak_memory(scenario),
@@ -428,17 +427,13 @@ class _Run:
             active_ns / 1e3, explained.bound,
             {name: ns / steps / 1e3 for name, ns in explained.bounds.items()})
 
-    def _device_time(self, rank: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Device time a step by family (µs), and shares of it by source."""
+    def _device_time(self, rank: int) -> dict[str, float]:
+        """Device time a step by family, µs."""
         rows = self.scenario.cycle.kernel_rows(rank)
         ns, family = self.times.ns[rows], self.times.family[rows]
         sums = np.bincount(family, weights=ns, minlength=COLLECTIVE + 1) / self.scenario.cycle.steps / 1e3
         names = [*(f.value for f in FAMILIES), "collective"]
-        source = self.times.source[rows]
-        there = np.bincount(source, minlength=len(Source)).tolist()
-        by_source = {s.label: float(ns[source == s].sum()) for s in Source if there[s]}
-        return ({names[i]: float(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i] > 0},
-                {label: time / float(ns.sum()) for label, time in by_source.items() if time > 0})
+        return {names[i]: float(sums[i]) for i in np.argsort(-sums, kind="stable").tolist() if sums[i] > 0}
 
     def _active_interval(self, ranks: list[RankPrediction]) -> tuple[float, float]:
         """80% interval of the most active rank's GPU time a step, µs."""
@@ -463,11 +458,14 @@ class _Run:
         """Floating-point operations a step; 0 where sizes are not known for most of the device time. Counted once for
         all scenarios of the same sizes."""
         scenario = self.scenario
+        removed = None if self.rewritten is None or not len(self.rewritten.removed()) else self.rewritten
         return scenario.shared.once("flops", (rank, scenario.built, scenario.cycle, scenario.work,
-                                              scenario.kernels.calls), lambda: self._counted_flops(rank))
+                                              scenario.kernels.calls, removed), lambda: self._counted_flops(rank))
 
     def _counted_flops(self, rank: int) -> float:
         work, rows = self.scenario.work, self.scenario.cycle.kernel_rows(rank)
+        if self.rewritten is not None:
+            rows = np.setdiff1d(rows, self.rewritten.removed())
         pieces = np.unique(work.piece[rows])
         pieces = pieces[pieces >= 0]
         time = work.measured_ns[pieces]
@@ -599,7 +597,8 @@ def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
     changes = [getattr(group, field.name) for group in (scenario.host, scenario.launches, scenario.batches)
                for field in fields(group)]
     of = (scenario.built, scenario.cycle, scenario.pieces, *changes)
-    return scenario.shared.once("host", of, lambda: edit_host(scenario, None), most=HOSTS_KEPT)
+    most = min(max(NUMBERS_KEPT // max(len(scenario.pieces), 1), KEPT), HOSTS_KEPT)
+    return scenario.shared.once("host", of, lambda: edit_host(scenario, None), most=most)
 
 
 def _spreads(built: Built, cycle: Cycle, pieces: HostPieces, similar: range | None, counted: CountedSteps) -> Spreads:

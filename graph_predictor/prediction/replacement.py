@@ -49,23 +49,54 @@ class Units:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Units (in time order) whose place other work takes: it runs where the first of them did, the others vanish."""
+    """Units (in time order) whose place other work takes: it runs where the first of them did, the others vanish.
+    Without calls nothing takes their place, and all of them vanish."""
 
     units: Int64
     calls: tuple[OpCall, ...]
 
     def carry_out(self, units: Units) -> None:
         """Put the new work into the table."""
-        units.alive[self.units[1:]] = False
-        units.calls[int(self.units[0])] = self.calls
+        units.alive[self.units[1 if self.calls else 0:]] = False
+        if self.calls:
+            units.calls[int(self.units[0])] = self.calls
+
+    @property
+    def label(self) -> str:
+        """Return what reports call the new work; "" where the operation it runs in says it: it replaces that alone."""
+        if len(self.units) == 1 or not self.calls:
+            return ""
+        return f"{self.calls[0].family.value} {self.calls[0].kind}"
 
 
 @dataclass(slots=True)
 class Rewriting:
-    """Replacements by one edit, and a factor on each piece of host time (row of ``Scenario.pieces``) beside them."""
+    """Replacements by one edit, and what it changes beside them.
+
+    Attributes:
+        replacements: of units by other work, or by none.
+        host_weight: factor on each piece of host time (row of ``Scenario.pieces``).
+        removed: of each rank, operations that are gone with everything in them: host time, launches, kernels and waits,
+            in units or not.
+    """
 
     replacements: list[Replacement]
     host_weight: Float64 | None = None
+    removed: list[Bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """What a step no longer has.
+
+    Attributes:
+        operations: of each rank, rows of ``ops``.
+        kernels, items: rows of the recorded program.
+    """
+
+    operations: list[Bool]
+    kernels: Bool
+    items: Bool
 
 
 def sized(calls: tuple[OpCall, ...]) -> bool:

@@ -5,20 +5,23 @@ else about the scenario is known. So the order of the edits does not matter.
     becomes  fused                 (t₁ + t₂ + t₃) × model(fused) / model(mul, add, relu)
 
 Kernels that vanish take no time, nor do the gaps before them; an operation all of whose kernels vanish takes no host
-time, launches among it. Python between the operations stays.
+time, launches among it, and waits for nothing. Python between the operations stays. Work whose place nothing takes is
+removed: the operations that an edit removes, and nothing around them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
 from graph_predictor.prediction.anchoring import prices_of, size_of_change
 from graph_predictor.prediction.pricing import KernelTimes
-from graph_predictor.prediction.replacement import Replacement, Units
+from graph_predictor.prediction.replacement import Gone, Replacement, Units
 from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.simulation.program import ItemKind
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
@@ -26,6 +29,7 @@ from kernel_models.pricing import Models
 from kernel_models.spreads import REPLACED_ON_CPU
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Bool, Float64, Int64
+from tracer.graph import ExecutionGraph
 from tracer.trees import within
 
 LEAST_US = 1e-3
@@ -41,8 +45,9 @@ class Rewritten:
         ratio, low, high: of each: time after over time before, and the logs of its 80% interval's ends.
         host_weight: factor on each piece of host time; zero where it vanishes.
         host_spread: log half width of what it adds to the interval of the host's time.
-        kernel_gone: kernels of the recorded program that vanish.
-        kernels: of each, the kernels whose place it takes; the new work is the first of them (on a CPU none).
+        gone: what vanishes.
+        members: of each, the kernels whose place it takes, or on a CPU the pieces of host time; the new work is the
+            first of them.
     """
 
     units: Units
@@ -52,8 +57,17 @@ class Rewritten:
     high: Float64
     host_weight: Float64
     host_spread: float
-    kernel_gone: Bool
-    kernels: list[Int64] = field(default_factory=list)
+    gone: Gone
+    members: list[Int64] = field(default_factory=list)
+
+    def removed(self) -> Int64:
+        """Return the kernels, or on a CPU the pieces of host time, whose place nothing takes."""
+        return np.concatenate([_NONE, *(rows for one, rows in zip(self.replacements, self.members, strict=True)
+                                        if not one.calls)])
+
+    def labels(self) -> dict[int, str]:
+        """Return what reports call new work, by its kernel, or on a CPU by its piece of host time."""
+        return {int(rows[0]): one.label for one, rows in zip(self.replacements, self.members, strict=True) if one.label}
 
 
 def rewrite(scenario: Scenario) -> Rewritten | None:
@@ -66,6 +80,7 @@ def rewrite(scenario: Scenario) -> Rewritten | None:
     found: list[Replacement] = []
     before: list[tuple[OpCall, ...]] = []
     weight: Float64 = np.ones(len(scenario.pieces))
+    removed: list[Bool] = [np.zeros(len(graph.ops), np.bool_) for graph in scenario.built.graphs]
     for name in sorted(scenario.rewrites):
         rewriting = scenario.rewrites[name](scenario, units)
         for replacement in rewriting.replacements:
@@ -74,16 +89,20 @@ def rewrite(scenario: Scenario) -> Rewritten | None:
         found += rewriting.replacements
         if rewriting.host_weight is not None:
             weight = weight * rewriting.host_weight
-    result = _priced(scenario, units, found, before, weight)
+        for rank, mine in enumerate(rewriting.removed or ()):
+            removed[rank] |= mine
+    result = _priced(scenario, units, found, before, weight, removed)
     return replace(result, host_spread=_cpu_spread(scenario, result)) if units.on_host and found else result
 
 
 def replaced_kernels(done: Rewritten | None, times: KernelTimes) -> KernelTimes:
     """Return the kernels' times with all replacements."""
-    if done is None or done.units.on_host:
+    if done is None:
         return times
     ns, source, family, low, high = (getattr(times, name).copy() for name in ("ns", "source", "family", "low", "high"))
-    for i, (replacement, kernels) in enumerate(zip(done.replacements, done.kernels, strict=True)):
+    for i, (replacement, kernels) in enumerate(zip(done.replacements, done.members, strict=True)):
+        if done.units.on_host or not replacement.calls:
+            continue
         total = float(ns[kernels].sum()) * done.ratio[i]
         widest = kernels[np.argmax(ns[kernels])]
         ns[kernels] = 0.0
@@ -92,31 +111,40 @@ def replaced_kernels(done: Rewritten | None, times: KernelTimes) -> KernelTimes:
         source[head] = max(int(source[kernels].max()), Source.ANCHORED)
         family[head] = FAMILIES.index(replacement.calls[0].family)
         low[head], high[head] = min(low[widest], done.low[i]), max(high[widest], done.high[i])
+    ns[done.gone.kernels] = 0.0
     return replace(times, ns=ns, source=source, family=family, low=low, high=high)
 
 
-def replaced_host(scenario: Scenario, done: Rewritten | None, ns: Float64) -> Float64:
+def replaced_host(done: Rewritten | None, ns: Float64) -> Float64:
     """Return the times of the host's pieces with all replacements, ns."""
     if done is None:
         return ns
-    units, pieces = done.units, scenario.pieces
     result = ns * done.host_weight
-    if not units.on_host:
+    if not done.units.on_host:
         return result
     # A CPU's operations: the own time of all goes to the first one.
-    rows_of = _rows_by_operation(scenario)
     current = ns.copy()
-    for replacement, ratio in zip(done.replacements, done.ratio.tolist(), strict=True):
-        rows = [rows_of.get((int(units.rank[u]), int(units.op[u])), _NONE) for u in replacement.units.tolist()]
-        every = np.concatenate(rows)
-        total = float(current[every].sum()) * ratio
-        current[every] = result[every] = 0.0
-        head = rows[0][np.argmax(pieces.ns[rows[0]])]
-        current[head] = result[head] = total
+    for replacement, rows, ratio in zip(done.replacements, done.members, done.ratio.tolist(), strict=True):
+        total = float(current[rows].sum()) * ratio
+        current[rows] = result[rows] = 0.0
+        if replacement.calls:
+            current[rows[0]] = result[rows[0]] = total
     return result
 
 
 _NONE = np.zeros(0, np.int64)
+
+
+def _host_pieces(scenario: Scenario, units: Units, found: list[Replacement]) -> list[Int64]:
+    """The pieces of a CPU's host time whose place each replacement takes: first the largest of its first operation."""
+    pieces = scenario.pieces
+    rows_of = _rows_by_operation(scenario)
+    result = []
+    for replacement in found:
+        rows = [rows_of.get((int(units.rank[u]), int(units.op[u])), _NONE) for u in replacement.units.tolist()]
+        first = rows[0][np.argsort(-pieces.ns[rows[0]], kind="stable")]
+        result.append(np.concatenate([first, *rows[1:]]))
+    return result
 
 
 def _rows_by_operation(scenario: Scenario) -> dict[tuple[int, int], Int64]:
@@ -128,13 +156,27 @@ def _rows_by_operation(scenario: Scenario) -> dict[tuple[int, int], Int64]:
 
 
 def _priced(scenario: Scenario, units: Units, found: list[Replacement], before: list[tuple[OpCall, ...]],
-            weight: Float64) -> Rewritten:
-    target, models = scenario.known_target(), scenario.devices.models
-    ratio, low, high = ratios_of(before, [one.calls for one in found], target, models)
-    kernel_gone = np.zeros(len(scenario.built.program.kernel_item), np.bool_)
-    kernels = [] if units.on_host else _kernels(scenario, units, found, kernel_gone)
-    gone = _host_of_dead(scenario, units) if units.on_host else _host_of(scenario, kernel_gone)
-    return Rewritten(units, found, ratio, low, high, np.where(gone, 0.0, weight), 0.0, kernel_gone, kernels)
+            weight: Float64, removed: list[Bool]) -> Rewritten:
+    ratio, low, high = np.zeros(len(found)), np.zeros(len(found)), np.zeros(len(found))
+    new = np.flatnonzero([bool(one.calls) for one in found])
+    if len(new):
+        ratio[new], low[new], high[new] = ratios_of(
+            [before[i] for i in new], [found[i].calls for i in new], scenario.known_target(), scenario.devices.models)
+    members = (_host_pieces if units.on_host else _kernels)(scenario, units, found)
+    kernel_gone = _removed_kernels(scenario, removed)
+    for one, rows in zip(found, members, strict=True) if not units.on_host else ():
+        kernel_gone[rows[1 if one.calls else 0:]] = True
+    operations = [mine | (_dead_on_cpu(graph, units, rank, mine) if units.on_host
+                          else _dead(graph, kernel_gone[low:high], mine))
+                  for rank, (graph, mine, (low, high)) in enumerate(zip(
+                      scenario.built.graphs, removed, pairwise(scenario.built.program.kernel_ptr.tolist()),
+                      strict=True))]
+    gone = Gone(operations, kernel_gone, _calls_in(scenario, operations))
+    pieces = scenario.pieces
+    for rank, mine in enumerate(operations):
+        rows = np.flatnonzero((pieces.rank == rank) & (pieces.op >= 0))
+        weight[rows[mine[pieces.op[rows]]]] = 0.0
+    return Rewritten(units, found, ratio, low, high, weight, 0.0, gone, members)
 
 
 def ratios_of(before: Sequence[tuple[OpCall, ...]], after: Sequence[tuple[OpCall, ...]], spec: DeviceSpec,
@@ -150,52 +192,58 @@ def ratios_of(before: Sequence[tuple[OpCall, ...]], after: Sequence[tuple[OpCall
     return ratio, -unsure * np.hypot(now.low, was.high), unsure * np.hypot(now.high, was.low)
 
 
-def _kernels(scenario: Scenario, units: Units, found: list[Replacement], gone: Bool) -> list[Int64]:
-    """The cycle's kernels of each replacement, the new work's first; marks those that vanish."""
+def _kernels(scenario: Scenario, units: Units, found: list[Replacement]) -> list[Int64]:
+    """The cycle's kernels of each replacement, the new work's first."""
     piece = scenario.work.piece
     rows = np.flatnonzero(scenario.cycle.kernel & (piece >= 0))
     rows = rows[np.lexsort((rows, scenario.built.program.recorded_kernel_start[rows], piece[rows]))]
     pointer = np.searchsorted(piece[rows], np.arange(len(scenario.work.group) + 1))
-    result = []
-    for replacement in found:
-        of = units.row[replacement.units].tolist()
-        kernels = np.concatenate([rows[pointer[p]:pointer[p + 1]] for p in of])
-        gone[kernels[1:]] = True
-        result.append(kernels)
-    return result
+    return [np.concatenate([rows[pointer[p]:pointer[p + 1]] for p in units.row[one.units].tolist()]) for one in found]
 
 
-def _host_of(scenario: Scenario, kernel_gone: Bool) -> Bool:
-    """Pieces of host time in operations all of whose kernels vanish."""
-    pieces = scenario.pieces
-    result = np.zeros(len(pieces), np.bool_)
+def _removed_kernels(scenario: Scenario, removed: list[Bool]) -> Bool:
+    """Return which kernels operations that are removed launched."""
+    return np.concatenate([np.append(mine, False)[graph.kernels.op]
+                           for mine, graph in zip(removed, scenario.built.graphs, strict=True)])
+
+
+def _calls_in(scenario: Scenario, operations: list[Bool]) -> Bool:
+    """Return which items of the recorded program are calls in such operations."""
     program = scenario.built.program
-    for rank, graph in enumerate(scenario.built.graphs):
-        low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
-        vanished = kernel_gone[low:high]
-        if not vanished.any():
-            continue
-        op = graph.kernels.op.astype(np.int64)
-        every = _counts_up(graph.ops.parent, op[op >= 0])
-        dead = (_counts_up(graph.ops.parent, op[vanished & (op >= 0)]) == every) & (every > 0)
-        mine = np.flatnonzero((pieces.rank == rank) & (pieces.op >= 0))
-        result[mine] = within(graph.ops.parent, dead)[pieces.op[mine]]
-    return result
+    rank = program.thread_rank[program.item_thread()]
+    found = np.zeros(len(program.item_kind), np.bool_)
+    for number, (mine, graph) in enumerate(zip(operations, scenario.built.graphs, strict=True)):
+        items = np.flatnonzero((rank == number) & (program.item_kind == ItemKind.CALL))
+        found[items] = np.append(mine, False)[graph.launches.op[program.item_row[items]]]
+    return found
 
 
-def _host_of_dead(scenario: Scenario, units: Units) -> Bool:
-    """The same on a CPU: in operations all of whose computing operations vanish."""
-    pieces = scenario.pieces
-    result = np.zeros(len(pieces), np.bool_)
-    for rank, graph in enumerate(scenario.built.graphs):
-        mine = units.rank == rank
-        if not (mine & ~units.alive).any():
-            continue
-        every = _counts_up(graph.ops.parent, units.op[mine])
-        dead = (_counts_up(graph.ops.parent, units.op[mine & ~units.alive]) == every) & (every > 0)
-        rows = np.flatnonzero((pieces.rank == rank) & (pieces.op >= 0))
-        result[rows] = within(graph.ops.parent, dead)[pieces.op[rows]]
-    return result
+def _dead(graph: ExecutionGraph, gone: Bool, removed: Bool) -> Bool:
+    """Operations of a rank all of whose kernels vanish, and those in them. What is removed leaves alone what it was in.
+
+    Args:
+        graph: the rank's.
+        gone: kernels that vanish.
+        removed: operations that are removed.
+    """
+    op = graph.kernels.op.astype(np.int64)
+    own = (op >= 0) & ~np.append(removed, False)[op]
+    return _within_dead(graph, op[own & gone], op[own])
+
+
+def _dead_on_cpu(graph: ExecutionGraph, units: Units, rank: int, removed: Bool) -> Bool:
+    """The same on a CPU: operations all of whose computing operations vanish."""
+    mine = np.flatnonzero(units.rank == rank)
+    mine = mine[~removed[units.op[mine]]]
+    return _within_dead(graph, units.op[mine[~units.alive[mine]]], units.op[mine])
+
+
+def _within_dead(graph: ExecutionGraph, vanished: Int64, every: Int64) -> Bool:
+    """Operations such that whatever of ``every`` lies at or below them has vanished, and those in them."""
+    if not len(vanished):
+        return np.zeros(len(graph.ops), np.bool_)
+    total = _counts_up(graph.ops.parent, every)
+    return within(graph.ops.parent, (_counts_up(graph.ops.parent, vanished) == total) & (total > 0))
 
 
 def _counts_up(parent: np.ndarray, op: Int64) -> Int64:
@@ -213,10 +261,7 @@ def _cpu_spread(scenario: Scenario, done: Rewritten) -> float:
     """Return what a CPU's replaced work adds to the interval of the host's time: its share × its own,
     ``REPLACED_ON_CPU`` at least."""
     pieces = scenario.pieces
-    rows_of = _rows_by_operation(scenario)
-    units = done.units
     unsure = 0.0
-    for one, ratio, low, high in zip(done.replacements, done.ratio, done.low, done.high, strict=True):
-        rows = [rows_of.get((int(units.rank[u]), int(units.op[u])), _NONE) for u in one.units.tolist()]
-        unsure += float(pieces.ns[np.concatenate(rows)].sum()) * ratio * max(REPLACED_ON_CPU, -low, high)
+    for rows, ratio, low, high in zip(done.members, done.ratio, done.low, done.high, strict=True):
+        unsure += float(pieces.ns[rows].sum()) * ratio * max(REPLACED_ON_CPU, -low, high)
     return unsure / (float(pieces.ns[scenario.cycle.working[pieces.item]].sum()) or 1.0)

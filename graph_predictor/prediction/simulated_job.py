@@ -46,6 +46,7 @@ class SimulatedJob:
         title: what it is, in a few words.
         notes: what is to be known of it.
         period_ns: of a predicted job, the step's time: the mean of the steps of a copy, of the slowest rank.
+        host_ns: of a predicted job, what each piece of the scenario's host time takes after the edits.
     """
 
     built: Built
@@ -58,6 +59,7 @@ class SimulatedJob:
     title: str
     notes: tuple[str, ...] = ()
     period_ns: float | None = None
+    host_ns: Float64 | None = None
 
     @property
     def predicted(self) -> bool:
@@ -65,10 +67,9 @@ class SimulatedJob:
         return self.scenario is not None
 
     def host_pieces(self) -> tuple[HostPieces, Float64]:
-        """Return host time by operation, and how long each piece takes (ns): shares of an item's work, which edits may
-        have changed since."""
-        if self.scenario is not None:
-            return self.scenario.pieces, self.scenario.host_times()
+        """Return host time by operation, and how long each piece takes, ns."""
+        if self.scenario is not None and self.host_ns is not None:
+            return self.scenario.pieces, self.host_ns
         pieces = host_pieces(self.built)
         return pieces, pieces.ns.astype(np.float64)
 
@@ -132,7 +133,7 @@ def predicted_job(step: SimulatedStep) -> SimulatedJob:
     title = f"predicted: {'; '.join(step.edits)}" if step.edits else "predicted"
     return SimulatedJob(scenario.built, steady.program, steady.simulated, repeated.item, repeated.kernel,
                         repeated.copy_of_item, scenario, title, step.notes,
-                        float(steady.period_ns.max()) / scenario.cycle.steps)
+                        float(steady.period_ns.max()) / scenario.cycle.steps, steady.copies.host.ns)
 
 
 def simulated_job(source: object) -> SimulatedJob:

@@ -124,7 +124,7 @@ def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedCopies, Ke
                              "that it cannot be repeated; choose another with --step.")
     while True:
         edited, kernels = edit(repeat(cycle, copies))
-        simulated = (simulate(edited.program(kernels), structure=edited.repeated.structure) if once
+        simulated = (simulate(edited.program(kernels), structure=edited.structure) if once
                      else edited.simulated(kernels))
         periods = Periods.of(edited.repeated, simulated)
         if periods.reached or 2 * copies > MOST_COPIES or 2 * copies * size > MOST_EVENTS:

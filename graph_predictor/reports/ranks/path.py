@@ -13,11 +13,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from graph_predictor.reports.operation_sums import OUTSIDE
 from graph_predictor.reports.ranks.times import JobTimes, Window
 from graph_predictor.simulation.critical_path import Bound, path_back
-from tracer.arrays import Int64
-from tracer.graph import ExecutionGraph, KernelKind
+from tracer.graph import KernelKind
 
 NOT_YET = "before its first recorded call"
 """Name of time at the path's begin in which the rank's recording had not begun."""
@@ -70,21 +68,27 @@ def job_path(times: JobTimes, windows: list[Window]) -> list[Stretch]:
     if nowhere.any() and not nowhere.all():
         # Before its first recorded call a rank was not there yet: it is the next segment's that came late.
         rank[nowhere] = rank[np.flatnonzero(~nowhere)[0]]
-    spent = _Spent(times, np.unique(times.item[path.item[on_item]]))
-    cuts = [0, *(np.flatnonzero(np.diff(rank)) + 1).tolist(), len(rank)]
-    found = []
-    for low, high in pairwise(cuts):
-        sums: dict[tuple[str, Bound], int] = {}
-        for row in range(low, high):
-            length = int(path.end_ns[row] - path.start_ns[row])
-            for name, ns in spent.split(int(path.kernel[row]), int(path.item[row]), length):
-                key = name, Bound(int(path.bound[row]))
-                sums[key] = sums.get(key, 0) + ns
-        parts = [PathPart(*key, ns) for key, ns in sorted(sums.items(), key=lambda one: (-one[1], one[0]))]
-        after = collective_name(times, int(path.kernel[low])) if low else ""
-        found.append(Stretch(int(rank[low]), int(path.start_ns[low]) - window.start_ns,
-                             int(path.end_ns[high - 1]) - window.start_ns, after, parts))
-    return found
+    cuts = np.concatenate([[0], np.flatnonzero(np.diff(rank)) + 1, [len(rank)]])
+    found = times.names.along(path, times.item, times.kernel)
+    stretch = np.searchsorted(cuts, found.segment, side="right") - 1
+    none = (path.kernel < 0) & (path.item < 0)
+    sums: list[dict[tuple[str, Bound], float]] = [{} for _ in cuts[1:]]
+    for at, number, segment, ns in zip(*(column.tolist() for column in (
+            stretch, found.name, found.segment, found.ns)), strict=True):
+        name = NOT_YET if none[segment] else times.names.text(number)
+        key = name, Bound(int(path.bound[segment]))
+        sums[at][key] = sums[at].get(key, 0.0) + ns
+    return [Stretch(int(rank[low]), int(path.start_ns[low]) - window.start_ns,
+                    int(path.end_ns[high - 1]) - window.start_ns,
+                    collective_name(times, int(path.kernel[low])) if low else "", _parts(of))
+            for (low, high), of in zip(pairwise(cuts.tolist()), sums, strict=True)]
+
+
+def _parts(sums: dict[tuple[str, Bound], float]) -> list[PathPart]:
+    """Parts of a stretch in whole ns that add up to it, the largest first."""
+    reached = np.rint(np.cumsum(list(sums.values()))).astype(np.int64)
+    whole = zip(sums, np.diff(reached, prepend=0).tolist(), strict=True)
+    return [PathPart(*key, ns) for key, ns in sorted(whole, key=lambda one: (-one[1], one[0])) if ns]
 
 
 def collective_name(times: JobTimes, kernel: int) -> str:
@@ -102,34 +106,3 @@ def collective_name(times: JobTimes, kernel: int) -> str:
     table = graph.collectives
     group = graph.string(int(table.group[entry[0]]))
     return graph.string(int(table.kind[entry[0]])) + (f" ({group})" if group else "")
-
-
-class _Spent:
-    """Time of kernels and host items by the operation it was spent in."""
-
-    def __init__(self, times: JobTimes, items: Int64) -> None:
-        self.times = times
-        pieces = times.pieces
-        rows = np.flatnonzero(np.isin(pieces.item, items) & (pieces.ns > 0))
-        self.of_item: dict[int, dict[str, int]] = {}
-        for item, rank, op, ns in zip(*(column[rows].tolist() for column in (
-                pieces.item, pieces.rank, pieces.op, pieces.ns)), strict=True):
-            graph = times.graphs[rank]
-            name = graph.string(int(graph.ops.name[op])) if op >= 0 else OUTSIDE
-            sums = self.of_item.setdefault(item, {})
-            sums[name] = sums.get(name, 0) + ns
-
-    def split(self, kernel: int, item: int, length: int) -> list[tuple[str, int]]:
-        """Split a time over the operation that launched a kernel (or the kernel), or those an item's host time is."""
-        times = self.times
-        if kernel >= 0:
-            rank = int(times.program.kernel_rank()[kernel])
-            graph: ExecutionGraph = times.graphs[rank]
-            row = int(times.kernel[kernel] - times.built.program.kernel_ptr[rank])
-            op = int(graph.kernels.op[row])
-            return [(graph.string(int(graph.ops.name[op] if op >= 0 else graph.kernels.name[row])), length)]
-        if item < 0:
-            return [(NOT_YET, length)]
-        sums = self.of_item.get(int(times.item[item]), {OUTSIDE: 1})
-        reached = np.rint(np.cumsum(list(sums.values())) / sum(sums.values()) * length).astype(np.int64)
-        return list(zip(sums, np.diff(reached, prepend=0).tolist(), strict=True))

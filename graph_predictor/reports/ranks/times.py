@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.prediction.edited_host import kinds_of
+from graph_predictor.prediction.path_operations import OperationNames, step_names
 from graph_predictor.prediction.predictor import SimulatedStep
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, rank_number
 from graph_predictor.prediction.steady_state import Periods
@@ -55,7 +56,8 @@ class JobTimes:
         program, simulated: what was simulated, and its times.
         kinds: ``KernelKind`` of the program's kernels, an array a rank.
         item, kernel: the row of ``built.program`` that each row of ``program`` is, or is a copy of.
-        pieces: what the host time of the items of ``built.program`` was spent in.
+        pieces: what the host time of the items of ``built.program`` is spent in, after the edits.
+        names: what its operations are called.
         windows: of each step the ranks' windows.
         steps: recorded steps in one window.
         predicted: whether it was predicted rather than recorded and replayed.
@@ -74,6 +76,7 @@ class JobTimes:
     item: Int64
     kernel: Int64
     pieces: HostPieces
+    names: OperationNames
     windows: list[list[Window]]
     steps: int
     predicted: bool
@@ -144,11 +147,11 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
     def again(other: Program) -> float:
         return mean_step([[w.length_ns for w in ranks] for ranks in windows(simulate(other))])
 
-    rows = np.arange(len(program.item_kind))
+    rows, pieces = np.arange(len(program.item_kind)), host_pieces(built)
     return JobTimes(
         built, program, result.simulated, [graph.kernels.kind for graph in built.graphs], rows,
-        np.arange(len(program.kernel_item)), host_pieces(built), windows(result.simulated),
-        1, False, result.profiled, True, (), tuple(notes), again, facts)
+        np.arange(len(program.kernel_item)), pieces, OperationNames(built, pieces, pieces.ns.astype(np.float64)),
+        windows(result.simulated), 1, False, result.profiled, True, (), tuple(notes), again, facts)
 
 
 def predicted_times(step: SimulatedStep) -> JobTimes:
@@ -164,13 +167,14 @@ def predicted_times(step: SimulatedStep) -> JobTimes:
                  for rank in range(len(of.at))]]
 
     def again(other: Program) -> float:
-        return float(Periods.of(repeated, simulate(other, structure=repeated.structure)).period_ns.max()) / cycle.steps
+        simulated = simulate(other, structure=steady.copies.structure)
+        return float(Periods.of(repeated, simulated).period_ns.max()) / cycle.steps
 
-    built = scenario.built
+    built, host = scenario.built, steady.copies.host
     return JobTimes(
         built, steady.program, steady.simulated, kinds_of(repeated, built.graphs), repeated.item, repeated.kernel,
-        scenario.pieces, windows(steady.periods), cycle.steps, True,
-        scenario.profiled, step.ran, step.edits, step.notes, again)
+        replace(scenario.pieces, ns=whole_ns(host.ns)), step_names(scenario, host), windows(steady.periods),
+        cycle.steps, True, scenario.profiled, step.ran, step.edits, step.notes, again)
 
 
 def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Program:
