@@ -146,12 +146,13 @@ def _report(result: Prediction, top: int) -> None:
 
 
 def _shares(result: Prediction) -> str:
-    """Sources of the times along the critical path; what edits changed need not lie on it."""
+    """Sources of all host and device time of the step."""
+    from graph_predictor.reports.figures import part_percent
     from kernel_models.model import Source
 
-    shares = ", ".join(f"{name} {percent(share, 0)}" for name, share in result.sources.items())
+    shares = ", ".join(f"{name} {part_percent(share)}" for name, share in result.sources.items())
     if result.edits and set(result.sources) == {Source.MEASURED.label}:
-        return f"{shares} (of what is left; nothing that was changed decides)"
+        return f"{shares} (of what is left; no time of the step's work was changed)"
     return shares
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
+from graph_predictor.pages.parts import Cell, PageSection, Part, table, text_column
 from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.pages.parts import PageSection, Part, share_cell, table, text_column
 from graph_predictor.prediction.result import Prediction
+from graph_predictor.reports.figures import part_percent
 from tracer.job import Job
 
 _PACKAGES = ("foretrace", "numpy", "numba", "vl-convert-python", "itables")
@@ -43,11 +44,11 @@ def provenance_section(where: Provenance, job: Job | None = None, result: Predic
     parts: list[Part] = []
     if result is not None:
         for key, caption, shares in (
-                ("sources", "Where the step's time comes from: shares along the critical path, the surest first",
+                ("sources", "Where the step's time comes from: all its host and device time, the surest first",
                  result.sources),
                 ("kernel-sources", "Where the device's time comes from", result.kernel_sources)):
             parts.append(table(key, caption, [text_column("source"), Column("share")],
-                               ([name, share_cell(share)] for name, share in shares.items())))
+                               ([name, Cell(part_percent(share), share, share)] for name, share in shares.items())))
     parts += more
     if job is not None:
         graphs = job.graphs[:MOST_FILES]

@@ -72,7 +72,7 @@ class Prediction(Shown):
         bounds_us: critical path of the rank that decides (see ``deciding_rank``) by bound; adds up to the step time.
         families_us: device time a step by family of work, of the rank that decides.
         critical_path: its largest entries, the longest first.
-        sources: share of the step time, along the critical path, by source of its durations.
+        sources: share of all host and device time of the step, of all ranks, by its source.
         kernel_sources: share of the device time by source.
         profiled: whether times are those under the profiler; else they are those of the step without it.
         ran: whether they rest on a recording; else the step was traced by shapes and everything is priced.

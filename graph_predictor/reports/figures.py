@@ -23,6 +23,16 @@ def small_percent(share: float) -> str:
     return "less than 0.1%" if 0.0 < share < 5e-4 else percent(share)
 
 
+def part_percent(share: float) -> str:
+    """A part of a whole in whole percent, which says neither that there is none of it nor that there is nothing else
+    where that is not so."""
+    if share in (0.0, 1.0) or 5e-3 <= share < 0.995:
+        return percent(share, 0)
+    if 5e-4 <= share < 0.9995:
+        return percent(share)
+    return "<0.1%" if share < 0.5 else ">99.9%"
+
+
 def count(number: float) -> str:
     """A count; means over steps may have one decimal."""
     return f"{number:,.0f}" if float(number).is_integer() else f"{number:,.1f}"
