@@ -12,6 +12,7 @@ from graph_predictor.edits.overlap import HideCollectives, NoWaits, OverlapLoadi
 from graph_predictor.edits.peers import RanksAlike
 from graph_predictor.edits.precision import Precision
 from graph_predictor.edits.recompute import Recompute
+from graph_predictor.edits.remove import Remove
 from graph_predictor.edits.scale import ScaleBandwidth, ScaleClock, ScaleHost, ScaleKernels
 from graph_predictor.edits.scale_out import ScaleOut
 from graph_predictor.edits.straggler import Straggler
@@ -24,6 +25,6 @@ from graph_predictor.sizes.sizes import Sizes
 __all__ = [
     "Compile", "CudaGraphs", "Device", "Edit", "FlashAttention", "FreeLaunches", "FuseElementwise",
     "FusedOptimizer", "HideCollectives", "HostFrom", "NoDataLoading", "NoWaits", "OnTopology", "OverlapLoading",
-    "Precision", "RanksAlike", "Recompute", "ScaleBandwidth", "ScaleClock", "ScaleHost", "ScaleKernels",
+    "Precision", "RanksAlike", "Recompute", "Remove", "ScaleBandwidth", "ScaleClock", "ScaleHost", "ScaleKernels",
     "ScaleLink", "ScaleOut", "SizeLaws", "Sizes", "Straggler", "TakeOutProfiler",
 ]

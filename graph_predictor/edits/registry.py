@@ -31,7 +31,7 @@ Value = str | float | bool
 T = TypeVar("T")
 
 MODULES = tuple(f"graph_predictor.edits.{name}" for name in (
-    "precision", "scale", "launches", "optimizer", "fusion", "attention", "recompute", "overlap", "compile",
+    "precision", "remove", "scale", "launches", "optimizer", "fusion", "attention", "recompute", "overlap", "compile",
     "straggler", "lookups", "link", "peers", "without_profiler", "scale_out"))
 """Files with declarations. In this order edits are applied where the order is ours to choose."""
 NOTHING, ON_OFF, FACTOR = "nothing", "on|off", "FACTOR"

@@ -37,7 +37,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
 """What each option is given; those whose value depends on the program are in ``edits_of``."""
 EDITS: dict[str, tuple[Any, ...]] = {
     "dtype": ("bf16",), "straggler": ("0:50%",), "host": (0.5, 2.0), "clock": (1.5,), "bandwidth": (2.0,),
-    "link": (2.0,), "scale-out": ("16",), "kernels": (0.5,), "indices": ("zipf:1.05",)}
+    "link": (2.0,), "scale-out": ("16",), "kernels": (0.5,), "indices": ("zipf:1.05",),
+    "remove": ("aten::*mm*|aten::*conv*",)}
 """What the edits are given that take a value; those that take none are switched."""
 OF_PROGRAM = {"sizes", "also", "code", "host_from", "from_topology", "comm_profile", "comm_backend",
               "comm_choices"}
