@@ -95,7 +95,7 @@ def _of_rank(steady: Steady, rank: int, causes: Causes, start: PathStart, sums: 
 def path_entries(scenario: Scenario, steady: Steady, path: Path) -> list[PathItem]:
     """What a path consists of by operation and bound, the longest first."""
     names = step_names(scenario, steady.copies.host)
-    found = names.along(path, steady.repeated.item, steady.repeated.kernel)
+    found = names.along(path, steady.simulated, steady.repeated.item, steady.repeated.kernel)
     total = float((path.end_ns - path.start_ns).sum()) or 1.0
     sums = np.bincount((found.name + 1) * len(Bound) + path.bound[found.segment], weights=found.ns)
     by_name: dict[tuple[str, int], float] = {}

@@ -16,7 +16,9 @@ import numpy as np
 from graph_predictor.prediction.edited_host import EditedHost
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.critical_path import Bound, Path
+from graph_predictor.simulation.causes import Bound, StartCause
+from graph_predictor.simulation.critical_path import Path
+from graph_predictor.simulation.engine import Simulated
 from graph_predictor.simulation.host_pieces import HostPieces
 from graph_predictor.simulation.program import ItemKind
 from tracer.arrays import Float64, Int64
@@ -93,11 +95,12 @@ class OperationNames:
         rank = int(np.searchsorted(self._offset, number, side="right")) - 1
         return self._graphs[rank].strings[number - int(self._offset[rank])]
 
-    def along(self, path: Path, item: Int64, kernel: Int64) -> PathTimes:
+    def along(self, path: Path, simulated: Simulated, item: Int64, kernel: Int64) -> PathTimes:
         """Return the operations of a path's time.
 
         Args:
             path: of any program.
+            simulated: its times.
             item, kernel: the recorded row that each row of that program is, or is a copy of.
         """
         length, name = (path.end_ns - path.start_ns).astype(np.float64), np.full(len(path.start_ns), NONE, np.int64)
@@ -107,7 +110,9 @@ class OperationNames:
         waits = ~np.isin(path.bound[own], (Bound.HOST, Bound.LAUNCH))
         rows = item[path.item[own]]
         name[own] = np.where(waits, self._item[rows], self._own[rows])
+        # Time until a thread goes on after another one's work is a lag of the hand-over, and no operation's.
         work = np.flatnonzero(on_item & path.is_work)
+        work = work[simulated.item_start_cause[path.item[work]] != StartCause.OTHER_THREAD]
         of = item[path.item[work]]
         known = self._total[of] > 0
         work, of = work[known], of[known]

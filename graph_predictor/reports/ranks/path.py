@@ -69,7 +69,7 @@ def job_path(times: JobTimes, windows: list[Window]) -> list[Stretch]:
         # Before its first recorded call a rank was not there yet: it is the next segment's that came late.
         rank[nowhere] = rank[np.flatnonzero(~nowhere)[0]]
     cuts = np.concatenate([[0], np.flatnonzero(np.diff(rank)) + 1, [len(rank)]])
-    found = times.names.along(path, times.item, times.kernel)
+    found = times.names.along(path, times.simulated, times.item, times.kernel)
     stretch = np.searchsorted(cuts, found.segment, side="right") - 1
     none = (path.kernel < 0) & (path.item < 0)
     sums: list[dict[tuple[str, Bound], float]] = [{} for _ in cuts[1:]]
