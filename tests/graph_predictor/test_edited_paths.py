@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from micro import Micro, read_ranks
+from test_micro_traces import full_queue
 
 from foretrace.edits import Device, Edit, FusedOptimizer, Remove
 from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, options
@@ -21,7 +23,10 @@ from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.result import PathItem
 from graph_predictor.reports.ranks.path import NOT_YET, job_path
 from graph_predictor.reports.ranks.times import predicted_times
+from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.program import ItemKind
+from graph_predictor.simulation.removal import same_order, without
+from graph_predictor.simulation.tape import entries_waited_for
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from tracer.errors import ForetraceError
@@ -30,7 +35,8 @@ from tracer.job import read_job
 TRACES = Path(__file__).parents[2] / "traces"
 ON_CPU = ("resnet50-cpu", "bert-cpu", "dlrm-cpu", "llama-cpu", "cpu-small")
 ON_GPU = ("resnet50-V100/rank0.kineto.json.gz", "nanogpt-rank0-of-8xH100", "resnet50-ddp-2xA100")
-TEXTS = {"dtype": "bf16", "straggler": "0:50%", "indices": "zipf:1.05", "scale-out": "16", "remove": "aten::mm|aten::mul*"}
+TEXTS = {"dtype": "bf16", "straggler": "0:50%", "indices": "zipf:1.05", "scale-out": "16",
+         "remove": "aten::mm|aten::mul*"}
 """Values of edits that take a text."""
 LEAST_EDITS = 5
 """Edits that each recording takes; the others are refused with a sentence."""
@@ -174,3 +180,56 @@ def test_sources_are_of_all_time(real_trace: Callable[[str], Path]) -> None:
     baseline = _baseline(real_trace("resnet50-ddp-2xA100"))
     result = baseline.predict([Device(device("h100-sxm"))])
     assert result.kernel_sources["anchored"] > 0.5 and 0.05 < result.sources["anchored"] < 0.95
+
+
+def _micro_steps(rank: int | None = None, before: float = 10, kernel: str = "gemm") -> Micro:
+    """Steps of 300 µs whose host launches one kernel of 100 and waits for it.
+
+        calls      |10 launch 15|  |25 synchronise ···············|
+        kernel                 20 ─────── 120                    (latency 5)
+    """
+    trace = Micro(rank=rank, world_size=1 if rank is None else 2).calibrate()
+    for number in range(3):
+        at = 1000 + 300 * number
+        trace.step(at, at + 300, number + 1).op("aten::linear", at + before - 2, at + before + 7)
+        trace.launch(at + before, 5, (7, at + before + 10, 110 - before), name=kernel)
+        trace.op("aten::item", at + before + 14, at + 126)
+        trace.call("cudaDeviceSynchronize", at + before + 15, 110 - before)
+    return trace
+
+
+@pytest.mark.parametrize(("removed", "step_us"), [
+    ("aten::linear", 203 - 9), ("aten::item", 203 - 5), ("aten::linear|aten::item", 203 - 14)])
+def test_waits_go_with_what_waited_and_with_what_was_waited_for(tmp_path: Path, removed: str, step_us: float) -> None:
+    """203 µs of the step are the host's: 9 in the operation that launches, and 5 in the one that waits, 3 of them its
+    call's own."""
+    baseline = baseline_of(_micro_steps().read(tmp_path))
+    result = baseline.predict([Remove(removed)])
+    assert result.step_time_us == pytest.approx(step_us, abs=0.01)
+    assert not {entry.operation for entry in result.critical_path} & set(removed.split("|"))
+    assert result.gpu_active_us == (0 if "linear" in removed else pytest.approx(100))
+
+
+def test_ranks_no_longer_meet_in_a_collective_that_is_removed(tmp_path: Path) -> None:
+    """The other rank's launch comes 80 µs later; without the collective neither waits for the other."""
+    traces = [_micro_steps(rank, 10 + 80 * rank, "ncclKernel_AllReduce") for rank in range(2)]
+    baseline = baseline_of(read_ranks(traces, tmp_path))
+    assert [each.step_time_us for each in baseline.predict().per_rank] == pytest.approx([300, 300], abs=0.01)
+    result = baseline.predict([Remove("aten::linear")])
+    # The first rank's host has 80 µs less before its launch, that the other's has not.
+    first, second = (each.step_time_us for each in result.per_rank)
+    assert (first, second) == pytest.approx((203 - 9, 203 - 9 + 80), abs=0.01)
+
+
+def test_the_launch_queue_holds_what_is_launched(tmp_path: Path) -> None:
+    """Of the launches that stay, the 1023rd is the first that may have to wait for room."""
+    program = build_program([full_queue().read(tmp_path)]).program
+    kernels = np.arange(len(program.kernel_item)) % 2 == 1
+    items = np.zeros(len(program.item_kind), np.bool_)
+    items[program.kernel_item[kernels]] = True
+    left = without(program, kernels, items)
+    waiting = int((entries_waited_for(program) >= 0).sum())
+    entries, kept = len(program.queue_kernel), len(left.queue_kernel)
+    assert waiting == entries - 1022 > 0 and kept == entries - kernels[program.queue_kernel].sum()
+    assert (entries_waited_for(left) >= 0).sum() == max(kept - 1022, 0)
+    assert same_order(without(program, ~(kernels | ~kernels), items & False), program)
