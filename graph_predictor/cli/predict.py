@@ -152,7 +152,7 @@ def _shares(result: Prediction) -> str:
 
     shares = ", ".join(f"{name} {part_percent(share)}" for name, share in result.sources.items())
     if result.edits and set(result.sources) == {Source.MEASURED.label}:
-        return f"{shares} (of what is left; no time of the step's work was changed)"
+        return f"{shares} (of what is left; none of it was changed)"
     return shares
 
 

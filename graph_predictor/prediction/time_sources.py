@@ -13,6 +13,10 @@ from kernel_models.model import Source
 from tracer.arrays import Float64
 
 
+ROUNDING = 1e-6
+"""A factor on host time that is this near to one is one, but for rounding."""
+
+
 class TimeSources(NamedTuple):
     """Shares by the label of a source, the surest first: of all host and device time, and of device time alone."""
 
@@ -42,8 +46,9 @@ def _of_host(scenario: Scenario, host: EditedHost) -> Float64:
     """Host time by source, ns."""
     pieces, source = scenario.pieces, scenario.host.source
     mine = scenario.cycle.working[pieces.item]
-    ns = host.ns[mine]
-    sums = _sums(np.where(ns != pieces.ns[mine], max(source, Source.ANCHORED), source), ns)
+    ns, was = host.ns[mine], pieces.ns[mine]
+    changed = np.abs(ns - was) > ROUNDING * was
+    sums = _sums(np.where(changed, max(source, Source.ANCHORED), source), ns)
     if scenario.launches.graphed:
         sums[Source.HEURISTIC] += GRAPH_LAUNCH_NS * scenario.host.factor * len(scenario.built.graphs)
     return sums
