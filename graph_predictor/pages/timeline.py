@@ -11,7 +11,8 @@ import numpy as np
 
 from graph_predictor.pages.events import KIND_CODE, EventNames, Track, pack
 from graph_predictor.pages.parts import PageSection, TrackEvents
-from graph_predictor.reports.job_timeline import carried, lanes
+from graph_predictor.reports.job_timeline import lanes
+from graph_predictor.reports.moved_times import carried, known_times
 from graph_predictor.reports.ranks.report import median_step
 from graph_predictor.reports.ranks.times import JobTimes, Window
 from graph_predictor.simulation.critical_path import Bound, Path, path_back
@@ -211,6 +212,9 @@ class _Shown:
             groups = [(thread, items[thread_of == thread]) for thread in np.unique(thread_of).tolist()]
         for thread, own in groups:
             mine = rows[ops.thread[rows] == thread]
+            if own is not None and times.gone is not None:
+                rank = int(times.program.thread_rank[self.thread_of[own[0]]])
+                mine = mine[~times.gone.operations[rank][mine]]
             start, end = ops.start_ns[mine], ops.start_ns[mine] + ops.duration_ns[mine]
             if own is None:
                 start, end = start + shift, end + shift
@@ -240,16 +244,13 @@ class _Shown:
         return np.searchsorted(built.thread_ptr, self.times.item[items], side="right") - 1
 
     def _moved(self, graph: ExecutionGraph, items: Int64, start: Int64, end: Int64) -> tuple[Int64, Int64, Bool]:
-        """Return operations carried along by the simulated items around them, and which lie in the window."""
+        """Return operations carried along by the simulated host time around them, and which lie in the window."""
         times = self.times
-        recorded = times.built.recorded_program
-        rows = times.item[items]
         rank = int(times.program.thread_rank[self.thread_of[items[0]]])
         clock = times.built.clock_ns[rank]
-        known = np.stack([recorded.recorded_item_start[rows], recorded.recorded_item_end[rows]], 1).reshape(-1) - clock
-        now = np.stack([times.simulated.item_start[items], times.simulated.item_end[items]], 1).reshape(-1)
-        order = np.argsort(known, kind="stable")
-        before, after = known[order], np.maximum.accumulate(now[order])
+        known, after = known_times(times.built.recorded_program, times.simulated, times.pieces, times.host_ns, items,
+                                   times.item[items], clock)
+        before = known - clock
         inside = (start >= before[0]) & (end <= before[-1])
         return carried(start, before, after) - self.begin, carried(end, before, after) - self.begin, inside
 

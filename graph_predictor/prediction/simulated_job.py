@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_predictor.prediction.edited_host import EditedHost
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.repeat import Repeated
+from graph_predictor.prediction.replacement import Gone
 from graph_predictor.prediction.replay import Replay, rank_number
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.build import Built
@@ -46,7 +48,7 @@ class SimulatedJob:
         title: what it is, in a few words.
         notes: what is to be known of it.
         period_ns: of a predicted job, the step's time: the mean of the steps of a copy, of the slowest rank.
-        host_ns: of a predicted job, what each piece of the scenario's host time takes after the edits.
+        host: of a predicted job, its host after the edits.
     """
 
     built: Built
@@ -59,17 +61,22 @@ class SimulatedJob:
     title: str
     notes: tuple[str, ...] = ()
     period_ns: float | None = None
-    host_ns: Float64 | None = None
+    host: EditedHost | None = None
 
     @property
     def predicted(self) -> bool:
         """Return whether steps were repeated and maybe edited; else it is the recorded window, replayed."""
         return self.scenario is not None
 
+    @property
+    def gone(self) -> Gone | None:
+        """Return what edits took away; ``None`` where all is there."""
+        return None if self.host is None else self.host.gone
+
     def host_pieces(self) -> tuple[HostPieces, Float64]:
         """Return host time by operation, and how long each piece takes, ns."""
-        if self.scenario is not None and self.host_ns is not None:
-            return self.scenario.pieces, self.host_ns
+        if self.scenario is not None and self.host is not None:
+            return self.scenario.pieces, self.host.ns
         pieces = host_pieces(self.built)
         return pieces, pieces.ns.astype(np.float64)
 
@@ -133,7 +140,7 @@ def predicted_job(step: SimulatedStep) -> SimulatedJob:
     title = f"predicted: {'; '.join(step.edits)}" if step.edits else "predicted"
     return SimulatedJob(scenario.built, steady.program, steady.simulated, repeated.item, repeated.kernel,
                         repeated.copy_of_item, scenario, title, step.notes,
-                        float(steady.period_ns.max()) / scenario.cycle.steps, steady.copies.host.ns)
+                        float(steady.period_ns.max()) / scenario.cycle.steps, steady.copies.host)
 
 
 def simulated_job(source: object) -> SimulatedJob:

@@ -12,7 +12,6 @@ from graph_predictor.prediction.scenario import Scenario
 from kernel_models.model import Source
 from tracer.arrays import Float64
 
-
 ROUNDING = 1e-6
 """A factor on host time that is this near to one is one, but for rounding."""
 

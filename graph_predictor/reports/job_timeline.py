@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from graph_predictor.prediction.simulated_job import SimulatedJob
+from graph_predictor.reports.moved_times import carried, known_times
 from graph_predictor.simulation.causes import KernelCause
+from graph_predictor.simulation.host_pieces import HostPieces
 from graph_predictor.simulation.program import ItemKind
-from tracer.arrays import Int64
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, OpKind
 
 _STEPS, _HOST, _DEVICE = 0, 1, 1_000
@@ -81,8 +83,9 @@ TimelinePart = SliceBlock | ArrowBlock | CountBlock
 
 def job_timeline(job: SimulatedJob) -> Iterator[tuple[TrackList, Iterator[TimelinePart]]]:
     """Yield the processes of a job's timeline and their parts; a process's tracks are known once its parts are read."""
+    pieces, ns = job.host_pieces()
     for position in range(len(job.graphs)):
-        rows = _RankRows(job, position)
+        rows = _RankRows(job, position, pieces, ns)
         rank = job.rank_of(position)
         if not job.predicted:
             measured = TrackList(2 * position + 1, f"rank {rank} measured")
@@ -95,8 +98,9 @@ def job_timeline(job: SimulatedJob) -> Iterator[tuple[TrackList, Iterator[Timeli
 class _RankRows:
     """The parts of one rank."""
 
-    def __init__(self, job: SimulatedJob, position: int) -> None:
+    def __init__(self, job: SimulatedJob, position: int, pieces: HostPieces, ns: Float64) -> None:
         self.job, self.position, self.graph = job, position, job.graphs[position]
+        self.pieces, self.ns = pieces, ns
         self.clock = job.built.clock_ns[position]
         self.texts = [*self.graph.strings, *STARTS_AFTER.values(), ""]
         program = job.program
@@ -153,11 +157,12 @@ class _RankRows:
         yield from _counts(process, simulated.item_end[launching[found]], kernel_start[found], kernel_start, kernel_end)
 
     def _simulated_ops(self, process: TrackList) -> Iterator[TimelinePart]:
-        """Operations where the simulation moved them: recorded times carried along by the items around them."""
-        ops, program, simulated = self.graph.ops, self.job.program, self.job.simulated
+        """Operations where the simulation moved them: recorded times carried along by the host time around them."""
+        ops, built, simulated = self.graph.ops, self.job.built, self.job.simulated
         copies = self.job.copy[self.items]
+        there = self.ops if self.job.gone is None else self.ops[~self.job.gone.operations[self.position][self.ops]]
         for thread in np.unique(self.item_thread).tolist():
-            rows = self.ops[ops.thread[self.ops] == thread]
+            rows = there[ops.thread[there] == thread]
             if thread < 0 or not len(rows):
                 continue
             start = ops.start_ns[rows] + self.clock
@@ -165,9 +170,8 @@ class _RankRows:
             mine = self.item_thread == thread
             for copy in np.unique(copies[mine]).tolist():
                 items = self.items[mine & (copies == copy)]
-                recorded, moved = (np.stack([one[items], other[items]], 1).reshape(-1) for one, other in (
-                    (program.recorded_item_start, program.recorded_item_end),
-                    (simulated.item_start, simulated.item_end)))
+                recorded, moved = known_times(built.recorded_program, simulated, self.pieces, self.ns,
+                                              items, self.job.item[items], self.clock)
                 inside = (start >= recorded[0]) & (end <= recorded[-1]) if self.job.predicted else np.ones(
                     len(rows), np.bool_)
                 start_now, end_now = (carried(times[inside], recorded, moved) for times in (start, end))
@@ -230,13 +234,6 @@ def _count(process: TrackList, name: str, up: Int64, down: Int64) -> CountBlock:
     # Of what happens at one time only the outcome counts.
     last = np.append(at[1:] != at[:-1], True)[: len(at)]
     return CountBlock(process, name, at[last], value[last])
-
-
-def carried(times: Int64, recorded: Int64, moved: Int64) -> Int64:
-    """Recorded times (ns) on the simulated clock: between two known times in proportion, beyond them shifted."""
-    inside = np.interp(times, recorded, moved)
-    inside = np.where(times < recorded[0], times - recorded[0] + moved[0], inside)
-    return np.rint(np.where(times > recorded[-1], times - recorded[-1] + moved[-1], inside)).astype(np.int64)
 
 
 def lanes(start: Int64, end: Int64) -> Int64:

@@ -135,7 +135,7 @@ def test_what_is_left_of_kernels_without_time_is_measured(tmp_path: Path) -> Non
     assert (result.kernel_sources, result.families_us, result.gpu_active_us) == ({}, {}, 0)
     path = trace.write(tmp_path / "steps.json")
     said = CliRunner().invoke(app, ["predict", str(path), "--kernels", "0"]).output
-    assert "nothing that was changed decides" in plain(said)
+    assert "of what is left; none of it was changed" in plain(said)
     assert predict(trace.read(tmp_path), [ScaleHost(0.5)]).sources["anchored"] > 0.1
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from graph_predictor.prediction.edited_host import kinds_of
 from graph_predictor.prediction.path_operations import OperationNames, step_names
 from graph_predictor.prediction.predictor import SimulatedStep
+from graph_predictor.prediction.replacement import Gone
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, rank_number
 from graph_predictor.prediction.steady_state import Periods
 from graph_predictor.recorded.facts import RecordedFacts, recorded_facts
@@ -18,7 +19,7 @@ from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.engine import Simulated, simulate
 from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
 from graph_predictor.simulation.program import Program, whole_ns
-from tracer.arrays import Int8, Int64
+from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 
@@ -56,7 +57,8 @@ class JobTimes:
         program, simulated: what was simulated, and its times.
         kinds: ``KernelKind`` of the program's kernels, an array a rank.
         item, kernel: the row of ``built.program`` that each row of ``program`` is, or is a copy of.
-        pieces: what the host time of the items of ``built.program`` is spent in, after the edits.
+        pieces: what the host time of the items of ``built.program`` was spent in; ``host_ns`` what it takes now.
+        gone: what edits took away; ``None`` where all is there.
         names: what its operations are called.
         windows: of each step the ranks' windows.
         steps: recorded steps in one window.
@@ -76,6 +78,8 @@ class JobTimes:
     item: Int64
     kernel: Int64
     pieces: HostPieces
+    host_ns: Float64
+    gone: Gone | None
     names: OperationNames
     windows: list[list[Window]]
     steps: int
@@ -148,9 +152,10 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
         return mean_step([[w.length_ns for w in ranks] for ranks in windows(simulate(other))])
 
     rows, pieces = np.arange(len(program.item_kind)), host_pieces(built)
+    ns = pieces.ns.astype(np.float64)
     return JobTimes(
         built, program, result.simulated, [graph.kernels.kind for graph in built.graphs], rows,
-        np.arange(len(program.kernel_item)), pieces, OperationNames(built, pieces, pieces.ns.astype(np.float64)),
+        np.arange(len(program.kernel_item)), pieces, ns, None, OperationNames(built, pieces, ns),
         windows(result.simulated), 1, False, result.profiled, True, (), tuple(notes), again, facts)
 
 
@@ -173,8 +178,8 @@ def predicted_times(step: SimulatedStep) -> JobTimes:
     built, host = scenario.built, steady.copies.host
     return JobTimes(
         built, steady.program, steady.simulated, kinds_of(repeated, built.graphs), repeated.item, repeated.kernel,
-        replace(scenario.pieces, ns=whole_ns(host.ns)), step_names(scenario, host), windows(steady.periods),
-        cycle.steps, True, scenario.profiled, step.ran, step.edits, step.notes, again)
+        scenario.pieces, host.ns, host.gone, step_names(scenario, host), windows(steady.periods), cycle.steps, True,
+        scenario.profiled, step.ran, step.edits, step.notes, again)
 
 
 def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Program:
