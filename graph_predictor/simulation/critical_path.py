@@ -22,8 +22,8 @@ from graph_predictor.simulation.program import ItemKind, Program
 from tracer.arrays import Int8, Int64
 from tracer.graph import ExecutionGraph, KernelKind
 
-__all__ = ["Bound", "Causes", "Path", "PathStart", "Paths", "critical_path", "grouped_sums_back", "path_back",
-           "step_items", "step_start", "sums_back", "walks_back", "window_path", "window_start"]
+__all__ = ["Bound", "Causes", "Path", "PathStart", "Paths", "critical_path", "path_back", "step_items",
+           "step_start", "sums_back", "walks_back", "window_path", "window_start"]
 
 ROOM = 1024
 """Segments that there is room for at first; it doubles where that is too few."""
@@ -106,14 +106,11 @@ class Causes:
         simulated: Its times.
         kinds: ``KernelKind`` of the program's kernels, an array a rank; or the bound of each one's own time
             (``kernel_bounds``).
-        group: of each kernel the number of a group whose time is told apart; by default all are of one.
     """
 
-    def __init__(self, program: Program, simulated: Simulated, kinds: list[Int8] | Int8,
-                 group: Int8 | None = None) -> None:
+    def __init__(self, program: Program, simulated: Simulated, kinds: list[Int8] | Int8) -> None:
         self.program, self.simulated = program, simulated
         self._bounds = kernel_bounds(kinds) if isinstance(kinds, list) else kinds
-        self._group = np.zeros(len(program.kernel_item), np.int8) if group is None else group
 
     @cached_property
     def columns(self) -> tuple[Any, ...]:
@@ -124,12 +121,12 @@ class Causes:
         wanted = (s.item_start, s.item_end, s.item_start_cause, s.item_start_source, s.item_end_cause,
                   s.item_end_source, s.kernel_start, s.kernel_end, s.kernel_cause, s.kernel_source, s.group_last,
                   p.item_queue, p.after_item, first, p.kernel_item, p.kernel_anchor, p.kernel_group, p.edge_kernel,
-                  p.edge_fraction, self._bounds, self._group)
+                  p.edge_fraction, self._bounds)
         return tuple(np.ascontiguousarray(each, dtype) for each, dtype in zip(wanted, walk_back.dtypes, strict=False))
 
     def no_sums(self, walks: int) -> Int64:
-        """Return room for the sums of walks by bound and, behind them, by group of kernels, [walks, both]."""
-        return np.zeros((walks, len(Bound) + int(self._group.max(initial=0)) + 1), np.int64)
+        """Return room for the sums of walks by bound, [walks, bounds]."""
+        return np.zeros((walks, len(Bound)), np.int64)
 
     def end_ns(self, at: tuple[str, int]) -> int:
         """Return the simulated end of an item or kernel."""
@@ -219,11 +216,6 @@ def walks_back(causes: Causes, starts: Sequence[PathStart], *, across: bool = Fa
 
 def sums_back(causes: Causes, starts: Sequence[PathStart]) -> Int64:
     """Return the nanoseconds of each path by bound, [paths, bounds], without the paths themselves."""
-    return grouped_sums_back(causes, starts)[:, :len(Bound)]
-
-
-def grouped_sums_back(causes: Causes, starts: Sequence[PathStart]) -> Int64:
-    """Return the same and, behind them, the nanoseconds in kernels by their groups, [paths, bounds and groups]."""
     none, sums = np.empty((2, 0), np.int64), causes.no_sums(len(starts))
     walk_back(*causes.columns, *_where(starts), 0, 0, _fresh(), none, none, np.empty((2, 0), np.int8),
               np.zeros(0, np.int64), sums)

@@ -19,12 +19,11 @@ AT_ITEM, AT_KERNEL, AT_NOTHING = 0, 1, 2
 """What a walk stands at."""
 COUNT, WALK, AT, ROW, TIME = range(5)
 """Places of the state that is kept where the room is full."""
-BOUNDS = len(Bound)
 MOST = 4
 """Segments that one move along the path may add."""
 
 
-def _segment(start, bound, item, kernel, work, stop, walk, keep, time, state, times, runs, kinds, group_of, sums):
+def _segment(start, bound, item, kernel, work, stop, walk, keep, time, state, times, runs, kinds, sums):
     """Close [start, time) with a bound, clipped to where the walk ends; returns where it begins."""
     start = min(max(start, stop), time)
     if keep and start < time:
@@ -34,8 +33,6 @@ def _segment(start, bound, item, kernel, work, stop, walk, keep, time, state, ti
         kinds[0, at], kinds[1, at] = bound, work
         state[COUNT] = at + 1
     sums[walk, bound] += time - start
-    if kernel >= 0:
-        sums[walk, BOUNDS + group_of[kernel]] += time - start
     return start
 
 
@@ -57,7 +54,7 @@ def _along_thread(row, time, stop, walk, item_start, item_end, item_start_cause,
 
 
 def _along_stream(row, time, stop, walk, kernel_start, kernel_end, kernel_cause, kernel_source, kernel_group, bound_of,
-                  group_of, sums):
+                  sums):
     """Go back along a stream as far as kernels wait for the one before alone; as ``_along_thread``."""
     while kernel_group[row] < 0 and kernel_cause[row] == BY_STREAM and kernel_end[kernel_source[row]] > stop:
         start = min(kernel_start[row], time)
@@ -65,7 +62,6 @@ def _along_stream(row, time, stop, walk, kernel_start, kernel_end, kernel_cause,
         end = min(kernel_end[before], start)
         sums[walk, bound_of[row]] += time - start
         sums[walk, LAUNCH] += start - end
-        sums[walk, BOUNDS + group_of[row]] += time - end
         row, time = before, end
     return row, time
 
@@ -86,21 +82,21 @@ def _in_time_order(low, high, times, runs, kinds):
     "int64[:]", "int64[:]", "int8[:]", "int32[:]", "int8[:]", "int32[:]",
     "int64[:]", "int64[:]", "int8[:]", "int32[:]", "int32[:]",
     "int64[:]", "int64[:]", "int8[:]", "int64[:]", "int8[:]", "int64[:]", "int64[:]", "float64[:]", "int8[:]",
-    "int8[:]", "int8[:]", "int64[:]", "int64[:]", "int64[:]", "int64", "int64",
+    "int8[:]", "int64[:]", "int64[:]", "int64[:]", "int64", "int64",
     "int64[:]", "int64[:,:]", "int64[:,:]", "int8[:,:]", "int64[:]", "int64[:,:]",
     inner=(_segment, _along_thread, _along_stream, _in_time_order))
 def walk_back(
     item_start, item_end, item_start_cause, item_start_source, item_end_cause, item_end_source,
     kernel_start, kernel_end, kernel_cause, kernel_source, group_last,
     item_queue, after_item, first_item, kernel_item, kernel_anchor, kernel_group, edge_kernel, edge_fraction, bound_of,
-    group_of, at_kind, at_row, until, stops, across, keep,
+    at_kind, at_row, until, stops, across, keep,
     state, times, runs, kinds, first, sums,
 ):
     """Walk from each place and time back to its stop; returns how many walks are done.
 
     Segments are columns of ``times`` (start, end), ``runs`` (item, kernel) and ``kinds`` (bound, work before the
     item); those of one walk begin at its ``first``. Where they are full it returns early, to be called again with more
-    room and the same ``state``. ``sums`` [walks, bounds and groups of kernels] are there in any case.
+    room and the same ``state``. ``sums`` [walks, bounds] are there in any case.
     """
     walks = at_row.shape[0]
     walk, at, row, time = state[WALK], state[AT], state[ROW], state[TIME]
@@ -113,7 +109,7 @@ def walk_back(
             break
         if time <= stop or at == AT_NOTHING:
             # Nothing before: the window opened here with this already under way.
-            time = _segment(stop, HOST, -1, -1, 0, stop, walk, keep, time, state, times, runs, kinds, group_of, sums)
+            time = _segment(stop, HOST, -1, -1, 0, stop, walk, keep, time, state, times, runs, kinds, sums)
             if keep:
                 _in_time_order(first[walk], state[COUNT], times, runs, kinds)
                 first[walk + 1] = state[COUNT]
@@ -129,47 +125,47 @@ def walk_back(
                 kernel = item_end_source[row]
                 own = SYNC if cause == END_KERNEL else LAUNCH
                 time = _segment(kernel_end[kernel], own, row, -1, 0, stop, walk, keep, time, state, times,
-                                runs, kinds, group_of, sums)
+                                runs, kinds, sums)
                 at, row = AT_KERNEL, kernel
                 continue
             own = DATA_LOADING if cause == END_EXTERNAL else (LAUNCH if item_queue[row] >= 0 else HOST)
             time = _segment(item_start[row], own, row, -1, 0, stop, walk, keep, time, state, times,
-                            runs, kinds, group_of, sums)
+                            runs, kinds, sums)
             before = row
         else:
             if not keep:
                 row, time = _along_stream(row, time, stop, walk, kernel_start, kernel_end, kernel_cause, kernel_source,
-                                          kernel_group, bound_of, group_of, sums)
+                                          kernel_group, bound_of, sums)
             bound = bound_of[row]
             if kernel_group[row] >= 0:
                 last = group_last[kernel_group[row]]
                 time = _segment(kernel_start[last], bound, -1, row, 0, stop, walk, keep, time, state, times,
-                                runs, kinds, group_of, sums)
+                                runs, kinds, sums)
                 if across:
                     row = last
                 time = _segment(kernel_start[row], WAITING_FOR_RANK, -1, row, 0, stop, walk, keep, time, state, times,
-                                runs, kinds, group_of, sums)
+                                runs, kinds, sums)
             cause, source = kernel_cause[row], kernel_source[row]
             if cause == BY_LAUNCH and kernel_anchor[row] == STAGED:
                 time = _segment(item_end[source], bound, -1, row, 0, stop, walk, keep, time, state, times,
-                                runs, kinds, group_of, sums)
+                                runs, kinds, sums)
                 at, row = AT_ITEM, source
                 continue
             time = _segment(kernel_start[row], bound, -1, row, 0, stop, walk, keep, time, state, times,
-                            runs, kinds, group_of, sums)
+                            runs, kinds, sums)
             if cause == BY_STREAM:
                 time = _segment(kernel_end[source], LAUNCH, -1, row, 0, stop, walk, keep, time, state, times,
-                                runs, kinds, group_of, sums)
+                                runs, kinds, sums)
                 at, row = AT_KERNEL, source
                 continue
             if cause == BY_EDGE:
                 other = edge_kernel[source]
                 if edge_fraction[source] == 1.0:
                     time = _segment(kernel_end[other], SYNC, -1, row, 0, stop, walk, keep, time, state, times,
-                                    runs, kinds, group_of, sums)
+                                    runs, kinds, sums)
                 else:  # held back for lack of room: the time since the blocker began is the blocker's
                     time = _segment(kernel_start[other], bound_of[other], -1, other, 0, stop, walk, keep, time, state,
-                                    times, runs, kinds, group_of, sums)
+                                    times, runs, kinds, sums)
                 at, row = AT_KERNEL, other
                 continue
             # Held back by something that was not recorded: what it was held from is its launch, where that was.
@@ -179,23 +175,23 @@ def walk_back(
                 continue
             if kernel_anchor[row] != CALL_START:
                 time = _segment(item_end[launch], LAUNCH, -1, row, 0, stop, walk, keep, time, state, times,
-                                runs, kinds, group_of, sums)
+                                runs, kinds, sums)
                 at, row = AT_ITEM, launch
                 continue
             # A copy its own call waits for: the latency lies inside the call; go on before the call.
             time = _segment(item_start[launch], LAUNCH, -1, row, 0, stop, walk, keep, time, state, times,
-                            runs, kinds, group_of, sums)
+                            runs, kinds, sums)
             before = launch
         if item_start_cause[before] == OTHER_THREAD:
             other = after_item[item_start_source[before]]
             time = _segment(item_end[other], HOST, before, -1, 1, stop, walk, keep, time, state, times,
-                            runs, kinds, group_of, sums)
+                            runs, kinds, sums)
             at, row = AT_ITEM, other
         elif first_item[before]:
             at = AT_NOTHING
         else:
             time = _segment(item_end[before - 1], HOST, before, -1, 1, stop, walk, keep, time, state, times,
-                            runs, kinds, group_of, sums)
+                            runs, kinds, sums)
             at, row = AT_ITEM, before - 1
     state[WALK], state[AT], state[ROW], state[TIME] = walk, at, row, time
     return walk
