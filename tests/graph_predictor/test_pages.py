@@ -25,7 +25,7 @@ pytest.importorskip("itables", reason="pages need the extra `report`")
 from graph_predictor.pages import scripts
 from graph_predictor.pages.events import EventNames, Track, pack
 from graph_predictor.pages.packed import safe_json
-from graph_predictor.reports.figures import milliseconds
+from graph_predictor.reports.figures import milliseconds, part_percent
 
 LIMIT = 5_000_000
 
@@ -78,7 +78,7 @@ def test_the_overview_says_what_predict_says(cpu_page: PageFile, run: Run) -> No
         assert ms(us) in shown_numbers(cpu_page.text)
     assert f"Decided by{found['bound']}" in cpu_page.text
     shares = {row[0]: row[1] for row in cpu_page.rows("sources")}
-    assert shares == {name: f"{share:.1%}" for name, share in found["sources"].items()}
+    assert shares == {name: part_percent(share) for name, share in found["sources"].items()}
 
 
 def test_what_would_save_most_is_what_opportunities_says(cpu_page: PageFile, run: Run) -> None:
