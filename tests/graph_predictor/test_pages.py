@@ -25,7 +25,7 @@ pytest.importorskip("itables", reason="pages need the extra `report`")
 from graph_predictor.pages import scripts
 from graph_predictor.pages.events import EventNames, Track, pack
 from graph_predictor.pages.packed import safe_json
-from graph_predictor.reports.figures import milliseconds
+from graph_predictor.reports.figures import milliseconds, signed_milliseconds
 
 LIMIT = 5_000_000
 
@@ -328,7 +328,8 @@ def test_diff(written: Path, tmp_path: Path, run: Run) -> None:
     found, page = ran.json, PageFile(tmp_path / "diff.html")
     assert page.sections == ["overview", "causes", "provenance"]
     assert {ms(found["before_us"]), ms(found["after_us"])} <= shown_numbers(page.text)
-    assert [row[1] for row in page.rows("kinds")] == [f"{kind['time_us'] / 1e3:+,.3f}" for kind in found["kinds"]]
+    assert [row[1] for row in page.rows("kinds")] == [
+        signed_milliseconds(1e3 * kind["time_us"]) for kind in found["kinds"]]
     bars = page.value("waterfall")["data"]["values"]
     assert bars[0]["high"] == pytest.approx(found["before_us"] / 1e3)
     assert bars[-1]["high"] == pytest.approx(found["after_us"] / 1e3)
