@@ -6,7 +6,6 @@ DATA (default: the environment's FORETRACE_DATA, else the shared data beside the
 published by the public projects HolisticTraceAnalysis, PARAM, TraceLens and Kineto (their sample and test traces).
 Everything is simulated in constants mode: waiting is no stored duration, launch latencies and kernel gaps are a few
 constants per trace. Errors of steps are replayed over measured, less one; kernel ends count as shares of a median step.
-`free` is the step's time with kernels that take no time: 100% means that the host decides.
 """
 
 from __future__ import annotations
@@ -53,11 +52,10 @@ def closure(result: Replay) -> str:
     """One row of the first table."""
     errors = np.abs(result.kernel_end_errors_ns())
     step = float(np.median([s.measured_ns for s in result.steps]))
-    free = float(np.mean([s.free_kernels_ns / s.measured_ns for s in result.steps]))
     ends = float(np.percentile(errors, 95)) / step if len(errors) else 0.0
     remark = "" if result.reproducible else "  not reproducible"
     return (f"{len(result.steps):6}{step / 1e6:10.2f}{result.median_abs_error:9.3%}{result.max_abs_error:9.3%}"
-            f"{ends:9.3%}{result.unexplained_share:9.3%}{free:7.0%}{remark}")
+            f"{ends:9.3%}{result.unexplained_share:9.3%}{remark}")
 
 
 def steps_ms(program: Program, simulated: Simulated) -> list[float]:
@@ -137,13 +135,17 @@ def main() -> int:
         return 2
     built: dict[str, Built] = {}
     print(f"{'closure, constants mode':74}{'steps':>6}{'step ms':>10}{'median':>9}{'max':>9}{'p95 end':>9}"
-          f"{'unexpl.':>9}{'free':>7}")
+          f"{'unexpl.':>9}")
+    errors = []
     for name in jobs(traces):
         try:
             built[name] = build(traces, name)
-            print(f"{name:74}{closure(replay(built[name].graphs, built=built[name]))}")
+            result = replay(built[name].graphs, built=built[name])
+            errors += [abs(step.error) for step in result.steps]
+            print(f"{name:74}{closure(result)}")
         except ForetraceError as error:
             print(f"{name:74}  {error}")
+    print(f"{'all steps':74}{len(errors):6}{'':10}{np.median(errors):9.3%}{max(errors):9.3%}")
     resnet, eighth = "resnet50-V100/rank0.kineto.json.gz", "rank3-of-8xA100-6steps/rank3.kineto.json.gz"
     tables = (("dlrm-8xV100-2023", dlrm), (resnet, v100), ("resnet50-ddp-2xA100/rank0.kineto.json.gz", ddp),
               (eighth, rank3), (resnet, lambda b: left_out("V100", "<= 0.5%", b)),

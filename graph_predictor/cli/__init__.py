@@ -26,7 +26,7 @@ COMMANDS = {name: LazyCommand(f"graph_predictor.cli.{home}", name.replace("-", "
          None),
         ("diff", "diff", "Show what makes B's step take longer, or shorter, than A's.", None),
         ("ranks", "ranks",
-         "Compare the ranks of a job: waiting, stragglers, bubbles, and the critical path across them.", None),
+         "Compare the ranks of a job: waiting, stragglers, bubbles, and the path across them.", None),
         ("overheads", "overheads", "Show what the host costs each step, by kind (T1 to T5), without waiting.", None),
     ),
     "Predict what was not": (

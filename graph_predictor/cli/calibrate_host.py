@@ -14,6 +14,7 @@ from graph_predictor.cli.console import Column, Report, count, print_json
 from graph_predictor.cli.errors import INTERRUPTED
 from graph_predictor.cli.progress_line import ProgressLine
 from graph_predictor.cli.text import tell
+from graph_predictor.reports.figures import signed_percent
 from tracer.errors import ForetraceError
 from tracer.output_kind import HOST, check_output
 
@@ -88,7 +89,7 @@ def _report(out: str, found: HostCalibration, kept: int, device: str) -> None:
     report.table("Host time of each program, as the others tell it (µs a step)",
                  [Column("program", name=True), Column("measured"), Column("told"), Column("error")],
                  ([program.name, f"{program.measured_ns / 1e3:,.0f}", f"{program.told_ns / 1e3:,.0f}",
-                   f"{program.error:+.1%}"] for program in found.programs))
+                   signed_percent(program.error)] for program in found.programs))
     report.line()
     report.line(f"Left out in turn: MAPE {statistics.fmean(errors):.1%}, median {statistics.median(errors):.1%}, "
                 f"worst {max(errors):.1%}. Programs unlike these are told within ×/÷ "

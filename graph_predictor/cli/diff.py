@@ -10,9 +10,11 @@ from graph_predictor.cli.console import Column, Report, count, milliseconds, per
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window
+from graph_predictor.reports.figures import signed_milliseconds
 
 if TYPE_CHECKING:
     from graph_predictor.diff import Difference
+    from graph_predictor.diff.result import Part
 
 DEFAULT_TOP = 10
 HIDDEN_SHARE = 0.01
@@ -68,11 +70,15 @@ def _one_machine(before: str, after: str) -> bool | None:
 
 def _report(result: Difference, top: int) -> None:
     from graph_predictor.prediction.result import which_times
+    from graph_predictor.reports.facts import recorded_line
 
     report = Report()
     before, total = result.before_ns, result.total_ns
-    how = f"{milliseconds(abs(total))} ms ({percent(abs(total) / before if before else None)}) " + (
+    how = f"{milliseconds(1e3 * abs(result.shown_us()))} ms ({percent(abs(total) / before if before else None)}) " + (
         "longer" if total > 0 else "shorter")
+    for name, facts in (("A", result.recorded_a), ("B", result.recorded_b)):
+        if facts is not None:
+            report.line(f"{name}: {recorded_line(facts)}")
     report.line(f"A {milliseconds(before)} ms, B {milliseconds(result.after_ns)} ms {which_times(result.profiled)}: "
                 f"B's step is {how if total else 'as long'}.", style="bold")
     known = (("host", result.host_ratio), ("device", result.device_ratio))
@@ -88,7 +94,7 @@ def _report(result: Difference, top: int) -> None:
     report.table(
         "The difference by kind, ms of a step (hidden: changed off the critical path, moves nothing)",
         [Column("kind", name=True), Column("ms"), Column("share"), *([Column("hidden ms")] if any_hidden else [])],
-        ([kind.value, _signed(time), share(time), *([_signed(hidden)] if any_hidden else [])]
+        ([kind.value, signed_milliseconds(time), share(time), *([signed_milliseconds(hidden)] if any_hidden else [])]
          for kind, time, hidden in result.by_kind()))
     modules = any(part.module for part in result.parts[:top])
     report.table(
@@ -97,15 +103,16 @@ def _report(result: Difference, top: int) -> None:
          *([Column("module", name=True, path=True)] if modules else []), Column("places"), Column("A"), Column("B"),
          Column("ms"), Column("sure ms")],
         ([part.kind.value, part.what, *([part.module] if modules else []), count(part.places) if part.places else "–",
-          milliseconds(part.before_ns), milliseconds(part.after_ns), _signed(part.time_ns),
-          milliseconds(part.certain_ns)] for part in result.top(top)))
+          *_sides(part), milliseconds(part.certain_ns)] for part in result.top(top)))
     hidden = [part for part in result.hidden() if abs(part.hidden_ns) >= HIDDEN_SHARE * before]
     report.table("Hidden: what changed off the critical path, ms of a step",
                  [Column("kind", name=True), Column("what", name=True), Column("hidden ms"), Column("on path ms")],
-                 ([part.kind.value, part.what, _signed(part.hidden_ns), _signed(part.time_ns)]
+                 ([part.kind.value, part.what, signed_milliseconds(part.hidden_ns), signed_milliseconds(part.time_ns)]
                   for part in hidden[:top]))
     report.notes(result.notes)
 
 
-def _signed(ns: int) -> str:
-    return f"{ns / 1e6:+,.3f}"
+def _sides(part: Part) -> list[str]:
+    """A part's time in A and in B, and its difference as these show it."""
+    return [*("–" if ns is None else milliseconds(ns) for ns in (part.before_ns, part.after_ns)),
+            signed_milliseconds(1e3 * part.shown_us())]

@@ -14,6 +14,7 @@ from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.fit_progress import showing_fits
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.text import tell
+from graph_predictor.reports.figures import signed_percent
 from tracer.output_kind import PROFILE, check_output
 
 if TYPE_CHECKING:
@@ -155,4 +156,4 @@ def error_cells(errors: dict[str, float] | None) -> list[str]:
         return ["–"] * 6
     bias = errors.get("bias")
     return [count(errors["n"]), *(percent(errors.get(name)) for name in ("mape", "median")),
-            "–" if bias is None else f"{bias * 100:+.1f}%", *(percent(errors.get(name)) for name in ("p90", "max"))]
+            signed_percent(bias), *(percent(errors.get(name)) for name in ("p90", "max"))]

@@ -19,6 +19,7 @@ from graph_predictor.cli.console import (
 )
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, Window, Workers, shared
+from graph_predictor.reports.figures import signed_percent
 from tracer.output_kind import TIMELINE, check_output
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _report(result: Replay, recorded: RecordedFacts | None, residuals: bool, sca
         f"Measured and replayed steps, under the profiler ({mode}{what})",
         [Column("rank"), Column("step", name=True), Column("measured ms"), Column("replayed ms"),
          Column("change" if what else "error"), Column("counts", name=True)],
-        ([str(s.rank), s.name, milliseconds(s.measured_ns), milliseconds(s.replayed_ns), f"{s.error * 100:+.3f}%",
+        ([str(s.rank), s.name, milliseconds(s.measured_ns), milliseconds(s.replayed_ns), signed_percent(s.error, 3),
           f"no: {s.why_not}" if s.why_not else "yes"] for s in result.steps))
     report.line()
     what = "change" if scale_kernels != 1.0 else "error"

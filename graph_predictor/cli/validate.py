@@ -9,6 +9,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, shared
+from graph_predictor.reports.figures import signed_percent
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _report(found: Validation, captured: list[str]) -> None:
                   Column("measured ms"), Column("error"), Column("", name=True)],
                  ([size_label(case.sizes), f"{case.predicted_us / 1e3:,.2f}",
                    f"{case.low_us / 1e3:,.2f} to {case.high_us / 1e3:,.2f}", f"{case.measured_us / 1e3:,.2f}",
-                   f"{case.error:+.1%}", "" if case.covered else "outside"] for case in found.cases))
+                   signed_percent(case.error), "" if case.covered else "outside"] for case in found.cases))
     report.line()
     report.line(f"{found.headline()[:1].upper()}{found.headline()[1:]}")
     warnings = [f"Warning: {size_label(case.sizes)}: {text}" for case in found.cases for text in case.warnings]

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives, with_transfers
+from graph_predictor.prediction.replay import replayed_steps, slowest_mean_ns
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import simulate
 from kernel_models.collectives import CollectiveBatch, CommError, Topology
 from kernel_models.collectives.cluster import same_gpu
@@ -95,6 +95,6 @@ def _other_devices(built: Built, on: Topology) -> list[str]:
 
 def _mean_step(built: Built, collectives: list[RecordedCollective], time_us: np.ndarray) -> float:
     simulated = simulate(with_transfers(built, collectives, time_us))
-    steps = [float(simulated.item_end[end] - simulated.item_end[begin]) for _, _, begin,
-             end in step_items(built.program)]
-    return float(np.mean(steps)) if steps else float(simulated.kernel_end.max(initial=0))
+    steps = replayed_steps(built, built.program, simulated, simulated)
+    step_ns = slowest_mean_ns((step.rank, step.replayed_ns) for step in steps if step.counts)
+    return step_ns or float(simulated.kernel_end.max(initial=0))

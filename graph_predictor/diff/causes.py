@@ -35,7 +35,7 @@ import numpy as np
 
 from graph_predictor.diff.hunks import HunkCause
 from graph_predictor.diff.places import Places
-from graph_predictor.diff.result import DifferenceKind, Part
+from graph_predictor.diff.result import UNEXPLAINED, DifferenceKind, Part
 from graph_predictor.diff.step_times import Resource
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
 from graph_predictor.recorded.names import is_collective, plain_name
@@ -317,13 +317,32 @@ def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
         if kind in (DifferenceKind.IRREGULAR, DifferenceKind.REPLAY, DifferenceKind.SHIFT) or (one_machine and kind in (
                 DifferenceKind.WHOLE_HOST, DifferenceKind.WHOLE_DEVICE)):
             certain = 0
+        before_ns, after_ns = _sides(kind, time, (cause.before + cause.after) / ranks)
         detail = cause.details.most_common(1)[0][0] if cause.details else ""
         parts.append(Part(
             kind=kind, what=f"{what}: {detail}" if detail else what, module=_module(cause.modules),
             places=-(-cause.places // ranks), time_ns=time, hidden_ns=round(cause.hidden / ranks),
-            before_ns=round(cause.before / ranks), after_ns=round(cause.after / ranks), certain_ns=certain))
+            before_ns=before_ns, after_ns=after_ns, certain_ns=certain))
     parts = [part for part in parts if part.time_ns or part.hidden_ns]
     return sorted(parts, key=lambda part: (-part.certain_ns, -abs(part.time_ns), -abs(part.hidden_ns), part.what))
+
+
+def _sides(kind: DifferenceKind, time: int, both: float) -> tuple[int | None, int | None]:
+    """Return a part's time in A and in B, ns, which differ by what it explains.
+
+    Args:
+        kind: of the part.
+        time: by how much it moves the step, ns.
+        both: what was on the critical paths of A and of B at its places, ns together.
+    """
+    if kind in UNEXPLAINED:
+        return None, None
+    if kind is DifferenceKind.ADDED:
+        return None, time if time >= 0 else None
+    if kind is DifferenceKind.REMOVED:
+        return -time if time <= 0 else None, None
+    low = max(round((both - abs(time)) / 2), 0)
+    return (low, low + time) if time > 0 else (low - time, low)
 
 
 def _module(modules: Counter[str]) -> str:

@@ -13,6 +13,7 @@ from graph_predictor.diff.step_tree import StepTree, Vocabulary
 from graph_predictor.diff.tree_alignment import align_trees
 from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
 from graph_predictor.recorded.counted_steps import left_out
+from graph_predictor.recorded.facts import recorded_facts
 from graph_predictor.reports.breakdown import choose_steps
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
@@ -94,7 +95,8 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
         host_ratio=_mean_ratio([host for host, _ in ratios]), device_ratio=_mean_ratio([each for _, each in ratios]),
         steps_before=sum(len(sides[0].steps) for sides, _ in compared),
         steps_after=sum(len(sides[1].steps) for sides, _ in compared), notes=notes,
-        profiled=replayed[0].profiled)
+        profiled=replayed[0].profiled, recorded_a=None if named[0] else recorded_facts(a.graphs),
+        recorded_b=None if named[1] else recorded_facts(b.graphs))
 
 
 def _replayed(job: Job, name: str, profiled: bool) -> Replay:

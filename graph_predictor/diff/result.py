@@ -8,6 +8,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.prediction.result import which_times
+from graph_predictor.recorded.facts import RecordedFacts
+from graph_predictor.reports.figures import as_shown
 from tracer.charts import MOST_BARS, Chart, ChartSeries
 from tracer.shown import Shown
 
@@ -55,7 +57,9 @@ class Part:
         places: how many aligned operations, or places in the program, it was found at.
         time_ns: by how much it moves the step time.
         hidden_ns: what changed besides, off the critical path: more or less work that moves nothing.
-        before_ns, after_ns: its time on the critical path of A and of B.
+        before_ns, after_ns: its time on the critical path of A and of B, which differ by ``time_ns``: what other causes
+            explain of it is taken out, half of it on either side. ``None`` where it is not in that program, and of what
+            no operation explains.
         certain_ns: how large it is in steady times (medians over the steps), less the spread with which unchanged work
             differs, from A to B and from step to step.
     """
@@ -66,15 +70,22 @@ class Part:
     places: int
     time_ns: int
     hidden_ns: int
-    before_ns: int
-    after_ns: int
+    before_ns: int | None
+    after_ns: int | None
     certain_ns: int
+
+    def shown_us(self) -> int:
+        """Return the difference of its times in A and in B as they are shown, whole µs."""
+        if self.before_ns is None and self.after_ns is None:
+            return as_shown(self.time_ns)
+        return as_shown(self.after_ns or 0) - as_shown(self.before_ns or 0)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, microseconds."""
         return {"kind": self.kind.value, "what": self.what, "module": self.module or None, "places": self.places,
                 "time_us": self.time_ns / 1e3, "certain_us": self.certain_ns / 1e3,
-                "hidden_us": self.hidden_ns / 1e3, "before_us": self.before_ns / 1e3, "after_us": self.after_ns / 1e3}
+                "hidden_us": self.hidden_ns / 1e3, **{name: None if ns is None else ns / 1e3 for name, ns in (
+                    ("before_us", self.before_ns), ("after_us", self.after_ns))}}
 
 
 @dataclass(slots=True, repr=False)
@@ -90,6 +101,7 @@ class Difference(Shown):
         steps_before, steps_after: the steps that were looked at.
         notes: what to know when reading them.
         profiled: whether both steps are those under the profiler.
+        recorded_a, recorded_b: what was recorded; ``None`` without steps, or where a step was chosen.
     """
 
     before_ns: int
@@ -102,11 +114,17 @@ class Difference(Shown):
     steps_after: int
     notes: list[str] = field(default_factory=list)
     profiled: bool = True
+    recorded_a: RecordedFacts | None = None
+    recorded_b: RecordedFacts | None = None
 
     @property
     def total_ns(self) -> int:
         """B's typical step less A's."""
         return self.after_ns - self.before_ns
+
+    def shown_us(self) -> int:
+        """Return B's step less A's as both are shown, whole µs."""
+        return as_shown(self.after_ns) - as_shown(self.before_ns)
 
     def headline(self) -> str:
         """Say the difference in one line."""
@@ -160,6 +178,8 @@ class Difference(Shown):
         """Plain values for JSON, microseconds; at most ``top`` parts."""
         return {
             "times": which_times(self.profiled),
+            "recorded_a": None if self.recorded_a is None else self.recorded_a.to_json(),
+            "recorded_b": None if self.recorded_b is None else self.recorded_b.to_json(),
             "before_us": self.before_ns / 1e3, "after_us": self.after_ns / 1e3, "total_us": self.total_us,
             "attributed": self.attributed, "aligned": self.aligned, "host_ratio": self.host_ratio,
             "device_ratio": self.device_ratio, "steps_before": self.steps_before, "steps_after": self.steps_after,

@@ -138,8 +138,8 @@ class _RankFile:
         _add(found, "world_size", max(meta.world_size, len(self.job.graphs)))
         _add(found, "device", meta.device)
         _add(found, "process_groups", json.dumps(groups))
-        if (step := self.job.step_ns()) is not None:
-            _add(found, "step_time_ns", step)
+        if self.job.step_ns is not None:
+            _add(found, "step_time_ns", round(self.job.step_ns))
         return found
 
     def nodes(self, rows: np.ndarray) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from graph_predictor.pages.parts import (
 )
 from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.pages.provenance import Provenance, provenance_section
+from graph_predictor.reports.figures import signed_percent
 
 
 def check_page_of(found: GateOutcome, where: Provenance) -> ReportPage:
@@ -50,4 +51,4 @@ def check_page_of(found: GateOutcome, where: Provenance) -> ReportPage:
 def _change(before: float | None, now: float | None) -> Cell:
     if before is None or now is None or not before:
         return Cell("–")
-    return Cell(f"{now / before - 1:+.1%}", now / before - 1)
+    return Cell(signed_percent(now / before - 1), now / before - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graph_predictor.diff.result import Difference
+from graph_predictor.diff.result import Difference, Part
 from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
     Cell,
@@ -25,7 +25,7 @@ from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.pages.prediction import sentence
 from graph_predictor.pages.provenance import Provenance, provenance_section
 from graph_predictor.prediction.result import which_times
-from graph_predictor.reports.figures import count, milliseconds, percent
+from graph_predictor.reports.figures import count, milliseconds, percent, signed_milliseconds
 
 
 def difference_page(result: Difference, where: Provenance) -> ReportPage:
@@ -36,10 +36,12 @@ def difference_page(result: Difference, where: Provenance) -> ReportPage:
         KeyFigure("A", f"{milliseconds(before)} ms",
                f"{which_times(result.profiled)}, {count(result.steps_before)} steps"),
         KeyFigure("B", f"{milliseconds(result.after_ns)} ms", f"{count(result.steps_after)} steps"),
-        KeyFigure("B's step", f"{milliseconds(abs(total))} ms {how}" if total else "as long as A's",
+        KeyFigure("B's step", f"{milliseconds(1e3 * abs(result.shown_us()))} ms {how}" if total else "as long as A's",
                percent(abs(total) / before if before else None))])
     facts = [(percent(result.aligned), "of the operations aligned"),
              (percent(result.attributed), "of the difference attributed")]
+    facts += [(f"{milliseconds(each.step_ns)} ms", f"recorded step of {name}") for name, each in (
+        ("A", result.recorded_a), ("B", result.recorded_b)) if each is not None]
     facts += [(f"×{ratio:.2f}", f"unchanged {what} work in B") for what, ratio in (
         ("host", result.host_ratio), ("device", result.device_ratio)) if ratio is not None]
     overview = PageSection("overview", "Overview", [
@@ -69,7 +71,7 @@ def _waterfall(result: Difference, shown: PageTable) -> PagePlot:
     for kind, time, _ in result.by_kind():
         if time:
             values.append({"name": kind.value, "low": min(at, at + time) / 1e6, "high": max(at, at + time) / 1e6,
-                           "sign": "longer" if time > 0 else "shorter", "text": f"{time / 1e6:+,.3f}"})
+                           "sign": "longer" if time > 0 else "shorter", "text": signed_milliseconds(time)})
             at += time
     values.append({"name": "B", "low": 0.0, "high": result.after_ns / 1e6, "sign": "step",
                    "text": milliseconds(result.after_ns)})
@@ -104,10 +106,17 @@ def _causes(result: Difference) -> PageTable:
     modules = any(part.module for part in result.parts)
     return table("parts", "Causes, ms of a step", [
         text_column("kind"), text_column("what"), *([text_column("module", path=True)] if modules else []),
-        Column("places"), Column("A"), Column("B"), Column("ms"), Column("sure ms")], (
+        Column("places"), Column("A", note="less half of what other causes explain"),
+        Column("B", note="and so in B"), Column("ms"), Column("sure ms")], (
         [part.kind.value, part.what, *([part.module] if modules else []),
-         count_cell(part.places) if part.places else "–", ms_cell(part.before_ns), ms_cell(part.after_ns),
-         signed_cell(part.time_ns), ms_cell(part.certain_ns)] for part in result.parts))
+         count_cell(part.places) if part.places else "–", *_sides(part), ms_cell(part.certain_ns)]
+        for part in result.parts))
+
+
+def _sides(part: Part) -> list[Cell]:
+    """A part's time in A and in B, and its difference."""
+    return [*(Cell("–") if ns is None else ms_cell(ns) for ns in (part.before_ns, part.after_ns)),
+            Cell(signed_milliseconds(1e3 * part.shown_us()), part.time_ns)]
 
 
 def _hidden(result: Difference) -> PageTable:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from graph_predictor.pages.packed import PackedColumns
-from graph_predictor.reports.figures import count, microseconds, milliseconds, percent
+from graph_predictor.reports.figures import count, microseconds, milliseconds, percent, signed_milliseconds
 
 STATIC_ROWS = 12
 """A table of no more rows is plain HTML; a longer one can be sorted, filtered and leafed through."""
@@ -55,7 +55,7 @@ def number_cell(number: float | None, digits: int = 2) -> Cell:
 
 def signed_cell(ns: float) -> Cell:
     """Return a difference of times in ms."""
-    return Cell(f"{ns / 1e6:+,.3f}", ns)
+    return Cell(signed_milliseconds(ns), ns)
 
 
 @dataclass(frozen=True, slots=True)

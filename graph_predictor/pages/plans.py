@@ -34,7 +34,7 @@ from graph_predictor.parallel.compare import differences, front, tied
 from graph_predictor.parallel.planning import Plans
 from graph_predictor.parallel.simulated_plan import SimulatedPlan
 from graph_predictor.parallel.task_rows import PlanStream
-from graph_predictor.reports.figures import count
+from graph_predictor.reports.figures import count, signed_milliseconds
 from graph_predictor.reports.plan_timeline import STREAMS, span_of_task, title_of_task
 from kernel_models.model import Source
 
@@ -118,7 +118,7 @@ def _apart(each: Plans) -> PageTable:
     names = list(dict.fromkeys(name for e in others for name in differences(first, e)))
     return table(f"apart-{each.gpus}", "What the next plans take more than the first, ms",
                  [text_column("plan"), *(Column(name.replace("_", " ")) for name in names)],
-                 ([str(e.plan), *(Cell(f"{us / 1e3:+,.1f}", us) for us in (
+                 ([str(e.plan), *(Cell(signed_milliseconds(us * 1e3, 1), us) for us in (
                      differences(first, e).get(name, 0.0) for name in names))] for e in others))
 
 

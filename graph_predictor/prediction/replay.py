@@ -10,7 +10,7 @@ arrival is an external part of them, and is not scaled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,11 @@ class Replay(Shown):
     notes: list[str] = field(default_factory=list)
     scale_kernels: float = 1.0
     """Factor on kernel durations: other than 1, steps differ from the measured ones on purpose."""
+
+    @property
+    def step_ns(self) -> float:
+        """The step: the mean of the replayed steps that count, of the slowest rank, ns; 0.0 without steps."""
+        return slowest_mean_ns((s.rank, s.replayed_ns) for s in self.steps if s.counts and s.name != WINDOW)
 
     def headline(self) -> str:
         """Say how the steps were replayed in one line."""
@@ -227,6 +232,18 @@ def replay(
                             f"{worst.name} of rank {worst.rank}, {worst.error:+.1%}): the rules miss something that "
                             "decided them, and predictions that rest on them are wider by that.")
     return result
+
+
+def slowest_mean_ns(lengths: Iterable[tuple[int, int]]) -> float:
+    """Return the mean length of the steps of the rank that takes longest, ns; 0.0 without any.
+
+    Args:
+        lengths: rank and length of each step that counts, ns.
+    """
+    by_rank: dict[int, list[int]] = {}
+    for rank, ns in lengths:
+        by_rank.setdefault(rank, []).append(ns)
+    return max((sum(own) / len(own) for own in by_rank.values()), default=0.0)
 
 
 def replayed_steps(built: Built, program: Program, simulated: Simulated, under: Simulated) -> list[ReplayedStep]:

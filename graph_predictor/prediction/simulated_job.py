@@ -47,7 +47,8 @@ class SimulatedJob:
         scenario: what was predicted; ``None`` of a replay.
         title: what it is, in a few words.
         notes: what is to be known of it.
-        period_ns: of a predicted job, the step's time: the mean of the steps of a copy, of the slowest rank.
+        step_ns: what a step takes: of a predicted job its steady state's, of a replay the mean of the steps that count,
+            of the slowest rank; ``None`` without steps.
         host: of a predicted job, its host after the edits.
     """
 
@@ -60,7 +61,7 @@ class SimulatedJob:
     scenario: Scenario | None
     title: str
     notes: tuple[str, ...] = ()
-    period_ns: float | None = None
+    step_ns: float | None = None
     host: EditedHost | None = None
 
     @property
@@ -116,21 +117,13 @@ class SimulatedJob:
                 found.append(StepSpan(position, shown, begin, end))
         return found
 
-    def step_ns(self) -> int | None:
-        """Return what a step takes: of a predicted job its steady state's, else the last one's of the slowest rank."""
-        if self.period_ns is not None:
-            return round(self.period_ns)
-        last = {step.rank: step for step in self.steps()}
-        end = self.simulated.item_end
-        return max((int(end[step.end_item] - end[step.begin_item]) for step in last.values()), default=None)
-
 
 def replayed_job(replay: Replay) -> SimulatedJob:
     """Return a replay as a simulated job."""
     built, program = replay.built, replay.program
     items, kernels = (np.arange(len(rows), dtype=np.int64) for rows in (program.item_kind, program.kernel_item))
     return SimulatedJob(built, program, replay.simulated, items, kernels, np.zeros(len(items), np.int64), None,
-                        "replayed", tuple(replay.notes))
+                        "replayed", tuple(replay.notes), replay.step_ns or None)
 
 
 def predicted_job(step: SimulatedStep) -> SimulatedJob:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from graph_predictor.prediction.deciding import deciding
 from graph_predictor.prediction.predictor import Baseline
-from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
+from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, slowest_mean_ns
 from graph_predictor.prediction.result import PathItem, SteadyStep, which_times
 from graph_predictor.prediction.step_kinds import step_kinds
 from graph_predictor.recorded.facts import RecordedFacts
@@ -212,10 +212,7 @@ class Breakdown(Shown):
         """The step: the steady state; without one, the mean of the spans that count, of the slowest rank."""
         if self.steady is not None:
             return self.steady.step_time_us * 1e3
-        by_rank: dict[int, list[int]] = defaultdict(list)
-        for step in self.counted:
-            by_rank[step.rank].append(step.simulated_ns)
-        return max((sum(own) / len(own) for own in by_rank.values()), default=0.0)
+        return slowest_mean_ns((step.rank, step.simulated_ns) for step in self.counted)
 
     @property
     def bounds_us(self) -> dict[str, float]:

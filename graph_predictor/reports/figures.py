@@ -13,9 +13,27 @@ def microseconds(ns: float) -> str:
     return f"{ns / 1e3:,.1f}"
 
 
+def as_shown(ns: float) -> int:
+    """A time as ``milliseconds`` shows it, whole µs: what is worked out from shown times agrees with them."""
+    return round(1e3 * float(f"{ns / 1e6:.3f}"))
+
+
+def signed_milliseconds(ns: float, decimals: int = 3) -> str:
+    """A difference of times in ms, with its sign; without one where it is shown as zero."""
+    return _without_sign_of_zero(f"{ns / 1e6:+,.{decimals}f}")
+
+
 def percent(share: float | None, decimals: int = 1) -> str:
     """A share in percent; a dash if it is not known."""
-    return "–" if share is None else f"{share * 100:.{decimals}f}%"
+    if share is None:
+        return "–"
+    shown = f"{share * 100:.{decimals}f}%"
+    return shown[1:] if shown[0] == "-" and not shown.strip("-0.%") else shown
+
+
+def signed_percent(share: float | None, decimals: int = 1) -> str:
+    """A change in percent, with its sign; without one where it is shown as zero, a dash if it is not known."""
+    return "–" if share is None else _without_sign_of_zero(f"{share * 100:+,.{decimals}f}%")
 
 
 def small_percent(share: float) -> str:
@@ -31,6 +49,10 @@ def part_percent(share: float) -> str:
     if 5e-4 <= share < 0.9995:
         return percent(share)
     return "<0.1%" if share < 0.5 else ">99.9%"
+
+
+def _without_sign_of_zero(shown: str) -> str:
+    return shown if shown.strip("+-0.,%") else shown[1:]
 
 
 def count(number: float) -> str:

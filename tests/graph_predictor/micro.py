@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from graph_predictor.prediction.replay import Replay, replay
+from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
 from graph_predictor.simulation.program import ItemKind
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
@@ -155,13 +155,19 @@ def read_ranks(traces: Iterable[Micro], folder: Path) -> list[ExecutionGraph]:
     return read_job(paths).graphs
 
 
+def host_span_ns(result: Replay, step: ReplayedStep) -> int:
+    """Replayed time from the begin to the end of a step on its thread, ns."""
+    end = result.simulated.item_end
+    return int(end[step.end_item] - end[step.begin_item])
+
+
 def step_us(result: Replay, name: str, rank: int = 0) -> float:
-    """Replayed time of one step (us)."""
+    """Replayed time of one step on its thread (us), whether or not its device falls behind."""
     ranks = [step.rank for step in result.steps]
     wanted = sorted(set(ranks))[rank]
     found = [s for s in result.steps if s.rank == wanted and s.name == f"ProfilerStep#{name}"]
     assert len(found) == 1, [s.name for s in result.steps]
-    return found[0].replayed_ns / 1000
+    return host_span_ns(result, found[0]) / 1000
 
 
 def closes(graphs: ExecutionGraph | list[ExecutionGraph], tolerance_us: float = 0.001) -> Replay:

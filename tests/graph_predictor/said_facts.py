@@ -26,12 +26,12 @@ def facts_of_text(text: str) -> Facts:
         assert len(set(said)) <= 1, f"{name} is said to be {said}"
         if said:
             found[name] = said[0]
-    if path := _table(text, "Critical path: largest"):
+    if path := rows_of_table(text, "Critical path: largest"):
         found["path"] = tuple(path[:PATH_ROWS])
     return found
 
 
-def _table(text: str, title: str) -> list[tuple[str, ...]]:
+def rows_of_table(text: str, title: str) -> list[tuple[str, ...]]:
     """Rows of a table by its title, cells apart by two spaces; empty where there is none."""
     lines = text.splitlines()
     start = next((at for at, line in enumerate(lines) if line.startswith(title)), None)

@@ -330,7 +330,7 @@ def test_perfetto_of_a_predicted_step(edit: list[edits.Edit], tmp_path: Path) ->
     ends = times[1::2]
     each = len(ends) // step.steady.repeated.copies
     assert (ends[-1] - ends[-1 - each]) / each == pytest.approx(base.predict(edit).step_time_us * 1e3, abs=1)
-    assert simulated_job(step).step_ns() == pytest.approx(base.predict(edit).step_time_us * 1e3, abs=1)
+    assert simulated_job(step).step_ns == pytest.approx(base.predict(edit).step_time_us * 1e3, abs=1)
 
 
 def test_nested_slices_of_one_time_stay_nested(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_an_object_without_tables_is_refused(tmp_path: Path) -> None:
 
 def test_a_simulated_job_is_taken_as_it_is() -> None:
     job = simulated_job(read_job(BERT))
-    assert isinstance(job, SimulatedJob) and simulated_job(job) is job and job.step_ns()
+    assert isinstance(job, SimulatedJob) and simulated_job(job) is job and job.step_ns
 
 
 # --- where a run logs ------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ pytest.importorskip("itables", reason="pages need the extra `report`")
 from graph_predictor.pages import scripts
 from graph_predictor.pages.events import EventNames, Track, pack
 from graph_predictor.pages.packed import safe_json
-from graph_predictor.reports.figures import milliseconds, part_percent
+from graph_predictor.reports.figures import milliseconds, part_percent, signed_milliseconds
 
 LIMIT = 5_000_000
 
@@ -91,9 +91,9 @@ def test_what_would_save_most_is_what_opportunities_says(cpu_page: PageFile, run
 
 def test_the_operations_are_those_of_breakdown(cpu_page: PageFile, run: Run) -> None:
     found = run("breakdown", CPU_SMALL, "--json").json
-    typical = [step for step in found["steps"] if step["typical"]]
+    counted = [step for step in found["steps"] if step["counts"]]
     sums: dict[str, list[float]] = {}
-    for step in typical:
+    for step in counted:
         for entry in step["operations"]:
             own = sums.setdefault(entry["operation"], [0.0, 0.0])
             own[0] += entry["calls"]
@@ -101,20 +101,20 @@ def test_the_operations_are_those_of_breakdown(cpu_page: PageFile, run: Run) -> 
     rows = cpu_page.rows("by-operation")
     assert len(rows) == len(sums)
     for name, calls, host, *_ in rows:
-        assert float(calls.replace(",", "")) == pytest.approx(sums[name][0] / len(typical), abs=0.051)
-        assert float(host.replace(",", "")) == pytest.approx(sums[name][1] / len(typical) / 1e3, abs=0.00051)
+        assert float(calls.replace(",", "")) == pytest.approx(sums[name][0] / len(counted), abs=0.051)
+        assert float(host.replace(",", "")) == pytest.approx(sums[name][1] / len(counted) / 1e3, abs=0.00051)
     steps = cpu_page.rows("steps")
-    assert [row[3] for row in steps] == [ms(step["simulated_us"]) for step in found["steps"]]
+    assert [row[2:4] for row in steps] == [[ms(step["measured_us"]), "yes"] for step in found["steps"]]
 
 
 def test_module_tree_has_forward_and_backward(cpu_page: PageFile, run: Run) -> None:
     """The tree's phases add up to the modules' times of breakdown, and each module's includes those below it."""
     found = run("breakdown", CPU_SMALL, "--json").json
-    typical = [step for step in found["steps"] if step["typical"]]
-    phases = [entry for step in typical for entry in step["phases"]]
+    counted = [step for step in found["steps"] if step["counts"]]
+    phases = [entry for step in counted for entry in step["phases"]]
     assert {entry["phase"] for entry in phases} >= {"forward", "backward", "optimizer"}
     for what in ("host_us", "waiting_us"):
-        by_module = sum(entry[what] for step in typical for entry in step["operations"])
+        by_module = sum(entry[what] for step in counted for entry in step["operations"])
         assert sum(entry[what] for entry in phases) == pytest.approx(by_module)
 
 
@@ -137,8 +137,8 @@ def test_the_module_tree_has_lines_and_both_directions(tmp_path: Path, run: Run)
 
 def test_the_icicle_is_the_whole_host_time(cpu_page: PageFile, run: Run) -> None:
     found = run("breakdown", CPU_SMALL, "--json").json
-    typical = [step for step in found["steps"] if step["typical"]]
-    whole = sum(entry["host_us"] for step in typical for entry in step["operations"]) / len(typical)
+    counted = [step for step in found["steps"] if step["counts"]]
+    whole = sum(entry["host_us"] for step in counted for entry in step["operations"]) / len(counted)
     nodes = cpu_page.value("icicle-host")["data"][0]["values"]
     assert sum(node["own"] for node in nodes) == pytest.approx(whole / 1e3)
     assert nodes[0]["name"] == "step" and nodes[0]["ms"] == ms(whole)
@@ -328,7 +328,8 @@ def test_diff(written: Path, tmp_path: Path, run: Run) -> None:
     found, page = ran.json, PageFile(tmp_path / "diff.html")
     assert page.sections == ["overview", "causes", "provenance"]
     assert {ms(found["before_us"]), ms(found["after_us"])} <= shown_numbers(page.text)
-    assert [row[1] for row in page.rows("kinds")] == [f"{kind['time_us'] / 1e3:+,.3f}" for kind in found["kinds"]]
+    assert [row[1] for row in page.rows("kinds")] == [
+        signed_milliseconds(1e3 * kind["time_us"]) for kind in found["kinds"]]
     bars = page.value("waterfall")["data"]["values"]
     assert bars[0]["high"] == pytest.approx(found["before_us"] / 1e3)
     assert bars[-1]["high"] == pytest.approx(found["after_us"] / 1e3)
@@ -369,7 +370,7 @@ def test_ranks_of_a_real_job(tmp_path: Path, run: Run) -> None:
     assert [row[:6] for row in page.rows("by-rank")] == [
         [str(r["rank"]), *(ms(r[f"{what}_us"]) for what in ("step", "busy", "exposed", "waiting", "idle"))]
         for r in ran.json["ranks"]]
-    assert ms(ran.json["step_us"]) in shown_numbers(page.text)
+    assert ms(ran.json["recorded"]["step_us"]) in shown_numbers(page.text)
     head, _ = page.events()
     assert len({track["group"] for track in head["tracks"]}) == 8
 

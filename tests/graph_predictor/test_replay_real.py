@@ -18,7 +18,7 @@ from leave_one_out import leave_one_out
 
 from graph_predictor.prediction.replay import WINDOW, Replay, replay
 from graph_predictor.simulation.build import Built, build_program
-from graph_predictor.simulation.critical_path import critical_path, step_items
+from graph_predictor.simulation.critical_path import Causes, step_items, walks_back
 from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.program import Program
 from tracer.errors import ForetraceError
@@ -136,8 +136,9 @@ def test_nothing_stored_is_waiting_or_negative(name: str, built: Callable[[str],
 def test_critical_path_adds_up(name: str, built: Callable[[str], Built]) -> None:
     """Segments are contiguous and sum to the simulated step, to the nanosecond."""
     result = replayed(built(name))
+    causes = Causes(result.program, result.simulated, [graph.kernels.kind for graph in result.graphs])
     for step in result.steps:
-        path = critical_path(result.program, result.simulated, result.graphs, step.begin_item, step.end_item)
+        path = walks_back(causes, [step.span.path_start(result.simulated)]).one(0)
         assert path.total_ns == step.replayed_ns == sum(path.by_bound().values())
         assert (path.start_ns[1:] == path.end_ns[:-1]).all()
 

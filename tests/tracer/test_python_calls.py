@@ -93,10 +93,12 @@ def test_a_profiler_of_python_runs_on_after_counting() -> None:
     profiler.enable()
     try:
         found = counted()
-        still = sys.getprofile()
+        nothing()
     finally:
         profiler.disable()
-    assert found == 1 and still is profiler
+    # Where it uses Python's monitoring, from 3.12 on, it sees the counted call too.
+    seen = sum(entry.callcount for entry in profiler.getstats() if entry.code is nothing.__code__)
+    assert found == 1 and seen == (2 if sys.version_info >= (3, 12) else 1)
     sys.setprofile(hook := lambda *_: None)
     try:
         counted()
@@ -107,6 +109,8 @@ def test_a_profiler_of_python_runs_on_after_counting() -> None:
 
 
 def test_a_traced_step_says_how_much_python_it_runs(captured: Path) -> None:
+    import torch
+
     plain, more = traced(0), traced(30)
     assert int(more.steps.python_calls[0]) - int(plain.steps.python_calls[0]) == 30
     assert int(more.ops.python_calls.max()) >= 30
@@ -114,7 +118,9 @@ def test_a_traced_step_says_how_much_python_it_runs(captured: Path) -> None:
     # The same program recorded says the same, but for what each way of running it adds.
     graph = read_job(captured).graphs[0]
     assert (graph.steps.python_calls == graph.steps.python_calls[0]).all()
-    assert abs(int(graph.steps.python_calls[0]) - int(more.steps.python_calls[0])) <= 5
+    # A PyTorch built for GPUs looks for one, which takes it five calls more.
+    added = 10 if torch.version.cuda else 5
+    assert abs(int(graph.steps.python_calls[0]) - int(more.steps.python_calls[0])) <= added
     assert int(graph.ops.python_calls[graph.ops.step == 0].max()) >= 30
 
 

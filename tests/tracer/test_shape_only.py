@@ -602,9 +602,11 @@ def test_a_gpu_asked_for_where_the_step_is_traced_for_a_cpu(tmp_path: Path) -> N
     from tracer.shape_only.script import trace_script
 
     path = tmp_path / "user.py"
-    path.write_text("import torch\ndef build():\n    model = torch.nn.Linear(2, 2).to('cuda')\n")
-    with pytest.raises(ShapeOnlyError, match=r"user\.py:3 .*without one: name a GPU with --device, or let the program"):
-        trace_script(f"{path}:build", "cpu")
+    for asked in ("torch.nn.Linear(2, 2).to('cuda')", "torch.ones(2, device='cuda')", "torch.ones(2).cuda()"):
+        path.write_text(f"import torch\ndef build():\n    model = {asked}\n")
+        with pytest.raises(ShapeOnlyError,
+                           match=r"user\.py:3 .*without one: name a GPU with --device, or let the program"):
+            trace_script(f"{path}:build", "cpu")
 
 
 def test_a_script_that_parses_arguments_takes_its_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

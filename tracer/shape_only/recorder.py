@@ -171,6 +171,8 @@ class OperatorRecorder(TorchDispatchMode):
             row = self.tracker.row = self._note(func, args, kwargs, backward, sequence, inputs)
         device = kwargs.get("device")
         if isinstance(device, torch.device) and device.type == "cuda":
+            if self._placement is None:  # what torch built for GPUs says only of real tensors
+                raise RuntimeError("No CUDA GPUs are available")
             kwargs = {**kwargs, "device": torch.device("cpu")}
         result = self.values.result(func, args, kwargs)
         if result is None:
