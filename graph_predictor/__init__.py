@@ -8,10 +8,10 @@ from tracer.lazy import lazily
 
 if TYPE_CHECKING:
     from graph_predictor.comm.report import CommReport, communication_report
-    from graph_predictor.comm.tuning import TunedWorkload, tune_workload
     from graph_predictor.prediction.predictor import Baseline
     from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
     from graph_predictor.prediction.result import Prediction
+    from graph_predictor.prediction.tuned_workload import TunedWorkload, tune_workload
     from graph_predictor.reports.breakdown import Breakdown, breakdown
     from graph_predictor.reports.opportunities import Opportunities, Opportunity, opportunities
     from graph_predictor.reports.timeline import write_timeline
@@ -35,7 +35,7 @@ _HOMES = {
     "Replay": "graph_predictor.prediction.replay",
     "ReplayedStep": "graph_predictor.prediction.replay",
     "Simulated": "graph_predictor.simulation.engine",
-    "TunedWorkload": "graph_predictor.comm.tuning",
+    "TunedWorkload": "graph_predictor.prediction.tuned_workload",
     "baseline_of": "graph_predictor.synthesis.baseline",
     "breakdown": "graph_predictor.reports.breakdown",
     "build_program": "graph_predictor.simulation.build",
@@ -46,7 +46,7 @@ _HOMES = {
     "replay": "graph_predictor.prediction.replay",
     "retraced": "graph_predictor.synthesis.baseline",
     "simulate": "graph_predictor.simulation.engine",
-    "tune_workload": "graph_predictor.comm.tuning",
+    "tune_workload": "graph_predictor.prediction.tuned_workload",
     "write_timeline": "graph_predictor.reports.timeline",
 }
 

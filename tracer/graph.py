@@ -390,6 +390,11 @@ class LossReport:
     """Events without usable times (NaN, negative, missing) or too broken to decode."""
     repaired_events: int = 0
     """Events whose JSON was invalid and could be mended."""
+    unreadable_device_events: int = 0
+    """Timed events of a process that is no host's, of a kind that this reader does not know: a device's, whose work is
+    missing."""
+    other_process_events: int = 0
+    """Timed events of other processes, where the file holds several and this is the graph of one."""
     truncated_bytes: int = 0
     """Bytes of an unfinished tail that had to be thrown away."""
     notes: list[str] = field(default_factory=list)

@@ -279,9 +279,9 @@ def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callab
     with _workers_for(traces, workers) as found:
         if found is None:
             return _read_each(files, notes, progress, None)
-        from tracer.kineto import read_kineto
+        from tracer.kineto import read_processes
 
-        elsewhere = found.map(read_kineto, [file.path for file in traces])
+        elsewhere = found.map(read_processes, [file.path for file in traces])
         return _read_each(files, notes, progress, elsewhere)
 
 
@@ -308,7 +308,7 @@ def _text_bytes(trace: FoundFile) -> int:
 
 
 def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[[int, int], None] | None,
-               elsewhere: Iterator[ExecutionGraph | Failed] | None) -> list[ExecutionGraph]:
+               elsewhere: Iterator[list[ExecutionGraph] | Failed] | None) -> list[ExecutionGraph]:
     """Return the graphs, of traces what was read elsewhere; what is skipped is noted."""
     graphs: list[ExecutionGraph] = []
     total, done = sum(file.size for file in files), 0
@@ -316,10 +316,8 @@ def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[
         if file.kind is FileKind.GRAPH:
             graphs += _saved_member(file, notes)
         else:
-            graph = _read_member(file, notes, _shifted(progress, done, total)) if elsewhere is None else (
-                _kept(file, next(elsewhere), notes))
-            if graph is not None:
-                graphs.append(graph)
+            graphs += _read_member(file, notes, _shifted(progress, done, total)) if elsewhere is None else _kept(
+                file, next(elsewhere), notes)
         done += file.size
         if elsewhere is not None and progress is not None:
             progress(done, total)
@@ -327,24 +325,25 @@ def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[
 
 
 def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int], None] | None) -> \
-        ExecutionGraph | None:
-    """A member's graph; one found in a directory that is no trace is noted, one asked for by name is an error."""
-    from tracer.kineto import read_kineto
+        list[ExecutionGraph]:
+    """A member's graph, or those of its processes; one found in a directory that is no trace is noted, one asked for by
+    name is an error."""
+    from tracer.kineto import read_processes
 
     try:
-        return read_kineto(file.path, progress=progress)
+        return read_processes(file.path, progress=progress)
     except TraceError as error:
         return _kept(file, Failed(error), notes)
 
 
-def _kept(file: FoundFile, found: ExecutionGraph | Failed, notes: list[str]) -> ExecutionGraph | None:
-    """Return a member's graph, or none where its workers died: that is noted, and the others go on."""
+def _kept(file: FoundFile, found: list[ExecutionGraph] | Failed, notes: list[str]) -> list[ExecutionGraph]:
+    """Return a member's graphs, or none where its workers died: that is noted, and the others go on."""
     if not isinstance(found, Failed):
         return found
     if not isinstance(found.error, TraceError) or (file.named and not isinstance(found.error, LostWorkerError)):
         raise found.error
     notes.append(f"Skipped: {found.error}")
-    return None
+    return []
 
 
 def _shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:

@@ -248,7 +248,7 @@ def tune(
     """Compare backends for each operation, size and group; show winners, crossovers and the step time gained."""
     with one_sentence(debug):
         from graph_predictor.cli.comm_tables import report_tuning, tuned_json
-        from graph_predictor.comm.tuning import tune_workload
+        from graph_predictor.prediction.tuned_workload import tune_workload
         from graph_predictor.simulation.build import build_program
         from kernel_models.collectives import CommProfile
         from kernel_models.collectives.tuner import backends_of, choose, crossovers, measured_groups, nccl_tuner_csv

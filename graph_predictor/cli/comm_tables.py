@@ -14,8 +14,8 @@ from kernel_models.collectives.call import DTYPES
 if TYPE_CHECKING:
     from graph_predictor.comm.contention import SlowDown
     from graph_predictor.comm.report import CommReport
-    from graph_predictor.comm.tuning import TunedWorkload
     from graph_predictor.comm.volumes import VolumeCheck
+    from graph_predictor.prediction.tuned_workload import TunedWorkload
     from kernel_models.collectives import CollectiveMeasurements, CommProfile
     from kernel_models.collectives.tuner import Crossover, TunedChoice
 

@@ -77,6 +77,9 @@ def _report(found: Inspection) -> None:
             ("clamped_children", "host events cut to the one around them"),
             ("dropped_events", "dropped: no usable times, or broken beyond repair"),
             ("repaired_events", "repaired: invalid JSON"))]
+        + [[name, count(number)] for number, name in (
+            (loss.unreadable_device_events, "of a device, of a kind that cannot be read"),
+            (loss.other_process_events, "of other processes in the same file")) if number]
         + ([["bytes of an unfinished tail thrown away", count(loss.truncated_bytes)]] if loss.truncated_bytes else []))
     report.notes([*loss.notes, *found.notes])
 

@@ -44,7 +44,8 @@ _LOSSES = {
     "leading_orphans": "of these, before their stream's first launched work",
     "launches_without_kernels": "launches without recorded GPU work", "clamped_children": "events cut to their parent",
     "dropped_events": "events dropped", "repaired_events": "events mended",
-    "truncated_bytes": "bytes cut off at the end"}
+    "unreadable_device_events": "events of a device that cannot be read",
+    "other_process_events": "events of other processes in the file", "truncated_bytes": "bytes cut off at the end"}
 
 
 def predicted_overview(result: Prediction, *, loss: LossReport | None = None) -> PageSection:

@@ -16,6 +16,7 @@ import numpy as np
 from graph_predictor.recorded.step_lengths import LIKE_THE_MEDIAN, StepLengths, step_lengths, typical
 from tracer.arrays import Bool, Int64
 from tracer.graph import LAUNCHING, ExecutionGraph, LaunchKind
+from tracer.graph_capture import captured_of_steps
 
 MOST_STEPS = 6
 """Recorded steps a prediction rests on by default."""
@@ -31,11 +32,13 @@ class CountedSteps:
         ranks: the lengths of each rank's steps.
         counts: which of each rank's steps count, [steps].
         lost: launches of each rank's steps whose device work was not recorded although that of other steps was.
+        captured: launches of each rank's steps that ran nothing, as a CUDA graph was recorded from them.
     """
 
     ranks: list[StepLengths]
     counts: list[Bool]
     lost: list[Int64]
+    captured: list[Int64]
 
     @classmethod
     def of(cls, graphs: Sequence[ExecutionGraph]) -> CountedSteps:
@@ -44,15 +47,16 @@ class CountedSteps:
         Where ranks recorded different numbers of steps, the last ones are the same. Where no step is left, all count.
         """
         ranks, lost = [step_lengths(graph) for graph in graphs], [_lost(graph) for graph in graphs]
+        captured = [captured_of_steps(graph) for graph in graphs]
         most = max((len(one.host_ns) for one in ranks), default=0)
         longest, whole = np.zeros(most, np.int64), np.ones(most, np.bool_)
-        for one, missing in zip(ranks, lost, strict=True):
+        for one, missing, recorded in zip(ranks, lost, captured, strict=True):
             at = slice(most - len(one.host_ns), None)
             longest[at] = np.maximum(longest[at], one.length_ns)
-            whole[at] &= missing == 0
+            whole[at] &= (missing == 0) & (recorded == 0)
         found = _or_all(whole)
         found[found] = typical(longest[found])
-        return cls(ranks, [_or_all(found[most - len(one.host_ns):]) for one in ranks], lost)
+        return cls(ranks, [_or_all(found[most - len(one.host_ns):]) for one in ranks], lost, captured)
 
     @property
     def common(self) -> list[int]:
@@ -74,6 +78,8 @@ class CountedSteps:
         """Say why a step does not count; empty where it does."""
         if self.counts[rank][step]:
             return ""
+        if launches := int(self.captured[rank][step]):
+            return f"{launches:,} of its launches only recorded a CUDA graph"
         if missing := int(self.lost[rank][step]):
             return f"{missing:,} of its launches lost their device work"
         counted = np.sort(self.ranks[rank].length_ns[self.counts[rank]])

@@ -94,6 +94,9 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
         strings=list(collected.strings), threads=_threads(collected), ops=ops, launches=calls, kernels=kernels,
         collectives=collectives, syncs=syncs, gaps=gaps, steps=steps, overheads=overheads, meta=meta,
         allocations=_allocations(collected, first, ops, nesting))
+    hosts = {thread.pid for thread in graph.threads}
+    loss.unreadable_device_events = sum(
+        count for pid, count in collected.unknown_places.items() if pid not in hosts)
     _note_absences(graph, collected.unknown)
     return graph
 
@@ -253,7 +256,10 @@ def _note_absences(graph: ExecutionGraph, unknown: Counter[str]) -> None:
                           f"({most}): what they recorded is missing here.")
     if len(graph.kernels) == 0:
         why = "a CPU run, or the profiler was not allowed to trace the device"
-        if loss.truncated_bytes or loss.dropped_events or unknown:
+        if loss.unreadable_device_events:
+            why = (f"{loss.unreadable_device_events} events of a device are of a kind that this version cannot read; "
+                   "what the device did is unknown")
+        elif loss.truncated_bytes or loss.dropped_events or unknown:
             why = "it may have been in what was lost"
         loss.notes.append(f"The trace has no GPU work: {why}.")
     if len(graph.ops) == 0:

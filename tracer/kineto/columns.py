@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -23,6 +23,9 @@ from tracer.kineto.names import (
 )
 from tracer.kineto.scanner import EMPTY_TEXT, EventBatch, Scanner, TokenMap
 from tracer.table import is_constant
+
+if TYPE_CHECKING:
+    from tracer.kineto.processes import ProcessPart
 
 MODULE_PREFIX = "nn.Module: "
 _MODULE, _BUILT_IN, _OWN, _OTHER = range(4)
@@ -136,9 +139,17 @@ GROUP_COLUMNS: dict[NameGroup, dict[str, Any]] = {
 
 
 class Collector:
-    """Gathers all events of a trace into columns. ``finish(group)`` hands a group's columns over, once."""
+    """Gathers all events of a trace into columns. ``finish(group)`` hands a group's columns over, once.
 
-    def __init__(self, loss: LossReport, scanner: Scanner) -> None:
+    Args:
+        loss: counts what is dropped.
+        scanner: of the batches to come.
+        part: takes the events of this process alone, of a file that holds several.
+    """
+
+    def __init__(self, loss: LossReport, scanner: Scanner, part: ProcessPart | None = None) -> None:
+        self._part = part
+        self._of_part = TokenMap(scanner, lambda pid: part is None or _text(pid) == part.pid, np.bool_)
         self.loss = loss
         self.strings = Interner()
         self.threads = ThreadInterner()
@@ -147,6 +158,8 @@ class Collector:
         self.flow_categories: set[str | None] = set()
         self.unknown: Counter[str] = Counter()
         """Events of categories or phases that mean nothing to this reader."""
+        self.unknown_places: Counter[str] = Counter()
+        """Timed events among them, by their process."""
         self.python_events = 0
         self.first_ns: int | None = None
         self.last_ns = 0
@@ -175,8 +188,10 @@ class Collector:
         self.loss.events_read += batch.events
         buckets: dict[str | None, np.ndarray] = {}
         named, memory = [], []
-        for phase, category, rows in self._parts(batch):
+        for phase, category, all_rows in self._parts(batch):
+            rows = all_rows if self._part is None else all_rows[self._is_mine(batch, category, all_rows, self._part)]
             if phase == "X":
+                self.loss.other_process_events += len(all_rows) - len(rows)
                 buckets[category] = rows
             elif phase == "M":
                 named.append(rows)
@@ -195,6 +210,7 @@ class Collector:
         for category, rows in buckets.items():
             if category not in CATEGORY_GROUPS and category not in IGNORED_CATEGORIES:
                 self.unknown[f"category {category!r}"] += len(rows)
+                self.unknown_places.update(self._processes(batch, rows))
             groups[CATEGORY_GROUPS.get(category, NameGroup.IGNORED)].append((category, rows))
         hosts = groups.pop(NameGroup.OPERATION, []) + [
             (None, rows) for _, rows in groups.pop(NameGroup.ANNOTATION, [])
@@ -213,6 +229,19 @@ class Collector:
                     self._add_plain(batch, rows, NameGroup.OVERHEAD)
                 elif group is NameGroup.PYTHON:
                     self._add_python(batch, rows)
+
+    def _is_mine(self, batch: EventBatch, category: str | None, rows: np.ndarray, part: ProcessPart) -> np.ndarray:
+        """Return which rows are of the process that is read."""
+        if CATEGORY_GROUPS.get(category) not in (NameGroup.DEVICE, NameGroup.SYNC):
+            return self._of_part(batch.code("pid", rows))
+        return part.owns(self._devices_of(batch, rows), batch.number("correlation", rows))
+
+    def _devices_of(self, batch: EventBatch, rows: np.ndarray) -> np.ndarray:
+        """Devices of device work; where they are not named, the process's number is one."""
+        device = batch.number("device", rows)
+        unknown = np.flatnonzero(device == NONE)
+        device[unknown] = self._numbers(batch.code("pid", rows[unknown]))
+        return device
 
     def _parts(self, batch: EventBatch) -> list[tuple[str, str | None, np.ndarray]]:
         """Rows by phase and category, those first whose first event comes first."""
@@ -278,6 +307,11 @@ class Collector:
             numbers[at] = self.threads[self._values[pid], self._values[tid]]
         return numbers[place]
 
+    def _processes(self, batch: EventBatch, rows: np.ndarray) -> dict[str, int]:
+        """Number of rows by process."""
+        codes, counts = np.unique(batch.code("pid", rows), return_counts=True)
+        return {_text(self._values[code]): count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)}
+
     def _common(self, batch: EventBatch, rows: np.ndarray, threads: bool) -> dict[str, np.ndarray]:
         columns = {"name": self._texts(batch.code("name", rows))}
         if threads:
@@ -318,10 +352,9 @@ class Collector:
         rows, start, duration = self._timed(batch, rows, positive=True)
         base = self._columns[NameGroup.DEVICE].rows
         self.device_comms += _collectives(batch, rows, base)
-        device, stream = batch.number("device", rows), batch.number("stream", rows)
-        for numbers, name in ((device, "pid"), (stream, "tid")):
-            unknown = np.flatnonzero(numbers == NONE)
-            numbers[unknown] = self._numbers(batch.code(name, rows[unknown]))
+        device, stream = self._devices_of(batch, rows), batch.number("stream", rows)
+        unknown = np.flatnonzero(stream == NONE)
+        stream[unknown] = self._numbers(batch.code("tid", rows[unknown]))
         self._columns[NameGroup.DEVICE].extend(
             **self._common(batch, rows, threads=False), start=start, duration=duration,
             kind=np.full(len(rows), kind, np.int8), device=device, stream=stream,

@@ -15,6 +15,7 @@ from tracer.kineto.columns import Collector
 from tracer.kineto.gaps_loop import gaps_between
 from tracer.kineto.nesting_loop import nest_rows, rows_around
 from tracer.kineto.outliers import drop_excess, drop_outliers
+from tracer.kineto.processes import ProcessPart, processes_of
 from tracer.kineto.scan_loop import place_tokens, scan_events
 from tracer.kineto.scanner import Scanner
 from tracer.kineto.source import TraceSource
@@ -22,6 +23,31 @@ from tracer.translate.nsys import NsysSource, local_export
 
 LEAST_STORED_BYTES, _FREE_EVENTS = 2, 1 << 20
 """More events than one for so many bytes of the file, and than the free ones, were not recorded by a profiler."""
+
+
+def read_processes(source: str | os.PathLike[str], *,
+                   progress: Callable[[int, int], None] | None = None) -> list[ExecutionGraph]:
+    """Read a trace as ``read_kineto`` does, of a file that may hold several processes: the graph of each, numbered as
+    ranks in the order of the processes where there are several.
+
+    Raises:
+        TraceError: see there; or two processes cannot be told apart.
+    """
+    with _collection_paused():
+        collector, finish = _collected(source, progress, None)
+        parts = processes_of(collector, os.fspath(source))
+        if not parts:
+            return [finish(collector)]
+        graphs = []
+        for rank, part in enumerate(parts):
+            own, finish = _collected(source, None, part)
+            graph = finish(own)
+            meta = graph.meta
+            meta.rank, meta.world_size = rank, max(meta.world_size, len(parts))
+            meta.loss.notes.append(f"The file holds {len(parts)} processes ({', '.join(each.pid for each in parts)}): "
+                                   f"this is {part.pid}, read as rank {rank} of a job.")
+            graphs.append(graph)
+        return graphs
 
 
 def read_kineto(source: str | os.PathLike[str], *,
@@ -40,34 +66,44 @@ def read_kineto(source: str | os.PathLike[str], *,
         what was missing, mended or lost is in ``meta.loss``.
 
     Raises:
-        TraceError: the file is missing, empty, no profiler trace, or too damaged to hold a single event.
+        TraceError: the file is missing, empty, no profiler trace, too damaged to hold a single event, or of several
+            processes.
     """
+    found = read_processes(source, progress=progress)
+    if len(found) > 1:
+        raise TraceError(f"{os.fspath(source)} holds {len(found)} processes, each a rank of a job: read it as one "
+                         "(tracer.read_job).")
+    return found[0]
+
+
+def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], None] | None,
+               part: ProcessPart | None) -> tuple[Collector, Callable[[Collector], ExecutionGraph]]:
+    """Gather a file's events, and return what makes the graph of them."""
     loss = LossReport()
     opened: TraceSource | NsysSource = NsysSource(source, progress) if local_export(source) else \
         TraceSource(source, progress)
     scanner = Scanner()
     stream = EventStream(opened.blocks(), opened.name, loss, scanner)
-    collector = Collector(loss, scanner)
-    with _collection_paused():
-        try:
-            for batch in stream:
-                collector.add(batch)
-                if loss.events_read > max(_FREE_EVENTS, opened.stored_bytes // LEAST_STORED_BYTES):
-                    opened.damage = (f"it has an event for every {opened.stored_bytes / loss.events_read:.1f} stored "
-                                     "bytes, where traces take some 14 to 33")
-                    break
-        except TraceError as error:
-            if opened.damage and not loss.events_read:
-                raise TraceError(f"{opened.name}: {opened.damage} before its first event; "
-                                 "copy or record it again.") from error
-            raise
-        scanner.release()
-        loss.notes += opened.notes
-        _note_damage(stream, opened, loss)
-        drop_outliers(collector)
-        drop_excess(collector)
-        _check(collector, stream, opened)
-        return build_graph(collector, stream.metadata, stream.is_list, opened.name)
+    collector = Collector(loss, scanner, part)
+    try:
+        for batch in stream:
+            collector.add(batch)
+            if loss.events_read > max(_FREE_EVENTS, opened.stored_bytes // LEAST_STORED_BYTES):
+                opened.damage = (f"it has an event for every {opened.stored_bytes / loss.events_read:.1f} stored "
+                                 "bytes, where traces take some 14 to 33")
+                break
+    except TraceError as error:
+        if opened.damage and not loss.events_read:
+            raise TraceError(f"{opened.name}: {opened.damage} before its first event; "
+                             "copy or record it again.") from error
+        raise
+    scanner.release()
+    loss.notes += opened.notes
+    _note_damage(stream, opened, loss)
+    drop_outliers(collector)
+    drop_excess(collector)
+    _check(collector, stream, opened)
+    return collector, lambda whole: build_graph(whole, stream.metadata, stream.is_list, opened.name)
 
 
 def ready_to_read() -> None:

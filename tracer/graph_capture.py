@@ -1,0 +1,51 @@
+"""Launches that a CUDA graph was recorded from: they ran nothing.
+
+Between ``cudaStreamBeginCapture`` and ``cudaStreamEndCapture`` launches are put into a graph instead of a stream, those
+of other threads too (the backward is launched by autograd's). A step that records its graph takes a host's time and no
+device's, and is not the step that the program runs afterwards::
+
+    calls    begin capture | launch launch launch … | end capture, instantiate | launch graph
+    stream                                                                       ######### the step's kernels #########
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from tracer.arrays import Bool, Int64
+from tracer.graph import LAUNCHING, ExecutionGraph
+
+_BEGIN, _END = (re.compile(rf"(?:cuda|cu|hip)Stream{what}Capture") for what in ("Begin", "End"))
+
+
+def captured_launches(graph: ExecutionGraph) -> Bool:
+    """Return which calls are launches without device work while a graph was recorded, [calls]."""
+    calls = graph.launches
+    found = np.zeros(len(calls), np.bool_)
+    begins, ends = (_named(graph, pattern) for pattern in (_BEGIN, _END))
+    if not len(begins):
+        return found
+    found[:] = np.isin(calls.kind, LAUNCHING)
+    found[graph.kernels.launch[graph.kernels.launch >= 0]] = False
+    begin = np.sort(calls.start_ns[begins])
+    end = np.sort(calls.start_ns[ends])
+    # A capture lasts to the next end; one that the window cuts off, to the window's.
+    after = np.searchsorted(end, begin)
+    until = np.append(end, np.iinfo(np.int64).max)[after]
+    latest = np.searchsorted(begin, calls.start_ns, side="right") - 1
+    inside = (latest >= 0) & (calls.start_ns < until[np.maximum(latest, 0)])
+    return found & inside
+
+
+def captured_of_steps(graph: ExecutionGraph) -> Int64:
+    """Return how many launches of each step only recorded a graph, [steps]."""
+    captured = captured_launches(graph)
+    step = graph.launches.step[captured]
+    return np.bincount(step[step >= 0], minlength=len(graph.steps)).astype(np.int64)
+
+
+def _named(graph: ExecutionGraph, pattern: re.Pattern[str]) -> Int64:
+    codes = [code for code, text in enumerate(graph.strings) if pattern.match(text)]
+    return np.flatnonzero(np.isin(graph.launches.name, codes)) if codes else np.zeros(0, np.int64)
