@@ -77,6 +77,11 @@ def _report(found: Inspection) -> None:
             ("clamped_children", "host events cut to the one around them"),
             ("dropped_events", "dropped: no usable times, or broken beyond repair"),
             ("repaired_events", "repaired: invalid JSON"))]
+        + [[text, count(getattr(loss, name))] for name, text in (
+            ("shifted_kernels", "GPU work moved with its device's clock"),
+            ("early_kernels", "GPU work before its launch, by a clock that is not steady"),
+            ("placed_kernels", "GPU work with an impossible start, placed after its launch"),
+            ("cut_kernels", "GPU work with an impossible duration, cut")) if getattr(loss, name)]
         + ([["bytes of an unfinished tail thrown away", count(loss.truncated_bytes)]] if loss.truncated_bytes else []))
     report.notes([*loss.notes, *found.notes])
 
