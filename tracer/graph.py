@@ -388,6 +388,14 @@ class LossReport:
     """Host events that stuck out of their parent and were cut to it."""
     dropped_events: int = 0
     """Events without usable times (NaN, negative, missing) or too broken to decode."""
+    shifted_kernels: int = 0
+    """Device work that was moved because its device's clock was behind the host's."""
+    early_kernels: int = 0
+    """Device work recorded before its launch by a clock that no constant shift mends, left as it was."""
+    placed_kernels: int = 0
+    """Device work with an impossible start that was placed after its launch."""
+    cut_kernels: int = 0
+    """Device work with an impossible duration that was cut."""
     repaired_events: int = 0
     """Events whose JSON was invalid and could be mended."""
     unreadable_device_events: int = 0
@@ -399,6 +407,11 @@ class LossReport:
     """Bytes of an unfinished tail that had to be thrown away."""
     notes: list[str] = field(default_factory=list)
     """One sentence for each thing worth telling."""
+
+    @property
+    def mistimed_kernels(self) -> int:
+        """Device work whose recorded times were changed, or are known to be wrong."""
+        return self.shifted_kernels + self.early_kernels + self.placed_kernels + self.cut_kernels
 
 
 @dataclass(slots=True)

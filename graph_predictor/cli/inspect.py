@@ -77,9 +77,13 @@ def _report(found: Inspection) -> None:
             ("clamped_children", "host events cut to the one around them"),
             ("dropped_events", "dropped: no usable times, or broken beyond repair"),
             ("repaired_events", "repaired: invalid JSON"))]
-        + [[name, count(number)] for number, name in (
-            (loss.unreadable_device_events, "of a device, of a kind that cannot be read"),
-            (loss.other_process_events, "of other processes in the same file")) if number]
+        + [[text, count(getattr(loss, name))] for name, text in (
+            ("shifted_kernels", "GPU work moved with its device's clock"),
+            ("early_kernels", "GPU work before its launch, by a clock that is not steady"),
+            ("placed_kernels", "GPU work with an impossible start, placed after its launch"),
+            ("cut_kernels", "GPU work with an impossible duration, cut"),
+            ("unreadable_device_events", "of a device, of a kind that cannot be read"),
+            ("other_process_events", "of other processes in the same file")) if getattr(loss, name)]
         + ([["bytes of an unfinished tail thrown away", count(loss.truncated_bytes)]] if loss.truncated_bytes else []))
     report.notes([*loss.notes, *found.notes])
 

@@ -44,6 +44,8 @@ _LOSSES = {
     "leading_orphans": "of these, before their stream's first launched work",
     "launches_without_kernels": "launches without recorded GPU work", "clamped_children": "events cut to their parent",
     "dropped_events": "events dropped", "repaired_events": "events mended",
+    "shifted_kernels": "GPU work moved with its clock", "early_kernels": "GPU work before its launch",
+    "placed_kernels": "GPU work placed after its launch", "cut_kernels": "GPU work cut to a possible duration",
     "unreadable_device_events": "events of a device that cannot be read",
     "other_process_events": "events of other processes in the file", "truncated_bytes": "bytes cut off at the end"}
 

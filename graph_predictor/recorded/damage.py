@@ -23,7 +23,7 @@ def damage_notes(graphs: Sequence[ExecutionGraph]) -> list[str]:
         (graph.meta.rank if graph.meta.rank >= 0 else position, note)
         for position, graph in enumerate(graphs)
         if graph.meta.loss.truncated_bytes or graph.meta.loss.dropped_events or graph.meta.loss.repaired_events
-        or graph.meta.era == SHAPE_ONLY
+        or graph.meta.loss.mistimed_kernels or graph.meta.era == SHAPE_ONLY
         or any("left out" in note or "damaged" in note for note in graph.meta.loss.notes)
         for note in graph.meta.loss.notes
     ]

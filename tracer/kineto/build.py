@@ -53,7 +53,7 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
 
     texts = list(collected.strings)
     work = LinkedWork(kernels.kind, kernels.device, kernels.stream, kernels.start_ns, kernels.correlation)
-    kernels.launch = link(work, calls, _process_numbers(collected, calls.thread))
+    kernels.launch = link(work, calls, collected.threads.processes()[calls.thread])
     calls.kind = classify(calls, texts, kernels.launch, kernels.kind)
     count_losses(loss, work, calls, texts, kernels.launch, bool((kernels.launch >= 0).any()))
     launch = np.maximum(kernels.launch, 0)
@@ -228,12 +228,6 @@ def _overheads(collected: Collector, first: int) -> OverheadTable:
     raw = collected.finish(NameGroup.OVERHEAD)
     order = np.argsort(raw["start"], kind="stable")
     return OverheadTable(raw["name"][order], raw["thread"][order], raw["start"][order] - first, raw["duration"][order])
-
-
-def _process_numbers(collected: Collector, thread: np.ndarray) -> np.ndarray:
-    pids: dict[str, int] = {}
-    numbers = np.array([pids.setdefault(pid, len(pids)) for pid, _ in collected.threads.keys_in_order] or [0], np.int32)
-    return numbers[thread]
 
 
 def _threads(collected: Collector) -> list[Thread]:

@@ -67,6 +67,11 @@ class JsonInterner(dict[bytes, int]):
 class ThreadInterner(dict[tuple[Any, Any], int]):
     """(pid, tid) → thread number; 12 and "12" are the same."""
 
+    def processes(self) -> np.ndarray:
+        """A number of the process of each thread, [threads]; one row where there is no thread."""
+        pids: dict[str, int] = {}
+        return np.array([pids.setdefault(pid, len(pids)) for pid, _ in self.keys_in_order] or [0], np.int32)
+
     def __init__(self) -> None:
         super().__init__()
         self.keys_in_order: list[tuple[str, str]] = []
@@ -262,6 +267,15 @@ class Collector:
         """The columns of a group (times in absolute nanoseconds of the trace's clock)."""
         return self._columns[group].finish(GROUP_COLUMNS[group])
 
+    def rows(self, group: NameGroup) -> int:
+        """Number of events of a group gathered so far."""
+        return self._columns[group].rows
+
+    def gathered(self, group: NameGroup, *names: str) -> list[np.ndarray]:
+        """Copies of some of a group's columns; the group keeps them."""
+        parts = self._columns[group].parts
+        return [np.concatenate([*parts.get(name, ()), np.zeros(0, GROUP_COLUMNS[group][name])]) for name in names]
+
     def reach(self, group: NameGroup, name: str) -> int:
         """Largest less smallest value of a column gathered so far; 0 where there is none."""
         parts = [part for part in self._columns[group].parts.get(name, ()) if len(part)]
@@ -278,20 +292,35 @@ class Collector:
         if name and what == "thread_name":
             self.thread_names[_text(pid), _text(tid)] = str(name)
 
-    def _timed(self, batch: EventBatch, rows: np.ndarray, positive: bool = False) -> \
+    def _timed(self, batch: EventBatch, rows: np.ndarray, bounds_at_zero: bool = True) -> \
             tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows with usable times, their starts and durations; the others are dropped and counted."""
+        """The rows with usable times, their starts and durations; the others are dropped and counted.
+
+        A start of 0 bounds the window unless ``bounds_at_zero`` is false: a device's events have it for an unknown one.
+        """
         start, start_ok = batch.time("ts", rows)
         duration, duration_ok = batch.time("dur", rows)
-        good = start_ok & duration_ok & (duration >= 0) & ((start > 0) if positive else (start >= 0))
+        good = start_ok & duration_ok & (duration >= 0) & (start >= 0)
         if not good.all():
             self.loss.dropped_events += int(len(good) - good.sum())
             rows, start, duration = rows[good], start[good], duration[good]
+        stamped = slice(None) if bounds_at_zero or (start > 0).all() else start > 0
+        self._bound(start[stamped], duration[stamped])
+        return rows, start, duration
+
+    def _bound(self, start: np.ndarray, duration: np.ndarray) -> None:
+        """Widen the window to hold these events."""
         if len(start):
             first = int(start.min())
             self.first_ns = first if self.first_ns is None else min(first, self.first_ns)
             self.last_ns = max(self.last_ns, int((start + duration).max()))
-        return rows, start, duration
+
+    def bound_again(self) -> None:
+        """Set the window to the events gathered, after some were moved or dropped."""
+        self.first_ns, self.last_ns = None, 0
+        for columns in self._columns.values():
+            for start, duration in zip(columns.parts.get("start", ()), columns.parts.get("duration", ()), strict=True):
+                self._bound(start, duration)
 
     def _threads_of(self, batch: EventBatch, rows: np.ndarray) -> np.ndarray:
         """int32 thread numbers."""
@@ -349,7 +378,7 @@ class Collector:
             correlation=batch.number("correlation", rows))
 
     def _add_device(self, batch: EventBatch, rows: np.ndarray, kind: int) -> None:
-        rows, start, duration = self._timed(batch, rows, positive=True)
+        rows, start, duration = self._timed(batch, rows, bounds_at_zero=False)
         base = self._columns[NameGroup.DEVICE].rows
         self.device_comms += _collectives(batch, rows, base)
         device, stream = self._devices_of(batch, rows), batch.number("stream", rows)

@@ -32,7 +32,7 @@ def drop_outliers(collected: Collector) -> None:
     for group, found in columns.items():
         keep = (np.abs(found["start"] - middle) <= MAX_WINDOW_NS // 2) & (found["duration"] <= MAX_WINDOW_NS // 2)
         dropped += int(len(keep) - keep.sum())
-        kept = _restore(collected, group, found, keep)
+        kept = put_back(collected, group, found, keep)
         if keep.any():
             first.append(int(kept["start"].min()))
             last.append(int((kept["start"] + kept["duration"]).max()))
@@ -52,7 +52,7 @@ def drop_excess(collected: Collector) -> None:
         order = np.empty(len(first), np.int64)
         order[np.argsort(first)] = np.arange(len(first))
         keep = order[place.reshape(-1)] < MOST_STREAMS
-        _restore(collected, NameGroup.DEVICE, found, keep)
+        put_back(collected, NameGroup.DEVICE, found, keep)
         _tell(collected, keep, f"on streams beyond the first {MOST_STREAMS:,}")
     if len(collected.threads.keys_in_order) <= MOST_THREADS:
         return
@@ -60,7 +60,7 @@ def drop_excess(collected: Collector) -> None:
         if "thread" in GROUP_COLUMNS[group]:
             found = collected.finish(group)
             keep = found["thread"] < MOST_THREADS
-            _restore(collected, group, found, keep)
+            put_back(collected, group, found, keep)
             _tell(collected, keep, f"on threads beyond the first {MOST_THREADS:,}")
     del collected.threads.keys_in_order[MOST_THREADS:]
 
@@ -72,9 +72,9 @@ def _tell(collected: Collector, keep: np.ndarray, where: str) -> None:
         collected.loss.notes.append(f"{dropped} events {where} were dropped: no process has so many.")
 
 
-def _restore(collected: Collector, group: NameGroup, found: dict[str, np.ndarray], keep: np.ndarray) -> \
+def put_back(collected: Collector, group: NameGroup, found: dict[str, np.ndarray], keep: np.ndarray) -> \
         dict[str, np.ndarray]:
-    """Put the kept rows of a group back."""
+    """Put the kept rows of a group back, and return them."""
     row = np.cumsum(keep) - 1
     for owner, comms in ((NameGroup.OPERATION, collected.operation_comms), (NameGroup.DEVICE, collected.device_comms)):
         if owner is group:

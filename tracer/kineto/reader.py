@@ -12,6 +12,7 @@ from tracer.graph import ExecutionGraph, LossReport
 from tracer.kineto.build import build_graph
 from tracer.kineto.chunks import EventStream
 from tracer.kineto.columns import Collector
+from tracer.kineto.device_mending import mend_device_times
 from tracer.kineto.gaps_loop import gaps_between
 from tracer.kineto.nesting_loop import nest_rows, rows_around
 from tracer.kineto.outliers import drop_excess, drop_outliers
@@ -100,8 +101,9 @@ def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], No
     scanner.release()
     loss.notes += opened.notes
     _note_damage(stream, opened, loss)
-    drop_outliers(collector)
     drop_excess(collector)
+    mend_device_times(collector)
+    drop_outliers(collector)
     _check(collector, stream, opened)
     return collector, lambda whole: build_graph(whole, stream.metadata, stream.is_list, opened.name)
 

@@ -1,0 +1,168 @@
+"""Device work with the calls that launched it, and those that wait for it, while events are still raw columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tracer.graph import NONE, LaunchTable
+from tracer.kineto.columns import Collector
+from tracer.kineto.linking import LinkedWork, link
+from tracer.kineto.names import NameGroup
+
+EARLY_NS = 5_000
+"""Clocks are matched to some µs: what starts earlier before its launch call shows a clock that is behind."""
+IMPOSSIBLE_NS = 100_000
+"""What starts earlier than this before its launch call is wrong by more than a clock's offset."""
+LATE_NS = 10 * 10**9
+"""No device begins queued work this long after the last host call: launch queues hold some 1,000 kernels."""
+ASTRAY_NS = 60 * 10**9
+"""Work launched before the window starts at most this long before the first recorded call."""
+PROMPT_NS = 100_000
+"""A launch on an idle stream starts its kernel within this time (V100, A100, H100, MI300: 5 to 31 µs)."""
+LAUNCH_NS = 5_000
+"""From a call's start to its kernel's start at the least (2 to 18 µs over twelve kinds of GPU and driver)."""
+FOREVER = np.iinfo(np.int64).max
+_WHOLE_DEVICE, _ONE_STREAM = "DeviceSynchronize", "StreamSynchronize"
+
+
+@dataclass(slots=True)
+class Waits:
+    """Host calls that return once all device work launched before is done, by start, [calls]."""
+
+    start: np.ndarray
+    end: np.ndarray
+
+    def following(self, launched_ns: np.ndarray) -> np.ndarray:
+        """Return the first wait after each launch; ``len(self.start)`` for none."""
+        return np.searchsorted(self.start, launched_ns)
+
+
+@dataclass(slots=True)
+class DeviceTimes:
+    """Device work in the order of the file, with the calls that launched it; times in ns of the trace's clock.
+
+    Attributes:
+        start, duration: of each piece of work, [work].
+        clock: number of its device and the process that uses it, [work].
+        stream: number of its stream and clock, [work].
+        launched: whether its call was recorded, [work].
+        call_start, call_end: of that call; 0 for none, [work].
+        shared: whether the call launched more work (a CUDA graph), [work].
+        same: number of its kernel and launch grid, [work].
+        waits: of each clock the calls that wait for all its work; absent where that is unknown.
+        unsteady: whether its clock differs from the host's by a time that changes, [work]. No wrong time of single work
+            can be told then.
+        host_first, host_last: first start and last end of all calls; 0 without any.
+    """
+
+    start: np.ndarray
+    duration: np.ndarray
+    clock: np.ndarray
+    stream: np.ndarray
+    launched: np.ndarray
+    call_start: np.ndarray
+    call_end: np.ndarray
+    shared: np.ndarray
+    same: np.ndarray
+    waits: dict[int, Waits]
+    unsteady: np.ndarray
+    host_first: int
+    host_last: int
+
+    @property
+    def end(self) -> np.ndarray:
+        """Return the end of each piece of work."""
+        return self.start + self.duration
+
+    @property
+    def unstamped(self) -> np.ndarray:
+        """Return which work has no start: the profiler wrote 0."""
+        return self.start <= 0
+
+    @property
+    def lead(self) -> np.ndarray:
+        """Return the time from the call's start to the work's; ``FOREVER`` where no call or no start is known."""
+        known = self.launched & ~self.unstamped
+        return np.where(known, self.start - self.call_start, FOREVER)
+
+    def impossible_starts(self) -> np.ndarray:
+        """Return the work that has no start, or one before its launch or long after all calls."""
+        found = self.unstamped | ((self.lead < -IMPOSSIBLE_NS) & ~self.unsteady)
+        if self.launched.any():
+            found |= self.start > self.host_last + LATE_NS
+            found |= ~self.launched & (self.start < self.host_first - ASTRAY_NS)
+        return found
+
+    def done_by(self) -> np.ndarray:
+        """Return when a wait for each piece of work returned; ``FOREVER`` where none is known."""
+        done = np.full(len(self.start), FOREVER, np.int64)
+        for clock, waits in self.waits.items():
+            rows = np.flatnonzero((self.clock == clock) & self.launched)
+            done[rows] = np.append(waits.end, FOREVER)[waits.following(self.call_end[rows])]
+        return done
+
+
+def device_times(collected: Collector) -> DeviceTimes:
+    """Return the device work with its calls."""
+    start, duration, device, stream, correlation, kind, name, grid = collected.gathered(
+        NameGroup.DEVICE, "start", "duration", "device", "stream", "correlation", "kind", "name", "grid")
+    call_start, call_duration, thread, call_correlation, call_name = collected.gathered(
+        NameGroup.CALL, "start", "duration", "thread", "correlation", "name")
+    calls = LaunchTable.blank(len(call_start))
+    calls.start_ns, calls.duration_ns, calls.correlation = call_start, call_duration, call_correlation
+    processes = collected.threads.processes()[thread]
+    launch = link(LinkedWork(kind, device, stream, start, correlation), calls, processes)
+    launched = launch >= 0
+    call_times = np.zeros((2, len(start)), np.int64)
+    process, shared = np.full(len(start), NONE, np.int64), np.zeros(len(start), np.bool_)
+    if launched.any():
+        of = launch[launched]
+        call_times[:, launched] = call_start[of], (call_start + call_duration)[of]
+        process[launched] = processes[of]
+        shared[launched] = (np.bincount(of) > 1)[of]
+    clock = _numbers(device, _owners(device, process))
+    waits = _waits(collected, calls, call_name, processes, clock, stream, process)
+    return DeviceTimes(
+        start=start.copy(), duration=duration.copy(), clock=clock, stream=_numbers(clock, stream), launched=launched,
+        call_start=call_times[0], call_end=call_times[1], shared=shared, same=_numbers(name, grid), waits=waits,
+        unsteady=np.zeros(len(start), bool),
+        host_first=int(call_start.min()) if len(calls) else 0,
+        host_last=int((call_start + call_duration).max()) if len(calls) else 0)
+
+
+def _numbers(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Return a number for each pair of values."""
+    codes = [np.unique(values, return_inverse=True)[1].reshape(-1) for values in (first, second)]
+    return np.unique(codes[0] * np.int64(len(first) + 1) + codes[1], return_inverse=True)[1].reshape(-1)
+
+
+def _owners(device: np.ndarray, process: np.ndarray) -> np.ndarray:
+    """Return the process of each piece of work: its launch's, or else the one that launched most on its device."""
+    owner = process.copy()
+    for number in np.unique(device[process == NONE]).tolist():
+        mine = process[(device == number) & (process != NONE)]
+        if len(mine):
+            owner[(device == number) & (process == NONE)] = np.bincount(mine).argmax()
+    return owner
+
+
+def _waits(collected: Collector, calls: LaunchTable, name: np.ndarray, processes: np.ndarray, clock: np.ndarray,
+           stream: np.ndarray, process: np.ndarray) -> dict[int, Waits]:
+    """Return each clock's waits. A process with several devices does not record for which one a call waits, nor does
+    one with several streams for which stream."""
+    found: dict[int, Waits] = {}
+    texts = list(collected.strings)
+    codes = np.unique(name).tolist()
+    for owner in np.unique(process[process != NONE]).tolist():
+        clocks = np.unique(clock[process == owner])
+        if len(clocks) != 1:
+            continue
+        ends = (_WHOLE_DEVICE,) if len(np.unique(stream[clock == clocks[0]])) > 1 else (_WHOLE_DEVICE, _ONE_STREAM)
+        named = [code for code in codes if texts[code].endswith(ends)]
+        rows = np.flatnonzero(np.isin(name, named) & (processes == owner))
+        rows = rows[np.argsort(calls.start_ns[rows], kind="stable")]
+        if len(rows):
+            found[int(clocks[0])] = Waits(calls.start_ns[rows], (calls.start_ns + calls.duration_ns)[rows])
+    return found
