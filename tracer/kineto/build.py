@@ -33,6 +33,7 @@ from tracer.kineto.names import ANNOTATION_NAME, NameGroup, is_collective_kernel
 from tracer.kineto.nesting import Nesting, host_order, innermost, nest
 from tracer.kineto.phases import phases
 from tracer.kineto.python_calls import count_python_calls
+from tracer.kineto.step_faults import drop_step_faults
 from tracer.kineto.steps import find_steps, step_of
 from tracer.table import is_constant
 
@@ -67,6 +68,8 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     calls.step = step_of(steps, calls.thread, calls.start_ns)
     if linked.any():
         kernels.step = np.where(linked, calls.step[launch], NONE).astype(np.int32)
+    steps, meta.step_source = drop_step_faults(steps, meta.step_source, ops, calls, kernels,
+                                               list(collected.strings), loss)
 
     modules = collected.finish(NameGroup.PYTHON)
     modules["start"] = modules["start"] - first
