@@ -384,6 +384,8 @@ class LossReport:
     """Orphan kernels that start before any launched work of their stream."""
     launches_without_kernels: int = 0
     """Launch calls whose device work was not recorded (zero-size memsets excluded)."""
+    lossy_steps: int = 0
+    """Steps that lost device work which other steps have: see ``tracer.lost_launches``."""
     empty_steps: int = 0
     """Steps at the window's borders that held almost no work and were left out."""
     unlike_repeats: int = 0

@@ -78,6 +78,7 @@ def _report(found: Inspection) -> None:
             ("dropped_events", "dropped: no usable times, or broken beyond repair"),
             ("repaired_events", "repaired: invalid JSON"))]
         + [[text, count(getattr(loss, name))] for name, text in (
+            ("lossy_steps", "steps that lost device work"),
             ("empty_steps", "steps left out: almost no work"),
             ("unlike_repeats", "repeats too unlike to be steps")) if getattr(loss, name)]
         + ([["bytes of an unfinished tail thrown away", count(loss.truncated_bytes)]] if loss.truncated_bytes else []))

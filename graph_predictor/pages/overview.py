@@ -44,7 +44,7 @@ _LOSSES = {
     "leading_orphans": "of these, before their stream's first launched work",
     "launches_without_kernels": "launches without recorded GPU work", "clamped_children": "events cut to their parent",
     "dropped_events": "events dropped", "repaired_events": "events mended",
-    "empty_steps": "steps without work left out",
+    "lossy_steps": "steps that lost device work", "empty_steps": "steps without work left out",
     "unlike_repeats": "repeats too unlike to be steps",
     "truncated_bytes": "bytes cut off at the end"}
 

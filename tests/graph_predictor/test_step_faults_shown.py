@@ -78,6 +78,15 @@ def test_pages_say_the_good_step(tmp_path: Path, run: Run, monkeypatch: pytest.M
         assert "ProfilerStep#1 holds almost no work" in page.read_text(encoding="utf-8")
 
 
+def test_a_step_that_lost_its_work_does_not_count(tmp_path: Path, run: Run) -> None:
+    """The other of two steps is the good one: they are not as long as each other."""
+    path = planted(tmp_path, [20.0, 24.0], lost=1)
+    says(run, path, 20.0, "lost the device work of 50 launches")
+    inspected = plain(run("inspect", path).out)
+    assert "ProfilerStep#1 is damaged and does not count" in inspected
+    assert "steps that lost device work 1" in inspected
+
+
 def test_repeats_unlike_each_other_are_not_predicted_from(tmp_path: Path, run: Run) -> None:
     trace, at = Micro(), 0.0
     for length in (344_000.0, 2_750.0, 145.0):
