@@ -375,7 +375,7 @@ class Thread:
 
 @dataclass(slots=True)
 class LossReport:
-    """The losses and repairs of a trace; every count is of events."""
+    """The losses and repairs of a trace; every count is of events or steps."""
 
     events_read: int = 0
     orphan_kernels: int = 0
@@ -384,6 +384,12 @@ class LossReport:
     """Orphan kernels that start before any launched work of their stream."""
     launches_without_kernels: int = 0
     """Launch calls whose device work was not recorded (zero-size memsets excluded)."""
+    lossy_steps: int = 0
+    """Steps that lost device work which other steps have: see ``tracer.lost_launches``."""
+    empty_steps: int = 0
+    """Steps at the window's borders that held almost no work and were left out."""
+    unlike_repeats: int = 0
+    """Repeats of the same operations that were not taken for steps, as they are unlike each other."""
     clamped_children: int = 0
     """Host events that stuck out of their parent and were cut to it."""
     dropped_events: int = 0

@@ -11,32 +11,38 @@ device's, and is not the step that the program runs afterwards::
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
 from tracer.arrays import Bool, Int64
-from tracer.graph import LAUNCHING, ExecutionGraph
+from tracer.graph import LAUNCHING, ExecutionGraph, LaunchTable
 
 _BEGIN, _END = (re.compile(rf"(?:cuda|cu|hip)Stream{what}Capture") for what in ("Begin", "End"))
 
 
-def captured_launches(graph: ExecutionGraph) -> Bool:
-    """Return which calls are launches without device work while a graph was recorded, [calls]."""
-    calls = graph.launches
-    found = np.zeros(len(calls), np.bool_)
-    begins, ends = (_named(graph, pattern) for pattern in (_BEGIN, _END))
+def while_capturing(calls: LaunchTable, strings: Sequence[str]) -> Bool:
+    """Return which calls were made while a graph was recorded, [calls]: those of other threads too."""
+    begins, ends = (_named(calls, strings, pattern) for pattern in (_BEGIN, _END))
     if not len(begins):
-        return found
-    found[:] = np.isin(calls.kind, LAUNCHING)
-    found[graph.kernels.launch[graph.kernels.launch >= 0]] = False
+        return np.zeros(len(calls), np.bool_)
     begin = np.sort(calls.start_ns[begins])
     end = np.sort(calls.start_ns[ends])
     # A capture lasts to the next end; one that the window cuts off, to the window's.
     after = np.searchsorted(end, begin)
     until = np.append(end, np.iinfo(np.int64).max)[after]
     latest = np.searchsorted(begin, calls.start_ns, side="right") - 1
-    inside = (latest >= 0) & (calls.start_ns < until[np.maximum(latest, 0)])
-    return found & inside
+    return (latest >= 0) & (calls.start_ns < until[np.maximum(latest, 0)])
+
+
+def captured_launches(graph: ExecutionGraph) -> Bool:
+    """Return which calls are launches without device work while a graph was recorded, [calls]."""
+    calls = graph.launches
+    found = while_capturing(calls, graph.strings)
+    if found.any():
+        found &= np.isin(calls.kind, LAUNCHING)
+        found[graph.kernels.launch[graph.kernels.launch >= 0]] = False
+    return found
 
 
 def captured_of_steps(graph: ExecutionGraph) -> Int64:
@@ -46,6 +52,6 @@ def captured_of_steps(graph: ExecutionGraph) -> Int64:
     return np.bincount(step[step >= 0], minlength=len(graph.steps)).astype(np.int64)
 
 
-def _named(graph: ExecutionGraph, pattern: re.Pattern[str]) -> Int64:
-    codes = [code for code, text in enumerate(graph.strings) if pattern.match(text)]
-    return np.flatnonzero(np.isin(graph.launches.name, codes)) if codes else np.zeros(0, np.int64)
+def _named(calls: LaunchTable, strings: Sequence[str], pattern: re.Pattern[str]) -> Int64:
+    codes = [code for code, text in enumerate(strings) if pattern.match(text)]
+    return np.flatnonzero(np.isin(calls.name, codes)) if codes else np.zeros(0, np.int64)

@@ -83,7 +83,10 @@ def _report(found: Inspection) -> None:
             ("placed_kernels", "GPU work with an impossible start, placed after its launch"),
             ("cut_kernels", "GPU work with an impossible duration, cut"),
             ("unreadable_device_events", "of a device, of a kind that cannot be read"),
-            ("other_process_events", "of other processes in the same file")) if getattr(loss, name)]
+            ("other_process_events", "of other processes in the same file"),
+            ("lossy_steps", "steps that lost device work"),
+            ("empty_steps", "steps left out: almost no work"),
+            ("unlike_repeats", "repeats too unlike to be steps")) if getattr(loss, name)]
         + ([["bytes of an unfinished tail thrown away", count(loss.truncated_bytes)]] if loss.truncated_bytes else []))
     report.notes([*loss.notes, *found.notes])
 

@@ -47,7 +47,10 @@ _LOSSES = {
     "shifted_kernels": "GPU work moved with its clock", "early_kernels": "GPU work before its launch",
     "placed_kernels": "GPU work placed after its launch", "cut_kernels": "GPU work cut to a possible duration",
     "unreadable_device_events": "events of a device that cannot be read",
-    "other_process_events": "events of other processes in the file", "truncated_bytes": "bytes cut off at the end"}
+    "other_process_events": "events of other processes in the file",
+    "lossy_steps": "steps that lost device work", "empty_steps": "steps without work left out",
+    "unlike_repeats": "repeats too unlike to be steps",
+    "truncated_bytes": "bytes cut off at the end"}
 
 
 def predicted_overview(result: Prediction, *, loss: LossReport | None = None) -> PageSection:

@@ -15,8 +15,9 @@ import numpy as np
 
 from graph_predictor.recorded.step_lengths import LIKE_THE_MEDIAN, StepLengths, step_lengths, typical
 from tracer.arrays import Bool, Int64
-from tracer.graph import LAUNCHING, ExecutionGraph, LaunchKind
+from tracer.graph import ExecutionGraph, LaunchKind
 from tracer.graph_capture import captured_of_steps
+from tracer.lost_launches import lost_launches
 
 MOST_STEPS = 6
 """Recorded steps a prediction rests on by default."""
@@ -46,7 +47,7 @@ class CountedSteps:
 
         Where ranks recorded different numbers of steps, the last ones are the same. Where no step is left, all count.
         """
-        ranks, lost = [step_lengths(graph) for graph in graphs], [_lost(graph) for graph in graphs]
+        ranks, lost = [step_lengths(graph) for graph in graphs], [lost_launches(graph) for graph in graphs]
         captured = [captured_of_steps(graph) for graph in graphs]
         most = max((len(one.host_ns) for one in ranks), default=0)
         longest, whole = np.zeros(most, np.int64), np.ones(most, np.bool_)
@@ -87,21 +88,6 @@ class CountedSteps:
         if abs(ratio - 1.0) <= LIKE_THE_MEDIAN:
             return "as long as others here, not on another rank"
         return f"{ratio:.2g} times as long as the median one"
-
-
-def _lost(graph: ExecutionGraph) -> Int64:
-    """Return the launches of each step whose device work was not recorded, beyond those that every step has; 0 where
-    they are no more of its launches than steps of the same work differ by.
-
-    Some calls never have any: copies of no bytes, launches that fail.
-    """
-    calls, steps = graph.launches, len(graph.steps)
-    launching = np.isin(calls.kind, LAUNCHING) & (calls.step >= 0)
-    missing = launching.copy()
-    missing[graph.kernels.launch[graph.kernels.launch >= 0]] = False
-    every, count = (np.bincount(calls.step[rows], minlength=steps).astype(np.int64) for rows in (launching, missing))
-    count -= count.min(initial=int(count.max(initial=0)))
-    return np.where(count > LIKE_WORK * every, count, 0)
 
 
 def _or_all(chosen: Bool) -> Bool:

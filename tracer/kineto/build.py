@@ -33,7 +33,9 @@ from tracer.kineto.names import ANNOTATION_NAME, NameGroup, is_collective_kernel
 from tracer.kineto.nesting import Nesting, host_order, innermost, nest
 from tracer.kineto.phases import phases
 from tracer.kineto.python_calls import count_python_calls
+from tracer.kineto.step_faults import drop_step_faults, named
 from tracer.kineto.steps import find_steps, step_of
+from tracer.lost_launches import lost_launches
 from tracer.table import is_constant
 
 
@@ -67,6 +69,8 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     calls.step = step_of(steps, calls.thread, calls.start_ns)
     if linked.any():
         kernels.step = np.where(linked, calls.step[launch], NONE).astype(np.int32)
+    steps, meta.step_source = drop_step_faults(steps, meta.step_source, ops, calls, kernels,
+                                               list(collected.strings), loss)
 
     modules = collected.finish(NameGroup.PYTHON)
     modules["start"] = modules["start"] - first
@@ -98,6 +102,7 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     loss.unreadable_device_events = sum(
         count for pid, count in collected.unknown_places.items() if pid not in hosts)
     _note_absences(graph, collected.unknown)
+    _note_lost_work(graph)
     return graph
 
 
@@ -264,3 +269,17 @@ def _note_absences(graph: ExecutionGraph, unknown: Counter[str]) -> None:
     if loss.orphan_kernels:
         loss.notes.append(f"{loss.orphan_kernels} pieces of GPU work have no recorded launch, {loss.leading_orphans} "
                           "of them before their stream's first launched work (launched before the window).")
+
+
+def _note_lost_work(graph: ExecutionGraph) -> None:
+    """Count the steps that lost device work, and name them."""
+    lost = lost_launches(graph)
+    rows = np.flatnonzero(lost)
+    if not len(rows):
+        return
+    are, do, they = ("is", "does", "it") if len(rows) == 1 else ("are", "do", "they")
+    names = named([graph.string(code) for code in graph.steps.name[rows].tolist()])
+    graph.meta.loss.lossy_steps = len(rows)
+    graph.meta.loss.notes.append(
+        f"{names} {are} damaged and {do} not count: {they} lost the device work of {int(lost.sum()):,} launches, which "
+        "other steps have. The profiler's buffers may have run full.")

@@ -77,7 +77,8 @@ def _typical(times: DeviceTimes, rows: np.ndarray, good: np.ndarray) -> np.ndarr
 def place_strays(times: DeviceTimes, rows: np.ndarray) -> np.ndarray:
     """Give work with a wrong start the earliest place after its launch, in place.
 
-    The work keeps its duration. It must lie after what its stream ran before, and before what came next and before the
+    The work keeps its duration; where that was lost with the start, it takes as long as its kernel usually does. It
+    must lie after what its stream ran before, and before what came next and before the
     return of a call that waited for it.
 
     Args:
@@ -88,16 +89,19 @@ def place_strays(times: DeviceTimes, rows: np.ndarray) -> np.ndarray:
         Which of the rows were placed, [rows]. The others lack a call or a duration, or do not fit.
     """
     placed = np.zeros(len(rows), bool)
+    believed = np.ones(len(times.start), bool)
+    believed[rows] = False
+    lost = rows[times.unstamped[rows] & (times.duration[rows] <= 0)]
+    usual = _typical(times, lost, believed)
+    times.duration[lost] = np.where(usual == FOREVER, 0, usual)
     fit = np.flatnonzero(times.launched[rows] & ~times.shared[rows] & (times.duration[rows] > 0))
     if not len(fit):
         return placed
-    good = np.ones(len(times.start), bool)
-    good[rows] = False
     fit = fit[np.lexsort((times.call_start[rows[fit]], times.stream[rows[fit]]))]
     wanted = rows[fit]
-    before, after = _neighbours(times, wanted, np.flatnonzero(good & times.launched))
+    before, after = _neighbours(times, wanted, np.flatnonzero(believed & times.launched))
     after = np.minimum(after, times.done_by()[wanted])
-    begin = np.maximum(times.call_start[wanted] + _launch_time(times, good), before)
+    begin = np.maximum(times.call_start[wanted] + _launch_time(times, believed), before)
     cursor, stream = 0, -1
     starts = np.full(len(wanted), -1, np.int64)
     for at, (first, last, length, of) in enumerate(zip(begin.tolist(), after.tolist(), times.duration[wanted].tolist(),

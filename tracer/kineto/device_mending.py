@@ -56,7 +56,8 @@ def mend_device_times(collected: Collector) -> None:
     if placed.any():
         far = _how_far(times, before[0], stray[placed])
         notes.append(f"{_pieces(int(placed.sum()))} had an impossible start ({far}). It was placed after its launch, "
-                     "where it fits between the work around it, with its recorded duration.")
+                     "where it fits between the work around it, with its recorded duration (where it has none, the "
+                     "usual one of the same kernel).")
     keep = np.ones(len(times.start), bool)
     keep[stray[~placed]] = False
     for rows, what in ((~keep & unstamped, "had no start (time 0)"),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.graph import LAUNCHING, NONE, KernelKind, LaunchKind, LaunchTable, LossReport, OpKind, OpTable, Phase
+from tracer.graph_capture import while_capturing
 from tracer.kineto.names import call_kind, is_blocking_copy
 
 _KIND_OF_WORK = {
@@ -168,19 +169,5 @@ def count_losses(loss: LossReport, work: LinkedWork, calls: LaunchTable, strings
     has_work = np.zeros(len(calls), bool)
     has_work[launch[~orphan]] = True
     wanted = np.isin(calls.kind, (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.GRAPH)) & ~has_work
-    wanted &= ~_while_capturing(calls, strings)
+    wanted &= ~while_capturing(calls, strings)
     loss.launches_without_kernels = int(wanted.sum())
-
-
-def _while_capturing(calls: LaunchTable, strings: list[str]) -> np.ndarray:
-    """Calls between StreamBeginCapture and StreamEndCapture of their thread: recorded into a graph, not run."""
-    inside = np.zeros(len(calls), bool)
-    begin = [code for code, text in enumerate(strings) if text.endswith("StreamBeginCapture")]
-    if not begin:
-        return inside
-    end = [code for code, text in enumerate(strings) if text.endswith("StreamEndCapture")]
-    change = np.isin(calls.name, begin).astype(np.int64) - np.isin(calls.name, end)
-    for thread in np.unique(calls.thread).tolist():
-        rows = np.flatnonzero(calls.thread == thread)
-        inside[rows] = np.cumsum(change[rows]) > 0
-    return inside

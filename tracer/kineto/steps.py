@@ -8,6 +8,8 @@
 3. `enumerate(DataLoader)#...` starts: from one to the next; the last one is treated like the first above.
 4. `execute_*` annotations (inference servers): the step is the annotation.
 5. Periodicity: the thread's top-level operations repeat exactly, at least three times.
+
+What holds no work, or repeats that are unlike each other, is left out afterwards (``step_faults``).
 """
 
 from __future__ import annotations
