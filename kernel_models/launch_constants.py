@@ -7,8 +7,9 @@ Every constant is estimated from the events where nothing else can have decided 
 * *gap* between two queued kernels of one stream, by the kinds of both and by whether a CUDA graph launched them
   (mean, since gaps add up along a stream; samples above 20 µs are waits).
 
-Units are nanoseconds. A constant with fewer than three samples falls back to the pool of all kinds, and that to the
-defaults below, which are typical of the traces the project was developed against (V100 to B200).
+Units are nanoseconds. A constant with fewer than three samples falls back to the pool of all kinds. Where that is empty
+it takes the defaults below, which are typical of the traces the project was developed against (V100 to B200): even one
+launch of the recording says more of it than they do.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def fit_launch_constants(samples: LaunchSamples) -> LaunchConstants:
     gap_value = s.start - s.previous_end
     queued = (s.previous_kind >= 0) & (gap_value < GAP_CEILING_NS) & (
         s.in_graph | (s.previous_end > s.call_end + QUEUED_MARGIN_NS))
-    pooled = round(float(gap_value[queued].mean())) if queued.sum() >= FEW else GAP_DEFAULT_NS
+    pooled = round(float(gap_value[queued].mean())) if queued.any() else GAP_DEFAULT_NS
     gap = np.full((KINDS, KINDS, 2), pooled, np.int64)
     for before in range(KINDS):
         for kind in range(KINDS):
@@ -115,7 +116,7 @@ def _by_kind(
     counts: dict[str, int],
 ) -> Int64:
     """Median per kernel kind, falling back to the pool of all kinds and then to ``default``."""
-    pooled = int(np.median(value[rows])) if rows.sum() >= FEW else default
+    pooled = int(np.median(value[rows])) if rows.any() else default
     result = np.full(KINDS, pooled, np.int64)
     for code in range(KINDS):
         chosen = rows & (kind == code)
