@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tracer.decode import DecodeError, from_json
-from tracer.errors import ForetraceError, TraceError
+from tracer.errors import ForetraceError, StepRegionError, TraceError
 from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
 from tracer.input_file import read_input, why_not_read
 from tracer.rank_classes import Span, checked_classes
@@ -260,17 +260,19 @@ class CapturedRanks(NamedTuple):
     classes: list[tuple[Span, ...]]
 
 
-def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[int, int], None] | None = None) -> \
-        CapturedRanks:
+def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[int, int], None] | None = None,
+                 step_region: str | None = None) -> CapturedRanks:
     """Read the ranks of a captured job: every one's graph with its execution trace, context and collectives.
 
     Args:
         directory: what ``tracer.capture`` wrote, or one rank's part of it.
         window: which cycle's window, from 0.
         progress: called with (bytes done, bytes in all) of the traces.
+        step_region: the steps are the regions of this name; by default those that the capture marked.
 
     Raises:
         TraceError: the directory is no capture, no rank recorded that window, or a file is damaged.
+        StepRegionError: a rank has no region named ``step_region``.
     """
     parts = find_parts(directory)
     if not parts:
@@ -284,7 +286,9 @@ def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[in
     graphs = []
     for part in recorded:
         try:
-            graphs.append(_read_part(part, window, notes, _shifted(progress, done, total)))
+            graphs.append(_read_part(part, window, notes, _shifted(progress, done, total), step_region))
+        except StepRegionError:
+            raise  # without that rank the job would be another one
         except ForetraceError as error:
             if len(recorded) == 1:
                 raise
@@ -319,7 +323,8 @@ def _shifted(progress: Callable[[int, int], None] | None, done: int, total: int)
 
 
 def _read_part(part: CapturePart, window: int, notes: list[str],
-               progress: Callable[[int, int], None] | None) -> ExecutionGraph:
+               progress: Callable[[int, int], None] | None,
+               step_region: str | None = None) -> ExecutionGraph:
     from tracer.capture.merge import merge_collectives
     from tracer.capture.merge_lookups import merge_lookups, note_law
     from tracer.capture.merge_python import merge_python
@@ -328,11 +333,11 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
     if path.suffix == ".foretrace":
         from tracer.store import load_graph
 
-        graph = load_graph(path)
+        graph = load_graph(path, step_region=step_region)
     else:
         from tracer.kineto import read_kineto
 
-        graph = read_kineto(path, progress=progress)
+        graph = read_kineto(path, progress=progress, step_region=step_region)
         if part.execution_trace is not None:
             from tracer.join import join_execution_trace
 
@@ -344,6 +349,11 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
         notes += merge_lookups(graph, part.path / LOOKUPS)
         notes += merge_python(graph, part.path / PYTHON_CALLS)
     apply_context(graph, part.path)
+    if graph.meta.step_region and graph.meta.unprofiled_step_ns:
+        # A region may be half a step of the capture, or several.
+        graph.meta.unprofiled_step_ns = []
+        notes.append(f"{part.path.name}: the steps measured without the profiler are not the regions "
+                     f"{graph.meta.step_region!r}; their times are left out.")
     note_law(graph)
     if read_context(part.path).get("fake_world") is True:
         from tracer.fake_world.streams import note_overlap

@@ -11,6 +11,13 @@ class TraceError(ForetraceError):
     """A trace file cannot be read, or does not hold what was asked of it."""
 
 
+class StepRegionError(ForetraceError):
+    """The region that shall mark the steps is not in a recording, or the recording's steps are other ones.
+
+    It is no ``TraceError``: a rank without the region must not be left out as a file that cannot be read is.
+    """
+
+
 class GraphFileError(ForetraceError):
     """A saved graph file is corrupt, incomplete or of a newer version."""
 

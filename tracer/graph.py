@@ -129,6 +129,8 @@ class StepSource(IntEnum):
     DATA_LOADER = 2
     ANNOTATION = 3
     PERIOD = 4
+    REGION = 5
+    """Regions that the user named, which is better evidence than any other; files keep the numbers of the others."""
 
 
 _I64, _I32, _I8, _F64 = np.int64, np.int32, np.int8, np.float64
@@ -440,6 +442,8 @@ class Meta:
     window_ns: int = 0
     step_source: int = NONE
     """A ``StepSource``, or ``NONE`` where the window has no steps."""
+    step_region: str = ""
+    """The name of the regions that mark the steps, where the user gave one."""
     profiler_flags: dict[str, bool] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     host_cores: int = NONE

@@ -18,7 +18,7 @@ from tracer.capture_layout import find_parts, read_capture
 from tracer.charts import Chart, time_chart
 from tracer.cluster.forked import ForkedWorkers, idle_cores
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
-from tracer.errors import GraphFileError, JobError, TraceError
+from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
 from tracer.rank_classes import RankClass, Span
@@ -129,7 +129,8 @@ def graphs_of(job: AnyJob) -> list[ExecutionGraph]:
 
 
 def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
-             progress: Callable[[int, int], None] | None = None, workers: TaskWorkers | None = None) -> Job:
+             progress: Callable[[int, int], None] | None = None, workers: TaskWorkers | None = None,
+             step_region: str | None = None) -> Job:
     """Read all ranks of one run.
 
     Args:
@@ -140,6 +141,8 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
         progress: called with (bytes done, bytes in all) of the stored files.
         workers: read the profiler's traces, one each at a time; by default copies of this process on all cores, if the
             traces are worth it.
+        step_region: the steps are the regions of this name, which the program marked with ``record_function``; each
+            runs to the next one's start. By default the best evidence decides (see ``tracer.kineto.steps``).
 
     Returns:
         The job; missing ranks and skipped files are named in its notes.
@@ -147,7 +150,12 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
     Raises:
         TraceError: a file that was asked for cannot be read, or nothing readable was found.
         JobError: the files are not ranks of one run (a rank twice, different world sizes, windows far apart).
+        StepRegionError: a rank has no region named ``step_region``, or was saved with other steps.
     """
+    if step_region is not None and not step_region.strip():
+        raise StepRegionError("The name of the steps' region is empty (an unset variable of the shell is); give the "
+                              "name that record_function has in the program, or leave --step-region (step_region=) "
+                              "out.")
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:
         raise TraceError("No trace was named; give a file, a directory or a glob.")
@@ -155,7 +163,8 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
         raise TraceError("The name of a trace is empty (an unset variable of the shell is); give a file, a directory "
                          "or a glob.")
     if len(given) == 1 and find_parts(given[0]):
-        return assemble_captured(*read_capture(given[0], window=window, progress=progress))
+        return assemble_captured(*read_capture(given[0], window=window, progress=progress,
+                                                step_region=step_region))
     captures = [os.fspath(path) for path in given if len(given) > 1 and find_parts(path)]
     if captures:
         others = _listed(os.fspath(path) for path in given if os.fspath(path) != captures[0])
@@ -170,9 +179,9 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
     files = find_files([os.fspath(path) for path in given], notes)
     saved = [file for file in files if file.kind is FileKind.GRAPH]
     if saved and len(files) == 1:
-        return _load_saved(saved[0].path)
+        return _load_saved(saved[0].path, step_region)
     graphs = _read_members([file for file in files if file.kind is not FileKind.EXECUTION_TRACE], notes, progress,
-                           workers)
+                           workers, step_region)
     if not graphs:
         raise TraceError(f"No profiler trace could be read from {_listed(os.fspath(path) for path in given)}"
                          f"{_why_none(files, notes)} Give the .json or .json.gz files of the profiler.")
@@ -255,16 +264,16 @@ def _fake_world_notes(graphs: list[ExecutionGraph]) -> list[str]:
             "ranks were not waited for, so the step times are those of the compute alone."]
 
 
-def _load_saved(path: str) -> Job:
+def _load_saved(path: str, step_region: str | None) -> Job:
     from tracer.store import load_job
 
-    return load_job(path)
+    return load_job(path, step_region=step_region)
 
 
-def _saved_member(file: FoundFile, notes: list[str]) -> list[ExecutionGraph]:
+def _saved_member(file: FoundFile, notes: list[str], step_region: str | None) -> list[ExecutionGraph]:
     """A saved file's graphs; one found in a directory that cannot be read is noted."""
     try:
-        return _load_saved(file.path).graphs
+        return _load_saved(file.path, step_region).graphs
     except GraphFileError as error:
         if file.named:
             raise
@@ -273,16 +282,16 @@ def _saved_member(file: FoundFile, notes: list[str]) -> list[ExecutionGraph]:
 
 
 def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callable[[int, int], None] | None,
-                  workers: TaskWorkers | None) -> list[ExecutionGraph]:
+                  workers: TaskWorkers | None, step_region: str | None) -> list[ExecutionGraph]:
     """Return the graphs of saved files and traces; what is skipped is noted."""
     traces = [file for file in files if file.kind is not FileKind.GRAPH]
     with _workers_for(traces, workers) as found:
         if found is None:
-            return _read_each(files, notes, progress, None)
+            return _read_each(files, notes, progress, None, step_region)
         from tracer.kineto import read_processes
 
-        elsewhere = found.map(read_processes, [file.path for file in traces])
-        return _read_each(files, notes, progress, elsewhere)
+        elsewhere = found.map(partial(read_processes, step_region=step_region), [file.path for file in traces])
+        return _read_each(files, notes, progress, elsewhere, step_region)
 
 
 @contextmanager
@@ -308,30 +317,31 @@ def _text_bytes(trace: FoundFile) -> int:
 
 
 def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[[int, int], None] | None,
-               elsewhere: Iterator[list[ExecutionGraph] | Failed] | None) -> list[ExecutionGraph]:
+               elsewhere: Iterator[list[ExecutionGraph] | Failed] | None,
+               step_region: str | None) -> list[ExecutionGraph]:
     """Return the graphs, of traces what was read elsewhere; what is skipped is noted."""
     graphs: list[ExecutionGraph] = []
     total, done = sum(file.size for file in files), 0
     for file in files:
         if file.kind is FileKind.GRAPH:
-            graphs += _saved_member(file, notes)
+            graphs += _saved_member(file, notes, step_region)
         else:
-            graphs += _read_member(file, notes, _shifted(progress, done, total)) if elsewhere is None else _kept(
-                file, next(elsewhere), notes)
+            graphs += _read_member(file, notes, _shifted(progress, done, total), step_region) if elsewhere is None \
+                else _kept(file, next(elsewhere), notes)
         done += file.size
         if elsewhere is not None and progress is not None:
             progress(done, total)
     return graphs
 
 
-def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int], None] | None) -> \
-        list[ExecutionGraph]:
+def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int], None] | None,
+                 step_region: str | None) -> list[ExecutionGraph]:
     """A member's graph, or those of its processes; one found in a directory that is no trace is noted, one asked for by
     name is an error."""
     from tracer.kineto import read_processes
 
     try:
-        return read_processes(file.path, progress=progress)
+        return read_processes(file.path, progress=progress, step_region=step_region)
     except TraceError as error:
         return _kept(file, Failed(error), notes)
 
@@ -370,6 +380,12 @@ def _check_one_job(graphs: list[ExecutionGraph]) -> None:
             raise JobError(f"Rank {first.meta.rank} is there twice ({first.meta.source}, {second.meta.source}): files "
                            "of two jobs, or two windows of one, are mixed; give one file for each rank (other captures "
                            "of the same program go to foretrace predict with --also).")
+    regions = {graph.meta.step_region: graph.meta.source for graph in graphs}
+    if len(regions) > 1:
+        (one, file_a), (other, file_b) = list(regions.items())[:2]
+        named, others = [repr(name) if name else "no region" for name in (one, other)]
+        raise JobError(f"The steps in {file_a} are marked by {named}, those in {file_b} by {others}: ranks of one job "
+                       "need the same steps; convert their traces again with one --step-region.")
     sizes = {graph.meta.world_size: graph.meta.source for graph in graphs if graph.meta.world_size > 0}
     if len(sizes) > 1:
         (size_a, file_a), (size_b, file_b) = list(sizes.items())[:2]

@@ -27,8 +27,11 @@ FORMAT = "foretrace-baseline"
 VERSION = 1
 
 
-class BaselineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One capture: its program, the SHA-256 of its files, what it measured, and how well it was predicted."""
+class BaselineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One capture: its program, the SHA-256 of its files, what it measured, and how well it was predicted.
+
+    ``step_region`` is the name of the regions that were its steps, where one was given.
+    """
 
     program: str
     digest: str
@@ -36,6 +39,7 @@ class BaselineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     counts: dict[str, Count]
     run: Run
     accuracy: Accuracy
+    step_region: str = ""
 
 
 class Reason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,6 +112,11 @@ class BaselineFile:
         if changed := sorted(name for name in found.captures.keys() & here.keys()
                              if found.captures[name].digest != here[name].digest):
             told.append(f"{_listed(changed)} {'have' if len(changed) > 1 else 'has'} other files")
+        if other := sorted(name for name in found.captures.keys() & here.keys()
+                           if found.captures[name].step_region != (here[name].step_region or "")):
+            region = found.captures[other[0]].step_region
+            told.append(f"the steps of {_listed(other)} were {f'the regions {region!r}' if region else 'not named'} "
+                        "then (--step-region)")
         if told:
             raise CheckError(f"{self.path} was made from other captures than those of {self.directory}: "
                              f"{'; '.join(told)}; if that is meant, make it again with --update-baseline --reason "

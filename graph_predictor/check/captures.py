@@ -35,11 +35,13 @@ class StoredCapture:
         name: where it lies in the directory that was given, with ``/``.
         path: the same on this machine.
         program: what it records; repeated runs of one program lie in one directory, which is its name.
+        step_region: the steps are the regions of this name (see ``tracer.read_job``); by default those it marks.
     """
 
     name: str
     path: Path
     program: str
+    step_region: str | None = None
 
     @cached_property
     def contexts(self) -> list[dict[str, Any]]:
@@ -75,9 +77,9 @@ class StoredCapture:
         """Read once. Raises ``CheckError`` for one in which nothing was recorded, that lost its end or has no times."""
         try:
             if find_parts(self.path):
-                job = read_job(self.path)
+                job = read_job(self.path, step_region=self.step_region)
             else:
-                job = read_job([os.fspath(path) for path in self.files])
+                job = read_job([os.fspath(path) for path in self.files], step_region=self.step_region)
         except ForetraceError as error:
             raise CheckError(f"The capture {self.name} cannot be read: {error}") from error
         if not any(len(graph.ops) or len(graph.kernels) for graph in job.graphs):
@@ -90,8 +92,9 @@ class StoredCapture:
             raise CheckError(f"{self.name} was traced by shapes alone and has no measured times; a directory to check "
                              "holds recordings (foretrace capture). Limits without a GPU are set in tests (pytest).")
         if not any(len(graph.steps) for graph in job.graphs):
-            raise CheckError(f"The capture {self.name} has no steps: call prof.step() after each iteration, or record "
-                             "it with foretrace capture.")
+            raise CheckError(f"The capture {self.name} has no steps: name the region that marks them with "
+                             "--step-region, call prof.step() after each iteration, or record it with "
+                             "foretrace capture.")
         return job
 
     @property
@@ -111,10 +114,11 @@ class StoredCapture:
         return value if isinstance(value, dict) else {}
 
 
-def find_captures(directory: str) -> list[StoredCapture]:
+def find_captures(directory: str, step_region: str | None = None) -> list[StoredCapture]:
     """The captures in a directory, by name; or the directory itself, if it is one.
 
-    A directory in it is a program: a capture, or several of them that repeat the same run.
+    A directory in it is a program: a capture, or several of them that repeat the same run. Their steps are the
+    regions of the name ``step_region``, if one is given.
 
     Raises:
         CheckError: there is no such directory, or no capture in it.
@@ -126,14 +130,14 @@ def find_captures(directory: str) -> list[StoredCapture]:
         raise CheckError(f"{directory} is a pipe or device; name a directory of captures.")
     name = root.resolve().name
     if root.is_file() or _is_capture(root):
-        return [StoredCapture(name, root, name)]
+        return [StoredCapture(name, root, name, step_region)]
     found = []
     for path in sorted(each for each in root.iterdir() if each.is_dir()):
         if _is_capture(path):
-            found.append(StoredCapture(path.name, path, path.name))
+            found.append(StoredCapture(path.name, path, path.name, step_region))
             continue
-        found += [StoredCapture(f"{path.name}/{run.name}", run, path.name) for run in sorted(path.iterdir())
-                  if run.is_dir() and _is_capture(run)]
+        found += [StoredCapture(f"{path.name}/{run.name}", run, path.name, step_region)
+                  for run in sorted(path.iterdir()) if run.is_dir() and _is_capture(run)]
     if not found:
         raise CheckError(f"{directory} holds no capture: neither it nor a directory in it has traces; record some with "
                          "foretrace capture --out, one directory each.")

@@ -19,18 +19,19 @@ Explain = Callable[[StoredCapture, StoredCapture], list[str]]
 
 
 def check_directory(directory: str, *, tolerance: float | None = None,
-                    profiles: Mapping[str, Models] | None = None) -> GateOutcome:
+                    profiles: Mapping[str, Models] | None = None, step_region: str | None = None) -> GateOutcome:
     """Predict every capture of a directory again and compare with its baseline.
 
     Args:
         directory: captures and ``baseline.json``.
         tolerance: errors may be this much larger than the stored ones (as a share of what was measured); 5%.
         profiles: fitted models by name of the device.
+        step_region: the captures' steps are the regions of this name.
 
     Raises:
         CheckError: there is no capture or no baseline, or they do not belong together.
     """
-    captures = _captures(directory)
+    captures = _captures(directory, step_region)
     stored = BaselineFile(directory).read_for(captures).captures
     allowed = TOLERANCE if tolerance is None else tolerance
     return GateOutcome(f"accuracy of the models on {directory}", check_models(captures, stored, allowed, profiles),
@@ -38,7 +39,8 @@ def check_directory(directory: str, *, tolerance: float | None = None,
 
 
 def check_against(directory: str, new: str, *, tolerance: float | None = None, level: float = LEVEL,
-                  resolution: float | None = None, explain: Explain | None = None) -> GateOutcome:
+                  resolution: float | None = None, explain: Explain | None = None,
+                  step_region: str | None = None) -> GateOutcome:
     """Compare new captures with the baseline of a directory.
 
     Args:
@@ -48,15 +50,16 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None, l
         level: chance of a false alarm.
         resolution: growth that must be excluded, or a figure is inconclusive; 25%, of host memory 50%.
         explain: asked about every program that got worse.
+        step_region: the captures' steps are the regions of this name, the old ones' and the new ones'.
 
     Raises:
         CheckError: as ``check_directory``; or a new capture is of none of its programs.
     """
-    captures = _captures(directory)
+    captures = _captures(directory, step_region)
     stored = BaselineFile(directory).read_for(captures).captures
     if new and Path(new).exists() and os.path.samefile(directory, new):
         raise CheckError(f"{new} is the baseline's own directory; name that of the new captures.")
-    fresh = find_captures(new)
+    fresh = find_captures(new, step_region)
     for capture in fresh:
         if any(os.path.samefile(capture.path, each.path) for each in captures):
             raise CheckError(f"{capture.path} is one of the baseline's own captures; name a new capture.")
@@ -73,7 +76,8 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None, l
     return found
 
 
-def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] | None = None) -> GateOutcome:
+def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] | None = None,
+                    step_region: str | None = None) -> GateOutcome:
     """Measure and predict every capture and write the directory's baseline anew, whole or not at all.
 
     Raises:
@@ -81,7 +85,7 @@ def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] 
     """
     if not reason.strip():
         raise CheckError("A new baseline needs a reason: --reason TEXT says why the figures changed.")
-    captures = _captures(directory)
+    captures = _captures(directory, step_region)
     file = BaselineFile(directory)
     # Before the work: one that must not be replaced is told at once.
     before = file.read().captures if file.path.exists() else {}
@@ -100,7 +104,7 @@ def _partial(captures: list[StoredCapture]) -> list[str]:
             for capture in captures for context in capture.contexts[:1] if context.get("complete") is False]
 
 
-def _captures(directory: str) -> list[StoredCapture]:
+def _captures(directory: str, step_region: str | None) -> list[StoredCapture]:
     if Path(directory).is_file():
         raise CheckError(f"{directory} is a file; name the directory of captures that holds the baseline.")
-    return find_captures(directory)
+    return find_captures(directory, step_region)

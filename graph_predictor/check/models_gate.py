@@ -19,7 +19,7 @@ def new_entry(capture: StoredCapture, profiles: Mapping[str, Models] | None = No
     """All there is to store of a capture. Raises ``CheckError`` if it cannot be measured or predicted."""
     measured = measure(capture)
     return BaselineEntry(capture.program, capture.digest, measured.environment, measured.counts, measured.run,
-                         accuracy(capture, profiles))
+                         accuracy(capture, profiles), capture.step_region or "")
 
 
 def check_models(captures: list[StoredCapture], stored: Mapping[str, BaselineEntry], tolerance: float = TOLERANCE,

@@ -9,7 +9,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Scheduler, Step, Top, Window, Workers
+from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Scheduler, Step, StepRegion, Top, Window, Workers
 
 if TYPE_CHECKING:
     from graph_predictor.reports.breakdown import Breakdown, ModuleTime, OperationTime
@@ -25,6 +25,7 @@ def breakdown(
         "--spans", help="Also show each recorded step's own span by bound.")] = False,
     top: Top = None,
     window: Window = 0,
+    step_region: StepRegion = None,
     profiled: Profiled = False,
     workers: Workers = "local",
     scheduler: Scheduler = None,
@@ -43,7 +44,7 @@ def breakdown(
         from graph_predictor.reports.breakdown import breakdown as break_down
 
         check_html(html, paths)
-        job = read(paths, window, workers, scheduler)
+        job = read(paths, window, workers, scheduler, step_region=step_region)
         found = replay(job.graphs, profiled=profiled)
         result = break_down(found, step=step, spans=spans or json or html is not None)
         result.notes = [*job.notes, *folded_notes(job), *result.notes]

@@ -13,7 +13,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, milliseconds, print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, shared
+from graph_predictor.cli.options import Debug, Json, StepRegion, shared
 from tracer.errors import ForetraceError
 from tracer.output_kind import JUNIT, MARKDOWN, check_output
 
@@ -64,6 +64,7 @@ def check(
         "--update-baseline", help="Write baseline.json anew from the captures; needs --reason.")] = False,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why the baseline changes; kept in it.")] = "",
     profile: Annotated[list[str] | None, shared("--profile", "repeatable")] = None,
+    step_region: StepRegion = None,
     junit: Annotated[str | None, typer.Option(metavar="FILE", help="Also write JUnit XML.")] = None,
     markdown: Annotated[str | None, typer.Option(
         metavar="FILE", help="Also write a Markdown summary for a pull request.")] = None,
@@ -87,7 +88,8 @@ def check(
         share = None if tolerance is None else share_of(tolerance)
         excluded = None if resolution is None else share_of(resolution, "--resolution")
         _check_options(update, reason, against)
-        _check_script(directory, base, arguments, pairs, against is not None or update or bool(profile))
+        _check_script(directory, base, arguments, pairs, against is not None or update or bool(profile) or
+                      step_region is not None)
         if base is not None:
             _check_reports(junit, markdown, [directory])
         elif junit is not None or markdown is not None:
@@ -101,12 +103,12 @@ def check(
                 found = check_script(directory, base, arguments or [], pairs=PAIRS if pairs is None else pairs,
                                      tolerance=share, resolution=excluded, explain=explain)
             elif update:
-                found = gate.update_baseline(directory, reason, profiles)
+                found = gate.update_baseline(directory, reason, profiles, step_region)
             elif against is not None:
                 found = gate.check_against(directory, against, tolerance=share, resolution=excluded,
-                                           explain=explain)
+                                           explain=explain, step_region=step_region)
             else:
-                found = gate.check_directory(directory, tolerance=share, profiles=profiles)
+                found = gate.check_directory(directory, tolerance=share, profiles=profiles, step_region=step_region)
         _write(found, junit, markdown)
         if html is not None:
             from graph_predictor.pages.checks import check_page_of
@@ -165,8 +167,8 @@ def _check_script(path: str, base: str | None, arguments: list[str] | None, pair
         raise ForetraceError(f"--base is for a script that is run, and {path} is none; captures are compared with "
                              "--against.")
     if others:
-        raise ForetraceError("--base runs a script and needs no captures: leave --against, --update-baseline and "
-                             "--profile out.")
+        raise ForetraceError("--base runs a script and needs no captures: leave --against, --update-baseline, "
+                             "--profile and --step-region out.")
 
 
 def _check_reports(junit: str | None, markdown: str | None, read: Sequence[str | Path]) -> None:

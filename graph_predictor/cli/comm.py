@@ -18,7 +18,7 @@ from graph_predictor.cli.console import (
     working,
 )
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, Window, Workers, shared
+from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
 from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
 if TYPE_CHECKING:
@@ -238,6 +238,7 @@ def tune(
     profiles: Annotated[list[str], typer.Argument(metavar="PROFILE...", help="Files of 'comm fit', several backends.")],
     trace: Annotated[list[str] | None, typer.Option(
         "--trace", metavar="TRACE", help="A recorded job, whose step time gained is shown.")] = None,
+    step_region: StepRegion = None,
     default: Annotated[str | None, typer.Option(metavar="BACKEND", help="Who wins ties; NCCL by default.")] = None,
     out: Annotated[str | None, shared("--out", "the choices as JSON", short="-o")] = None,
     csv: Annotated[str | None, typer.Option(
@@ -271,7 +272,8 @@ def tune(
         tuned = None
         if trace:
             with working("Simulating"):
-                tuned = tune_workload(build_program(read(trace).graphs), measured, loaded[0].topology, default)
+                recorded = read(trace, step_region=step_region)
+                tuned = tune_workload(build_program(recorded.graphs), measured, loaded[0].topology, default)
         values: dict[str, Any] = {"backends": list(measured), "choices": [c.to_json() for c in choices],
                                   "crossovers": [c.to_json() for c in changes], "workload": tuned_json(tuned),
                                   "notes": [*notes, *(tuned.notes if tuned else ())]}
@@ -295,6 +297,7 @@ def report_communication(
     job: Annotated[str | None, typer.Option(
         metavar="FILE.toml", help="What the job is (data_scheme, dp, tp, parameters, …): volumes are checked.")] = None,
     window: Window = 0,
+    step_region: StepRegion = None,
     workers: Workers = "local",
     scheduler: Scheduler = None,
     json: Json = False,
@@ -309,7 +312,7 @@ def report_communication(
         from graph_predictor.comm.volumes import check_volumes, read_job_shape
 
         shape = read_job_shape(job) if job else None
-        recorded = read(paths, window, workers, scheduler)
+        recorded = read(paths, window, workers, scheduler, step_region=step_region)
         with working("Looking at collectives"):
             found = communication_report([with_host_collectives(graph) for graph in recorded.graphs])
             beside = contention_of(recorded.graphs)

@@ -158,19 +158,23 @@ def _encodable(value: Any) -> Any:
     return [_encodable(part) for part in value] if isinstance(value, list) else value
 
 
-def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: str | None = None) -> Job:
-    """Read the job (of a capture the given window) with a progress bar on a terminal; ``workers`` read its traces."""
+def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: str | None = None, *,
+         step_region: str | None = None) -> Job:
+    """Read the job with a progress bar on a terminal; ``workers`` read its traces.
+
+    ``window`` is which one of a capture; the steps are the regions named ``step_region``, if that is given.
+    """
     from tracer.cluster import open_workers
 
     with open_workers(workers, scheduler) as found:
-        return _read(paths, window, found)
+        return _read(paths, window, found, step_region)
 
 
-def _read(paths: list[str], window: int, workers: TaskWorkers) -> Job:
+def _read(paths: list[str], window: int, workers: TaskWorkers, step_region: str | None) -> Job:
     from tracer.job import read_job
 
     if not sys.stderr.isatty():
-        return read_job(paths, window=window, workers=workers)
+        return read_job(paths, window=window, workers=workers, step_region=step_region)
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -178,7 +182,7 @@ def _read(paths: list[str], window: int, workers: TaskWorkers) -> Job:
     with Progress(TextColumn("Reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
                   console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("Reading", total=None)
-        return read_job(paths, window=window, workers=workers, progress=_drawn(bar, task))
+        return read_job(paths, window=window, workers=workers, progress=_drawn(bar, task), step_region=step_region)
 
 
 def _drawn(bar: Progress, task: TaskID) -> Callable[[int, int], None]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from graph_predictor.cli.console import Report, count, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, Window, Workers, shared
+from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
 from tracer.output_kind import GRAPH, check_output
 
 
@@ -16,6 +16,7 @@ def convert(
     out: Annotated[str, shared(
         "--out", "a file, named *.foretrace by convention", short="-o")],
     window: Window = 0,
+    step_region: StepRegion = None,
     workers: Workers = "local",
     scheduler: Scheduler = None,
     json: Json = False,
@@ -30,7 +31,7 @@ def convert(
         from tracer.store import save_job
 
         check_output(out, paths, GRAPH)
-        job = read(paths, window, workers, scheduler)
+        job = read(paths, window, workers, scheduler, step_region=step_region)
         with working("Writing"):
             save_job(job, out)
         size = os.path.getsize(out) if "://" not in out else None

@@ -9,7 +9,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window
+from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window
 from graph_predictor.reports.figures import signed_milliseconds
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def diff(
     html: Html = None,
     top: Top = None,
     window: Window = 0,
+    step_region: StepRegion = None,
     profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
@@ -43,7 +44,7 @@ def diff(
         from graph_predictor.diff import diff_jobs
 
         check_html(html, [before, after])
-        jobs = [read([path], window) for path in (before, after)]
+        jobs = [read([path], window, step_region=step_region) for path in (before, after)]
         result = diff_jobs(*jobs, step=step, step_b=step_b, one_machine=_one_machine(before, after),
                            profiled=profiled)
         if html is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from graph_predictor.cli.console import Report, count, print_json, read, working
 from graph_predictor.cli.edit_options import chosen_edits, with_edits
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Step, Window, shared
+from graph_predictor.cli.options import Debug, Json, Step, StepRegion, Window, shared
 from graph_predictor.cli.profiles import loaded_profiles
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def export(
     also: Annotated[list[str] | None, shared("--also")] = None,
     step: Step = None,
     window: Window = 0,
+    step_region: StepRegion = None,
     json: Json = False,
     debug: Debug = False,
     **edits: Any,
@@ -70,15 +72,15 @@ def export(
             device=device, parallel=parallel, topology=topology, from_topology=from_topology,
             comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from, sizes=tuple(sizes or ()),
             also=tuple(also or ()), code=code, edits=chosen_edits(edits))
-        script = source[0] if is_script(source) else None
-        job = read(source, window) if script is None else None
+        script = source[0] if is_script(source, step_region) else None
+        job = read(source, window, step_region=step_region) if script is None else None
         ran = job is not None and not any(graph.meta.era == SHAPE_ONLY for graph in job.graphs)
         prepared: Prepared | None = None
         if predicted or not ran or wanted != Configuration():
             with working("Preparing"):
                 study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
                               profiles=loaded_profiles(profile), code=script, device=device,
-                              read=read)
+                              read=partial(read, step_region=step_region))
                 study.check_profiles([wanted])
                 prepared = study.prepared(wanted)
         with working("Simulating"):

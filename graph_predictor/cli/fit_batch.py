@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Window, shared
+from graph_predictor.cli.options import Debug, Json, StepRegion, Window, shared
 
 
 def fit_batch(
@@ -20,6 +20,7 @@ def fit_batch(
     code: Annotated[str | None, shared("--code")] = None,
     memory_limit: Annotated[str | None, shared("--memory-limit")] = None,
     window: Window = 0,
+    step_region: StepRegion = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -40,8 +41,8 @@ def fit_batch(
 
         limit = None if memory_limit is None else parse_memory(memory_limit, "--memory-limit", "80GiB")
         spec = find_device(device)
-        script = is_script(source)
-        graph = None if script else read(source, window).graphs[0]
+        script = is_script(source, step_region)
+        graph = None if script else read(source, window, step_region=step_region).graphs[0]
         with working("Tracing"):
             found = largest(graph, spec, name=size, code=source[0] if script else code, sizes=sizes or (),
                             limit_bytes=limit)

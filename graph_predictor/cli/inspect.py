@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, Window, Workers
+from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers
 
 if TYPE_CHECKING:
     from graph_predictor.reports.inspection import Inspection, RankInspection
@@ -16,8 +16,8 @@ _GAPS = {"blocked": "waiting for other threads (autograd, communication)"}
 """Kinds of host time outside operations whose name does not say what it is."""
 
 
-def inspect(paths: Paths, window: Window = 0, workers: Workers = "local", scheduler: Scheduler = None,
-            json: Json = False, debug: Debug = False) -> None:
+def inspect(paths: Paths, window: Window = 0, step_region: StepRegion = None, workers: Workers = "local",
+            scheduler: Scheduler = None, json: Json = False, debug: Debug = False) -> None:
     """Show what traces hold and what they lack.
 
     Device, ranks, the recorded step, counts, GPU active time, host time outside operations, and the loss report.
@@ -25,7 +25,7 @@ def inspect(paths: Paths, window: Window = 0, workers: Workers = "local", schedu
     with one_sentence(debug):
         from graph_predictor.reports.inspection import inspect_job
 
-        found = inspect_job(read(paths, window, workers, scheduler))
+        found = inspect_job(read(paths, window, workers, scheduler, step_region=step_region))
         if json:
             print_json(found.to_json())
         else:
@@ -121,7 +121,8 @@ def _ranks(found: Inspection, known: int) -> str:
 def _steps(found: Inspection) -> str:
     if not found.steps:
         return "none found: the window counts as a whole"
-    sources = {r.step_source.replace("_", " ") for r in found.ranks if r.step_source}
+    sources = {r.step_source.replace("_", " ") + (f" {r.step_region}" if r.step_region else "")
+               for r in found.ranks if r.step_source}
     return f"{count(found.steps)} (from: {', '.join(sorted(sources))})"
 
 

@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Top, Window, shared
+from graph_predictor.cli.options import Debug, Json, StepRegion, Top, Window, shared
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def memory(
         "--memory-of", metavar="N", help="Number of the device in the recording; -1 is the host's memory.")] = None,
     top: Top = None,
     window: Window = 0,
+    step_region: StepRegion = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -48,10 +49,10 @@ def memory(
         if len(source) == 1 and source[0].lower().endswith(SNAPSHOTS):
             with working("Reading"):
                 measured = snapshot_timeline(source[0], gpu)
-        elif is_script(source):
+        elif is_script(source, step_region):
             code = source[0]
         else:
-            graph = read(source, window).graphs[0]
+            graph = read(source, window, step_region=step_region).graphs[0]
             if len(graph.allocations):
                 found = memory_timeline(graph, gpu)
                 measured, predicted = (None, found) if not found.inferred else (found, None)

@@ -9,7 +9,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
 from graph_predictor.cli.edit_options import with_some_edits
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
+from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window, shared
 from graph_predictor.cli.profiles import loaded_profiles
 from tracer.errors import ForetraceError
 
@@ -30,6 +30,7 @@ def opportunities(
     step: Step = None,
     top: Top = None,
     window: Window = 0,
+    step_region: StepRegion = None,
     profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
@@ -46,8 +47,8 @@ def opportunities(
         from graph_predictor.request.study import Study, is_script
         from kernel_models.device_choice import find_device
 
-        script = source[0] if is_script(source) else None
-        job = read(source, window) if script is None else None
+        script = source[0] if is_script(source, step_region) else None
+        job = read(source, window, step_region=step_region) if script is None else None
         with working("Preparing"):
             study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
                           profiles=loaded_profiles(profile),

@@ -42,6 +42,9 @@ SHARED = {
     "--code": SharedOption("SCRIPT.py:FUNCTION", "The program, which is traced again at each size"),
     "--also": SharedOption("PATH[:NAME=SIZE,…]", "A capture of the same program at another size (repeatable)"),
     "--step": SharedOption("STEP", "One recorded step: its name, or its number from 0 (-1: the last)"),
+    "--step-region": SharedOption(
+        "NAME", "The steps are the regions of this name, marked with record_function in the program; * stands for any "
+                "text, as in 'iteration *'"),
     "--top": SharedOption("N", "Rows of each table"),
     "--price": SharedOption("PER_HOUR", "Price of one device and hour"),
     "--memory-limit": SharedOption("SIZE", "Memory of a device, such as 80GiB"),
@@ -117,6 +120,7 @@ Paths = Annotated[list[str], typer.Argument(
     metavar="PATH", help="Traces or converted files, a directory or glob of a job's ranks, or URLs.")]
 Window = Annotated[int, typer.Option(
     min=0, metavar="N", help="Which window of a capture with several cycles, from 0.")]
+StepRegion = Annotated[str | None, shared("--step-region")]
 Workers = Annotated[str, typer.Option(
     metavar="local|dask|ray", help="Where the work is done: in this process, or by processes of Dask or Ray.")]
 Scheduler = Annotated[str | None, typer.Option(

@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Top, Window
+from graph_predictor.cli.options import Debug, Json, StepRegion, Top, Window
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.overheads import JobOverheads, OperationRow
@@ -29,6 +29,7 @@ def overheads(
         help="A capture, trace file or directory of ranks; a second is compared with it.")],
     top: Top = None,
     window: Window = 0,
+    step_region: StepRegion = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -43,7 +44,7 @@ def overheads(
         if len(traces) > 2:
             raise ForetraceError(f"{len(traces)} captures were named, and two can be compared at a time: name one or "
                                  "two; ranks of one job go into one directory or a quoted glob.")
-        found = [measure_overheads(read([path], window)) for path in traces]
+        found = [measure_overheads(read([path], window, step_region=step_region)) for path in traces]
         ratios = compare(found[0], found[1]) if len(found) == 2 else {}
         if json:
             print_json({"captures": [{"source": path, **part.to_json(top or ALL)}

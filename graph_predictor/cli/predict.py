@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from graph_predictor.cli.console import Column, Report, percent, print_json, rea
 from graph_predictor.cli.edit_options import chosen_edits, with_edits
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
+from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window, shared
 from graph_predictor.cli.profiles import loaded_profiles
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def predict(
     html: Html = None,
     top: Top = None,
     window: Window = 0,
+    step_region: StepRegion = None,
     profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
@@ -68,12 +70,12 @@ def predict(
             device=device, parallel=parallel, topology=topology, from_topology=from_topology,
             comm_profile=comm_profile, comm_backend=comm_backend, comm_choices=comm_choices, host_from=host_from,
             sizes=tuple(sizes or ()), also=tuple(also or ()), code=code, edits=chosen_edits(edits))
-        script = source[0] if is_script(source) else None
-        job = read(source, window) if script is None else None
+        script = source[0] if is_script(source, step_region) else None
+        job = read(source, window, step_region=step_region) if script is None else None
         with working("Preparing"):
             study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
                           profiles=loaded_profiles(profile),
-                          code=script, device=device, read=read, profiled=profiled)
+                          code=script, device=device, read=partial(read, step_region=step_region), profiled=profiled)
         with working("Tracing" if parallel is not None or sizes or script is not None else "Preparing"):
             study.check_profiles([wanted])
             prepared = study.prepared(wanted)

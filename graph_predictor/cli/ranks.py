@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,7 +10,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Profiled, Step, Top, Window, shared
+from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window, shared
 from tracer.output_kind import TIMELINE, check_output
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def ranks(
     html: Html = None,
     top: Top = None,
     window: Window = 0,
+    step_region: StepRegion = None,
     profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
@@ -58,7 +60,7 @@ def ranks(
             device=device, parallel=parallel, topology=topology, comm_profile=comm_profile, comm_backend=comm_backend,
             comm_choices=comm_choices, host_from=host_from, sizes=tuple(sizes or ()),
             edits={} if straggler is None else {"straggler": straggler})
-        times, notes = _times(source, window, wanted, step, profiled)
+        times, notes = _times(source, window, step_region, wanted, step, profiled)
         with working("Comparing"):
             found = rank_report(times)
         found.notes[:0] = notes
@@ -77,8 +79,8 @@ def ranks(
             _report(found, top or DEFAULT_TOP, timeline)
 
 
-def _times(source: list[str], window: int, wanted: Configuration, step: str | None, profiled: bool) -> tuple[
-        JobTimes, list[str]]:
+def _times(source: list[str], window: int, step_region: str | None, wanted: Configuration, step: str | None,
+           profiled: bool) -> tuple[JobTimes, list[str]]:
     """The simulated job, and what was said when it was read."""
     from graph_predictor.recorded.damage import folded_notes
     from graph_predictor.reports.ranks import predicted_times
@@ -86,8 +88,10 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
     from graph_predictor.request.study import Study, is_script, read_source
     from tracer.errors import ForetraceError
 
-    with working("Tracing" if is_script(source) else "Reading"):
-        job = read_source(source, window, wanted.device, read=read)
+    script = source[0] if is_script(source, step_region) else None
+    reader = partial(read, step_region=step_region)
+    with working("Reading" if script is None else "Tracing"):
+        job = read_source(source, window, wanted.device, read=reader)
     notes = folded_notes(job)
     from tracer.graph import SHAPE_ONLY
 
@@ -100,7 +104,7 @@ def _times(source: list[str], window: int, wanted: Configuration, step: str | No
                              "state. Leave --step, or "
                              "the changes, out.")
     with working("Predicting"):
-        study = Study(job, code=source[0] if is_script(source) else None, profiled=profiled)
+        study = Study(job, code=script, profiled=profiled, read=reader)
         prepared = study.prepared(wanted)
         return predicted_times(prepared.start.simulated(prepared.edits)), [] if wanted.parallel is not None else notes
 

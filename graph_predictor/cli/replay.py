@@ -18,7 +18,7 @@ from graph_predictor.cli.console import (
     working,
 )
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, Window, Workers, shared
+from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
 from graph_predictor.reports.figures import signed_percent
 from tracer.output_kind import TIMELINE, check_output
 
@@ -37,6 +37,7 @@ def replay(
         metavar="FACTOR", help="What if kernels took FACTOR times as long (collectives excepted).")] = 1.0,
     constants: Annotated[bool, typer.Option("--constants", help="Show the constants that were fitted.")] = False,
     window: Window = 0,
+    step_region: StepRegion = None,
     workers: Workers = "local",
     scheduler: Scheduler = None,
     json: Json = False,
@@ -54,7 +55,7 @@ def replay(
 
         if timeline is not None:
             check_output(timeline, paths, TIMELINE)
-        job = read(paths, window, workers, scheduler)
+        job = read(paths, window, workers, scheduler, step_region=step_region)
         with working("Replaying"):
             result = simulate_again(job.graphs, residuals=residuals, scale_kernels=scale_kernels)
         recorded = recorded_facts(job.graphs)

@@ -7,7 +7,7 @@ from typing import Annotated
 from graph_predictor.cli.console import Report, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Step, Window, shared
+from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Step, StepRegion, Window, shared
 
 
 def report(
@@ -15,6 +15,7 @@ def report(
     out: Annotated[str, shared("--out", "one HTML file, which needs no network to be looked at", short="-o")],
     step: Step = None,
     window: Window = 0,
+    step_region: StepRegion = None,
     profiled: Profiled = False,
     code: Annotated[str | None, shared("--code", "for the memory predicted beside what was measured")] = None,
     json: Json = False,
@@ -36,7 +37,7 @@ def report(
                                  "foretrace sweep … -o TABLE --html PAGE.")
         from graph_predictor.pages.recording import report_page
 
-        job = read(paths, window)
+        job = read(paths, window, step_region=step_region)
         traced = None
         if code is not None:
             from graph_predictor.request.program_memory import program_memory

@@ -9,7 +9,7 @@ import typer
 from graph_predictor.cli.console import print_json, working
 from graph_predictor.cli.edit_options import chosen_edits, with_edits_but
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Top, shared
+from graph_predictor.cli.options import Debug, Json, StepRegion, Top, shared
 from graph_predictor.cli.profiles import profile_of
 
 
@@ -72,6 +72,7 @@ def serve(
     anchor_capture: Annotated[str | None, typer.Option(
         metavar="TRACE", help="A trace of the capture of --anchor's CUDA graphs, whose operations have their kernels."
     )] = None,
+    step_region: StepRegion = None,
     top: Top = None,
     json: Json = False,
     debug: Debug = False,
@@ -102,7 +103,8 @@ def serve(
                     ("--chunk", chunk, 0), ("--batch", batch, 1), ("--context", context, 0),
                     ("--concurrency", concurrency, 0), ("--requests", requests, 0), ("--step-us", step_us, None),
                     ("--calibrate", runs, None), ("--anchor", anchor, None),
-                    ("--anchor-capture", anchor_capture, None)) if value != usual]:
+                    ("--anchor-capture", anchor_capture, None),
+                    ("--step-region", step_region, None)) if value != usual]:
                 raise ServingError(f"--target searches splits and loads of the engine as it is taken to be, which "
                                    f"{given[0]} says otherwise; leave one of them out.")
             with working("Pricing and serving"):
@@ -129,7 +131,8 @@ def serve(
                 engine=engine, chunk=chunk, cuda_graphs=cuda_graphs, speculate=speculate, batch=batch, context=context,
                 prompt=prompt, output=output, rate=rate, concurrency=concurrency, requests=requests, seed=seed,
                 step_us=step_us, profile=known, comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
-                anchor=anchor, anchor_capture=anchor_capture, edits=changes)
+                anchor=anchor, anchor_capture=anchor_capture, step_region=step_region,
+                edits=changes)
         if json:
             print_json(found.to_json())
         else:

@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, percent, print_json, working
 from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Top, shared
+from graph_predictor.cli.options import Debug, Json, StepRegion, Top, shared
 from graph_predictor.cli.profiles import profile_of
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def shard(
                                   "FBGEMM does, or one by one with sparse gradients; by default as recorded, else "
                                   "fused.")] = None,
     seed: Annotated[int, shared("--seed", "the search's shakes and the random baseline", least=0)] = 0,
+    step_region: StepRegion = None,
     top: Top = None,
     json: Json = False,
     debug: Debug = False,
@@ -87,7 +88,7 @@ def shard(
                 source, gpus, device=spec, topology=topology, memory=limit, host_memory=host_limit, batch=batch,
                 top=top or BEST, pinned=pinned, kinds=allowed, skews=exponents, preset=preset,
                 settings=assignments or (), profile=known, comm_profile=comm_profile, comm_choices=comm_choices,
-                pipelined=pipeline, fused=fused, seed=seed)
+                pipelined=pipeline, fused=fused, seed=seed, step_region=step_region)
         if out is not None:
             found.plans[0].plan.save(out)
         if json:

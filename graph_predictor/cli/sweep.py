@@ -13,7 +13,19 @@ from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.edit_options import with_axes
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Profiled, Scheduler, Step, Top, Window, Workers, axis, shared
+from graph_predictor.cli.options import (
+    Debug,
+    Json,
+    Profiled,
+    Scheduler,
+    Step,
+    StepRegion,
+    Top,
+    Window,
+    Workers,
+    axis,
+    shared,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,6 +88,7 @@ def sweep(
     jobs: Annotated[int, typer.Option(metavar="N", help="Processes on this machine; -1 for one a core.")] = -1,
     top: Top = None,
     window: Window = 0,
+    step_region: StepRegion = None,
     profiled: Profiled = False,
     json: Json = False,
     debug: Debug = False,
@@ -115,7 +128,8 @@ def sweep(
                               also=tuple(also or ()))
         lists = {"device": device, "world_size": world_size, "topology": topology, **edits, "edits": switches}
         space = _space(sizes or [], lists, parallel or [], fixed)
-        where = SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled)
+        where = SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled,
+                            step_region)
         with _progress(len(space)) as progress:
             found = run(where, space, output=out, price_per_hour=price, backend=workers, scheduler=scheduler,
                         jobs=jobs, progress=progress)

@@ -117,8 +117,9 @@ def steps_of(built: Built, steps: str | int | Sequence[int] | None = None) -> Cy
     """
     found = choose_steps(built, steps)
     if found is None:
-        raise ForetraceError("The trace has no steps to repeat: call prof.step() after each iteration, or capture with "
-                             "foretrace capture.")
+        raise ForetraceError("The trace has no steps to repeat: name the region that marks them with --step-region "
+                             "(foretrace inspect lists those that repeat), call prof.step() after each iteration, or "
+                             "capture with foretrace capture.")
     return found
 
 

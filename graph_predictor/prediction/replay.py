@@ -227,8 +227,8 @@ def replay(
         if rank_number(graph, rank) not in with_steps:
             steps.append(_whole_window(built, program, simulated, under, rank))
     if any(s.name == WINDOW for s in steps):
-        notes.append("No steps were found: the whole window is replayed as one. Call prof.step() after each "
-                     "iteration to mark them.")
+        notes.append("No steps were found: the whole window is replayed as one. Name the region that marks them "
+                     "with --step-region, or call prof.step() after each iteration.")
     result = Replay(steps=steps, built=built, program=program, simulated=simulated, notes=notes,
                     scale_kernels=scale_kernels)
     if result.inexact:

@@ -15,7 +15,7 @@ import numpy as np
 
 from graph_predictor.recorded.step_lengths import LIKE_THE_MEDIAN, StepLengths, step_lengths, typical
 from tracer.arrays import Bool, Int64
-from tracer.graph import ExecutionGraph, LaunchKind
+from tracer.graph import ExecutionGraph, LaunchKind, StepSource
 from tracer.graph_capture import captured_of_steps
 from tracer.lost_launches import lost_launches
 
@@ -34,30 +34,33 @@ class CountedSteps:
         counts: which of each rank's steps count, [steps].
         lost: launches of each rank's steps whose device work was not recorded although that of other steps was.
         captured: launches of each rank's steps that ran nothing, as a CUDA graph was recorded from them.
+        unended: which of each rank's steps have no recorded end, [steps].
     """
 
     ranks: list[StepLengths]
     counts: list[Bool]
     lost: list[Int64]
     captured: list[Int64]
+    unended: list[Bool]
 
     @classmethod
     def of(cls, graphs: Sequence[ExecutionGraph]) -> CountedSteps:
-        """Find them: steps that lost device work do not count, nor do those that are no longer than the others.
+        """Find them: steps that lost device work or have no recorded end do not count, nor do those that are no longer
+        than the others.
 
         Where ranks recorded different numbers of steps, the last ones are the same. Where no step is left, all count.
         """
         ranks, lost = [step_lengths(graph) for graph in graphs], [lost_launches(graph) for graph in graphs]
-        captured = [captured_of_steps(graph) for graph in graphs]
+        captured, unended = [captured_of_steps(graph) for graph in graphs], [_unended(graph) for graph in graphs]
         most = max((len(one.host_ns) for one in ranks), default=0)
         longest, whole = np.zeros(most, np.int64), np.ones(most, np.bool_)
-        for one, missing, recorded in zip(ranks, lost, captured, strict=True):
+        for one, missing, recorded, cut in zip(ranks, lost, captured, unended, strict=True):
             at = slice(most - len(one.host_ns), None)
             longest[at] = np.maximum(longest[at], one.length_ns)
-            whole[at] &= (missing == 0) & (recorded == 0)
+            whole[at] &= (missing == 0) & (recorded == 0) & ~cut
         found = _or_all(whole)
         found[found] = typical(longest[found])
-        return cls(ranks, [_or_all(found[most - len(one.host_ns):]) for one in ranks], lost, captured)
+        return cls(ranks, [_or_all(found[most - len(one.host_ns):]) for one in ranks], lost, captured, unended)
 
     @property
     def common(self) -> list[int]:
@@ -83,11 +86,20 @@ class CountedSteps:
             return f"{launches:,} of its launches only recorded a CUDA graph"
         if missing := int(self.lost[rank][step]):
             return f"{missing:,} of its launches lost their device work"
+        if self.unended[rank][step]:
+            return "no region begins after it"
         counted = np.sort(self.ranks[rank].length_ns[self.counts[rank]])
         ratio = self.ranks[rank].length_ns[step] / max(int(counted[(len(counted) - 1) // 2]), 1)
         if abs(ratio - 1.0) <= LIKE_THE_MEDIAN:
             return "as long as others here, not on another rank"
         return f"{ratio:.2g} times as long as the median one"
+
+
+def _unended(graph: ExecutionGraph) -> Bool:
+    """Return which steps have no recorded end: the last of a region's, which lacks what the host does between two."""
+    found = np.zeros(len(graph.steps), np.bool_)
+    found[-1:] = graph.meta.step_source == StepSource.REGION
+    return found
 
 
 def _or_all(chosen: Bool) -> Bool:

@@ -29,6 +29,7 @@ class RankInspection:
     window_ns: int
     steps: int
     step_source: str
+    step_region: str
     ops: int
     calls: int
     launches: int
@@ -65,7 +66,8 @@ class RankInspection:
             "window_us": self.window_ns / 1e3 if self.has_times else None, "memory_bytes": self.memory or None,
             "substitutions": self.substitutions or None,
             "step_us": None if self.step_ns is None else self.step_ns / 1e3,
-            "steps": self.steps, "step_source": self.step_source or None, "ops": self.ops, "calls": self.calls,
+            "steps": self.steps, "step_source": self.step_source or None,
+            "step_region": self.step_region or None, "ops": self.ops, "calls": self.calls,
             "launches": self.launches, "kernels": self.kernels, "kernels_by_kind": self.kernels_by_kind,
             "collectives": self.collectives,
             "gpu_active_us": None if self.gpu_active_ns is None else self.gpu_active_ns / 1e3,
@@ -172,6 +174,7 @@ def _inspect(graph: ExecutionGraph, facts: RankFacts | None) -> RankInspection:
         rank=meta.rank, source=meta.source, era=meta.era, device=meta.device, torch_version=meta.torch_version,
         window_ns=meta.window_ns, steps=len(graph.steps),
         step_source=StepSource(meta.step_source).name.lower() if meta.step_source >= 0 else "",
+        step_region=meta.step_region,
         ops=int((graph.ops.kind == OpKind.OPERATION).sum()), calls=len(calls),
         launches=int(np.isin(calls.kind, LAUNCHING).sum()), kernels=len(kernels),
         kernels_by_kind={kind.name.lower(): int((kernels.kind == kind).sum()) for kind in KernelKind},

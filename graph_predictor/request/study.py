@@ -66,17 +66,21 @@ def read_source(source: Sequence[str], window: int = 0, device: str | None = Non
     return read_job(list(source), window=window) if read is None else read(list(source), window)
 
 
-def is_script(source: Sequence[str]) -> bool:
+def is_script(source: Sequence[str], step_region: str | None = None) -> bool:
     """Return whether a source names a function of a script.
 
     Raises:
-        ForetraceError: it names a script alone.
+        ForetraceError: it names a script alone, or the steps of a recording are named for it.
     """
     path, colon, function = source[0].rpartition(":")
     if len(source) == 1 and source[0].endswith(".py"):
         raise ForetraceError(f"{source[0]} is a script: name its function that builds the step, "
                              f"{source[0]}:FUNCTION.")
-    return len(source) == 1 and bool(colon) and path.endswith(".py") and function.isidentifier()
+    found = len(source) == 1 and bool(colon) and path.endswith(".py") and function.isidentifier()
+    if found and step_region is not None:
+        raise ForetraceError(f"{source[0]} is traced by shapes as one step, and --step-region names the steps of a "
+                             "recording; leave it out.")
+    return found
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,8 @@ class ServingAnchor:
                 f"time belongs to operations of the step, {self.beside:.1%} by the kernels beside.")
 
 
-def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, assumed: ServedStep | None = None
-                ) -> ServingAnchor:
+def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, assumed: ServedStep | None = None,
+                step_region: str | None = None) -> ServingAnchor:
     """Return what a server's trace says of its steps.
 
     Args:
@@ -102,12 +102,13 @@ def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, a
         model: of the decoder as it was served when it was recorded.
         capture: a trace of the same server while it captured its CUDA graphs, whose operations have their kernels.
         assumed: what each recorded step worked on, where their names do not say.
+        step_region: its steps are the regions of this name (see ``tracer.read_job``).
 
     Raises:
         ServingError: no step of it says what it worked on, or its kernels are far from what is predicted.
         ForetraceError: the trace cannot be read.
     """
-    graph = read_job([path]).graphs[0]
+    graph = read_job([path], step_region=step_region).graphs[0]
     steps = {row: step for row in range(len(graph.steps))
              if (step := step_of(graph.string(int(graph.steps.name[row])))) is not None}
     named = bool(steps)
@@ -116,8 +117,8 @@ def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, a
         steps = {int(row): assumed for row in worked[worked >= 0]}
     if not steps:
         raise ServingError(f"No step of {path} says what it worked on; give a trace of vLLM, whose steps are named "
-                           "execute_context_…_generation_…, or one with steps (prof.step()) that all decode, and "
-                           "--batch and --context for what they decode.")
+                           "execute_context_…_generation_…, or one with steps (prof.step(), or --step-region) that all "
+                           "decode, and --batch and --context for what they decode.")
     _check_device(graph, path, model.device)
     operators = captured_operators(graph, read_job([capture]).graphs[0]) if capture is not None else {}
     measured, predicted = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)

@@ -208,7 +208,7 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
           seed: int = 0, step_us: float | None = None, profile: DeviceProfile | None = None,
           comm_profile: str | None = None, comm_choices: str | None = None,
           measured: str | ServingCalibration | None = None, anchor: str | None = None,
-          anchor_capture: str | None = None, edits: Sequence[Edit] = ()) -> Served:
+          anchor_capture: str | None = None, step_region: str | None = None, edits: Sequence[Edit] = ()) -> Served:
     """Predict how a decoder is served.
 
     Args:
@@ -240,6 +240,7 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
             took over what is predicted of its steps, operation by operation, is taken of all steps. Where its steps'
             names do not say what they worked on, and ``context`` is given, they decode ``batch`` sequences of it.
         anchor_capture: a trace of the capture of its CUDA graphs, whose operations have their kernels.
+        step_region: the anchor's steps are the regions of this name.
         edits: of ``graph_predictor.edits``, those of recorded steps.
 
     Raises:
@@ -277,9 +278,12 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
     if anchor_capture is not None and anchor is None:
         raise ServingError("--anchor-capture says which operations the graphs of an anchor were captured of; give "
                            "--anchor too.")
+    if step_region is not None and anchor is None:
+        raise ServingError("--step-region names the steps of an anchor; give --anchor too.")
     if anchor is not None:
         anchored = read_anchor(anchor, ServingModel(decoder.shape, setup, spec, collectives, profile, rates),
-                               capture=anchor_capture, assumed=ServedStep(batch, given) if given else None)
+                               capture=anchor_capture, assumed=ServedStep(batch, given) if given else None,
+                               step_region=step_region)
         rates = anchored.rates
     calibration = measured if isinstance(measured, ServingCalibration) else None
     if isinstance(measured, str):

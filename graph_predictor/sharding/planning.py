@@ -86,7 +86,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
           pinned: Mapping[str, int] | None = None, kinds: Collection[str] = (), skews: Sequence[float] = (),
           preset: str | None = None, settings: Sequence[str] = (), profile: DeviceProfile | None = None,
           comm_profile: str | None = None, comm_choices: str | None = None, pipelined: bool = True,
-          fused: bool | None = None, seed: int = 0) -> Shardings:
+          fused: bool | None = None, seed: int = 0, step_region: str | None = None) -> Shardings:
     """Find the fastest shardings of a model's tables.
 
     Args:
@@ -110,6 +110,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
         fused: whether a rank's tables are looked up by one kernel with the optimizer in its gradient (FBGEMM's), or
             table by table with sparse gradients (``nn.EmbeddingBag``); by default as it was recorded, else fused.
         seed: of what the search draws.
+        step_region: the steps of a trace or capture are the regions of this name.
 
     Raises:
         ShardingError: the tables do not fit, or a pin or kind is none.
@@ -118,7 +119,8 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
     if gpus < 1:
         raise ShardingError(f"{gpus} GPUs are none; give at least one.")
     spec = device_of(source) if device is None else find_device(device) if isinstance(device, str) else device
-    found = sharding_source(source, spec, profile, samples=batch, preset=preset, settings=settings)
+    found = sharding_source(source, spec, profile, samples=batch, preset=preset, settings=settings,
+                            step_region=step_region)
     collectives = cluster_of(topology, comm_profile, None, comm_choices, lambda: topology_of(spec, gpus))
     if collectives.mixed:  # exchanges are priced one by one: all have one base
         collectives = replace(collectives, backend=collectives.backends.usual)

@@ -101,7 +101,8 @@ def device_of(source: str) -> DeviceSpec:
 
 
 def sharding_source(source: str, device: DeviceSpec, models: Models | None = None, *, samples: int | None = None,
-                    preset: str | None = None, settings: Sequence[str] = ()) -> ShardingSource:
+                    preset: str | None = None, settings: Sequence[str] = (),
+                    step_region: str | None = None) -> ShardingSource:
     """Read what is to be sharded.
 
     Args:
@@ -109,24 +110,28 @@ def sharding_source(source: str, device: DeviceSpec, models: Models | None = Non
         device: the dense part is traced for it and priced on it.
         samples: of a rank; by default the source's own, for a file ``BATCH``.
         preset, settings: of the workload.
+        step_region: the steps of a trace or capture are the regions of this name.
 
     Raises:
         ForetraceError: it cannot be read, or has no tables.
     """
     from tracer import workloads
 
+    tables = Path(source).suffix.lower() in FILES and not _is_trace(source)
+    if step_region is not None and (source in workloads.names() or tables):
+        raise ShardingError(f"{source} is no recording, and --step-region names the steps of one; leave it out.")
     if source in workloads.names():
         return _of_workload(source, device, models, samples, preset, settings)
     if preset is not None or settings:
         raise ShardingError(f"{source} is no workload of the suite, and --preset and --set belong to one; leave them "
                             "out.")
-    if Path(source).suffix.lower() in FILES and not _is_trace(source):
+    if tables:
         count = samples or BATCH
         notes = [] if samples else [f"A rank's batch is taken to have {BATCH:,} samples; give --batch where it is "
                                     "known."]
         notes.append("Only tables are given: the step is their look-ups and exchanges, without a dense part.")
         return ShardingSource(Path(source).name, tuple(read_tables(source)), count, DenseWork(), tuple(notes))
-    return _of_trace(source, device, models, samples)
+    return _of_trace(source, device, models, samples, step_region)
 
 
 def _is_trace(path: str) -> bool:
@@ -162,8 +167,9 @@ def _of_workload(name: str, device: DeviceSpec, models: Models | None, samples: 
                            "gradient.",))
 
 
-def _of_trace(source: str, device: DeviceSpec, models: Models | None, samples: int | None) -> ShardingSource:
-    job = read_job([source])
+def _of_trace(source: str, device: DeviceSpec, models: Models | None, samples: int | None,
+              step_region: str | None) -> ShardingSource:
+    job = read_job([source], step_region=step_region)
     step = None if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs) else recorded_step(job)
     workload = job.graphs[0].meta.workload
     if workload:

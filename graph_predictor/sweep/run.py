@@ -25,7 +25,7 @@ from tracer.cluster.forked import ForkedWorkers, cores
 from tracer.cluster.workers import Failed
 from tracer.graph import ExecutionGraph
 from tracer.input_file import open_anywhere
-from tracer.job import Job
+from tracer.job import Job, read_job
 from tracer.shown import Shown
 
 LOCAL, DASK, RAY = "local", "dask", "ray"
@@ -50,6 +50,7 @@ class SweepSource:
     Attributes:
         paths: of the source, or one SCRIPT.py:FUNCTION.
         window, step, recorded_on, profiles, profiled: see ``Study``; devices and profiles by name and path.
+        step_region: see ``tracer.read_job``.
     """
 
     paths: tuple[str, ...]
@@ -58,6 +59,7 @@ class SweepSource:
     recorded_on: str | None = None
     profiles: tuple[str, ...] = ()
     profiled: bool = False
+    step_region: str | None = None
 
     def study(self, job: Job | None = None) -> Study:
         """Read it.
@@ -68,13 +70,16 @@ class SweepSource:
         from kernel_models.device_choice import find_device
         from kernel_models.profile import load_profile
 
-        script = self.paths[0] if is_script(self.paths) else None
+        script = self.paths[0] if is_script(self.paths, self.step_region) else None
         if job is None and script is None:
-            job = read_source(self.paths, self.window)
+            job = read_source(self.paths, self.window, read=self._read)
         return Study(job, self.step,
                      recorded_on=None if self.recorded_on is None else find_device(self.recorded_on),
                      profiles=[load_profile(path) for path in self.profiles],
-                     code=script, profiled=self.profiled)
+                     code=script, profiled=self.profiled, read=self._read)
+
+    def _read(self, paths: list[str], window: int = 0) -> Job:
+        return read_job(paths, window=window, step_region=self.step_region)
 
 
 @dataclass(frozen=True, repr=False)
@@ -275,6 +280,7 @@ def _about(source: SweepSource, job: Job, space: SweepSpace, price: float | None
     """Return what the points of a journal are of: content, not paths alone."""
     return {
         "source": _fingerprint(job.graphs), "window": source.window, "step": source.step,
+        "step region": job.graphs[0].meta.step_region,
         "recorded device": source.recorded_on, "profiles": [_content(path) for path in source.profiles],
         "profiled": source.profiled, "options": space.fixed.differences(), "price": price,
         "recorded sizes": {axis.title: axis.old for axis in space.axes if axis.old is not None},

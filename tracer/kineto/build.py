@@ -19,6 +19,7 @@ from tracer.graph import (
     OpKind,
     OpTable,
     OverheadTable,
+    StepSource,
     SyncTable,
     Thread,
 )
@@ -33,17 +34,22 @@ from tracer.kineto.names import ANNOTATION_NAME, NameGroup, is_collective_kernel
 from tracer.kineto.nesting import Nesting, host_order, innermost, nest
 from tracer.kineto.phases import phases
 from tracer.kineto.python_calls import count_python_calls
+from tracer.kineto.regions import listed, region_steps, repeated_regions
 from tracer.kineto.step_faults import drop_step_faults, named
 from tracer.kineto.steps import find_steps, step_of
 from tracer.lost_launches import lost_launches
 from tracer.table import is_constant
 
 
-def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, source: str) -> ExecutionGraph:
-    """Sort, nest, link and describe the collected events. ``collected`` is used up."""
+def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, source: str,
+                step_region: str = "") -> ExecutionGraph:
+    """Sort, nest, link and describe the collected events. ``collected`` is used up.
+
+    Regions of the name ``step_region`` are the steps, if one is given; raises ``StepRegionError`` without such regions.
+    """
     loss = collected.loss
     first = collected.first_ns or 0
-    meta = Meta(source=source, loss=loss, python_events=collected.python_events)
+    meta = Meta(source=source, step_region=step_region, loss=loss, python_events=collected.python_events)
     meta.base_time_ns = first + base_time_ns(metadata)
     meta.window_ns = collected.last_ns - first
 
@@ -63,8 +69,12 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     if linked.any():
         kernels.op = np.where(linked, calls.op[launch], NONE).astype(np.int32)
 
-    steps, meta.step_source = find_steps(ops, nesting.end, collected.strings)
-    meta.step_source = int(meta.step_source)
+    if step_region:
+        steps = region_steps(ops, nesting.end, calls, kernels, collected.strings, step_region, source)
+        meta.step_source = int(StepSource.REGION)
+    else:
+        steps, found_by = find_steps(ops, nesting.end, collected.strings)
+        meta.step_source = int(found_by)
     ops.step = step_of(steps, ops.thread, ops.start_ns)
     calls.step = step_of(steps, calls.thread, calls.start_ns)
     if linked.any():
@@ -266,6 +276,10 @@ def _note_absences(graph: ExecutionGraph, unknown: Counter[str]) -> None:
     if len(graph.steps) == 0:
         loss.notes.append("The trace marks no steps (no ProfilerStep, Optimizer.step, data loader or execute ranges): "
                           "the window counts as a whole.")
+        own = [region for region in repeated_regions(graph.ops, graph.strings) if region.own]
+        if own:
+            loss.notes.append(f"Regions that repeat: {listed(own)}. If each is one step, name them: --step-region NAME "
+                              "(step_region=).")
     if loss.orphan_kernels:
         loss.notes.append(f"{loss.orphan_kernels} pieces of GPU work have no recorded launch, {loss.leading_orphans} "
                           "of them before their stream's first launched work (launched before the window).")

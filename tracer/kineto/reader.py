@@ -27,7 +27,8 @@ LEAST_STORED_BYTES, _FREE_EVENTS = 2, 1 << 20
 
 
 def read_processes(source: str | os.PathLike[str], *,
-                   progress: Callable[[int, int], None] | None = None) -> list[ExecutionGraph]:
+                   progress: Callable[[int, int], None] | None = None,
+                   step_region: str | None = None) -> list[ExecutionGraph]:
     """Read a trace as ``read_kineto`` does, of a file that may hold several processes: the graph of each, numbered as
     ranks in the order of the processes where there are several.
 
@@ -35,13 +36,13 @@ def read_processes(source: str | os.PathLike[str], *,
         TraceError: see there; or two processes cannot be told apart.
     """
     with _collection_paused():
-        collector, finish = _collected(source, progress, None)
+        collector, finish = _collected(source, progress, None, step_region)
         parts = processes_of(collector, os.fspath(source))
         if not parts:
             return [finish(collector)]
         graphs = []
         for rank, part in enumerate(parts):
-            own, finish = _collected(source, None, part)
+            own, finish = _collected(source, None, part, step_region)
             graph = finish(own)
             meta = graph.meta
             meta.rank, meta.world_size = rank, max(meta.world_size, len(parts))
@@ -51,8 +52,8 @@ def read_processes(source: str | os.PathLike[str], *,
         return graphs
 
 
-def read_kineto(source: str | os.PathLike[str], *,
-                progress: Callable[[int, int], None] | None = None) -> ExecutionGraph:
+def read_kineto(source: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None,
+                step_region: str | None = None) -> ExecutionGraph:
     """Read one rank's profiler trace: Kineto JSON of any era, plain or gzip, rocprofv3's results, or the SQLite export
     of Nsight Systems.
 
@@ -61,6 +62,8 @@ def read_kineto(source: str | os.PathLike[str], *,
     Args:
         source: a path or any fsspec URL (``s3://…``, ``https://…``).
         progress: called with (bytes done, bytes in all) of the stored file; the second is 0 if unknown.
+        step_region: the steps are the regions of this name (see ``tracer.kineto.regions``); by default the best
+            evidence decides.
 
     Returns:
         The graph. Times are int64 nanoseconds from the earliest event, which is at ``meta.base_time_ns``;
@@ -69,8 +72,9 @@ def read_kineto(source: str | os.PathLike[str], *,
     Raises:
         TraceError: the file is missing, empty, no profiler trace, too damaged to hold a single event, or of several
             processes.
+        StepRegionError: it has no region named ``step_region``.
     """
-    found = read_processes(source, progress=progress)
+    found = read_processes(source, progress=progress, step_region=step_region)
     if len(found) > 1:
         raise TraceError(f"{os.fspath(source)} holds {len(found)} processes, each a rank of a job: read it as one "
                          "(tracer.read_job).")
@@ -78,7 +82,8 @@ def read_kineto(source: str | os.PathLike[str], *,
 
 
 def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], None] | None,
-               part: ProcessPart | None) -> tuple[Collector, Callable[[Collector], ExecutionGraph]]:
+               part: ProcessPart | None, step_region: str | None) -> tuple[
+                   Collector, Callable[[Collector], ExecutionGraph]]:
     """Gather a file's events, and return what makes the graph of them."""
     loss = LossReport()
     opened: TraceSource | NsysSource = NsysSource(source, progress) if local_export(source) else \
@@ -105,7 +110,8 @@ def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], No
     mend_device_times(collector)
     drop_outliers(collector)
     _check(collector, stream, opened)
-    return collector, lambda whole: build_graph(whole, stream.metadata, stream.is_list, opened.name)
+    return collector, lambda whole: build_graph(whole, stream.metadata, stream.is_list, opened.name,
+                                                step_region or "")
 
 
 def ready_to_read() -> None:

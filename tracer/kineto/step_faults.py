@@ -42,7 +42,7 @@ def drop_step_faults(steps: StepTable, source: int, ops: OpTable, calls: LaunchT
     Returns:
         The steps that are left and their source; none and ``NONE`` where the repeats are unlike each other.
     """
-    if len(steps) < 2:
+    if len(steps) < 2 or source == StepSource.REGION:  # the user says which regions are steps
         return steps, source
     work = _StepWork.of(steps, ops, calls, kernels, strings)
     if source == StepSource.PERIOD:

@@ -9,7 +9,8 @@
 4. `execute_*` annotations (inference servers): the step is the annotation.
 5. Periodicity: the thread's top-level operations repeat exactly, at least three times.
 
-What holds no work, or repeats that are unlike each other, is left out afterwards (``step_faults``).
+What holds no work, or repeats that are unlike each other, is left out afterwards (``step_faults``). Where the user
+names a region, its regions are the steps instead (``regions``).
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def find_steps(ops: OpTable, op_end: np.ndarray, strings: Interner) -> tuple[Ste
         texts = list(strings)
         names = {code: texts[code] for code in np.unique(ops.name).tolist()}
         for source, search in (
-            (StepSource.PROFILER_STEP, lambda: _marked(ops, op_end, _rows(ops, names, _PROFILER_STEP))),
+            (StepSource.PROFILER_STEP, lambda: marked_steps(ops, op_end, _rows(ops, names, _PROFILER_STEP))),
             (StepSource.OPTIMIZER, lambda: _optimizer(ops, op_end, names, strings)),
             (StepSource.DATA_LOADER, lambda: _data_loader(ops, op_end, names, strings)),
-            (StepSource.ANNOTATION, lambda: _marked(ops, op_end, _rows(ops, names, _EXECUTE))),
+            (StepSource.ANNOTATION, lambda: marked_steps(ops, op_end, _rows(ops, names, _EXECUTE))),
             (StepSource.PERIOD, lambda: _periodic(ops, op_end, strings)),
         ):
             steps = search()
@@ -81,7 +82,7 @@ def _busiest(ops: OpTable, rows: np.ndarray) -> np.ndarray:
     return rows[ops.thread[rows] == thread]
 
 
-def _marked(ops: OpTable, op_end: np.ndarray, rows: np.ndarray) -> StepTable:
+def marked_steps(ops: OpTable, op_end: np.ndarray, rows: np.ndarray) -> StepTable:
     """Steps that are annotations themselves; one inside another (a nested `execute_*`) is left out."""
     rows = _busiest(ops, rows)
     rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]

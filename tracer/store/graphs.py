@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tracer.decode import DecodeError, from_json
-from tracer.errors import GraphFileError
+from tracer.errors import GraphFileError, StepRegionError
 from tracer.graph import (
     LEAST_STEP_NS,
     NONE,
@@ -93,15 +93,19 @@ def save_graph(graph: ExecutionGraph, path: str | os.PathLike[str]) -> None:
     write_file(path, pack_graphs("graph", [graph], {}, os.fspath(path)))
 
 
-def load_graph(path: str | os.PathLike[str]) -> ExecutionGraph:
+def load_graph(path: str | os.PathLike[str], *, step_region: str | None = None) -> ExecutionGraph:
     """Load what ``save_graph`` wrote; every column, string and field is as it was saved.
 
+    Args:
+        step_region: the name of the regions that its steps must be; by default its steps are taken as they are.
+
     Raises:
+        StepRegionError: it was saved with other steps.
         GraphFileError: the file is missing, damaged, truncated, of another format or a newer version, implausibly
             large, or holds a job.
     """
     name = os.fspath(path)
-    manifest, graphs = load_graphs(name)
+    manifest, graphs = load_graphs(name, step_region)
     if len(graphs) != 1 or manifest.kind != "graph":
         raise GraphFileError(f"{name} holds a job of {len(graphs)} ranks, not one graph; load it with load_job.")
     return graphs[0]
@@ -141,8 +145,8 @@ def _own_version() -> str:
         return "unknown"
 
 
-def load_graphs(label: str) -> tuple[GraphManifest, list[ExecutionGraph]]:
-    """Return a file's manifest and its graphs, each checked."""
+def load_graphs(label: str, step_region: str | None = None) -> tuple[GraphManifest, list[ExecutionGraph]]:
+    """Return a file's manifest and its graphs, each checked, its steps too if ``step_region`` says which they are."""
     data = read_file(label)
     members = unpack(data, label)
     try:
@@ -152,7 +156,20 @@ def load_graphs(label: str) -> tuple[GraphManifest, list[ExecutionGraph]]:
     if manifest.format != "foretrace" or manifest.version != VERSION or manifest.kind not in ("graph", "job"):
         raise corrupt(label, "its manifest is not one of this format")
     _check_sizes(manifest, len(data), label)
+    if step_region:
+        _check_region(manifest, step_region, label)
     return manifest, [_decode(record, members, manifest.kind, i, label) for i, record in enumerate(manifest.graphs)]
+
+
+def _check_region(manifest: GraphManifest, step_region: str, label: str) -> None:
+    """Refuse a file of other steps: what depends on them, such as gaps, was worked out when it was written."""
+    for record in manifest.graphs:
+        own = record.meta.step_region
+        if own != step_region:
+            what = f"the regions {own!r}" if own else "those that the trace marks"
+            raise StepRegionError(f"The steps in {label} are {what}, not the regions {step_region!r}: leave "
+                                  "--step-region (step_region=) out, or give it to foretrace convert with the "
+                                  "original traces.")
 
 
 def _check_sizes(manifest: GraphManifest, file_bytes: int, label: str) -> None:

@@ -22,16 +22,15 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
     write_file(path, pack_graphs("job", list(job.graphs), others, os.fspath(path)))
 
 
-def load_job(path: str | os.PathLike[str]) -> Job:
+def load_job(path: str | os.PathLike[str], *, step_region: str | None = None) -> Job:
     """Load a saved job; a file with one graph gives a job of its rank.
 
-    Raises:
-        GraphFileError: as ``load_graph``.
+    Arguments and errors as of ``load_graph``.
     """
     from tracer.job import Job, assemble_job  # job.py reads graph files too
 
     name = os.fspath(path)
-    manifest, graphs = load_graphs(name)
+    manifest, graphs = load_graphs(name, step_region)
     if manifest.kind == "graph":
         return assemble_job(graphs)
     hints = get_type_hints(Job)
