@@ -63,7 +63,8 @@ def test_inspect_counts_each_kind(run: Run, tmp_path: Path) -> None:
     events = changed(changed(changed(steps(6), [5], stamp(early=1e11)), [10], stamp(dur=2e6)), [14],
                      stamp(ts=0, dur=0))
     text = plain(run("inspect", write(tmp_path / "trace.json", events)).out)
-    for row in ("placed after its launch 2", "impossible duration, cut 1", "launches whose GPU work was not recorded 0"):
+    for row in ("placed after its launch 2", "impossible duration, cut 1",
+                "launches whose GPU work was not recorded 0"):
         assert row in text
     assert run("inspect", tmp_path / "trace.json", "--json").json["loss"]["cut_kernels"] == 1
 
