@@ -106,8 +106,9 @@ def _causes(result: Difference) -> PageTable:
     modules = any(part.module for part in result.parts)
     return table("parts", "Causes, ms of a step", [
         text_column("kind"), text_column("what"), *([text_column("module", path=True)] if modules else []),
-        Column("places"), Column("A", note="less half of what other causes explain"),
-        Column("B", note="and so in B"), Column("ms"), Column("sure ms")], (
+        Column("places"),
+        Column("A", note="of work on the critical path of A or of B, without what the machine as a whole explains"),
+        Column("B", note="the same work in B"), Column("ms"), Column("sure ms")], (
         [part.kind.value, part.what, *([part.module] if modules else []),
          count_cell(part.places) if part.places else "–", *_sides(part), ms_cell(part.certain_ns)]
         for part in result.parts))
