@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from graph_predictor.figures import as_shown
 from graph_predictor.prediction.result import which_times
 from graph_predictor.recorded.facts import RecordedFacts
-from graph_predictor.reports.figures import as_shown
 from tracer.charts import MOST_BARS, Chart, ChartSeries
 from tracer.shown import Shown
 

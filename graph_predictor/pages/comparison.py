@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graph_predictor.diff.result import Difference, Part
+from graph_predictor.figures import count, milliseconds, percent, signed_milliseconds
 from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
     Cell,
@@ -25,7 +26,6 @@ from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.pages.prediction import sentence
 from graph_predictor.pages.provenance import Provenance, provenance_section
 from graph_predictor.prediction.result import which_times
-from graph_predictor.reports.figures import count, milliseconds, percent, signed_milliseconds
 
 
 def difference_page(result: Difference, where: Provenance) -> ReportPage:
