@@ -45,7 +45,7 @@ def _pairs() -> Iterator[tuple[Path, Path, tuple[str | int, ...]]]:
         yield MI300 / f"h100-{model}.json.gz", MI300 / f"mi300-{model}.json.gz", ()
     resnets = [TRACES / name for name in ("resnet50-V100", "resnet50-ddp-2xA100")]
     yield resnets[0], resnets[1], ()
-    for path in (resnets[0], TRACES / "nanogpt-rank0-of-8xH100", TRACES / "nanogpt-8xH100", TRACES / "linear-2080Ti"):
+    for path in (resnets[0], TRACES / "nanogpt-rank0-of-8xH100", TRACES / "linear-2080Ti"):
         yield path, path, ("--step", 0, "--step-b", 1)
     for path in sorted((DATA / "cases").glob("*")):
         if any(path.glob("*.json*")):

@@ -141,9 +141,10 @@ class _StepWork:
         if self.trains[step]:
             return False
         worked = False
-        # Where a device works, it says whether a step does: before the end a host may still fetch the next batch.
-        for measure in (self.launches, self.kernels, self.device_ns) if self.kernels.any() else (
-                self.ops, self.launches, self.host_ns):
+        # Where steps use a device, it says whether this one does: before the end a host may still fetch a batch.
+        uses_device = 2 * (self.kernels[others.start:others.stop] > 0).sum() > len(others)
+        for measure in (self.launches, self.kernels, self.device_ns) if uses_device else (
+                self.ops, self.launches, self.kernels, self.host_ns):
             some = np.sort(measure[others.start:others.stop])
             some = some[some > 0]
             usual = float(some[len(some) // 2]) if len(some) else 0.0
