@@ -23,7 +23,10 @@ _BEGIN, _END = (re.compile(rf"(?:cuda|cu|hip)Stream{what}Capture") for what in (
 
 def while_capturing(calls: LaunchTable, strings: Sequence[str]) -> Bool:
     """Return which calls were made while a graph was recorded, [calls]: those of other threads too."""
-    begins, ends = (_named(calls, strings, pattern) for pattern in (_BEGIN, _END))
+    # Calls have few names, where a trace has many strings.
+    names = np.flatnonzero(np.bincount(calls.name)).tolist() if len(calls) else []
+    begins, ends = (np.flatnonzero(np.isin(calls.name, [code for code in names if pattern.match(strings[code])]))
+                    for pattern in (_BEGIN, _END))
     if not len(begins) and not len(ends):
         return np.zeros(len(calls), np.bool_)
     begin = np.sort(calls.start_ns[begins])
@@ -52,8 +55,3 @@ def captured_of_steps(graph: ExecutionGraph) -> Int64:
     captured = captured_launches(graph)
     step = graph.launches.step[captured]
     return np.bincount(step[step >= 0], minlength=len(graph.steps)).astype(np.int64)
-
-
-def _named(calls: LaunchTable, strings: Sequence[str], pattern: re.Pattern[str]) -> Int64:
-    codes = [code for code, text in enumerate(strings) if pattern.match(text)]
-    return np.flatnonzero(np.isin(calls.name, codes)) if codes else np.zeros(0, np.int64)

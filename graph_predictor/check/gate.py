@@ -12,6 +12,7 @@ from graph_predictor.check.captures import CheckError, StoredCapture, find_captu
 from graph_predictor.check.models_gate import TOLERANCE, check_models, new_entry
 from graph_predictor.check.program_gate import LEAST, LEVEL, check_programs
 from graph_predictor.check.verdict import GateOutcome, Status, Verdict
+from graph_predictor.figures import signed_percent
 from kernel_models.pricing import Models
 
 Explain = Callable[[StoredCapture, StoredCapture], list[str]]
@@ -93,7 +94,7 @@ def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] 
     file.write(entries, reason)
     return GateOutcome(f"new baseline of {directory}", [
         Verdict(name, FIGURES[figure], Status.STORED, before[name].accuracy.figures().get(figure) if name in before else
-                None, value, "error", f"{FIGURES[figure]}: error {value:+.2%}, stored")
+                None, value, "error", f"{FIGURES[figure]}: error {signed_percent(value, 2)}, stored")
         for name, entry in entries.items() for figure, value in entry.accuracy.figures().items()],
         notes=_partial(captures), stored=True)
 

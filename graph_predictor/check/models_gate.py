@@ -9,6 +9,7 @@ from graph_predictor.check.baseline import BaselineEntry
 from graph_predictor.check.captures import StoredCapture
 from graph_predictor.check.measure import measure
 from graph_predictor.check.verdict import Status, Verdict
+from graph_predictor.figures import signed_percent
 from kernel_models.pricing import Models
 
 TOLERANCE = 0.05
@@ -53,9 +54,10 @@ def _judge_figure(name: str, figure: str, old: float | None, new: float | None, 
                        f"{what}: no error was stored; --update-baseline stores it")
     if new is None:
         return Verdict(name, what, Status.FAILED, old, None, "error",
-                       f"{what}: had an error of {old:+.2%} and can no longer be predicted")
+                       f"{what}: had an error of {signed_percent(old, 2)} and can no longer be predicted")
     grown = abs(new) - abs(old)
     worse = grown > tolerance
     change = "got worse" if worse else "got better" if grown < 0 else "as stored" if grown == 0 else "within tolerance"
     return Verdict(name, what, Status.FAILED if worse else Status.PASSED, old, new, "error",
-                   f"{what}: error {new:+.2%}, stored {old:+.2%}, {change} (tolerance {tolerance:.1%})")
+                   f"{what}: error {signed_percent(new, 2)}, stored {signed_percent(old, 2)}, {change} "
+                   f"(tolerance {tolerance:.1%})")

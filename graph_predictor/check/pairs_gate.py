@@ -27,6 +27,7 @@ from graph_predictor.check.measure import measure
 from graph_predictor.check.program_gate import LEAST, LEVEL, RESOLUTION, compare_counts, compare_types, sure
 from graph_predictor.check.turns import Progress, other_tree, run_in_turns
 from graph_predictor.check.verdict import GateOutcome, Status, Verdict, in_unit
+from graph_predictor.figures import signed_percent
 from tracer.arrays import Float64
 
 PAIRS = 8
@@ -128,8 +129,8 @@ def _step_time(script: str, before: Sequence[Sequence[int]], now: Sequence[Seque
     result = paired(np.log(medians[1] / medians[0]).tolist(), least)
     low, change, high = (float(np.expm1(value)) for value in (result.low, result.difference, result.high))
     was, will = (float(np.median(side)) for side in medians)
-    text = (f"step time: {in_unit(was, 'ns')} → {in_unit(will, 'ns')}, {change:+.1%} in {len(before)} pairs (90% "
-            f"between {low:+.1%} and {high:+,.1%})")
+    text = (f"step time: {in_unit(was, 'ns')} → {in_unit(will, 'ns')}, {signed_percent(change)} in {len(before)} pairs "
+            f"(90% between {signed_percent(low)} and {signed_percent(high)})")
     if result.p_value <= level:
         status = Status.FAILED
         text += f"; larger with {sure(1.0 - result.p_value)} confidence"

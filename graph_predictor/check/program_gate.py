@@ -23,6 +23,7 @@ from graph_predictor.check.machine import BUSY, disturbance, machine_slowdown
 from graph_predictor.check.measure import Count, MeasuredProgram, Run, measure
 from graph_predictor.check.noise import Prior, Slowdown, slowdown
 from graph_predictor.check.verdict import Status, Verdict, in_unit
+from graph_predictor.figures import signed_percent
 
 LEVEL = 0.01
 """Chance of a false alarm of a whole check."""
@@ -266,12 +267,12 @@ def _verdict(test: _Test, sides: Sequence[Slowdown], failed: bool) -> Verdict:
     result = _least_sure(sides)
     low, change, high = (float(np.expm1(value)) for value in (sides[0].low, sides[0].difference, sides[0].high))
     detectable = float(np.expm1(result.detectable))
-    text = (f"{test.quantity}: {in_unit(before, test.unit)} → {in_unit(now, test.unit)}, {change:+.1%} "
-            f"(90% between {low:+.1%} and {high:+,.1%})")
+    text = (f"{test.quantity}: {in_unit(before, test.unit)} → {in_unit(now, test.unit)}, {signed_percent(change)} "
+            f"(90% between {signed_percent(low)} and {signed_percent(high)})")
     if test.machine:
         text += f" after {np.expm1(test.machine):.1%} were taken off for a slower machine"
     if result is not sides[0]:
-        text += f", of the profiled steps {np.expm1(result.difference):+.1%}"
+        text += f", of the profiled steps {signed_percent(np.expm1(result.difference))}"
     # What one moment shows and the other does not is not excluded.
     undecided = not failed and max(float(np.expm1(side.high)) for side in sides) > test.resolution
     if failed:

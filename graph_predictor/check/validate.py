@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graph_predictor.check.captures import CheckError
+from graph_predictor.figures import signed_percent
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import Study
 from kernel_models.profile import load_profile
@@ -129,7 +130,7 @@ class Validation(Shown):
         """Say the errors in one line."""
         inside = sum(case.covered for case in self.cases)
         number = len(self.cases)
-        return (f"mean error {self.mape:.1%}, bias {self.bias:+.1%}; {inside} of {number} measured time"
+        return (f"mean error {self.mape:.1%}, bias {signed_percent(self.bias)}; {inside} of {number} measured time"
                 f"{'' if number == 1 else 's'} in the 80% interval")
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from graph_predictor.figures import signed_percent
 from tracer.charts import MOST_BARS, Chart, ChartSeries
 from tracer.shown import Shown
 
@@ -148,5 +149,5 @@ def in_unit(number: float | None, unit: str) -> str:
     if unit == "bytes":
         return f"{number / 1e9:,.3f} GB" if abs(number) >= 1e9 else f"{number / 1e6:,.3f} MB"
     if unit == "error":
-        return f"{number * 100:+.2f}%"
+        return signed_percent(number, 2)
     return f"{number:,.0f}"

@@ -14,7 +14,7 @@ from graph_predictor.cli.console import Column, Report, count, print_json
 from graph_predictor.cli.errors import INTERRUPTED
 from graph_predictor.cli.progress_line import ProgressLine
 from graph_predictor.cli.text import tell
-from graph_predictor.reports.figures import signed_percent
+from graph_predictor.figures import signed_percent
 from tracer.errors import ForetraceError
 from tracer.output_kind import HOST, check_output
 

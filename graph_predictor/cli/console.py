@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.cli.text import one_line, printable, standard_output
-from graph_predictor.reports.figures import count, microseconds, milliseconds, percent
+from graph_predictor.figures import count, microseconds, milliseconds, percent
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

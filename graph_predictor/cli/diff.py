@@ -10,7 +10,7 @@ from graph_predictor.cli.console import Column, Report, count, milliseconds, per
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window
-from graph_predictor.reports.figures import signed_milliseconds
+from graph_predictor.figures import signed_milliseconds
 
 if TYPE_CHECKING:
     from graph_predictor.diff import Difference

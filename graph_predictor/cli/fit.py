@@ -14,7 +14,7 @@ from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.fit_progress import showing_fits
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.text import tell
-from graph_predictor.reports.figures import signed_percent
+from graph_predictor.figures import signed_percent
 from tracer.output_kind import PROFILE, check_output
 
 if TYPE_CHECKING:

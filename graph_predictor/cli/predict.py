@@ -99,8 +99,8 @@ def _page(result: Prediction, prepared: Prepared, where: Provenance, job: Job | 
 
 
 def _report(result: Prediction, top: int) -> None:
+    from graph_predictor.figures import small_percent
     from graph_predictor.reports.facts import decided_line, recorded_line, savings_line, step_line
-    from graph_predictor.reports.figures import small_percent
 
     report = Report()
     unedited = "as recorded" if result.as_measured else "its steady state, not as measured"
@@ -149,7 +149,7 @@ def _report(result: Prediction, top: int) -> None:
 
 def _shares(result: Prediction) -> str:
     """Sources of all host and device time of the step."""
-    from graph_predictor.reports.figures import part_percent
+    from graph_predictor.figures import part_percent
     from kernel_models.model import Source
 
     shares = ", ".join(f"{name} {part_percent(share)}" for name, share in result.sources.items())

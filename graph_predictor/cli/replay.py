@@ -19,7 +19,7 @@ from graph_predictor.cli.console import (
 )
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
-from graph_predictor.reports.figures import signed_percent
+from graph_predictor.figures import signed_percent
 from tracer.output_kind import TIMELINE, check_output
 
 if TYPE_CHECKING:

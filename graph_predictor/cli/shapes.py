@@ -11,6 +11,7 @@ from graph_predictor.cli.console import Column, Report, percent, print_json, wor
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Top, shared
 from graph_predictor.cli.profiles import profile_of
+from graph_predictor.figures import signed_percent
 
 if TYPE_CHECKING:
     from graph_predictor.parallel.shapes import ShapeAdvice, ShapeReport
@@ -88,15 +89,16 @@ def _report(found: ShapeReport, top: int) -> None:
     out.table("Changes, the greatest gain first", [
         Column("change", name=True, whole=True), Column("GPU µs\na token"), Column("gain"), Column("80% between"),
         Column("", name=True), Column("parameters"), Column("of the time", name=True, whole=True)], [
-        [f"{SETTINGS[each.change.setting]} {each.change.value}", f"{each.us:,.4g}", f"{each.gain:+.1%}",
-         f"{each.low:+.1%} – {each.high:+.1%}", "" if each.sure else "=", f"{each.parameters - 1:+.1%}", each.why()]
+        [f"{SETTINGS[each.change.setting]} {each.change.value}", f"{each.us:,.4g}",
+         signed_percent(each.gain), f"{signed_percent(each.low)} – {signed_percent(each.high)}",
+         "" if each.sure else "=", signed_percent(each.parameters - 1), each.why()]
         for each in found.advice[:top]])
     out.line("=: the gain lies inside its own uncertainty. Widths are compared per parameter; a token of the "
              "vocabulary that nobody uses is no more model.")
     out.table("Neighbours: gain against what is", [
         Column("size", name=True), Column("now"), Column("neighbours", name=True, whole=True)], [
         [SETTINGS[setting], _now(found, setting), ",  ".join(
-            f"{each.change.value} {each.gain:+.1%}{'' if each.sure else '='}"
+            f"{each.change.value} {signed_percent(each.gain)}{'' if each.sure else '='}"
             for each in found.advice if each.change.setting == setting)]
         for setting in SETTINGS if any(each.change.setting == setting for each in found.advice)])
     for change, reason in found.refused:

@@ -9,7 +9,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.reports.figures import signed_percent
+from graph_predictor.figures import signed_percent
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:

@@ -10,6 +10,10 @@ path. With the changes Δown and Δpath,
 
 All three are antisymmetric: B against A gives the same with the other sign.
 
+A part shows the two times that it is the difference of: of the work on the critical path of A or of B, how long it
+takes in A and in B. What the machine explains is taken off the slower one. A part that only one side has shows nothing
+of the other side: the pauses that the other has in its place are taken off.
+
 A host or a device that is slower altogether is slower everywhere. The ratio ``r`` of comparable work (aligned and
 unchanged operations one by one, their weighted median) gives the machine's part of Δown of every name,
 (√r − 1/√r) · min(own_A · √r, own_B / √r): for a name that follows the ratio all of Δown, for one that took longer
@@ -64,6 +68,7 @@ class Cause:
     hidden: int = 0
     before: int = 0
     after: int = 0
+    only: DifferenceKind | None = None
     steady: int = 0
     noise: float = 0.0
     places: int = 0
@@ -151,19 +156,19 @@ def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
         noise += SPREADS * ratio.spread * steady.exposed * groups.shared(steady, ratio, every=aligned.one_machine)
         deviation = (aligned.steady_before.spread + aligned.steady_after.spread).reshape(shape)
         noise += np.where(eligible, SPREADS * deviation, 0.0)
-        steady_common, _ = steady.take_common(groups, ratio)
-        common, hidden_common = mean.take_common(groups, ratio)
+        steady_common, _, _ = steady.take_common(groups, ratio)
+        common, hidden_common, middle = mean.take_common(groups, ratio)
         if common or hidden_common:
-            _add(causes, (whole, "unchanged work"), common, hidden_common, int(mean.path_a[comparable].sum()),
-                 int(mean.path_b[comparable].sum()), steady=steady_common,
-                 places=int(comparable.any(axis=0).sum()))
+            begin = round(middle - common / 2)
+            _add(causes, (whole, "unchanged work"), common, hidden_common, begin, begin + common,
+                 steady=steady_common, places=int(comparable.any(axis=0).sum()))
 
     vocabulary = aligned.vocabulary
     modules = [vocabulary.texts[m or n] for m, n in zip(
         aligned.other.module[places.right].tolist(), aligned.one.module[places.left].tolist(), strict=True)]
     used = (mean.moved != 0) | (mean.hidden != 0) | (mean.path_a != 0) | (mean.path_b != 0) | (steady.moved != 0)
     for resource, at in zip(*(column.tolist() for column in np.nonzero(used)), strict=True):
-        sums = tuple(int(table[resource, at]) for table in (mean.moved, mean.hidden, mean.path_a, mean.path_b))
+        sums = tuple(int(table[resource, at]) for table in (mean.moved, mean.hidden, mean.work_a, mean.work_b))
         sure = int(steady.moved[resource, at])
         if at <= places.end:
             kind, what = kinds[resource][at], names[resource][at]
@@ -176,7 +181,7 @@ def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
             _add(causes, (DifferenceKind.IRREGULAR, "operations of only some steps"), *sums)
         else:
             hunk = aligned.hunks[at - places.of_hunk(0)]
-            _add(causes, (hunk.kind, hunk.what), *sums, steady=sure, module=hunk.module)
+            _add(causes, (hunk.kind, hunk.what), *sums, steady=sure, module=hunk.module, only=hunk.only)
     for hunk in aligned.hunks:
         if hunk.counts and (hunk.kind, hunk.what) in causes:
             causes[hunk.kind, hunk.what].places += 1
@@ -199,15 +204,22 @@ class _Split:
         self.moved[:, end + 1:] += self.shifted[:, end + 1:]
         self.hidden[:, end + 1:] -= self.shifted[:, end + 1:]
         self.shifted[:, end + 1:] = 0
+        # What is on one side's path alone has a time on the other one's machine too.
+        self.work_a = self.path_a + np.maximum(self.shifted, 0)
+        self.work_b = self.path_b - np.minimum(self.shifted, 0)
 
-    def take_common(self, groups: _Groups, ratio: Ratio) -> tuple[int, int]:
-        """Take out what a machine with this ratio explains; returns the sums of it, moved and hidden."""
-        share = groups.share(self, ratio)
+    def take_common(self, groups: _Groups, ratio: Ratio) -> tuple[int, int, float]:
+        """Take out what a machine with this ratio explains.
+
+        Returns:
+            The sums of it, moved and hidden, and the mean of the two machines' times for the work that is moved, ns.
+        """
+        share, middle = groups.share(self, ratio)
         common = np.rint(self.exposed * share).astype(np.int64)
         hidden = np.rint((1 - self.exposed) * share).astype(np.int64)
         self.moved -= common
         self.hidden -= hidden
-        return int(common.sum()), int(hidden.sum())
+        return int(common.sum()), int(hidden.sum()), float((self.exposed * middle).sum())
 
 
 class _Groups:
@@ -236,18 +248,21 @@ class _Groups:
         found = self._shared(times, ratio)
         return self._spread(times, found if every else np.where(self.bounded, 0.0, found))
 
-    def share(self, times: _Split, ratio: Ratio) -> Float64:
-        """Return the change that the machine explains by place and resource, ns.
+    def share(self, times: _Split, ratio: Ratio) -> tuple[Float64, Float64]:
+        """Return the change that the machine explains, and the mean time of the work it explains it by, ns, by place
+        and resource.
 
         What cannot be compared is explained as far as it did change, if it follows the machine.
         """
-        found = (ratio.value**0.5 - ratio.value**-0.5) * self._shared(times, ratio)
+        shared = self._shared(times, ratio)
+        found = (ratio.value**0.5 - ratio.value**-0.5) * shared
+        middle = (ratio.value**0.5 + ratio.value**-0.5) / 2 * shared
         before, after = self._sums(times.own_a[self.rows]), self._sums(times.own_b[self.rows])
         strays = np.abs(np.log(np.maximum(after, 1) / np.maximum(before, 1) / ratio.value))
         follows = strays <= SPREADS * max(ratio.spread, LEAST_SPREAD)
         change = np.where(follows, after - before, 0.0)
-        return self._spread(times, np.where(
-            self.bounded, np.clip(found, np.minimum(change, 0), np.maximum(change, 0)), found))
+        explained = np.where(self.bounded, np.clip(found, np.minimum(change, 0), np.maximum(change, 0)), found)
+        return self._spread(times, explained), self._spread(times, np.where(self.bounded & ~follows, 0.0, middle))
 
     def _shared(self, times: _Split, ratio: Ratio) -> Float64:
         half = ratio.value**0.5
@@ -270,13 +285,15 @@ def _add_shifts(causes: Causes, mean: _Split) -> None:
     host = [int(resource) for resource in Resource if resource not in DEVICE_WORK]
     for rows, what in ((host, "host work"), (device, "device work")):
         if mean.shifted[rows].any():
-            _add(causes, (DifferenceKind.SHIFT, what), int(mean.shifted[rows].sum()), 0, int(mean.path_a[rows].sum()),
-                 int(mean.path_b[rows].sum()))
+            shifted = mean.shifted[rows]
+            _add(causes, (DifferenceKind.SHIFT, what), int(shifted.sum()), 0, -int(shifted[shifted < 0].sum()),
+                 int(shifted[shifted > 0].sum()))
 
 
 def _add(causes: Causes, key: tuple[DifferenceKind, str], time: int, hidden: int, before: int = 0, after: int = 0, *,
-         steady: int = 0, noise: float = 0.0, places: int = 0, module: str = "", detail: str = "") -> None:
-    cause = causes.setdefault(key, Cause())
+         steady: int = 0, noise: float = 0.0, places: int = 0, module: str = "", detail: str = "",
+         only: DifferenceKind | None = None) -> None:
+    cause = causes.setdefault(key, Cause(only=only))
     cause.time += time
     cause.hidden += hidden
     cause.before += before
@@ -317,32 +334,40 @@ def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
         if kind in (DifferenceKind.IRREGULAR, DifferenceKind.REPLAY, DifferenceKind.SHIFT) or (one_machine and kind in (
                 DifferenceKind.WHOLE_HOST, DifferenceKind.WHOLE_DEVICE)):
             certain = 0
-        before_ns, after_ns = _sides(kind, time, (cause.before + cause.after) / ranks)
         detail = cause.details.most_common(1)[0][0] if cause.details else ""
+        before, after = (None, None) if kind in UNEXPLAINED else _sides(
+            round(cause.before / ranks), round(cause.after / ranks), time, cause.only)
+        if cause.only is not None and before is not None and after is not None:
+            # The step got shorter at a place where operations were added: the pause there did.
+            side = "B" if cause.only is DifferenceKind.ADDED else "A"
+            kind, what = DifferenceKind.GAP, f"where {side} has {what.removesuffix(f' ({cause.only.value})')}"
         parts.append(Part(
             kind=kind, what=f"{what}: {detail}" if detail else what, module=_module(cause.modules),
-            places=-(-cause.places // ranks), time_ns=time, hidden_ns=round(cause.hidden / ranks),
-            before_ns=before_ns, after_ns=after_ns, certain_ns=certain))
+            places=-(-cause.places // ranks), time_ns=time, hidden_ns=round(cause.hidden / ranks), before_ns=before,
+            after_ns=after, certain_ns=certain))
     parts = [part for part in parts if part.time_ns or part.hidden_ns]
     return sorted(parts, key=lambda part: (-part.certain_ns, -abs(part.time_ns), -abs(part.hidden_ns), part.what))
 
 
-def _sides(kind: DifferenceKind, time: int, both: float) -> tuple[int | None, int | None]:
-    """Return a part's time in A and in B, ns, which differ by what it explains.
+def _sides(before: int, after: int, time: int, only: DifferenceKind | None) -> tuple[int | None, int | None]:
+    """Return a part's times in A and in B, ns, which differ by what it explains; ``None`` for a side without it.
 
     Args:
-        kind: of the part.
-        time: by how much it moves the step, ns.
-        both: what was on the critical paths of A and of B at its places, ns together.
+        before, after: of the work on the critical path, whatever explains it.
+        time: of the part, without what the machine explains.
+        only: the side that alone has the part, if one has.
     """
-    if kind in UNEXPLAINED:
-        return None, None
-    if kind is DifferenceKind.ADDED:
-        return None, time if time >= 0 else None
-    if kind is DifferenceKind.REMOVED:
-        return -time if time <= 0 else None, None
-    low = max(round((both - abs(time)) / 2), 0)
-    return (low, low + time) if time > 0 else (low - time, low)
+    if only is DifferenceKind.ADDED and time >= 0:
+        return None, time
+    if only is DifferenceKind.REMOVED and time <= 0:
+        return -time, None
+    if only is not None:
+        before = after = 0
+    # Taken off the larger side: what the machine as a whole explains.
+    excess = after - before - time
+    before, after = before + min(excess, 0), after - max(excess, 0)
+    lacking = max(0, -before, -after)
+    return before + lacking, after + lacking
 
 
 def _module(modules: Counter[str]) -> str:

@@ -24,12 +24,18 @@ MOST_NAMES = 5
 
 @dataclass(frozen=True, slots=True)
 class HunkCause:
-    """Kind and name of a hunk's cause; ``counts`` is false for a backward, which is counted with its forward."""
+    """Kind and name of a hunk's cause.
+
+    Attributes:
+        counts: false for a backward, which is counted with its forward.
+        only: which side alone has it; ``None`` where each has something.
+    """
 
     kind: DifferenceKind
     what: str
     module: str
     counts: bool
+    only: DifferenceKind | None
 
 
 def hunk_causes(places: Places, one: StepTree, other: StepTree, graphs: tuple[ExecutionGraph, ExecutionGraph],
@@ -70,13 +76,14 @@ def _named(hunk: Hunk, one: StepTree, other: StepTree, vocabulary: Vocabulary, *
     removed = _listed(one, hunk.removed, vocabulary)
     added = _listed(other, hunk.added, vocabulary)
     what = f"{removed} → {added}" if removed and added else removed or added
-    kind = DifferenceKind.REPLACED if removed and added else DifferenceKind.REMOVED if removed else DifferenceKind.ADDED
+    only = None if removed and added else DifferenceKind.REMOVED if removed else DifferenceKind.ADDED
+    kind = only or DifferenceKind.REPLACED
     if gathers or reads:
         kind = DifferenceKind.COLLECTIVE if gathers else DifferenceKind.SYNC
-        if not (removed and added):
-            what = f"{what} ({DifferenceKind.REMOVED.value if removed else DifferenceKind.ADDED.value})"
+        if only is not None:
+            what = f"{what} ({only.value})"
     tree, node = (other, hunk.added[0]) if hunk.added else (one, hunk.removed[0])
-    return HunkCause(kind, what, vocabulary.texts[int(tree.module[node])], counts)
+    return HunkCause(kind, what, vocabulary.texts[int(tree.module[node])], counts, only)
 
 
 def _listed(tree: StepTree, nodes: list[int], vocabulary: Vocabulary) -> str:

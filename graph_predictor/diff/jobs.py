@@ -12,7 +12,6 @@ from graph_predictor.diff.step_times import RankSteps
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
 from graph_predictor.diff.tree_alignment import align_trees
 from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
-from graph_predictor.recorded.counted_steps import left_out
 from graph_predictor.recorded.facts import recorded_facts
 from graph_predictor.reports.breakdown import choose_steps
 from tracer.arrays import Int64
@@ -53,11 +52,13 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
         replayed = [_replayed(job, name, True) for job, name in ((a, "A"), (b, "B"))]
     chosen = [_chosen(each, wanted, name) for each, wanted, name in zip(
         replayed, (step, step if step_b is None else step_b), "AB", strict=True)]
-    notes = [f"{name}: {note}" for name, job, each in (("A", a, replayed[0]), ("B", b, replayed[1]))
-             for note in dict.fromkeys([*job.notes, *each.notes, *_doubts(each)])]
+    named = [step is not None, step is not None or step_b is not None]
+    recorded = [None if asked else recorded_facts(job.graphs) for job, asked in zip((a, b), named, strict=True)]
+    notes = [f"{name}: {note}" for name, job, each, facts in zip("AB", (a, b), replayed, recorded, strict=True)
+             for note in dict.fromkeys([*job.notes, *each.notes, *_doubts(each),
+                                        *([] if facts is None else facts.notes())])]
     if len(unlike) == 1:
         notes.append(f"{unlike[0]} does not say what its step takes without the profiler: both are compared under it.")
-    named = [step is not None, step is not None or step_b is not None]
     typical = [{one for steps in each.values() for one in steps if one.counts or asked}
                for each, asked in zip(chosen, named, strict=True)]
     ranks = _common_ranks(replayed, chosen, notes)
@@ -83,11 +84,6 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
         ratios.append(_add_rank(causes, sides, pair, vocabulary, one_machine=one_machine))
         before += sides[0].step_ns
         after += sides[1].step_ns
-    for name, at in (("A", 0), ("B", 1)):
-        taken, given = (sum(len(steps) for steps in each) for each in (
-            [sides[at].steps for sides, _ in compared], [sides[at].steps + sides[at].apart for sides, _ in compared]))
-        if taken < given:
-            notes.append(f"{name}: {left_out(taken, given)}.")
     parts = parts_of(causes, len(ranks), one_machine=one_machine)
     mean = round(before / len(ranks))
     return Difference(
@@ -95,8 +91,7 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
         host_ratio=_mean_ratio([host for host, _ in ratios]), device_ratio=_mean_ratio([each for _, each in ratios]),
         steps_before=sum(len(sides[0].steps) for sides, _ in compared),
         steps_after=sum(len(sides[1].steps) for sides, _ in compared), notes=notes,
-        profiled=replayed[0].profiled, recorded_a=None if named[0] else recorded_facts(a.graphs),
-        recorded_b=None if named[1] else recorded_facts(b.graphs))
+        profiled=replayed[0].profiled, recorded_a=recorded[0], recorded_b=recorded[1])
 
 
 def _replayed(job: Job, name: str, profiled: bool) -> Replay:

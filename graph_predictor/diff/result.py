@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from graph_predictor.figures import as_shown
 from graph_predictor.prediction.result import which_times
 from graph_predictor.recorded.facts import RecordedFacts
-from graph_predictor.reports.figures import as_shown
 from tracer.charts import MOST_BARS, Chart, ChartSeries
 from tracer.shown import Shown
 
@@ -57,9 +57,9 @@ class Part:
         places: how many aligned operations, or places in the program, it was found at.
         time_ns: by how much it moves the step time.
         hidden_ns: what changed besides, off the critical path: more or less work that moves nothing.
-        before_ns, after_ns: its time on the critical path of A and of B, which differ by ``time_ns``: what other causes
-            explain of it is taken out, half of it on either side. ``None`` where it is not in that program, and of what
-            no operation explains.
+        before_ns, after_ns: how long the work takes in A and in B that is on the critical path of one of them, which
+            differ by ``time_ns``: what the machine as a whole explains is taken off the slower side. ``None`` where it
+            is not in that program, and of what no operation explains.
         certain_ns: how large it is in steady times (medians over the steps), less the spread with which unchanged work
             differs, from A to B and from step to step.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graph_predictor.check.verdict import GateOutcome, Status
+from graph_predictor.figures import signed_percent
 from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
     Cell,
@@ -17,7 +18,6 @@ from graph_predictor.pages.parts import (
 )
 from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.pages.provenance import Provenance, provenance_section
-from graph_predictor.reports.figures import signed_percent
 
 
 def check_page_of(found: GateOutcome, where: Provenance) -> ReportPage:

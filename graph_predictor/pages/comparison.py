@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graph_predictor.diff.result import Difference, Part
+from graph_predictor.figures import count, milliseconds, percent, signed_milliseconds
 from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
     Cell,
@@ -25,7 +26,6 @@ from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.pages.prediction import sentence
 from graph_predictor.pages.provenance import Provenance, provenance_section
 from graph_predictor.prediction.result import which_times
-from graph_predictor.reports.figures import count, milliseconds, percent, signed_milliseconds
 
 
 def difference_page(result: Difference, where: Provenance) -> ReportPage:
@@ -106,8 +106,9 @@ def _causes(result: Difference) -> PageTable:
     modules = any(part.module for part in result.parts)
     return table("parts", "Causes, ms of a step", [
         text_column("kind"), text_column("what"), *([text_column("module", path=True)] if modules else []),
-        Column("places"), Column("A", note="less half of what other causes explain"),
-        Column("B", note="and so in B"), Column("ms"), Column("sure ms")], (
+        Column("places"),
+        Column("A", note="of work on the critical path of A or of B, without what the machine as a whole explains"),
+        Column("B", note="the same work in B"), Column("ms"), Column("sure ms")], (
         [part.kind.value, part.what, *([part.module] if modules else []),
          count_cell(part.places) if part.places else "–", *_sides(part), ms_cell(part.certain_ns)]
         for part in result.parts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from graph_predictor.figures import count, milliseconds
 from graph_predictor.pages.overview import path_table
 from graph_predictor.pages.parts import (
     Cell,
@@ -22,7 +23,6 @@ from graph_predictor.pages.parts import (
 from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.reports.breakdown import Breakdown, ModuleTime, OperationTime, PhaseTime
 from graph_predictor.reports.call_tree import STEP, CallTree
-from graph_predictor.reports.figures import count, milliseconds
 
 LEAST_SHARE = 0.001
 """Nodes of less than this share of the whole are merged with their neighbours in the icicle."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from graph_predictor.figures import count, milliseconds, small_percent
 from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
     Cell,
@@ -28,7 +29,6 @@ from graph_predictor.prediction.result import PathItem, Prediction, which_times
 from graph_predictor.recorded.facts import RecordedFacts
 from graph_predictor.reports.breakdown import Breakdown
 from graph_predictor.reports.facts import savings_line
-from graph_predictor.reports.figures import count, milliseconds, small_percent
 from graph_predictor.reports.inspection import Inspection
 from graph_predictor.reports.opportunities import Opportunities
 from tracer.graph import LossReport

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from graph_predictor.figures import count, microseconds, milliseconds, percent, signed_milliseconds
 from graph_predictor.pages.packed import PackedColumns
-from graph_predictor.reports.figures import count, microseconds, milliseconds, percent, signed_milliseconds
 
 STATIC_ROWS = 12
 """A table of no more rows is plain HTML; a longer one can be sorted, filtered and leafed through."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from graph_predictor.figures import count, signed_milliseconds
 from graph_predictor.pages.events import KIND_CODE, EventNames, Track, pack
 from graph_predictor.pages.memory import MemoryMoments, memory_section
 from graph_predictor.pages.page import notes_part
@@ -34,7 +35,6 @@ from graph_predictor.parallel.compare import differences, front, tied
 from graph_predictor.parallel.planning import Plans
 from graph_predictor.parallel.simulated_plan import SimulatedPlan
 from graph_predictor.parallel.task_rows import PlanStream
-from graph_predictor.reports.figures import count, signed_milliseconds
 from graph_predictor.reports.plan_timeline import STREAMS, span_of_task, title_of_task
 from kernel_models.model import Source
 

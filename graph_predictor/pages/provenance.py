@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
+from graph_predictor.figures import part_percent
 from graph_predictor.pages.parts import Cell, PageSection, Part, table, text_column
 from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.reports.figures import part_percent
 from tracer.job import Job
 
 _PACKAGES = ("foretrace", "numpy", "numba", "vl-convert-python", "itables")

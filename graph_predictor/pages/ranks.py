@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from graph_predictor.figures import count, milliseconds
 from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
     Cell,
@@ -22,7 +23,6 @@ from graph_predictor.pages.parts import (
 )
 from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.prediction.result import which_times
-from graph_predictor.reports.figures import count, milliseconds
 from graph_predictor.reports.ranks.report import JobReport, waiting_ns
 from graph_predictor.reports.ranks.stragglers import TOGETHER_NS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graph_predictor.figures import signed_percent
 from graph_predictor.pages.memory import MemoryMoments, account_parts, memory_section
 from graph_predictor.pages.parts import Cell, PageNotes, PageSection, Part, Prose, share_cell, table, text_column
 from graph_predictor.pages.parts import PageColumn as Column
@@ -56,9 +57,9 @@ def step_memory(account: MemoryAccount | None, device: DeviceSpec | None, measur
         (account, limit, "predicted"), (None if measured is None else measured.at_peak, of_gpu, "measured"))
         if one is not None and one.total > 0 and limit]
     if account is not None and measured is not None and measured.peak_bytes:
-        more = (account.total / measured.peak_bytes - 1) * 100
+        more = account.total / measured.peak_bytes - 1
         said.append(f"Predicted are {binary_size(account.total)}, measured were {binary_size(measured.peak_bytes)} "
-                    f"({more:+.1f}%).")
+                    f"({signed_percent(more)}).")
     more_parts: list[Part] = [Prose(said)] if said else []
     if measured is not None and measured.peak_bytes:
         more_parts += account_parts(measured.at_peak, of_gpu, name, name=f"Measured ({measured.source})",

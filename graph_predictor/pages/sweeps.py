@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from graph_predictor.figures import count
 from graph_predictor.pages.parts import (
     Cell,
     Facts,
@@ -21,7 +22,6 @@ from graph_predictor.pages.parts import (
 from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.pages.provenance import Provenance, provenance_section
 from graph_predictor.pages.what_ifs import interval_plot
-from graph_predictor.reports.figures import count
 from graph_predictor.sweep import Sweep
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import hypot
 
+from graph_predictor.figures import signed_percent
 from graph_predictor.parallel.estimate import Estimate
 from graph_predictor.parallel.search import Ranked
 from graph_predictor.parallel.spreads import Z80
@@ -59,7 +60,7 @@ def separation(first: Estimate, second: Estimate) -> str:
                   key=lambda name: -abs(by[name]))
     parts = ", ".join(f"{abs(by[name]) / 1e3:,.3g} ms {'more' if by[name] > 0 else 'less'} {name}" for name in told)
     longer = second.time_us / first.time_us - 1 if first.time_us else 0.0
-    return f"{longer:+.1%}: {parts or 'nothing'}"
+    return f"{signed_percent(longer)}: {parts or 'nothing'}"
 
 
 def front(plans: Iterable[Ranked]) -> list[Ranked]:

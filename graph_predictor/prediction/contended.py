@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.steady_state import Steady
 from graph_predictor.simulation.beside import Beside, KernelsBeside
@@ -70,6 +71,6 @@ def slowed(times: KernelTimes, change: Float64, contention: Contention) -> Kerne
             (contention.transfer, "one that transfers"), (contention.waiting, "one that waits")) if one.known]
         middle = f" (in this recording kernels take {', '.join(seen)}, in the middle)" if seen else ""
         notes.append(f"Other kernels run beside collectives than recorded: {touched.sum():,} of them take "
-                     f"{ns[touched].sum() / times.ns[touched].sum() - 1:+.1%} in all{middle}.")
+                     f"{signed_percent(ns[touched].sum() / times.ns[touched].sum() - 1)} in all{middle}.")
     return replace(times, ns=ns, low=-np.hypot(times.low, wide), high=np.hypot(times.high, wide), notes=tuple(notes),
                    source=np.where(touched, np.maximum(times.source, Source.ANCHORED), times.source))

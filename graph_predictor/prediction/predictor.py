@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.changes import BatchChange, DeviceChange
 from graph_predictor.prediction.closing import Closing, closing
 from graph_predictor.prediction.contended import matters, slowed, steady_shares
@@ -547,9 +548,9 @@ class _Run:
         if not self.steady.periods.reached:
             found.append("The repeated step had reached no steady state: its period still changed.")
         if self.baseline.spreads.drift is not None and self.scenario.host.ns is None:
-            found.append(f"Host time changed by {np.expm1(self.baseline.spreads.drift):+.0%} from the first to the "
-                         f"last of the {'repeated' if self.scenario.profiled else 'timed'} steps: the machine was "
-                         "changing its speed, and steps to come may go on with it.")
+            found.append(f"Host time changed by {signed_percent(np.expm1(self.baseline.spreads.drift), 0)} from the "
+                         f"first to the last of the {'repeated' if self.scenario.profiled else 'timed'} steps: the "
+                         "machine was changing its speed, and steps to come may go on with it.")
         found += self.baseline.closing.warnings()
         if (kinds := self.baseline.kinds) is not None:
             found.append(f"{kinds.text} The prediction is of steps like {', '.join(self._steps())}, and its interval "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.counted_span import CountedSpan, RecordedEvents
 from graph_predictor.prediction.unprofiled import on_unprofiled_clock, unprofiled
 from graph_predictor.recorded.counted_steps import CountedSteps
@@ -98,7 +99,7 @@ class Replay(Shown):
         if not self.steps:
             return "no steps"
         worst = max((step.error for step in self.steps), key=abs)
-        return f"{len(self.steps):,} steps replayed, {worst:+.2%} of the measured time at most"
+        return f"{len(self.steps):,} steps replayed, {signed_percent(worst, 2)} of the measured time at most"
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``steps``: rank, name, measured and replayed time in ns, and the error (under the profiler)."""
@@ -232,8 +233,8 @@ def replay(
     if result.inexact:
         worst = max(result.inexact, key=lambda s: abs(s.error))
         result.notes.insert(0, f"{len(result.inexact):,} of {len(steps):,} steps are replayed more than 1% off (most: "
-                            f"{worst.name} of rank {worst.rank}, {worst.error:+.1%}): the rules miss something that "
-                            "decided them, and predictions that rest on them are wider by that.")
+                            f"{worst.name} of rank {worst.rank}, {signed_percent(worst.error)}): the rules miss "
+                            "something that decided them, and predictions that rest on them are wider by that.")
     return result
 
 

@@ -189,8 +189,3 @@ def _launched(graph: ExecutionGraph, steps: int) -> Int64:
     columns = (graph.kernels.step, graph.ops.step if graph.computes_on_host else calls)
     own = len(graph.steps)
     return np.stack([np.bincount(column[column >= 0], minlength=own)[own - steps:] for column in columns], axis=1)
-
-
-def left_out(counted: int, steps: int) -> str:
-    """Say how many steps are left out."""
-    return f"{steps - counted:,} of {steps:,} steps do not count (longer, shorter or damaged)"

@@ -7,6 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from graph_predictor.figures import signed_percent
 from tracer.graph import ExecutionGraph, KernelKind
 
 
@@ -18,7 +19,7 @@ def further_out(graphs: Sequence[ExecutionGraph], ranks: int, of: int) -> tuple[
         return 0.0, "No rank has two steps alike, so that nobody knows how kernels vary: none is taken to be slower."
     further = sigma * (slowest_of(of) - slowest_of(ranks))
     return further, (f"Ranks' kernels vary by {sigma:.2%} from step to step, so that the slowest rank's take "
-                     f"{np.expm1(further):+.2%}.")
+                     f"{signed_percent(np.expm1(further), 2)}.")
 
 
 def slowest_of(ranks: int) -> float:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from graph_predictor.figures import milliseconds, percent
 from graph_predictor.recorded.facts import RecordedFacts
-from graph_predictor.reports.figures import milliseconds, percent
 
 
 def recorded_line(recorded: RecordedFacts) -> str:

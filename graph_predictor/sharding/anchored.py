@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.anchoring import anchored
 from graph_predictor.prediction.pricing import SHARED_VARIANCE
 from graph_predictor.sharding.anchors import NO_ANCHORS, Anchors, WorkAnchor, prices
@@ -97,7 +98,7 @@ def anchored_problem(problem: ShardingProblem, found: RecordedSharding, same_clu
         for name, each in (("forward", anchors.forward), ("backward", anchors.backward))})
     notes.append(f"Anchored on it, measured over modelled: {_factors(kept)}.")
     notes.append(f"The recorded sharding on {found.ranks} ranks took {step.step / 1e3:,.3f} ms; under this model "
-                 f"{own.time_us / 1e3:,.3f} ms ({own.time_us / max(step.step, 1e-9) - 1:+.1%}).")
+                 f"{own.time_us / 1e3:,.3f} ms ({signed_percent(own.time_us / max(step.step, 1e-9) - 1)}).")
     return AnchoredProblem(replace(problem, dense=dense, anchors=kept), own, step.step, tuple(notes))
 
 

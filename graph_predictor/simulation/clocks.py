@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from graph_predictor.figures import signed_microseconds
 from graph_predictor.simulation.rank_view import RankView
 from graph_predictor.simulation.rendezvous import recorded_meetings, runs_on_host
 from tracer.arrays import Float64
@@ -79,7 +80,8 @@ def job_clock(views: Sequence[RankView]) -> JobClock:
             continue
         found[position] -= round(offset)
         drifts[position] = drift
-        more = (f", and changes by {drift * float(np.ptp(own)) / 1e3:+,.0f} µs over the window" if drift else "")
+        more = (f", and changes by {signed_microseconds(drift * float(np.ptp(own)), 0)} µs over the window"
+                if drift else "")
         notes.append(
             f"Rank {number_of(view.graph, position)}'s clock is {abs(offset) / 1e6:,.3f} ms "
             f"{'ahead' if offset > 0 else 'behind'} by the ends of {len(ahead)} collectives (within "

@@ -22,10 +22,10 @@ pytest.importorskip("jinja2")
 pytest.importorskip("vl_convert", reason="pages need the extra `report`")
 pytest.importorskip("itables", reason="pages need the extra `report`")
 
+from graph_predictor.figures import milliseconds, part_percent, signed_milliseconds
 from graph_predictor.pages import scripts
 from graph_predictor.pages.events import EventNames, Track, pack
 from graph_predictor.pages.packed import safe_json
-from graph_predictor.reports.figures import milliseconds, part_percent, signed_milliseconds
 
 LIMIT = 5_000_000
 

@@ -21,7 +21,7 @@ from faulty_kernels import (
 )
 
 from tracer.graph import ExecutionGraph
-from tracer.kineto import read_kineto
+from tracer.kineto import read_kineto, read_processes
 
 HOURS_27 = 1e11
 """In µs."""
@@ -29,6 +29,10 @@ HOURS_27 = 1e11
 
 def read(folder: Path, events: list[Event]) -> ExecutionGraph:
     return read_kineto(write(folder / "trace.json", events))
+
+
+def read_ranks(folder: Path, events: list[Event]) -> list[ExecutionGraph]:
+    return read_processes(write(folder / "trace.json", events))
 
 
 def lead_us(graph: ExecutionGraph) -> np.ndarray:
@@ -72,9 +76,9 @@ def test_a_clock_behind_the_hosts_is_moved(tmp_path: Path, behind_us: float, eve
 
 
 def test_only_the_device_with_the_wrong_clock_is_moved(tmp_path: Path) -> None:
-    graph = read(tmp_path, shifted(steps() + steps(device=1, process=1001, first=500), -700, device=1))
+    right, graph = read_ranks(tmp_path, shifted(steps() + steps(device=1, process=1001, first=500), -700, device=1))
     assert graph.meta.loss.shifted_kernels == 16 and noted(graph, "The clock of device 1 was 675 µs behind")
-    assert sorted(set(lead_us(graph)[graph.kernels.device == 0])) == [30, 125, 220, 315]
+    assert not right.meta.loss.shifted_kernels and sorted(set(lead_us(right))) == [30, 125, 220, 315]
 
 
 def test_one_early_kernel_of_a_full_queue_shows_the_clock(tmp_path: Path) -> None:
@@ -131,13 +135,29 @@ def test_early_kernels_of_one_graph_launch_are_dropped(tmp_path: Path) -> None:
     assert (graph.meta.loss.dropped_events, len(graph.kernels)) == (1, 15)
 
 
-@pytest.mark.parametrize(("duration", "placed"), [(0.0, 0), (KERNEL_US, 3)])
-def test_kernels_at_time_zero(tmp_path: Path, duration: float, placed: int) -> None:
+@pytest.mark.parametrize("duration", [0.0, KERNEL_US])
+def test_kernels_at_time_zero(tmp_path: Path, duration: float) -> None:
+    """Without a duration they take as long as others of their name and grid."""
     graph = read(tmp_path, changed(steps(), [1, 5, 9], stamp(ts=0, dur=duration)))
     loss = graph.meta.loss
-    assert (loss.placed_kernels, loss.dropped_events, loss.launches_without_kernels) == (placed, 3 - placed, 3 - placed)
+    assert (loss.placed_kernels, loss.dropped_events, loss.launches_without_kernels) == (3, 0, 0)
     assert graph.meta.window_ns == 4_000_000
-    assert noted(graph, "3 at time 0" if placed else "had no start (time 0)")
+    assert noted(graph, "3 at time 0") and active_ms(graph) == pytest.approx(4 * ACTIVE_MS)
+
+
+def test_a_kernel_without_times_whose_name_is_alone_is_dropped(tmp_path: Path) -> None:
+    events = changed(steps(), [5], stamp(ts=0, dur=0.0))
+    kernels(events)[5]["name"] = "seen once"
+    graph = read(tmp_path, events)
+    assert (graph.meta.loss.dropped_events, graph.meta.loss.launches_without_kernels) == (1, 1)
+    assert noted(graph, "had no start (time 0)")
+
+
+def test_wrong_kernels_beside_a_clock_that_is_behind(tmp_path: Path) -> None:
+    events = shifted(steps(), -700)
+    graph = read(tmp_path, changed(events, [3, 9], stamp(early=1e9)))
+    assert graph.meta.loss.shifted_kernels == 16 and noted(graph, "The clock of device 0 was")
+    assert graph.meta.loss.placed_kernels + graph.meta.loss.dropped_events == 2
 
 
 @pytest.mark.parametrize("duration_us", [400.0, 2e4, 2e6, 5e9])
@@ -177,11 +197,11 @@ def test_kernels_of_graphs_may_overlap(tmp_path: Path) -> None:
 def test_streams_and_processes_do_not_mix(tmp_path: Path) -> None:
     """Two processes that both call their stream 7 and their device 0 overlap without a fault."""
     both = steps() + [{**event, "ts": event["ts"] + 40} for event in steps(process=1001, first=500)]
-    assert not read(tmp_path, both).meta.loss.mistimed_kernels
+    assert not any(graph.meta.loss.mistimed_kernels for graph in read_ranks(tmp_path, both))
     two = steps() + steps(process=1001, stream=20, first=500)
-    graph = read(tmp_path, changed(changed(two, [5], stamp(dur=2e6)), [20], stamp(early=HOURS_27)))
-    assert (graph.meta.loss.cut_kernels, graph.meta.loss.placed_kernels) == (1, 1)
-    assert active_ms(graph) == pytest.approx(8 * ACTIVE_MS)
+    cut, placed = read_ranks(tmp_path, changed(changed(two, [5], stamp(dur=2e6)), [20], stamp(early=HOURS_27)))
+    assert (cut.meta.loss.cut_kernels, placed.meta.loss.placed_kernels) == (1, 1)
+    assert active_ms(cut) == pytest.approx(4 * ACTIVE_MS) == active_ms(placed)
 
 
 def test_a_trace_of_the_device_alone_is_cut_too(tmp_path: Path) -> None:

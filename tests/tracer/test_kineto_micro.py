@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from kineto_support import call, event, kernel, names, op, small_step, write
 
+from tracer.errors import TraceError
 from tracer.graph import NONE, ExecutionGraph, GapKind, KernelKind, LaunchKind, OpKind, Phase, StepSource, SyncKind
 from tracer.kineto import read_kineto, read_processes
 from tracer.kineto.collectives import collective_kind
@@ -76,13 +77,12 @@ def test_two_processes_with_equal_correlations(tmp_path: Path) -> None:
                        call("cudaLaunchKernel", 100 * i + 10, 5, i + 1 + (device and i == 0) * 50, pid=process,
                             tid=process),
                        kernel("k", 100 * i + 30 - device, 5, i + 1 + (device and i == 0) * 50, device=device)]
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps({"traceEvents": events}))
-    for graph, pid in zip(read_processes(path), ("100", "200"), strict=True):
-        assert len(graph.kernels) == 3 and graph.meta.loss.orphan_kernels == 0
-        for row in range(len(graph.kernels)):
-            assert graph.threads[graph.launches.thread[graph.kernels.launch[row]]].pid == pid
-            assert graph.kernels.device[row] == (0 if pid == "100" else 1)
+    with pytest.raises(TraceError, match="2 processes"):
+        graph_of(tmp_path, events)
+    (path,) = tmp_path.iterdir()
+    for device, (pid, graph) in enumerate(zip(("100", "200"), read_processes(path), strict=True)):
+        assert len(graph.kernels) == 3 and set(graph.kernels.device.tolist()) == {device}
+        assert {graph.threads[thread].pid for thread in graph.launches.thread[graph.kernels.launch].tolist()} == {pid}
 
 
 def test_orphans_leading_and_not_per_stream(tmp_path: Path) -> None:

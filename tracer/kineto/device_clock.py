@@ -16,6 +16,8 @@ from tracer.kineto.device_times import EARLY_NS, FOREVER, LATE_NS, LAUNCH_NS, PR
 _SKEW_NS = 1_000_000
 """Clocks that were matched badly differ by less, single wrong stamps by more: one early kernel is enough for a smaller
 shift where no kernel contradicts it, two for a larger one."""
+_STRAY = 10
+"""A kernel that is early by this many times what most are has a wrong time of its own."""
 _MINORITY = 0.25
 """Early kernels that agree on a small shift are a clock's from this share of the promptly started ones upwards. Work of
 several streams starts late for other reasons, and then looks prompt."""
@@ -71,6 +73,9 @@ def move_clocks(times: DeviceTimes) -> list[ClockMove]:
 def _shift(times: DeviceTimes, clock: int, rows: np.ndarray, lead: np.ndarray) -> int | None:
     """Return how far the clock is behind; 0 where single kernels are wrong, not the clock; None where it changes."""
     early = lead < -EARLY_NS
+    stray = early & (lead < _STRAY * float(np.median(lead[early])) - _SKEW_NS)
+    if stray.any() and 2 * stray.sum() < early.sum():  # single wrong times beside a clock that is behind
+        rows, lead, early = rows[~stray], lead[~stray], early[~stray]
     alone = _after_a_pause(times, rows)
     if not _is_of_the_clock(lead, early, alone):
         return 0

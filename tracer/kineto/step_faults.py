@@ -141,7 +141,9 @@ class _StepWork:
         if self.trains[step]:
             return False
         worked = False
-        for measure in (self.ops, self.launches, self.kernels, self.device_ns if self.kernels.any() else self.host_ns):
+        # Where a device works, it says whether a step does: before the end a host may still fetch the next batch.
+        for measure in (self.launches, self.kernels, self.device_ns) if self.kernels.any() else (
+                self.ops, self.launches, self.host_ns):
             some = np.sort(measure[others.start:others.stop])
             some = some[some > 0]
             usual = float(some[len(some) // 2]) if len(some) else 0.0

@@ -1,16 +1,19 @@
-"""Figures as text: one way to write a time, a share and a count, for the command line and for pages."""
+"""Figures as text: one way to write a time, a share, a count and a difference, in sentences, tables and pages.
+
+What is shown as zero has no sign.
+"""
 
 from __future__ import annotations
 
 
 def milliseconds(ns: float) -> str:
     """A time in ms with three decimals."""
-    return f"{ns / 1e6:,.3f}"
+    return _without_sign_of_zero(f"{ns / 1e6:,.3f}")
 
 
 def microseconds(ns: float) -> str:
     """A time in µs with one decimal."""
-    return f"{ns / 1e3:,.1f}"
+    return _without_sign_of_zero(f"{ns / 1e3:,.1f}")
 
 
 def as_shown(ns: float) -> int:
@@ -23,12 +26,14 @@ def signed_milliseconds(ns: float, decimals: int = 3) -> str:
     return _without_sign_of_zero(f"{ns / 1e6:+,.{decimals}f}")
 
 
+def signed_microseconds(ns: float, decimals: int = 1) -> str:
+    """A difference of times in µs, with its sign; without one where it is shown as zero."""
+    return _without_sign_of_zero(f"{ns / 1e3:+,.{decimals}f}")
+
+
 def percent(share: float | None, decimals: int = 1) -> str:
     """A share in percent; a dash if it is not known."""
-    if share is None:
-        return "–"
-    shown = f"{share * 100:.{decimals}f}%"
-    return shown[1:] if shown[0] == "-" and not shown.strip("-0.%") else shown
+    return "–" if share is None else _without_sign_of_zero(f"{share * 100:.{decimals}f}%")
 
 
 def signed_percent(share: float | None, decimals: int = 1) -> str:
@@ -52,7 +57,7 @@ def part_percent(share: float) -> str:
 
 
 def _without_sign_of_zero(shown: str) -> str:
-    return shown if shown.strip("+-0.,%") else shown[1:]
+    return shown if shown.strip("+-0.,%") else shown.lstrip("+-")
 
 
 def count(number: float) -> str:
