@@ -409,6 +409,8 @@ class LossReport:
     unreadable_device_events: int = 0
     """Timed events of a process that is no host's, of a kind that this reader does not know: a device's, whose work is
     missing."""
+    unreadable_device_calls: int = 0
+    """Calls of an accelerator's runtime, where no device work at all could be read: what they started is missing."""
     other_process_events: int = 0
     """Timed events of other processes, where the file holds several and this is the graph of one."""
     truncated_bytes: int = 0

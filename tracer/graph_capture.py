@@ -27,11 +27,13 @@ def while_capturing(calls: LaunchTable, strings: Sequence[str]) -> Bool:
     names = np.flatnonzero(np.bincount(calls.name)).tolist() if len(calls) else []
     begins, ends = (np.flatnonzero(np.isin(calls.name, [code for code in names if pattern.match(strings[code])]))
                     for pattern in (_BEGIN, _END))
-    if not len(begins):
+    if not len(begins) and not len(ends):
         return np.zeros(len(calls), np.bool_)
     begin = np.sort(calls.start_ns[begins])
     end = np.sort(calls.start_ns[ends])
-    # A capture lasts to the next end; one that the window cuts off, to the window's.
+    # A capture lasts to the next end. One that the window cuts off lasts from the window's start, or to its end.
+    if len(end) and (not len(begin) or end[0] < begin[0]):
+        begin = np.concatenate([[np.iinfo(np.int64).min], begin])
     after = np.searchsorted(end, begin)
     until = np.append(end, np.iinfo(np.int64).max)[after]
     latest = np.searchsorted(begin, calls.start_ns, side="right") - 1

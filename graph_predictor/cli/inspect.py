@@ -83,6 +83,7 @@ def _report(found: Inspection) -> None:
             ("placed_kernels", "GPU work with an impossible start, placed after its launch"),
             ("cut_kernels", "GPU work with an impossible duration, cut"),
             ("unreadable_device_events", "of a device, of a kind that cannot be read"),
+            ("unreadable_device_calls", "calls of an accelerator, whose work cannot be read"),
             ("other_process_events", "of other processes in the same file"),
             ("lossy_steps", "steps that lost device work"),
             ("empty_steps", "steps left out: almost no work"),

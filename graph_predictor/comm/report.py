@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.comm.host_collectives import on_host
+from graph_predictor.recorded.unknown_work import check_device_work
 from graph_predictor.simulation.clocks import job_clock
 from graph_predictor.simulation.rank_view import view_rank
 from graph_predictor.simulation.rendezvous import match_collectives
@@ -116,7 +117,12 @@ class CommReport:
 
 
 def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
-    """Look at all collectives of the recorded ranks."""
+    """Look at all collectives of the recorded ranks.
+
+    Raises:
+        ForetraceError: what a device did is not known.
+    """
+    check_device_work(graphs)
     traffic: dict[tuple[str, str, str, int], Traffic] = {}
     histogram: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     row_key: dict[tuple[int, int], tuple[Traffic, float]] = {}

@@ -47,6 +47,7 @@ _LOSSES = {
     "shifted_kernels": "GPU work moved with its clock", "early_kernels": "GPU work before its launch",
     "placed_kernels": "GPU work placed after its launch", "cut_kernels": "GPU work cut to a possible duration",
     "unreadable_device_events": "events of a device that cannot be read",
+    "unreadable_device_calls": "calls of an accelerator whose work cannot be read",
     "other_process_events": "events of other processes in the file",
     "lossy_steps": "steps that lost device work", "empty_steps": "steps without work left out",
     "unlike_repeats": "repeats too unlike to be steps",

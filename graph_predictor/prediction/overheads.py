@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from graph_predictor.recorded.unknown_work import check_device_work
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.host_time import exclusive_time, waits
 from kernel_models.host.overheads import (
@@ -160,8 +161,9 @@ def measure_overheads(job: Job) -> JobOverheads:
     """Overheads of all steps of a job's ranks.
 
     Raises:
-        ForetraceError: no rank has host time inside steps.
+        ForetraceError: no rank has host time inside steps; or what a device did is not known.
     """
+    check_device_work(job.graphs)
     parts, totals, notes = [], [], []
     stalled, stall_ns, computation, events = 0, 0.0, 0.0, None
     for graph in job.graphs:

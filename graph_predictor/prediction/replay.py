@@ -21,7 +21,7 @@ from graph_predictor.prediction.counted_span import CountedSpan, RecordedEvents
 from graph_predictor.prediction.unprofiled import on_unprofiled_clock, unprofiled
 from graph_predictor.recorded.counted_steps import CountedSteps
 from graph_predictor.recorded.damage import damage_notes
-from graph_predictor.recorded.unknown_work import unknown_device_work
+from graph_predictor.recorded.unknown_work import check_device_work
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import Simulated, simulate
@@ -166,9 +166,7 @@ def check_recorded(graphs: Sequence[ExecutionGraph]) -> None:
     if any(graph.meta.era == SHAPE_ONLY for graph in graphs):
         raise ForetraceError("The step was traced by shapes alone and never ran: it has operations but no times, so "
                              "there is nothing to replay or break down; use a recording (foretrace capture).")
-    for graph in graphs:
-        if why := unknown_device_work(graph):
-            raise ForetraceError(f"{graph.meta.source}: {why}")
+    check_device_work(graphs)
 
 
 def replay(

@@ -48,17 +48,19 @@ class CountedSteps:
         """Find them: steps that lost device work or have no recorded end do not count, nor do those that are no longer
         than the others.
 
-        Where ranks recorded different numbers of steps, the last ones are the same. Where no step is left, all count.
+        Where ranks recorded different numbers of steps, the last ones are the same. Where no step is left, all count
+        that ran their work instead of recording a CUDA graph from it.
         """
         ranks, lost = [step_lengths(graph) for graph in graphs], [lost_launches(graph) for graph in graphs]
         captured, unended = [captured_of_steps(graph) for graph in graphs], [_unended(graph) for graph in graphs]
         most = max((len(one.host_ns) for one in ranks), default=0)
-        longest, whole = np.zeros(most, np.int64), np.ones(most, np.bool_)
+        longest, whole, ran = np.zeros(most, np.int64), np.ones(most, np.bool_), np.ones(most, np.bool_)
         for one, missing, recorded, cut in zip(ranks, lost, captured, unended, strict=True):
             at = slice(most - len(one.host_ns), None)
             longest[at] = np.maximum(longest[at], one.length_ns)
-            whole[at] &= (missing == 0) & (recorded == 0) & ~cut
-        found = _or_all(whole)
+            ran[at] &= recorded == 0
+            whole[at] &= (missing == 0) & ~cut
+        found = whole & ran if (whole & ran).any() else _or_all(ran)
         found[found] = typical(longest[found])
         return cls(ranks, [_or_all(found[most - len(one.host_ns):]) for one in ranks], lost, captured, unended)
 

@@ -11,6 +11,7 @@ from graph_predictor.prediction.step_kinds import step_kinds
 from graph_predictor.recorded.damage import by_rank
 from graph_predictor.recorded.facts import RankFacts, RecordedFacts, recorded_facts
 from graph_predictor.recorded.gpu_active import active_ns
+from graph_predictor.recorded.unknown_work import unknown_device_work
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
 from tracer.job import Job
 from tracer.memory_account import MemoryAccount, binary_size
@@ -153,6 +154,8 @@ def inspect_job(job: Job) -> Inspection:
     found = Inspection([_inspect(graph, of_rank.get(id(graph))) for graph in job.graphs], job.world_size,
                        list(job.missing_ranks), list(job.notes), list(job.classes), facts)
     found.notes += [] if facts is None else facts.notes()
+    if why := unknown_device_work(ran):
+        found.notes.append(f"Nothing is predicted from this recording. {why}")
     if (kinds := step_kinds(ran)) is not None:
         found.notes.append(f"Warning: {kinds.text}")
     without = [rank.rank for rank in found.ranks if not rank.kernels and rank.has_times]

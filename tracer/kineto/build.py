@@ -109,8 +109,9 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
         collectives=collectives, syncs=syncs, gaps=gaps, steps=steps, overheads=overheads, meta=meta,
         allocations=_allocations(collected, first, ops, nesting))
     hosts = {thread.pid for thread in graph.threads}
-    loss.unreadable_device_events = sum(
+    loss.unreadable_device_events = collected.unreadable_events + sum(
         count for pid, count in collected.unknown_places.items() if pid not in hosts)
+    loss.unreadable_device_calls = collected.accelerator_calls if not len(graph.kernels) else 0
     _note_absences(graph, collected.unknown)
     _note_lost_work(graph)
     return graph
@@ -268,6 +269,9 @@ def _note_absences(graph: ExecutionGraph, unknown: Counter[str]) -> None:
         if loss.unreadable_device_events:
             why = (f"{loss.unreadable_device_events} events of a device are of a kind that this version cannot read; "
                    "what the device did is unknown")
+        elif loss.unreadable_device_calls:
+            why = (f"{loss.unreadable_device_calls} calls of an accelerator's runtime started none that this version "
+                   "can read; what the device did is unknown")
         elif loss.truncated_bytes or loss.dropped_events or unknown:
             why = "it may have been in what was lost"
         loss.notes.append(f"The trace has no GPU work: {why}.")

@@ -19,7 +19,9 @@ from tracer.kineto.names import (
     IGNORED_CATEGORIES,
     OTHER_PHASES,
     OWN_FRAME,
+    UNREADABLE_DEVICE_CATEGORIES,
     NameGroup,
+    is_accelerator_call,
 )
 from tracer.kineto.scanner import EMPTY_TEXT, EventBatch, Scanner, TokenMap
 from tracer.table import is_constant
@@ -132,7 +134,8 @@ GROUP_COLUMNS: dict[NameGroup, dict[str, Any]] = {
     NameGroup.CALL: {**_COMMON, "thread": np.int32, "correlation": np.int64},
     NameGroup.DEVICE: {
         **_COMMON, "kind": np.int8, "device": np.int64, "stream": np.int64, "correlation": np.int64,
-        "grid": np.int32, "block": np.int32, "registers": np.int32, "shared_bytes": np.int32, "bytes": np.int64},
+        "external_id": np.int64, "grid": np.int32, "block": np.int32, "registers": np.int32, "shared_bytes": np.int32,
+        "bytes": np.int64},
     NameGroup.SYNC: {
         **_COMMON, "kind_text": np.int32, "stream": np.int64, "correlation": np.int64, "wait_stream": np.int64,
         "record_correlation": np.int64},
@@ -164,7 +167,10 @@ class Collector:
         self.unknown: Counter[str] = Counter()
         """Events of categories or phases that mean nothing to this reader."""
         self.unknown_places: Counter[str] = Counter()
-        """Timed events among them, by their process."""
+        """Timed events among them, by their process: one that is no host's is a device's."""
+        self.unreadable_events = 0
+        """Timed events of categories that only an accelerator's work has."""
+        self.accelerator_calls = 0
         self.python_events = 0
         self.first_ns: int | None = None
         self.last_ns = 0
@@ -201,6 +207,8 @@ class Collector:
             elif phase == "M":
                 named.append(rows)
             elif phase in OTHER_PHASES:
+                if phase == "B":
+                    self.unknown_places.update(self._processes(batch, rows))
                 self.flow_categories.add(category)
                 memory.append(rows[self._is_memory(batch.code("name", rows))])
             else:
@@ -215,7 +223,12 @@ class Collector:
         for category, rows in buckets.items():
             if category not in CATEGORY_GROUPS and category not in IGNORED_CATEGORIES:
                 self.unknown[f"category {category!r}"] += len(rows)
-                self.unknown_places.update(self._processes(batch, rows))
+                if category in UNREADABLE_DEVICE_CATEGORIES:
+                    self.unreadable_events += len(rows)
+                else:
+                    self.unknown_places.update(self._processes(batch, rows))
+            if is_accelerator_call(category):
+                self.accelerator_calls += len(rows)
             groups[CATEGORY_GROUPS.get(category, NameGroup.IGNORED)].append((category, rows))
         hosts = groups.pop(NameGroup.OPERATION, []) + [
             (None, rows) for _, rows in groups.pop(NameGroup.ANNOTATION, [])
@@ -387,7 +400,8 @@ class Collector:
         self._columns[NameGroup.DEVICE].extend(
             **self._common(batch, rows, threads=False), start=start, duration=duration,
             kind=np.full(len(rows), kind, np.int8), device=device, stream=stream,
-            correlation=batch.number("correlation", rows), grid=self._extents(batch.code("grid", rows)),
+            correlation=batch.number("correlation", rows), external_id=batch.number("external", rows),
+            grid=self._extents(batch.code("grid", rows)),
             block=self._extents(batch.code("block", rows)), registers=_int32(batch.number("registers", rows)),
             shared_bytes=_int32(batch.number("shared_memory", rows)), bytes=batch.number("bytes", rows))
 

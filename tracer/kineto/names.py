@@ -56,6 +56,10 @@ CATEGORY_GROUPS: dict[str | None, NameGroup] = {
 """`gpu_user_annotation` echoes the host's annotations on the device and is left out on purpose."""
 
 IGNORED_CATEGORIES = frozenset({"gpu_user_annotation", "Trace"})
+UNREADABLE_DEVICE_CATEGORIES = frozenset({"mtia_ccp_events", "mtia_workloadd", "hpu_op"})
+"""What accelerators did that this reader does not understand, on whichever process's track it was written."""
+_GPU_RUNTIMES = frozenset({"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver"})
+_A_RUNTIME = re.compile(r"\w+_(?:runtime|driver)$")
 OTHER_PHASES = frozenset("sftiICnbePNODRvcBE")
 """Phases of the trace-event format that hold no durations the profiler writes."""
 
@@ -83,6 +87,12 @@ COLLECTIVE_KERNEL = re.compile(
     # Experts' exchange: DeepEP by its namespaces, and perplexity's kernels.
     r"(?:intranode|internode|internode_ll|hybrid|elastic)::(?:\w+::)*(?:cached_notify|notify|dispatch|combine)|"
     r"(?:deep_?ep|dpsk::ep|pplx\w*)::(?:\w+::)*(?:cached_notify|notify|dispatch|combine)", re.IGNORECASE)
+
+
+def is_accelerator_call(category: str | None) -> bool:
+    """Return whether a category is of calls of an accelerator's runtime: no CPU's program makes them, as it may CUDA's
+    or HIP's to ask for a GPU."""
+    return category is not None and category not in _GPU_RUNTIMES and bool(_A_RUNTIME.match(category))
 
 
 @lru_cache(maxsize=1 << 14)

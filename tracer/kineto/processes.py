@@ -9,14 +9,16 @@ of one may be those of another; what a device did is told apart by the process t
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Int64
 from tracer.errors import TraceError
+from tracer.graph import LAUNCHING
 from tracer.kineto.columns import Collector
-from tracer.kineto.names import NameGroup
+from tracer.kineto.names import NameGroup, call_kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +30,14 @@ class ProcessPart:
         correlations: of its launches that no other process has, ascending.
         devices: those it alone launches on: their work is its own, whatever its number.
         unique: those that one process alone gave, ascending.
+        in_order: nothing in the file says which devices are whose: processes and devices were paired in order.
     """
 
     pid: str
     correlations: Int64
     devices: frozenset[int]
     unique: Int64
+    in_order: bool
 
     def owns(self, device: Int64, correlation: Int64) -> np.ndarray:
         """Return which device work is the process's."""
@@ -42,27 +46,68 @@ class ProcessPart:
 
 
 def processes_of(collected: Collector, source: str) -> list[ProcessPart]:
-    """Find the processes of a file that ran operations and launched work; empty where there is one at most.
+    """Find the processes of a file that are ranks, in their numbers' order; empty where there is one at most.
+
+    A rank ran operations, and launched device work or marked its steps. Others (a helper that asks for a device's
+    memory, one that has a mark and no operation) stay with the one rank of their file.
 
     Raises:
         TraceError: the device work of two processes cannot be told apart.
     """
     pids = [pid for pid, _ in collected.threads.keys_in_order]
-    if len(set(pids)) < 2:
+    names = sorted(set(pids), key=_by_number)
+    if len(names) < 2:
         return []
-    of_thread = np.array([sorted(set(pids)).index(pid) for pid in pids], np.int64)
-    operations, calls, work = (_peeked(collected, group) for group in (
-        NameGroup.OPERATION, NameGroup.CALL, NameGroup.DEVICE))
-    owner = of_thread[calls["thread"]]
-    hosts = np.intersect1d(of_thread[operations["thread"]], owner)
+    of_thread = np.array([names.index(pid) for pid in pids], np.int64)
+    operations, calls, work, syncs = (_peeked(collected, group) for group in (
+        NameGroup.OPERATION, NameGroup.CALL, NameGroup.DEVICE, NameGroup.SYNC))
+    of_operation, of_call = of_thread[operations["thread"]], of_thread[calls["thread"]]
+    strings = list(collected.strings)
+    marks = np.isin(operations["name"], [code for code, text in enumerate(strings) if text.startswith("ProfilerStep")])
+    ranks = np.union1d(of_operation[marks], of_call[_launched(calls, of_call, work["correlation"], strings)])
+    hosts = np.intersect1d(of_operation[~(marks | operations["annotation"])], ranks).tolist()
     if len(hosts) < 2:
         return []
-    own = {int(host): np.unique(calls["correlation"][(owner == host) & (calls["correlation"] > 0)]) for host in hosts}
-    numbers, times = np.unique(np.concatenate(list(own.values())), return_counts=True)
-    unique = numbers[times == 1]
-    devices = _devices(own, unique, work["device"].astype(np.int64), work["correlation"].astype(np.int64), source)
-    names = sorted(set(pids))
-    return [ProcessPart(names[host], np.intersect1d(own[host], unique), devices[host], unique) for host in own]
+    noted = _launched(calls, of_call, np.concatenate([work["correlation"], syncs["correlation"]]), strings)
+    launches = [_Launches.of(calls, noted & (of_call == host)) for host in hosts]
+    numbers, times = np.unique(np.concatenate([each.correlation for each in launches]), return_counts=True)
+    shared = numbers[times > 1]
+    operated = [np.unique(operations["external_id"][of_operation == host]) for host in hosts]
+    found = _devices(launches, shared, operated, work)
+    if found is None:
+        raise TraceError(f"{source} holds {len(hosts)} processes whose launches have the same numbers, so that their "
+                         "device work cannot be told apart: it was merged from several traces. Give the trace of "
+                         "each process by itself.")
+    devices, in_order = found
+    unique = np.setdiff1d(numbers, shared)
+    return [ProcessPart(names[host], np.setdiff1d(each.correlation, shared), frozenset(own), unique, in_order)
+            for host, each, own in zip(hosts, launches, devices, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Launches:
+    """The numbers of a process's calls that a device noted, ascending, and when each began (ns)."""
+
+    correlation: Int64
+    start_ns: Int64
+
+    @classmethod
+    def of(cls, calls: dict[str, np.ndarray], rows: np.ndarray) -> _Launches:
+        rows = np.flatnonzero(rows & (calls["correlation"] > 0))
+        correlation, first = np.unique(calls["correlation"][rows], return_index=True)
+        return cls(correlation.astype(np.int64), calls["start"][rows[first]])
+
+    def possible(self, correlation: Int64, start_ns: Int64) -> int:
+        """Return how much of the device work these launches may have started: it has their number and is no earlier."""
+        if not len(self.correlation):
+            return 0
+        at = np.minimum(np.searchsorted(self.correlation, correlation), len(self.correlation) - 1)
+        return int(((self.correlation[at] == correlation) & (start_ns >= self.start_ns[at])).sum())
+
+
+def _by_number(pid: str) -> list[str | int]:
+    """Sort 9998 before 10002, and "rank 2" before "rank 10"."""
+    return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", pid))]
 
 
 def _peeked(collected: Collector, group: NameGroup) -> dict[str, np.ndarray]:
@@ -72,25 +117,65 @@ def _peeked(collected: Collector, group: NameGroup) -> dict[str, np.ndarray]:
     return columns
 
 
-def _devices(own: dict[int, Int64], unique: Int64, device: Int64, correlation: Int64,
-             source: str) -> dict[int, frozenset[int]]:
-    """Return the devices that are one process's, by process: those on which its own numbers ran; where all numbers are
-    several processes', as many devices as processes are taken in order."""
-    hosts = list(own)
-    found: dict[int, set[int]] = {host: set() for host in hosts}
-    open_devices = []
-    for each in np.unique(device).tolist():
-        ran = correlation[device == each]
-        by = [host for host in hosts if np.isin(ran, np.intersect1d(own[host], unique)).any()]
+def _launched(calls: dict[str, np.ndarray], of_call: Int64, ran: Int64, strings: list[str]) -> Bool:
+    """Return which calls a device noted, [calls]: their number ran. Of one that several processes gave, launches do."""
+    pairs = np.unique(np.stack([calls["correlation"], of_call]), axis=1)[0]
+    given, times = np.unique(pairs, return_counts=True)
+    launching = np.isin(calls["name"], [code for code, text in enumerate(strings) if call_kind(text) in LAUNCHING])
+    return np.isin(calls["correlation"], ran) & (launching | np.isin(calls["correlation"], given[times == 1]))
+
+
+def _devices(launches: list[_Launches], shared: Int64, operated: list[Int64],
+             work: dict[str, np.ndarray]) -> tuple[list[set[int]], bool] | None:
+    """Return the devices that are each process's alone, and whether they were only taken in order; none where they
+    cannot be found.
+
+    A device is the process's whose own numbers ran there, or whose operations its work names (`External id`). Where
+    neither says it, each process has one device: that whose work began after its launches, or the next one.
+    """
+    found: list[set[int]] = [set() for _ in launches]
+    left: list[tuple[int, np.ndarray]] = []
+    for device in np.unique(work["device"]).tolist():
+        rows = np.flatnonzero(work["device"] == device)
+        numbers = work["correlation"][rows]
+        by = [at for at, own in enumerate(launches) if np.isin(numbers, np.setdiff1d(own.correlation, shared)).any()]
+        unclear = bool(np.isin(numbers, shared).any())
+        if unclear and len(by) != 1:
+            by = _named_by(work["external_id"][rows], numbers, operated)
         if len(by) == 1:
-            found[by[0]].add(each)
-        elif np.isin(ran, np.setdiff1d(np.concatenate(list(own.values())), unique)).any():
-            open_devices.append(each)
-    without = [host for host in hosts if not found[host]]
-    if open_devices and len(open_devices) != len(without):
-        raise TraceError(f"{source} holds {len(hosts)} processes whose launches have the same numbers, so that their "
-                         "device work cannot be told apart: it was merged from several traces. Give the trace of "
-                         "each process by itself.")
-    for host, each in zip(without, open_devices, strict=False):
-        found[host].add(each)
-    return {host: frozenset(each) for host, each in found.items()}
+            found[by[0]].add(device)
+        elif unclear:
+            left.append((device, rows))
+    without = [at for at, own in enumerate(found) if not own]
+    if left and len(left) != len(without):
+        return None
+    ran = np.intersect1d(shared, work["correlation"])
+    if not left:
+        # A process whose work is among another's on that one's device: whose each is, is not known.
+        lost = any(np.isin(launches[host].correlation, ran).any() for host in without)
+        return None if lost else (found, False)
+    possible = np.array([[launches[host].possible(work["correlation"][rows], work["start"][rows])
+                          for _, rows in left] for host in without], np.int64)
+    for host, at in zip(without, _pairing(possible), strict=True):
+        found[host].add(left[at][0])
+    return found, bool((possible == possible[:, :1]).all()) and len(left) > 1
+
+
+def _named_by(external_id: Int64, correlation: Int64, operated: list[Int64]) -> list[int]:
+    """Return the processes whose operations device work names, and no other process's.
+
+    In 2022 and 2023 `External id` was the work's own number: it names no operation.
+    """
+    ids, times = np.unique(np.concatenate(operated), return_counts=True)
+    named = np.intersect1d(external_id[(external_id >= 0) & (external_id != correlation)], ids[times == 1])
+    return [at for at, own in enumerate(operated) if np.isin(named, own).any()]
+
+
+def _pairing(possible: Int64) -> list[int]:
+    """Return each process's device, where most work may be its process's; as they are in order if that is as good."""
+    from scipy.optimize import linear_sum_assignment
+
+    _, best = linear_sum_assignment(possible, maximize=True)
+    in_order = np.arange(len(possible))
+    as_good = possible[in_order, in_order].sum() >= possible[in_order, best].sum()
+    return (in_order if as_good else best).tolist()

@@ -48,6 +48,10 @@ def read_processes(source: str | os.PathLike[str], *,
             meta.rank, meta.world_size = rank, max(meta.world_size, len(parts))
             meta.loss.notes.append(f"The file holds {len(parts)} processes ({', '.join(each.pid for each in parts)}): "
                                    f"this is {part.pid}, read as rank {rank} of a job.")
+            if part.in_order:
+                meta.loss.notes.append("The processes number their launches alike, and nothing in the file says which "
+                                       "device is whose: they were paired in order. Give the trace of each process by "
+                                       "itself to be sure.")
             graphs.append(graph)
         return graphs
 
