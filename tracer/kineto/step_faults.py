@@ -20,6 +20,9 @@ from tracer.graph import LAUNCHING, NONE, KernelTable, LaunchTable, LossReport, 
 ALMOST_NO_WORK = 0.02
 """A step at the window's border with at most this share of the other steps' work, by every measure, is empty: after the
 last ``prof.step()`` come a loss that is printed or a barrier, some operations of the thousands of a step."""
+FEW_DEVICE_TIME, HALF = 0.05, 0.5
+"""Where steps use a device, an empty one has at most this share of their device time, and of their operations and
+launches at most half."""
 LIKE_WORK = 0.1
 """Repeats of one step run as many operations and launches as the median one, within this share."""
 LIKE_TIME = 2.0
@@ -140,15 +143,18 @@ class _StepWork:
         """
         if self.trains[step]:
             return False
-        worked = False
-        # Where steps use a device, it says whether this one does: before the end a host may still fetch a batch.
+        # Where steps use a device, its time says whether one is a step, however few launches they have: before the end
+        # a host may still fetch a batch, and clear a buffer.
         uses_device = 2 * (self.kernels[others.start:others.stop] > 0).sum() > len(others)
-        for measure in (self.launches, self.kernels, self.device_ns) if uses_device else (
-                self.ops, self.launches, self.kernels, self.host_ns):
+        limits = [(self.device_ns, FEW_DEVICE_TIME), (self.kernels, HALF), (self.launches, HALF), (self.ops, HALF)]
+        if not uses_device:
+            limits = [(of, ALMOST_NO_WORK) for of in (self.ops, self.launches, self.kernels, self.host_ns)]
+        worked = False
+        for measure, limit in limits:
             some = np.sort(measure[others.start:others.stop])
             some = some[some > 0]
             usual = float(some[len(some) // 2]) if len(some) else 0.0
-            if measure[step] > ALMOST_NO_WORK * usual:
+            if measure[step] > limit * usual:
                 return False
             worked |= usual > 0
         return worked
