@@ -171,7 +171,11 @@ def _priced(scenario: Scenario, units: Units, found: list[Replacement], before: 
                   for rank, (graph, mine, (low, high)) in enumerate(zip(
                       scenario.built.graphs, removed, pairwise(scenario.built.program.kernel_ptr.tolist()),
                       strict=True))]
-    gone = Gone(operations, kernel_gone, _calls_in(scenario, operations))
+    # New work waits for what the old did (a fused sum for an all-reduce), unless that is gone or nothing took its
+    # place.
+    calls = _calls_in(scenario, operations)
+    calls &= _calls_in(scenario, removed) | ~_wait_for(scenario, ~kernel_gone)
+    gone = Gone(operations, kernel_gone, calls)
     pieces = scenario.pieces
     for rank, mine in enumerate(operations):
         rows = np.flatnonzero((pieces.rank == rank) & (pieces.op >= 0))
@@ -215,6 +219,15 @@ def _calls_in(scenario: Scenario, operations: list[Bool]) -> Bool:
     for number, (mine, graph) in enumerate(zip(operations, scenario.built.graphs, strict=True)):
         items = np.flatnonzero((rank == number) & (program.item_kind == ItemKind.CALL))
         found[items] = np.append(mine, False)[graph.launches.op[program.item_row[items]]]
+    return found
+
+
+def _wait_for(scenario: Scenario, kernels: Bool) -> Bool:
+    """Return which items of the recorded program wait for any of the kernels."""
+    program = scenario.built.program
+    item = np.repeat(np.arange(len(program.item_kind)), np.diff(program.wait_ptr))
+    found = np.zeros(len(program.item_kind), np.bool_)
+    found[item[kernels[program.wait_kernel]]] = True
     return found
 
 
