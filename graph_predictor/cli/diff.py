@@ -80,8 +80,9 @@ def _report(result: Difference, top: int) -> None:
     for name, facts in (("A", result.recorded_a), ("B", result.recorded_b)):
         if facts is not None:
             report.line(f"{name}: {recorded_line(facts)}")
-    report.line(f"A {milliseconds(before)} ms, B {milliseconds(result.after_ns)} ms {which_times(result.profiled)}: "
-                f"B's step is {how if total else 'as long'}.", style="bold")
+    mean = f" (mean of {count(result.ranks)} ranks)" if result.ranks > 1 else ""
+    report.line(f"A {milliseconds(before)} ms, B {milliseconds(result.after_ns)} ms {which_times(result.profiled)}"
+                f"{mean}: B's step is {how if total else 'as long'}.", style="bold")
     known = (("host", result.host_ratio), ("device", result.device_ratio))
     ratios = [f"{what} ×{ratio:.2f}" for what, ratio in known if ratio is not None]
     report.line(f"Aligned: {percent(result.aligned)} of the operations; attributed: {percent(result.attributed)} of "

@@ -91,7 +91,7 @@ def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = N
         host_ratio=_mean_ratio([host for host, _ in ratios]), device_ratio=_mean_ratio([each for _, each in ratios]),
         steps_before=sum(len(sides[0].steps) for sides, _ in compared),
         steps_after=sum(len(sides[1].steps) for sides, _ in compared), notes=notes,
-        profiled=replayed[0].profiled, recorded_a=recorded[0], recorded_b=recorded[1])
+        profiled=replayed[0].profiled, ranks=len(ranks), recorded_a=recorded[0], recorded_b=recorded[1])
 
 
 def _replayed(job: Job, name: str, profiled: bool) -> Replay:

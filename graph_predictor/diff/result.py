@@ -101,6 +101,7 @@ class Difference(Shown):
         steps_before, steps_after: the steps that were looked at.
         notes: what to know when reading them.
         profiled: whether both steps are those under the profiler.
+        ranks: number of ranks compared, whose mean both times are.
         recorded_a, recorded_b: what was recorded; ``None`` without steps, or where a step was chosen.
     """
 
@@ -114,6 +115,7 @@ class Difference(Shown):
     steps_after: int
     notes: list[str] = field(default_factory=list)
     profiled: bool = True
+    ranks: int = 1
     recorded_a: RecordedFacts | None = None
     recorded_b: RecordedFacts | None = None
 

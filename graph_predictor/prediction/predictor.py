@@ -613,9 +613,9 @@ def _spreads(built: Built, cycle: Cycle, pieces: HostPieces, similar: range | No
     lengths = np.max([cycle.recorded_ns(rank) for rank in range(len(graphs))], axis=0)
     if similar is not None:
         # What steps differ by is also what the outliers among them do.
-        compared = choose_steps(built, compared_steps(graphs, similar)) or cycle
+        compared = choose_steps(built, compared_steps(counted, similar)) or cycle
         alike = choose_steps(built, alike_steps(graphs, similar)) or cycle
-        lengths = counted.longest_ns(similar.start)
+        lengths = counted.longest_ns(similar.start)[counted.undamaged()[similar.start:]]
     around_ns = float(lengths[typical(lengths)].mean())
     return Spreads(mean_spread(step_totals(built, compared, pieces)), least_spread(lengths, around_ns),
                    drift(unblocked_totals(built, alike, pieces)))

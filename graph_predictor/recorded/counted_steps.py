@@ -80,6 +80,12 @@ class CountedSteps:
         longest: Int64 = np.max([one.length_ns[len(one.host_ns) - fewest:] for one in self.ranks], axis=0)
         return longest[first:]
 
+    def undamaged(self) -> Bool:
+        """Return which of the steps that every rank has lost no device work on any, and recorded no graph, [steps]."""
+        fewest = min(len(own) for own in self.counts)
+        return np.all([(missing[len(missing) - fewest:] == 0) & (recorded[len(recorded) - fewest:] == 0)
+                       for missing, recorded in zip(self.lost, self.captured, strict=True)], axis=0)
+
     def why_not(self, rank: int, step: int) -> str:
         """Say why a step does not count; empty where it does."""
         if self.counts[rank][step]:
@@ -126,13 +132,14 @@ def similar_steps(graphs: Sequence[ExecutionGraph], counted: CountedSteps | None
     return min(runs, key=lambda run: (-len(run), abs(float(longest[run].mean()) - mean), -run.start))
 
 
-def compared_steps(graphs: Sequence[ExecutionGraph], similar: range) -> range:
+def compared_steps(counted: CountedSteps, similar: range) -> list[int]:
     """Return the steps, at most ``MOST_STEPS``, that say what host time differs by: the repeated ones and those after
-    them, outliers among them.
+    them, outliers among them but for damaged ones.
 
     What comes before is how a recording begins: queues that fill, caches that grow.
     """
-    return range(similar.start, min(similar.start + MOST_STEPS, *(len(graph.steps) for graph in graphs)))
+    whole = counted.undamaged()
+    return [step for step in range(similar.start, min(similar.start + MOST_STEPS, len(whole))) if whole[step]]
 
 
 def alike_steps(graphs: Sequence[ExecutionGraph], similar: range) -> range:
