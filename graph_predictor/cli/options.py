@@ -43,7 +43,7 @@ SHARED = {
     "--also": SharedOption("PATH[:NAME=SIZE,…]", "A capture of the same program at another size (repeatable)"),
     "--step": SharedOption("STEP", "One recorded step: its name, or its number from 0 (-1: the last)"),
     "--step-region": SharedOption(
-        "NAME", "The steps are the regions of this name, marked with record_function in the program; * stands for any "
+        "NAME", "The steps are the regions of this name, marked with record_function in the program; * matches any "
                 "text, as in 'iteration *'"),
     "--top": SharedOption("N", "Rows of each table"),
     "--price": SharedOption("PER_HOUR", "Price of one device and hour"),

@@ -175,8 +175,8 @@ class Baseline:
         return self
 
     def steady_step(self) -> SteadyStep:
-        """Return the steady state of the step as it was recorded: the same as of a prediction without edits, whose
-        interval, prices and evidence it does without."""
+        """Return the steady state of the recorded step. A prediction without edits has the same one, and adds an
+        interval, prices and evidence."""
         run = _Run(self, self.scenario, [], once=True)
         ranks = explain(run.scenario, run.steady)
         return run.steady_step(ranks, deciding_rank(run.steady.period_ns, ranks))

@@ -23,7 +23,7 @@ from tracer.arrays import Int8, Int64
 from tracer.graph import ExecutionGraph, KernelKind
 
 __all__ = ["Bound", "Causes", "Path", "PathStart", "Paths", "critical_path", "path_back", "step_items",
-           "step_start", "sums_back", "walks_back", "window_path", "window_start"]
+           "step_start", "sums_back", "walks_back", "window_start"]
 
 ROOM = 1024
 """Segments that there is room for at first; it doubles where that is too few."""
@@ -152,18 +152,6 @@ def critical_path(program: Program, simulated: Simulated, graphs: list[Execution
 def step_start(simulated: Simulated, begin: int, end: int) -> PathStart:
     """Return where the path of a step begins: at its end's item, back to the time of its begin's."""
     return PathStart(("item", end), int(simulated.item_end[end]), int(simulated.item_end[begin]))
-
-
-def window_path(program: Program, simulated: Simulated, graphs: list[ExecutionGraph], rank: int) -> Path:
-    """The path of a rank's whole window, back from its last simulated event to its first one.
-
-    Args:
-        program: What was simulated.
-        simulated: Its times.
-        graphs: The job's graphs, one a rank of the program.
-        rank: Position of the rank in the program.
-    """
-    return walks_back(Causes(program, simulated, _kinds(graphs)), [window_start(program, simulated, rank)]).one(0)
 
 
 def window_start(program: Program, times: EventTimes, rank: int) -> PathStart:

@@ -1,7 +1,7 @@
-"""Several processes in one file: whose each event is.
+"""Several processes in one file: which process each event belongs to.
 
-Some tools put the traces of a job's ranks into one file. Each process numbers its launches by itself, so that numbers
-of one may be those of another; what a device did is told apart by the process that launched on it::
+Some tools put the traces of a job's ranks into one file. Each process numbers its launches by itself, so two processes
+may use the same number. The process that launches on a device owns the device's work::
 
     process 1000   launch 5000 ─┐          process 2000   launch 5000 ─┐
     device 0            kernel 5000        device 1            kernel 5000

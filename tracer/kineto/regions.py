@@ -61,7 +61,7 @@ def region_steps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, kernels: 
         ops: the window's operations and annotations, with their ends, [ops] ns.
         calls, kernels: the window's calls and device work, linked.
         strings: the window's texts; the steps' names are added.
-        name: of the regions; ``*`` stands for any text where no region has exactly this name.
+        name: of the regions; ``*`` matches any text where no region has exactly this name.
         source: the trace's name, for the error.
 
     Raises:

@@ -25,7 +25,7 @@ def save_job(job: Job, path: str | os.PathLike[str]) -> None:
 def load_job(path: str | os.PathLike[str], *, step_region: str | None = None) -> Job:
     """Load a saved job; a file with one graph gives a job of its rank.
 
-    Arguments and errors as of ``load_graph``.
+    It takes the arguments of ``load_graph``, and raises the same errors.
     """
     from tracer.job import Job, assemble_job  # job.py reads graph files too
 
