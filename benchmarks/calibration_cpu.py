@@ -22,7 +22,7 @@ from typing import Any
 
 TARGET = 0.15
 ROOT = Path(__file__).resolve().parents[1]
-COMMAND = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
+COMMAND = "import sys; sys.argv[0] = 'foretrace'; from foretrace.commands import main; sys.exit(main())"
 
 
 def start(arguments: list[str]) -> subprocess.Popen[str]:

@@ -29,7 +29,7 @@ def capture(name: str, preset: str, out: Path) -> float:
     """Capture one workload in a process of its own; returns the seconds it took."""
     began = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-c", "from graph_predictor.cli import main; main()", "capture", "--workload", name,
+        [sys.executable, "-c", "from foretrace.commands import main; main()", "capture", "--workload", name,
          "--preset", preset, "--out", str(out)],
         check=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -30,7 +30,7 @@ from graph_predictor.check.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANTED = ROOT / "tests" / "graph_predictor"
-COMMAND = "from graph_predictor.cli import main; main()"
+COMMAND = "from foretrace.commands import main; main()"
 TIMED = 40
 WORKLOADS = {"dlrm": ["--preset", "tiny"], "llama": ["--preset", "tiny"], "resnet50": ["--preset", "tiny"],
              "lstm": ["--preset", "tiny"]}

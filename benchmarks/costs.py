@@ -248,7 +248,7 @@ def _profile(*command: str) -> dict[str, Any]:
     import io
     import pstats
 
-    from graph_predictor.cli import main as command_line
+    from foretrace.commands import main as command_line
 
     sys.argv = ["foretrace", *command]
     profile = cProfile.Profile()
@@ -319,7 +319,7 @@ def first_run(folder: Path) -> float:
     place = folder / "installed"
     for package in ("foretrace", "graph_predictor", "kernel_models", "tracer"):
         shutil.copytree(ROOT / package, place / package, ignore=shutil.ignore_patterns("*.o", "*.nbi", "*.nbc"))
-    program = f"import sys; sys.path.insert(0, {str(place)!r}); from graph_predictor.cli import main; main()"
+    program = f"import sys; sys.path.insert(0, {str(place)!r}); from foretrace.commands import main; main()"
     times = [run([sys.executable, "-c", program, "predict", str(SMALL)], HOME=str(folder), XDG_CACHE_HOME="",
                  NUMBA_CACHE_DIR="").cpu_s for _ in range(2)]
     return times[0] / times[1]

@@ -24,18 +24,18 @@ import numpy as np
 from dlrm_lookups import read_cases, samples_of
 from dlrm_parts.run_shardings import measure_all
 
-from graph_predictor.sharding.choices import choices_of
-from graph_predictor.sharding.estimate import estimate
-from graph_predictor.sharding.loads import assignment_of
-from graph_predictor.sharding.plan import ShardingPlan
-from graph_predictor.sharding.problem import ShardingProblem
-from graph_predictor.sharding.scoring import Scores
-from graph_predictor.sharding.step import StepModel
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec, device
 from kernel_models.learned.gaussian import GaussianModel, fit_gaussian
 from kernel_models.model import KernelModel
 from kernel_models.op_call import Family
+from planner.sharding.choices import choices_of
+from planner.sharding.estimate import estimate
+from planner.sharding.loads import assignment_of
+from planner.sharding.plan import ShardingPlan
+from planner.sharding.problem import ShardingProblem
+from planner.sharding.scoring import Scores
+from planner.sharding.step import StepModel
 from tracer.lookup_data.plan_file import ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 

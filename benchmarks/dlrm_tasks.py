@@ -17,11 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 from dlrm_parts.tasks import dreamshard_task, neuroshard_task
 
-from graph_predictor.sharding.baselines import COSTS, RANDOM, TORCHREC
-from graph_predictor.sharding.problem import ShardingProblem
-from graph_predictor.sharding.search import ShardingSearch, search
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import device
+from planner.sharding.baselines import COSTS, RANDOM, TORCHREC
+from planner.sharding.problem import ShardingProblem
+from planner.sharding.search import ShardingSearch, search
 from tracer.lookup_data.tables import EmbeddingTable
 
 DEVICE = device("h100-sxm")

@@ -67,7 +67,7 @@ def main() -> None:
             told = json.loads(done.stdout.strip().splitlines()[-1])
             file = Path(out) / "job.foretrace"
             begin = time.perf_counter()
-            subprocess.run([sys.executable, "-c", "from graph_predictor.cli import main; main()", "inspect", str(file)],
+            subprocess.run([sys.executable, "-c", "from foretrace.commands import main; main()", "inspect", str(file)],
                            cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
             inspected = time.perf_counter() - begin
             print(f"{how:<12}{plan:<16}{len(told['classes']):>8}{told['record']:>10.1f}{told['save']:>8.2f}"

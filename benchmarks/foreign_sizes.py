@@ -41,7 +41,7 @@ from tracer.errors import ForetraceError
 from tracer.job import read_job
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMAND = "from graph_predictor.cli import main; main()"
+COMMAND = "from foretrace.commands import main; main()"
 CAPTURE = ("--timed", "10", "--steps", "3", "--form", "foretrace")
 STEPS = 60
 TURNING_STEPS = 150

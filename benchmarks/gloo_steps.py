@@ -2,10 +2,11 @@
 
     python benchmarks/gloo_steps.py --keep DIR [--measure SECONDS] [--development]
 
-Each workload is captured alone, spread over 2 and 4 ranks under DDP and FSDP2 (`graph_predictor.parallel.ranks`, the
-profiler's cost taken out), with collectives of a profile measured here (`tracer.comm_bench`), and compared with steps
-of real processes on the loopback that nothing watched. Every process has one thread. `--measure` goes on with what is
-not measured yet for about so long and ends; without it all is measured, and the table printed.
+Each workload is captured alone, spread over 2 and 4 ranks under DDP and FSDP2
+(`graph_predictor.request.parallel_ranks`, the profiler's cost taken out), with collectives of a profile measured here
+(`tracer.comm_bench`), and compared with steps of real processes on the loopback that nothing watched. Every process has
+one thread. `--measure` goes on with what is not measured yet for about so long and ends; without it all is measured,
+and the table printed.
 
 A capture knows one process that has the machine to itself. Several share its cores, which predictions know
 (`synthesis/shared_cores.py`), caches and memory, which none does. What both cost is measured with copies of another
@@ -33,8 +34,8 @@ from pathlib import Path
 import numpy as np
 from predict_cpu import COMMAND, ROOT, Case, quickest, summary
 
-from graph_predictor.parallel.ranks import on_ranks
 from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.request.parallel_ranks import on_ranks
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CollectiveModel, CommProfile, topology
 from kernel_models.collectives.measurements import join

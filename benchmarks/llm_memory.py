@@ -38,12 +38,13 @@ import pandas as pd
 import simumax
 from weak_scaling import dgx_jobs, mpt_jobs
 
-from graph_predictor.parallel.decoder import check_decoder_plan
-from graph_predictor.parallel.memory import ERROR, Fit, StageMemory, fit_of, fullest_of, stage_memory
-from graph_predictor.parallel.memory_state import state_of
-from graph_predictor.parallel.pieces import LayerPieces
+from graph_predictor.request.memory_fit import ERROR, Fit, StageMemory, fit_of
 from kernel_models.collectives import topology
 from kernel_models.device import device
+from planner.parallel.decoder import check_decoder_plan
+from planner.parallel.memory import fullest_of, stage_memory
+from planner.parallel.memory_state import state_of
+from planner.parallel.pieces import LayerPieces
 from tracer.errors import ForetraceError
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import Latent, TransformerShape

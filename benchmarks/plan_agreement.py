@@ -24,14 +24,14 @@ from plan_intervals import published
 from typer.testing import CliRunner
 from weak_scaling import DATA
 
-from graph_predictor.cli import app
-from graph_predictor.parallel.decoder import decoder_of
-from graph_predictor.parallel.estimate import Rates, estimate
-from graph_predictor.parallel.loads import loads_of
-from graph_predictor.parallel.pieces import LayerPieces
-from graph_predictor.parallel.simulated_plan import simulate_plan
+from foretrace.commands import app
 from kernel_models.collectives import CollectiveModel, topology
 from kernel_models.device import device
+from planner.parallel.decoder import decoder_of
+from planner.parallel.estimate import Rates, estimate
+from planner.parallel.loads import loads_of
+from planner.parallel.pieces import LayerPieces
+from planner.parallel.simulated_plan import simulate_plan
 from tracer import workloads
 from tracer.parallel_plan import ParallelPlan
 

@@ -23,12 +23,12 @@ import vtrain
 from scipy.optimize import minimize
 from weak_scaling import DATA, dgx_jobs, mpt_jobs
 
-from graph_predictor.parallel.estimate import estimate
-from graph_predictor.parallel.loads import Loads, loads_of
-from graph_predictor.parallel.pieces import LayerPieces
-from graph_predictor.parallel.spreads import Z80, PlanSpreads
 from kernel_models.collectives import CollectiveModel, topology
 from kernel_models.device import device
+from planner.parallel.estimate import estimate
+from planner.parallel.loads import Loads, loads_of
+from planner.parallel.pieces import LayerPieces
+from planner.parallel.spreads import Z80, PlanSpreads
 from tracer.parallel_plan import Recomputation
 
 PRIOR = PlanSpreads(0.05, 0.1, 0.3, 0.3, 0.7)

@@ -21,16 +21,16 @@ from pathlib import Path
 
 from weak_scaling import DATA, Job, dgx_jobs
 
-from graph_predictor.parallel.compare import separation, tied
-from graph_predictor.parallel.decoder import PUBLISHED, decoder_of
-from graph_predictor.parallel.estimate import estimate
-from graph_predictor.parallel.frameworks import Framework
-from graph_predictor.parallel.loads import loads_of
-from graph_predictor.parallel.memory import memory_of
-from graph_predictor.parallel.pieces import LayerPieces
-from graph_predictor.parallel.search import search
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import device
+from planner.parallel.compare import separation, tied
+from planner.parallel.decoder import PUBLISHED, decoder_of
+from planner.parallel.estimate import estimate
+from planner.parallel.frameworks import Framework
+from planner.parallel.loads import loads_of
+from planner.parallel.memory import memory_of
+from planner.parallel.pieces import LayerPieces
+from planner.parallel.search import search
 from tracer.parallel_plan import ParallelPlan
 from tracer.shape_only.transformer import TransformerShape
 

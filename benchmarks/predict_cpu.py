@@ -38,7 +38,7 @@ from graph_predictor.synthesis.baseline import baseline_of
 from tracer.job import Job, read_job
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMAND = "from graph_predictor.cli import main; main()"
+COMMAND = "from foretrace.commands import main; main()"
 WARMUP, TIMED, STEPS = 5, 50, 5
 ROUNDS, QUICKEST = 3, 0.2
 

@@ -15,7 +15,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from graph_predictor.parallel.ranks import on_ranks
+from graph_predictor.request.parallel_ranks import on_ranks
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer import workloads
 from tracer.capture import CaptureOptions

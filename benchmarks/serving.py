@@ -29,15 +29,15 @@ from scipy.stats import spearmanr
 
 from benchmarks.serving_parts.rows import ServedRow, read_rows
 from benchmarks.serving_parts.split import calibrates_before
-from graph_predictor.serving.anchor import read_anchor
-from graph_predictor.serving.cache import CacheAccount, cache_account
-from graph_predictor.serving.calibrate import MeasuredRow, calibrate_serving
-from graph_predictor.serving.load import Lengths, Requests
-from graph_predictor.serving.serve import ServedLoad, cluster_for, serve, served_load
-from graph_predictor.serving.setup import ServingSetup
-from graph_predictor.serving.source import ServedDecoder, served_decoder
-from graph_predictor.serving.steps import ServingModel, rates_of
 from kernel_models.device_choice import find_device
+from planner.serving.anchor import read_anchor
+from planner.serving.cache import CacheAccount, cache_account
+from planner.serving.calibrate import MeasuredRow, calibrate_serving
+from planner.serving.load import Lengths, Requests
+from planner.serving.serve import ServedLoad, cluster_for, serve, served_load
+from planner.serving.setup import ServingSetup
+from planner.serving.source import ServedDecoder, served_decoder
+from planner.serving.steps import ServingModel, rates_of
 from tracer.errors import ForetraceError
 
 CALIBRATING = 10

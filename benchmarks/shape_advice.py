@@ -22,12 +22,12 @@ import numpy as np
 import pandas as pd
 from zoo_parts.cases import ALIGNMENT_GPUS, alignment_cases
 
-from graph_predictor.parallel.pieces import LayerPieces
-from graph_predictor.parallel.shapes import REPEATED, SHARE, advise
-from graph_predictor.parallel.spreads import Z80
 from kernel_models.device import device
 from kernel_models.heuristics.words import NARROW, SINGLE
 from kernel_models.pricing import price
+from planner.parallel.pieces import LayerPieces
+from planner.parallel.shapes import REPEATED, SHARE, advise
+from planner.parallel.spreads import Z80
 from tracer.parallel_plan import ParallelPlan
 from tracer.shape_only.transformer import TransformerShape
 

@@ -34,16 +34,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from graph_predictor.parallel.calibrate import MeasuredPlan, calibrate
-from graph_predictor.parallel.config_file import decoder_of_config
-from graph_predictor.parallel.decoder import PUBLISHED, decoder_of
-from graph_predictor.parallel.estimate import Estimate, Rates, estimate
-from graph_predictor.parallel.loads import loads_of
-from graph_predictor.parallel.memory import fullest_of
-from graph_predictor.parallel.pieces import LayerPieces
-from graph_predictor.parallel.published_configs import CONFIGS
 from kernel_models.collectives import CollectiveModel, topology
 from kernel_models.device import device
+from planner.parallel.calibrate import MeasuredPlan, calibrate
+from planner.parallel.config_file import decoder_of_config
+from planner.parallel.decoder import PUBLISHED, decoder_of
+from planner.parallel.estimate import Estimate, Rates, estimate
+from planner.parallel.loads import loads_of
+from planner.parallel.memory import fullest_of
+from planner.parallel.pieces import LayerPieces
+from planner.parallel.published_configs import CONFIGS
 from tracer.parallel_plan import ParallelPlan, Sharding
 from tracer.shape_only.transformer import TransformerShape
 

@@ -44,7 +44,7 @@ from tracer.job import read_job
 from tracer.shape_only import trace_workload
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMAND = "from graph_predictor.cli import main; main()"
+COMMAND = "from foretrace.commands import main; main()"
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from graph_predictor.parallel.calibrate import SPREADS, MeasuredPlan, fit_rates
-from graph_predictor.parallel.estimate import Rates, estimate
-from graph_predictor.parallel.loads import loads_of
-from graph_predictor.parallel.pieces import LayerPieces
 from kernel_models.collectives import CollectiveModel, CommProfile, Placement, make_measurements, topology
 from kernel_models.device import device
+from planner.parallel.calibrate import SPREADS, MeasuredPlan, fit_rates
+from planner.parallel.estimate import Rates, estimate
+from planner.parallel.loads import loads_of
+from planner.parallel.pieces import LayerPieces
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation
 from tracer.shape_only.transformer import TransformerShape
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor")
+PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner")
 
 
 class Walk:
@@ -46,7 +46,7 @@ class Walk:
 
 def run(arguments: list[str]) -> None:
     """Run a command, whatever it prints and however it ends."""
-    from graph_predictor.cli import app
+    from foretrace.commands import app
 
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), \
             contextlib.suppress(SystemExit):

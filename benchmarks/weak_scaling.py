@@ -26,11 +26,11 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from graph_predictor.parallel.estimate import estimate
-from graph_predictor.parallel.loads import loads_of
-from graph_predictor.parallel.pieces import LayerPieces
 from kernel_models.collectives import CollectiveModel, topology
 from kernel_models.device import device
+from planner.parallel.estimate import estimate
+from planner.parallel.loads import loads_of
+from planner.parallel.pieces import LayerPieces
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import TransformerShape
 

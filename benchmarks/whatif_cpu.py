@@ -43,7 +43,7 @@ from tracer.errors import ForetraceError
 from tracer.job import read_job
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMAND = "import sys; from graph_predictor.cli import main; sys.argv[0] = 'foretrace'; sys.exit(main())"
+COMMAND = "import sys; from foretrace.commands import main; sys.argv[0] = 'foretrace'; sys.exit(main())"
 TIMED, ROUNDS = 30, 2
 QUICKEST = 0.2
 BLOCK, BLOCKS = 6, 15

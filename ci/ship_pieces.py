@@ -15,8 +15,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from graph_predictor.parallel import shipped_pieces  # noqa: E402
-from graph_predictor.parallel.planning import plan  # noqa: E402
+from planner.parallel import shipped_pieces  # noqa: E402
+from planner.parallel.planning import plan  # noqa: E402
 from tracer.errors import ForetraceError  # noqa: E402
 from tracer.kept_files import read_kept  # noqa: E402
 

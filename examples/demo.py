@@ -36,7 +36,7 @@ from tracer.output_file import whole_file
 FORETRACE = [sys.executable, "-c", """
 import os, threading
 threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
-from graph_predictor.cli import main
+from foretrace.commands import main
 main()
 """]
 LIFELINE = os.pipe()

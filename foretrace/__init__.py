@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from graph_predictor.diff.jobs import diff_jobs as diff
     from graph_predictor.exports.export import export
     from graph_predictor.exports.run_log import log
-    from graph_predictor.parallel.comm_study import comm_study
-    from graph_predictor.parallel.planning import plan
-    from graph_predictor.parallel.shapes import shapes
     from graph_predictor.prediction.replay import replay
     from graph_predictor.reports.breakdown import breakdown
     from graph_predictor.reports.opportunities import opportunities
     from graph_predictor.reports.timeline import write_timeline
     from graph_predictor.request.fit_batch import fit_batch
-    from graph_predictor.serving.search import serve_search
-    from graph_predictor.serving.serve import serve
-    from graph_predictor.sharding.planning import shard
     from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
+    from planner.parallel.comm_study import comm_study
+    from planner.parallel.planning import plan
+    from planner.parallel.shapes import shapes
+    from planner.serving.search import serve_search
+    from planner.serving.serve import serve
+    from planner.sharding.planning import shard
     from tracer import hooks
     from tracer.capture import capture
     from tracer.hooks import handler
@@ -47,7 +47,7 @@ _HOMES = {
     "breakdown": "graph_predictor.reports.breakdown",
     "capture": "tracer.capture",
     "check": "graph_predictor.check.gate:check_directory",
-    "comm_study": "graph_predictor.parallel.comm_study",
+    "comm_study": "planner.parallel.comm_study",
     "diff": "graph_predictor.diff.jobs:diff_jobs",
     "edits": "foretrace.edits:",
     "export": "graph_predictor.exports.export",
@@ -57,15 +57,15 @@ _HOMES = {
     "log": "graph_predictor.exports.run_log",
     "memory_timeline": "tracer.memory_timeline",
     "opportunities": "graph_predictor.reports.opportunities",
-    "plan": "graph_predictor.parallel.planning",
+    "plan": "planner.parallel.planning",
     "predict": "graph_predictor.synthesis.baseline",
     "read": "tracer.job:read_job",
     "replay": "graph_predictor.prediction.replay",
     "retraced": "graph_predictor.synthesis.baseline",
-    "serve": "graph_predictor.serving.serve",
-    "serve_search": "graph_predictor.serving.search",
-    "shapes": "graph_predictor.parallel.shapes",
-    "shard": "graph_predictor.sharding.planning",
+    "serve": "planner.serving.serve",
+    "serve_search": "planner.serving.search",
+    "shapes": "planner.parallel.shapes",
+    "shard": "planner.sharding.planning",
     "snapshot_timeline": "tracer.memory_timeline",
     "trace": "tracer.shape_only:trace_step",
     "write_timeline": "graph_predictor.reports.timeline",

@@ -1,6 +1,6 @@
 """``python -m foretrace``: the command line."""
 
-from graph_predictor.cli import main
+from foretrace.commands import main
 
 if __name__ == "__main__":
     main()

@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """A function that runs ``foretrace`` with arguments in this process."""
     def call(*arguments: object) -> Ran:
-        from graph_predictor.cli import main
+        from foretrace.commands import main
 
         monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:

@@ -68,7 +68,7 @@ _MINUTES = re.compile(r"(?<=--minutes )[\d.]+")
 _PLAIN = re.compile(r"(?P<program>foretrace|python -m) (?P<words>(?!pytest)[^|&;<>$`*?]+)")
 """A command that asks nothing of the shell; pytest says so where a plugin of it was imported before."""
 _PROGRAMS = {
-    "foretrace": "sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())",
+    "foretrace": "sys.argv[0] = 'foretrace'; from foretrace.commands import main; sys.exit(main())",
     "python -m": "import runpy; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"}
 _TOGETHER = "import os, sys, warnings; os.dup2(1, 2); warnings.simplefilter('ignore'); "
 

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("tracer", "kernel_models", "graph_predictor")
 RECORDED = ROOT / "traces" / "cpu-small"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-RUN_COMMAND = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
+RUN_COMMAND = "import sys; sys.argv[0] = 'foretrace'; from foretrace.commands import main; sys.exit(main())"
 
 
 def committed_files() -> list[Path]:
@@ -120,7 +120,7 @@ def test_help_needs_none_of_the_heavy_libraries(watch: TorchWatch) -> None:
     heavy = ("numba", "pandas", "pyarrow", "networkx")
     result = watch.python(
         "import sys; sys.argv = ['foretrace', '--help']\n"
-        "from graph_predictor.cli import main\n"
+        "from foretrace.commands import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         f"sys.stderr.write(' '.join(name for name in {heavy} if name in sys.modules))"
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor")
+PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner")
 
 
 def listed(docstring: str, title: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 
 TRACE = str(Path(__file__).resolve().parents[1] / "traces" / "bert-cpu")
 
-PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor")
+PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner")
 
 
 @pytest.mark.parametrize("name", PACKAGES)

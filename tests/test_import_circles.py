@@ -12,7 +12,7 @@ from pathlib import Path
 import networkx as nx
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("tracer", "kernel_models", "graph_predictor", "foretrace")
+PACKAGES = ("tracer", "kernel_models", "graph_predictor", "planner", "foretrace")
 
 
 class Packages:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor")
+PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_an_installed_wheel_lists_devices_and_replays(wheel: Path, tmp_path: Pat
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     code = ("import sys, foretrace, tracer; assert tracer.__file__.startswith(sys.argv.pop(1)); "
-            "sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; main()")
+            "sys.argv[0] = 'foretrace'; from foretrace.commands import main; main()")
     for arguments in (["devices", "h200-sxm"], ["replay", str(ROOT / "traces" / "cpu-small")]):
         ran = subprocess.run([sys.executable, "-c", code, str(site), *arguments], cwd=tmp_path, capture_output=True,
                              text=True, timeout=300, env={**os.environ, "PYTHONPATH": str(site)})
@@ -113,7 +113,7 @@ def test_the_github_gate_says_why_it_could_not_tell_and_runs_nothing_of_its_inpu
 def test_other_systems_call_options_that_exist() -> None:
     from typer.main import get_command
 
-    from graph_predictor.cli import app
+    from foretrace.commands import app
 
     check = get_command(app).commands["check"]  # type: ignore[attr-defined]
     known = {option for parameter in check.params for option in parameter.opts}

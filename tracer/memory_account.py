@@ -1,7 +1,7 @@
 """``MemoryAccount``: a rank's device memory at its fullest moment, by what it holds. Needs no torch.
 
 A trace by shapes follows every storage (``tracer.shape_only.memory``), a plan's estimate adds formulas up
-(``graph_predictor.parallel.memory``), edits scale what a trace followed (``graph_predictor.prediction.memory``).
+(``planner.parallel.memory``), edits scale what a trace followed (``graph_predictor.prediction.memory``).
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class ParallelPlan:
         overlap: gradients are reduced beside the last backward; parameters gathered beside the block before.
         lone_ddp: DDP around a single replica, which still fills buckets.
         first_layers, last_layers: layers of the pipeline's first and last stage; ``None`` for as many as the others,
-            but for one less where layers do not divide (``graph_predictor.parallel.stages``).
+            but for one less where layers do not divide (``planner.parallel.stages``).
         embedding_layer, loss_layer: the embedding, the head with its loss count as a layer when these are spread.
 
     Raises:

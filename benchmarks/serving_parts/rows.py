@@ -10,10 +10,10 @@ from typing import Any
 import pandas
 
 from benchmarks.serving_parts.split import is_development
-from graph_predictor.serving.engines import engine_of
-from graph_predictor.serving.load import Lengths, Requests
-from graph_predictor.serving.setup import ServingSetup
-from graph_predictor.serving.source import published_name
+from planner.serving.engines import engine_of
+from planner.serving.load import Lengths, Requests
+from planner.serving.setup import ServingSetup
+from planner.serving.source import published_name
 
 TABLE = "end_to_end/serving_h100_h200.parquet"
 DEVICES = {"h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm"}

@@ -23,7 +23,7 @@ def _sections() -> list[str]:
     import click
     from typer.main import get_command
 
-    from graph_predictor.cli import app
+    from foretrace.commands import app
 
     os.environ["COLUMNS"] = "100"
     root = get_command(app)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Sizes = Mapping[str, int]
-FORETRACE = (sys.executable, "-c", "from graph_predictor.cli import main; main()")
+FORETRACE = (sys.executable, "-m", "foretrace")
 _MOST_SAID = 500
 
 

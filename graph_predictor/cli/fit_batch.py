@@ -32,9 +32,9 @@ def fit_batch(
     """
     with one_sentence(debug):
         from graph_predictor.comm.units import parse_memory
-        from graph_predictor.parallel.memory import fit_of
         from graph_predictor.request.fit_batch import fit_batch as largest
         from graph_predictor.request.fit_batch import said_sizes
+        from graph_predictor.request.memory_fit import fit_of
         from graph_predictor.request.study import is_script
         from kernel_models.device_choice import find_device
         from tracer.memory_account import binary_size

@@ -8,9 +8,9 @@ from graph_predictor.figures import signed_percent
 from graph_predictor.pages.memory import MemoryMoments, account_parts, memory_section
 from graph_predictor.pages.parts import Cell, PageNotes, PageSection, Part, Prose, share_cell, table, text_column
 from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.parallel.memory import Fit, fit_of, with_waste
 from graph_predictor.prediction.memory import memory_account
 from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.request.memory_fit import Fit, fit_of, with_waste
 from kernel_models.device import DeviceSpec
 from tracer.graph import ExecutionGraph
 from tracer.memory_account import PEAK, MemoryAccount, binary_size

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.parallel.memory import StageMemory, fit_of, with_waste
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.request.memory_fit import StageMemory, fit_of, with_waste
 from graph_predictor.sizes.named_sizes import MOST, parse_sets
 from graph_predictor.sizes.retrace import trace_again
 from kernel_models.device import DeviceSpec

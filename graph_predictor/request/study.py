@@ -283,7 +283,7 @@ class Study:
 
     def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...],
                 device: str | TracedDevice, also: tuple[int, ...]) -> Job:
-        from graph_predictor.parallel.ranks import traced
+        from graph_predictor.request.parallel_ranks import traced
         from graph_predictor.sizes.retrace import trace_again
         from tracer.parallel_plan import ParallelPlan
 
@@ -327,7 +327,7 @@ class Study:
 
     def _on_ranks(self, parallel: str, sizes: tuple[str, ...], where: tuple[str | None, ...],
                   also: tuple[int, ...]) -> Baseline:
-        from graph_predictor.parallel.ranks import on_ranks, settings_under
+        from graph_predictor.request.parallel_ranks import on_ranks, settings_under
         from tracer.parallel_plan import ParallelPlan
 
         assert self._recorded is not None

@@ -79,7 +79,7 @@ def _become(command: list[str], log: Path) -> None:
         os.dup2(file, 1)
         os.dup2(file, 2)
         sys.argv = command
-        from graph_predictor.cli import main
+        from foretrace.commands import main
 
         main()
     except SystemExit as error:

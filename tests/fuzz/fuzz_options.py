@@ -118,7 +118,7 @@ class Option:
 @lru_cache(maxsize=1)
 def commands() -> dict[str, list[Option]]:
     """What every command may be given, by its words; what it needs is in the templates."""
-    from graph_predictor.cli import COMMANDS
+    from foretrace.commands import COMMANDS
 
     found: dict[str, list[Option]] = {}
     for name, command in COMMANDS.items():

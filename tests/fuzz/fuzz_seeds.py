@@ -269,7 +269,7 @@ def _captures(folder: Path) -> None:
     (root / "mlp" / "rank0" / "collectives.json").write_text(json.dumps({"rows": [
         {"op": "c10d::allreduce_", "kind": "all_reduce", "group": "0", "ranks": [0, 1], "dtype": "float",
          "elements_in": 64, "elements_out": 64, "async": True}]}))
-    from graph_predictor.cli import app
+    from foretrace.commands import app
 
     app(["check", str(root), "--update-baseline", "--reason", "seeds", "--json"],
         standalone_mode=False)
@@ -362,7 +362,7 @@ def _shipped(name: str) -> str:
 
 
 def _sweep(folder: Path) -> None:
-    from graph_predictor.cli import app
+    from foretrace.commands import app
 
     out = folder / "sweep"
     out.mkdir(exist_ok=True)
@@ -395,7 +395,7 @@ def _notes(folder: Path) -> None:
 
 def _programs(folder: Path) -> None:
     """Steps traced by shapes, and a capture of a decoder: what is traced again, or planned."""
-    from graph_predictor.cli import app
+    from foretrace.commands import app
     from tracer import workloads
 
     for name, workload, more in (("shapes_llama.foretrace", "llama", []), ("shapes_dlrm.foretrace", "dlrm", []),

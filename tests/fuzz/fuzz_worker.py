@@ -89,7 +89,7 @@ def _call_quietly(argv: list[str]) -> None:
 
 
 def _main(argv: list[str]) -> None:
-    from graph_predictor.cli import main
+    from foretrace.commands import main
 
     sys.argv = ["foretrace", *argv]
     main()

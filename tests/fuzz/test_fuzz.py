@@ -71,7 +71,7 @@ def test_an_input_that_was_once_wrong(folder: Path, seeds: Path, worker: Worker)
 def test_options_are_those_of_the_commands() -> None:
     import typer.main
 
-    from graph_predictor.cli import app
+    from foretrace.commands import app
 
     def real(command: Any, words: str) -> Iterator[tuple[str, set[str]]]:
         for name, inner in getattr(command, "commands", {}).items():

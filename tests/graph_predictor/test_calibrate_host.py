@@ -10,7 +10,7 @@ import pytest
 from said import plain
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 from kernel_models.host.hosts import CPU_HOST, is_host_file, read_host, shipped_host, write_host
 from tracer.errors import ForetraceError
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from foretrace.commands import main
 from graph_predictor.check.captures import CheckError
 from graph_predictor.check.pairs_gate import FEWEST, PAIRS, check_script, paired
 from graph_predictor.check.turns import Tree, other_tree, run_in_turns
 from graph_predictor.check.verdict import Status
-from graph_predictor.cli import main
 
 SCRIPT = """
 import sys, time

@@ -17,7 +17,7 @@ from said import Ran, Run, plain
 
 from graph_predictor.cli.console import Column, Report, shortened
 
-COMMAND = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
+COMMAND = "import sys; sys.argv[0] = 'foretrace'; from foretrace.commands import main; sys.exit(main())"
 TRACE = str(CPU_SMALL / "kineto.json.gz")
 
 

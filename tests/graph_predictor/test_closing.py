@@ -12,7 +12,7 @@ import pytest
 from micro import Micro
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 from graph_predictor.prediction.closing import Closing
 from graph_predictor.prediction.replay import replay
 from graph_predictor.simulation.build import Built, build_program

@@ -11,8 +11,8 @@ from micro import Micro
 from test_predict import queued_steps
 from typer.testing import CliRunner
 
+from foretrace.commands import app
 from foretrace.edits import ScaleHost
-from graph_predictor.cli import app
 from graph_predictor.prediction.host_spread import RESOLVED, least_spread
 from graph_predictor.prediction.interval import spread_by
 from graph_predictor.prediction.replay import replay

@@ -10,7 +10,7 @@ import pytest
 from said import plain
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 from graph_predictor.prediction.host_names import host_by_name
 from graph_predictor.prediction.host_steps import recorded_host_work
 from graph_predictor.request.configuration import Configuration

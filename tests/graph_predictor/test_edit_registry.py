@@ -69,7 +69,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "sweep": [CAPTURE, "--toy", "1,0.5", "--edits", "none,toy-switch", "-o", str(folder / "p.csv"), "--jobs", "1"],
         "opportunities": [CAPTURE, "--top", "100"]}
     code = ("import json, sys\nfrom graph_predictor.edits import registry\nregistry.MODULES += ('toy_edit',)\n"
-            "from typer.testing import CliRunner\nfrom graph_predictor.cli import app\n"
+            "from typer.testing import CliRunner\nfrom foretrace.commands import app\n"
             "print(json.dumps({name: json.loads(CliRunner().invoke(app, [name, *words, '--json']).stdout)\n"
             f"                  for name, words in {commands!r}.items()}}))")
     path = [str(folder), *(entry for entry in sys.path if entry)]

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import foretrace
 from foretrace import edits
-from graph_predictor.cli import app
+from foretrace.commands import app
 from graph_predictor.exports.chakra import write_chakra
 from graph_predictor.exports.chakra_schema import messages
 from graph_predictor.exports.work_graph import After, WorkGraph, WorkKind, work_graph

@@ -14,7 +14,7 @@ from micro import Micro
 from said import plain
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 from graph_predictor.prediction.host_names import host_by_name
 from graph_predictor.prediction.host_steps import recorded_host_steps, traced_host_step, usual_step
 from graph_predictor.synthesis.baseline import baseline_of

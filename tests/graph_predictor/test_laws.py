@@ -14,8 +14,8 @@ from micro import Micro
 from said import plain
 from typer.testing import CliRunner
 
+from foretrace.commands import app
 from foretrace.edits import Edit, HostFrom, ScaleHost, SizeLaws
-from graph_predictor.cli import app
 from graph_predictor.prediction.anchoring import OF_HOST, OF_KERNELS, Trend
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError

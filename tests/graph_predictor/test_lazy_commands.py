@@ -8,7 +8,7 @@ import sys
 import typer
 from typer.testing import CliRunner
 
-from graph_predictor.cli import COMMANDS, app
+from foretrace.commands import COMMANDS, app
 from graph_predictor.cli.lazy_commands import LazyCommands
 
 
@@ -21,7 +21,7 @@ def test_sentences_of_the_help_are_those_of_the_commands() -> None:
 
 
 def test_the_help_imports_no_command() -> None:
-    code = ("import sys; from graph_predictor.cli import app, COMMANDS\n"
+    code = ("import sys; from foretrace.commands import app, COMMANDS\n"
             "try: app(['--help'])\nexcept SystemExit: pass\n"
             "sys.exit(any(command.module in sys.modules for command in COMMANDS.values()))")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

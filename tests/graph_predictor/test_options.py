@@ -16,7 +16,7 @@ import typer.main
 from said import plain
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 from graph_predictor.cli.options import SHARED
 from graph_predictor.edits.registry import options
 from kernel_models.collectives import CommError, CommProfile, topology
@@ -246,7 +246,7 @@ def test_devices_and_topologies_are_listed_with_their_sources() -> None:
     ("foretrace capture --workload lla", "llama")])
 def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", "from graph_predictor.cli import app; app(prog_name='foretrace')"], capture_output=True,
+        [sys.executable, "-c", "from foretrace.commands import app; app(prog_name='foretrace')"], capture_output=True,
         text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT), "_FORETRACE_COMPLETE": "complete_bash",
                                      "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)})
     assert expected in ran.stdout.split(), ran.stderr

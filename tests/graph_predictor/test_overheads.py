@@ -12,7 +12,7 @@ from micro import Micro
 from said import plain
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 from graph_predictor.prediction.overheads import measure_overheads, recorded_overheads
 from kernel_models.host.overheads import ANY, HostOverheads, compare_hosts, fit_overheads, record
 from kernel_models.host.segments import HostIntervals, Overhead, host_segments

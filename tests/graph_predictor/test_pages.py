@@ -392,7 +392,7 @@ def test_roofline_counts_what_the_models_count(tmp_path: Path, run: Run) -> None
 
 def test_a_limit_on_address_space_is_told_before_the_engine_is_killed(tmp_path: Path) -> None:
     code = ("import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)); "
-            "import sys; sys.argv = ['foretrace', *sys.argv[1:]]; from graph_predictor.cli import main; main()")
+            "import sys; sys.argv = ['foretrace', *sys.argv[1:]]; from foretrace.commands import main; main()")
     trace = Path(__file__).resolve().parents[2] / "traces" / "bert-cpu"
     ran = subprocess.run([sys.executable, "-c", code, "report", str(trace), "-o", str(tmp_path / "r.html")],
                          capture_output=True, text=True, timeout=120, check=False)

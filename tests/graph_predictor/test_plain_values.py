@@ -52,7 +52,7 @@ def outcome(made: Any, arguments: list[str]) -> str:
 
 
 def test_a_command_of_texts_imports_no_pydantic() -> None:
-    program = ("import sys; from graph_predictor.cli import main; sys.argv = ['foretrace', 'predict', 'nowhere']\n"
+    program = ("import sys; from foretrace.commands import main; sys.argv = ['foretrace', 'predict', 'nowhere']\n"
                "try:\n    main()\nexcept SystemExit:\n    print('pydantic' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split() == ["False"]

@@ -14,6 +14,7 @@ from micro import Micro, read_ranks
 from said import plain
 from typer.testing import CliRunner
 
+from foretrace.commands import app
 from foretrace.edits import (
     CudaGraphs,
     Device,
@@ -27,7 +28,6 @@ from foretrace.edits import (
     ScaleKernels,
     Sizes,
 )
-from graph_predictor.cli import app
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.simulation.host_pieces import with_host

@@ -13,8 +13,8 @@ from fitted_times import Fitted
 from said import plain
 from typer.testing import CliRunner
 
+from foretrace.commands import app
 from foretrace.edits import Device, Edit, HostFrom, ScaleKernels, Sizes
-from graph_predictor.cli import app
 from graph_predictor.prediction.replay import replay
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.job import Job, read_job

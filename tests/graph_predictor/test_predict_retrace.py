@@ -16,8 +16,8 @@ from recordings import slowed
 from test_predict_shapes import LAYERS, TOKENS, WIDTH, traced
 from typer.testing import CliRunner
 
+from foretrace.commands import app
 from foretrace.edits import HostFrom, ScaleHost, ScaleKernels
-from graph_predictor.cli import app
 from graph_predictor.prediction.operation_costs import operation_costs, operations_named
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError

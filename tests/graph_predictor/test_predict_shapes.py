@@ -10,8 +10,8 @@ import pytest
 from said import plain
 from typer.testing import CliRunner
 
+from foretrace.commands import app
 from foretrace.edits import CudaGraphs, Device, ScaleHost, Sizes
-from graph_predictor.cli import app
 from graph_predictor.request.study import Study
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device

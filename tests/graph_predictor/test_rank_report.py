@@ -14,7 +14,7 @@ from micro import Micro, read_ranks
 from said import plain
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.replay import replay
 from graph_predictor.reports.ranks import JobReport, JobTimes, rank_report, recorded_times

@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch")
 
 from typer.testing import CliRunner  # noqa: E402
 
+from foretrace.commands import app  # noqa: E402
 from foretrace.edits import Straggler  # noqa: E402
-from graph_predictor.cli import app  # noqa: E402
-from graph_predictor.parallel.ranks import on_ranks  # noqa: E402
 from graph_predictor.prediction.predictor import Baseline  # noqa: E402
 from graph_predictor.prediction.scenario import EditError  # noqa: E402
+from graph_predictor.request.parallel_ranks import on_ranks  # noqa: E402
 from graph_predictor.synthesis.baseline import baseline_of  # noqa: E402
 from kernel_models.collectives import CollectiveModel, topology  # noqa: E402
 from tracer import workloads  # noqa: E402

@@ -13,7 +13,7 @@ from recordings import recorded_until, worst_closing
 from said import plain
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 from graph_predictor.comm.host_collectives import with_host_collectives
 from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.replay import replay

@@ -11,6 +11,7 @@ from micro import Micro
 from said import plain
 from typer.testing import CliRunner
 
+from foretrace.commands import app
 from foretrace.edits import (
     Compile,
     CudaGraphs,
@@ -22,11 +23,10 @@ from foretrace.edits import (
     Recompute,
     ScaleKernels,
 )
-from graph_predictor.cli import app
-from graph_predictor.parallel.ranks import on_ranks, with_ddp
-from graph_predictor.parallel.recorded_ddp import NOTE, Gradient, buckets_of, gradients_of
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.request.parallel_ranks import on_ranks, with_ddp
+from graph_predictor.request.recorded_ddp import NOTE, Gradient, buckets_of, gradients_of
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CollectiveModel, topology
 from kernel_models.device import device

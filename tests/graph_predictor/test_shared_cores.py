@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from graph_predictor.parallel.ranks import on_ranks
 from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.request.parallel_ranks import on_ranks
 from graph_predictor.synthesis.baseline import baseline_of
 from graph_predictor.synthesis.shared_cores import BUSY, SharedCores, cores_shared
 from kernel_models.collectives import CollectiveModel, topology

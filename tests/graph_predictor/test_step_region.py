@@ -11,7 +11,7 @@ import typer.main
 from report_support import ROOT
 from said import Run, plain
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 
 CASE = ROOT.parent / "shared" / "data" / "cases" / "record_function_steps" / "trace.json"
 STEP_MS = "1.250"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 from graph_predictor.edits.registry import made, options, switched
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.configuration import Configuration
@@ -176,7 +176,7 @@ def test_what_cannot_be_made_is_refused_again_without_trying(monkeypatch: pytest
         tried.append(arguments)
         raise EditError("Not on these ranks.")
 
-    monkeypatch.setattr("graph_predictor.parallel.ranks.on_ranks", refuse)
+    monkeypatch.setattr("graph_predictor.request.parallel_ranks.on_ranks", refuse)
     for host in (1.0, 2.0, 3.0):
         with pytest.raises(EditError, match="Not on these ranks"):
             study.predict(Configuration(parallel="ddp=2", edits={"host": host}))

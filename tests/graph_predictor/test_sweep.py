@@ -17,7 +17,7 @@ import pytest
 from said import plain
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 from graph_predictor.prediction.edited_copies import HOSTS_KEPT
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.sweep import Axis, Goal, SweepError, SweepSpace, feasible, ranked, sweep
@@ -239,7 +239,7 @@ def test_a_killed_sweep_loses_no_finished_point(tmp_path: Path) -> None:
     output = tmp_path / "t.parquet"
     journal = tmp_path / "t.parquet.journal"
     hosts = ",".join(str(1 + i / 1000) for i in range(200))
-    command = [sys.executable, "-c", "from graph_predictor.cli import main; main()", "sweep", CAPTURE, "--host", hosts,
+    command = [sys.executable, "-c", "from foretrace.commands import main; main()", "sweep", CAPTURE, "--host", hosts,
                "-o", str(output), "--jobs", "1"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     for _ in range(3000):

@@ -21,7 +21,7 @@ from graph_predictor.cli.text import MOST_CELL, MOST_TEXT, one_line, printable, 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURE = ROOT / "traces" / "cpu-small"
 EVIL = "\x1b]0;evil\x07\x9b31m\u202egnp\r[bold]x[/bold]"
-COMMAND = "from graph_predictor.cli import main; main()"
+COMMAND = "from foretrace.commands import main; main()"
 STEERS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Everything but the newline that a terminal obeys or that turns text round."""
 

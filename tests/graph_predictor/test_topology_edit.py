@@ -9,8 +9,8 @@ from micro import Micro, read_ranks
 from said import plain
 from typer.testing import CliRunner
 
+from foretrace.commands import app
 from foretrace.edits import OnTopology, ScaleLink
-from graph_predictor.cli import app
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.synthesis.baseline import baseline_of

@@ -11,8 +11,8 @@ pytest.importorskip("torch")
 
 from graph_predictor.comm.recorded_calls import table_calls
 from graph_predictor.comm.traffic import Communication, Pass, of_block, of_boundary, of_replicas
-from graph_predictor.parallel.decoder import decoder_of
 from kernel_models.collectives import CollectiveKind
+from planner.parallel.decoder import decoder_of
 from tracer import workloads
 from tracer.parallel_plan import Sharding
 from tracer.shape_only import trace_workload

@@ -16,9 +16,9 @@ from micro import Micro
 from said import plain
 from typer.testing import CliRunner
 
+from foretrace.commands import app
 from foretrace.edits import Compile, Edit, FusedOptimizer, HostFrom, NoDataLoading, ScaleHost, Sizes
 from graph_predictor import baseline_of, breakdown, replay
-from graph_predictor.cli import app
 from graph_predictor.diff import diff_jobs
 from graph_predictor.reports.ranks import recorded_times
 from graph_predictor.simulation.build import build_program

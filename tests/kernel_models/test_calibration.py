@@ -511,7 +511,7 @@ def test_a_mistake_is_one_sentence_before_anything_is_measured(tmp_path: Path, m
 def command(*arguments: str) -> subprocess.Popen[str]:
     # A shell's background job starts with Ctrl-C ignored, and so would this test's process.
     code = ("import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-            "sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())")
+            "sys.argv[0] = 'foretrace'; from foretrace.commands import main; sys.exit(main())")
     return subprocess.Popen([sys.executable, "-c", code, "calibrate", *arguments], text=True, cwd=ROOT,
                             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)

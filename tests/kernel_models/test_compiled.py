@@ -84,7 +84,7 @@ def test_a_read_only_installation_without_a_home_simulates(tmp_path: Path) -> No
             (folder / "__pycache__").touch()
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "XDG"))}
     ran = subprocess.run(
-        [sys.executable, "-c", "from graph_predictor.cli import main; main()", "replay",
+        [sys.executable, "-c", "from foretrace.commands import main; main()", "replay",
          str(ROOT / "traces" / "cpu-small"), "--json"], capture_output=True, text=True, check=False, cwd=tmp_path,
         env={**kept, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/dev/null",
              "TMPDIR": str(tmp_path)})

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 from kernel_models.device import DeviceSpec, device
 from kernel_models.heuristics import heuristic_models
 from kernel_models.model import Source, Times

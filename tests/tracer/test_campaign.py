@@ -33,7 +33,7 @@ from tracer.store import load_graph
 from tracer.workloads import configure, names, size_text, split
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
+COMMAND = "import sys; sys.argv[0] = 'foretrace'; from foretrace.commands import main; sys.exit(main())"
 H200 = ("h200-workloads", "h200-kernels")
 
 PLAN = """

@@ -632,7 +632,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-COMMAND = "import sys; sys.argv[0] = 'foretrace'; from graph_predictor.cli import main; sys.exit(main())"
+COMMAND = "import sys; sys.argv[0] = 'foretrace'; from foretrace.commands import main; sys.exit(main())"
 COUNTS = ("--warmup", "1", "--timed", "2", "--steps", "2")
 
 
@@ -801,7 +801,7 @@ def test_optimizers_that_step_at_different_rates(tmp_path: Path, run: Run) -> No
 
 def test_without_torch_it_is_one_sentence(script: Path, tmp_path: Path) -> None:
     code = ("import sys; sys.modules['torch'] = None; sys.argv[0] = 'foretrace'; "
-            "from graph_predictor.cli import main; sys.exit(main())")
+            "from foretrace.commands import main; sys.exit(main())")
     capture = ["capture", "--out", str(tmp_path / "out")]
     for arguments in (
             [*capture, "--workload", "llama"], [*capture, str(script)],

@@ -40,7 +40,7 @@ def heard() -> Iterator[None]:
 def test_ctrl_c_and_termination_keep_every_timed_step(name: str, status: int, says: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = run_program("from graph_predictor.cli import main; main()", "capture", "--out", tmp_path / "out", "--warmup",
+    done = run_program("from foretrace.commands import main; main()", "capture", "--out", tmp_path / "out", "--warmup",
                        2, "--timed", 40, script, "--", name)
     context = read_context(tmp_path / "out" / "rank0")
     assert len(context["unprofiled_step_ns"]) == 6 and context["complete"] is False

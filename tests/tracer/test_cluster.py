@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from graph_predictor.cli import app
+from foretrace.commands import app
 from tracer.cluster import ClusterError, Failed, LostWorkerError, TaskWorkers, open_workers
 from tracer.errors import TraceError
 from tracer.job import read_job

@@ -22,7 +22,7 @@ from fake_world_support import CASES, REAL_RANKS, STEPS, Case, capture_rank, fak
 from typer.testing import CliRunner  # noqa: E402
 
 import tracer  # noqa: E402
-from graph_predictor.cli import app  # noqa: E402
+from foretrace.commands import app  # noqa: E402
 from tracer import workloads  # noqa: E402
 from tracer.capture import CaptureOptions  # noqa: E402
 from tracer.capture.collectives import CollectiveNotes  # noqa: E402

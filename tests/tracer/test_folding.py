@@ -13,7 +13,7 @@ from said import plain
 from typer.testing import CliRunner
 
 import tracer
-from graph_predictor.cli import app
+from foretrace.commands import app
 from tracer import JobError
 from tracer.errors import GraphFileError
 from tracer.folding import fold, folded_job, renumbered, work_digest

@@ -36,8 +36,8 @@ from torch.utils.checkpoint import checkpoint
 from typer.testing import CliRunner
 
 import tracer
+from foretrace.commands import app
 from graph_predictor import breakdown, replay
-from graph_predictor.cli import app
 from graph_predictor.reports.inspection import inspect_job
 from tracer import workloads
 from tracer.errors import ForetraceError
@@ -641,7 +641,7 @@ def test_wrong_requests_are_one_sentence(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     path, out = tmp_path / "user.py", tmp_path / "step.foretrace"
     path.write_text(SCRIPT)
-    command = [sys.executable, "-c", "from graph_predictor.cli import main; main()", "trace"]
+    command = [sys.executable, "-c", "from foretrace.commands import main; main()", "trace"]
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*command, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -2,7 +2,7 @@
 
 The split is that of Megatron-LM: the first product of attention and of the feed-forward part by columns, the second
 by rows. The collectives between them move no values that shapes depend on and are left to the plan
-(``graph_predictor.parallel``); where they change a tensor's size (sequence and expert parallelism), an empty tensor of
+(``planner.parallel``); where they change a tensor's size (sequence and expert parallelism), an empty tensor of
 the new size stands in their place. Every expert of a rank gets as many tokens as the others.
 """
 

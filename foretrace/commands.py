@@ -1,0 +1,154 @@
+"""The command ``foretrace``: the table of all commands, each imported when it runs, and what starts them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.lazy_commands import LazyCommand, lazy_group
+from graph_predictor.cli.text import ClosedOutput, finish_output, standard_output
+
+PLANS = frozenset({"plan", "serve", "shapes", "shard", "comm"})
+"""Commands of ``planner``; the others are of ``graph_predictor``."""
+RUN_PROGRAMS = frozenset({"validate", "check", "comm", "capture", "trace", "campaign", "calibrate"})
+"""Commands that run a user's program, or time something, in their own process."""
+COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'graph_predictor'}.cli.{home}",
+                              name.replace("-", "_"), group, sentence, own, name in RUN_PROGRAMS)
+            for group, commands in {
+    "See what was recorded": (
+        ("inspect", "inspect", "Show what traces hold and what they lack.", None),
+        ("breakdown", "breakdown", "Show where the time of the steps goes.", None),
+        ("replay", "replay", "Replay the steps and compare with what was measured.", None),
+        ("report", "report",
+         "Write one HTML page of a recording: overview, timeline, operations, roofline, memory, ranks, what-ifs.",
+         None),
+        ("diff", "diff", "Show what makes B's step take longer, or shorter, than A's.", None),
+        ("ranks", "ranks",
+         "Compare the ranks of a job: waiting, stragglers, bubbles, and the path across them.", None),
+        ("overheads", "overheads", "Show what the host costs each step, by kind (T1 to T5), without waiting.", None),
+    ),
+    "Predict what was not": (
+        ("predict", "predict", "Predict the step time of a configuration that was never run.", None),
+        ("opportunities", "opportunities", "List the changes of a step that would save most.", None),
+        ("sweep", "sweep", "Predict every combination of sizes, devices, ranks and edits, in parallel.", None),
+        ("price", "price", "Price one operation on a device, from fitted models or its data sheet alone.", None),
+    ),
+    "Look at memory": (
+        ("memory", "memory", "Show what memory held at its fullest: by kind, by module, measured beside predicted.",
+         None),
+        ("fit-batch", "fit_batch", "Find the largest batch (or other size) that fits a device's memory.", None),
+    ),
+    "Plan a cluster": (
+        ("plan", "plan",
+         "Find the best parallel plan of all that Megatron-Core, torchtitan or FSDP have: data, tensor, "
+         "sequence, pipeline, context and expert parallelism, schedules, micro-batches, recomputation and "
+         "sharding.", None),
+        ("serve", "serve",
+         "Predict how a decoder is served: a prompt's time, a step's of decoding, memory and the largest batch, and "
+         "with --rate or --concurrency time to the first token, between tokens, and throughput.", None),
+        ("shapes", "shapes",
+         "Find the sizes of a model that cost more GPU time than their neighbours: heads, widths, vocabulary, "
+         "micro-batch and tensor parallelism, with the reason and the gain of each change at equal parameters.", None),
+        ("shard", "shard",
+         "Find the fastest sharding of embedding tables: by tables, columns, rows, rows within a node, or "
+         "copies.", None),
+        ("comm", "comm", "Collectives and networks: predict, study, fit, measure, tune, report.", None),
+    ),
+    "Gate changes": (
+        ("validate", "validate",
+         "Capture a program once, predict it at other sizes, then run those and compare.", None),
+        ("check", "check",
+         "Compare captures with their baseline; exit code 1 if something got worse, 3 if noise hides whether "
+         "it did.", None),
+    ),
+    "Record, and prepare": (
+        ("capture", "capture",
+         "Record a script's training steps, found by its optimizer, or those of a workload.", "CaptureCommand"),
+        ("trace", "trace", "Trace a training step by shapes alone: no GPU, no time, no memory.", None),
+        ("convert", "convert", "Convert traces to one file, which every command reads.", None),
+        ("export", "export", "Export a job for Perfetto, Chakra, TensorBoard, or as tables.", None),
+        ("campaign", "campaign", "Record a plan of workloads and micro-benchmarks within a time box.", None),
+        ("workloads", "workloads",
+         "List the workloads for 'foretrace capture --workload', their settings and presets.", None),
+        ("doctor", "doctor",
+         "Look at this machine: GPU, driver, CUPTI rights, PyTorch, clocks, caches, disk; what is missing, "
+         "what to do.", None),
+    ),
+    "Model devices and networks": (
+        ("calibrate", "calibrate",
+         "Calibrate a device: micro-benchmarks of its kernels, chosen where they say most, and models fitted "
+         "to them.", None),
+        ("fit", "fit", "Fit a device profile to measured kernels, to whole steps, or to both.", None),
+        ("models", "models", "List fitted device profiles, and judge them by measured kernels.", None),
+        ("devices", "devices", "List the devices that are known, or show one with the source of each figure.", None),
+        ("topologies", "devices",
+         "List the nodes and networks that are known, or show a cluster with the source of each figure.", None),
+    ),
+}.items() for name, home, sentence, own in commands}
+"""Commands by name: their heading and module, the first sentence of their help, and a class of their own there."""
+
+app = typer.Typer(
+    name="foretrace", cls=lazy_group(COMMANDS), no_args_is_help=True, pretty_exceptions_enable=False,
+    rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]},
+    help="Read recorded PyTorch steps, see where their time goes, and replay them. PATH is a profiler trace, a file "
+         "of 'foretrace convert', a directory or glob of a job's ranks, or a URL of these.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        try:
+            number = metadata.version("foretrace")
+        except metadata.PackageNotFoundError:
+            number = "unknown (not installed)"
+        typer.echo(f"foretrace {number}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option(
+        "--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Options before the command."""
+
+
+def main() -> None:
+    """Run the command line; ends the process with 0, or 2 for bad input (see ``errors.one_sentence``)."""
+    if sys.stdout is None or sys.stderr is None:
+        _open_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show µ gets a question mark, not a crash.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        with one_sentence(debug=False), standard_output():
+            _run()
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+
+
+def _run() -> None:
+    try:
+        app()
+    except SystemExit as ended:
+        if not ended.code:
+            finish_output()  # of --help too, which is no command's
+        raise
+
+
+def _open_closed_streams() -> None:
+    """Put the null device where a shell closed a stream (``>&-``), so that no output file gets its number."""
+    if sys.stdout is None:
+        sys.stdout = ClosedOutput(open(os.devnull, "wb"))  # noqa: SIM115 -- until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+__all__ = ["COMMANDS", "app", "main"]

@@ -1,0 +1,69 @@
+"""Whether what a step holds fits a device's memory.
+
+What the framework's allocator hands out is known to some per cent; what else is taken of the device is assumed, so that
+whether a step fits is a judgement (``Fit``): it is refused only where it cannot fit even with the least of all that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from tracer.memory_account import MemoryAccount
+
+CONTEXT = 0.6e9
+"""Bytes of a CUDA context with its loaded kernels: an assumption."""
+FRAGMENTED = 0.05
+"""Share of what comes and goes that the allocator holds and cannot use: an assumption; up to three times as much, none
+with expandable segments."""
+ERROR = 0.04
+"""Share by which what is allocated may be more or less than predicted. Of 41 published peaks above 10 GiB none is
+further off than 3.4%; small models, of which logits and workspaces decide, may be by half
+(``benchmarks/llm_memory.py``)."""
+
+
+class Fit(str, Enum):
+    """Whether a plan fits a device."""
+
+    FITS = "fits"
+    TIGHT = "may not fit"
+    """The expected memory is too much, or so near to all there is that usual waste would be too much."""
+    NO = "does not fit"
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """A rank of a stage at its fullest moment.
+
+    Attributes:
+        stage: which, from 0.
+        moment: when, such as "loss".
+        account: its bytes; ``reserved`` is what is taken beside the allocator's.
+        low, high: the same in all, at least and at most.
+    """
+
+    stage: int
+    moment: str
+    account: MemoryAccount
+    low: float
+    high: float
+
+    @property
+    def allocated(self) -> float:
+        """Bytes that the framework has handed out: PyTorch's ``max_memory_allocated``."""
+        return self.account.allocated
+
+
+def with_waste(account: MemoryAccount) -> StageMemory:
+    """Return a step's own memory, as a trace knows it, with what is taken beside it."""
+    moving = account.activations + account.temporaries
+    return StageMemory(0, "step", replace(account, reserved=CONTEXT + FRAGMENTED * moving),
+                       low=account.total * (1 - ERROR) + CONTEXT,
+                       high=account.total * (1 + ERROR) + CONTEXT + 3 * FRAGMENTED * moving)
+
+
+def fit_of(memory: StageMemory, limit_bytes: float) -> Fit:
+    """Return whether a stage fits a device; one whose memory is unknown (0) has enough."""
+    if not 0 < limit_bytes < memory.high:
+        return Fit.FITS
+    return Fit.NO if memory.low > limit_bytes else Fit.TIGHT

@@ -1,0 +1,1 @@
+"""Commands that plan: clusters, servers, sharded tables and networks."""

@@ -1,0 +1,381 @@
+"""``foretrace comm``: predict, study, fit, measure, tune and report collectives."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import (
+    Column,
+    Report,
+    print_json,
+    read,
+    working,
+)
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
+from planner.cli.comm_backends import backends, read_measurements
+from planner.cli.comm_study import study
+from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
+
+if TYPE_CHECKING:
+    from kernel_models.collectives import CollectiveKind, CommProfile, Topology
+    from kernel_models.collectives.tuner import Crossover, TunedChoice
+
+comm = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
+                   help="Collectives and networks: predict, study, fit, measure, tune, report.")
+
+TopologyName = Annotated[str | None, shared("--topology")]
+RANKS_OF_BENCH = 2
+comm.command("study")(study)
+comm.command("backends")(backends)
+SWEEP = ("1KiB", "64MiB")
+
+
+@comm.command("predict")
+def predict(
+    collective: Annotated[str, typer.Argument(metavar="COLLECTIVE", help="Such as all_reduce or all_to_all.")],
+    size: Annotated[str | None, typer.Option("--bytes", metavar="SIZE",
+                                             help="Whole buffer of a rank: 64MiB, 1.5GB, 4096.")] = None,
+    sizes: Annotated[str | None, typer.Option(
+        metavar="A,B,C", help="Of an uneven all-to-all what every rank sends to rank 0, 1, …; or a row for each "
+                              "sending rank (a,b;c,d).")] = None,
+    topology: TopologyName = None,
+    comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    ranks: Annotated[int | None, shared("--ranks", "the first of the topology; all by default")] = None,
+    group: Annotated[str | None, typer.Option(metavar="RANKS", help="Which ranks, such as 0-7,16 or 0-63:8.")] = None,
+    dtype: Annotated[str | None, shared("--dtype", "bfloat16, or the only one the profile has")] = None,
+    backend: Annotated[str | None, shared("--backend")] = None,
+    algorithm: Annotated[str | None, typer.Option(
+        help="Only this algorithm, by its formula: ring, tree, nvls, nvls-tree, hierarchical, direct.")] = None,
+    oversubscription: Annotated[float | None, typer.Option(help="Of the network; 1 is full bisection.")] = None,
+    sharing: Annotated[int, typer.Option(min=1, help="So many such collectives share the same links at once.")] = 1,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict the time of one collective, with its breakdown."""
+    with one_sentence(debug):
+        from dataclasses import replace
+
+        from graph_predictor.comm.units import bytes_text, parse_ranks
+        from kernel_models.collectives import (
+            CollectiveBatch,
+            CollectiveCall,
+            CollectiveModel,
+            CommError,
+            bus_factor,
+            collective_kind,
+            price_calls,
+        )
+        from kernel_models.collectives.call import dtype_name
+        from kernel_models.collectives.datasheet import DatasheetModel, algorithm_label
+        from kernel_models.collectives.formulas import RankGroup, lines
+        from kernel_models.collectives.nccl_constants import Algorithm
+        from kernel_models.collectives.times import Level
+
+        kind = collective_kind(collective)
+        from graph_predictor.comm.clusters import profile_on
+
+        model, where = profile_on(comm_profile, topology, oversubscription)
+        payload, members = _payload(kind, size, sizes)
+        if group is not None and ranks is not None:
+            raise CommError("Ranks are given twice; give --group or --ranks.")
+        count_of = ranks if ranks is not None else members if members is not None else where.gpus
+        placement = where.place(parse_ranks(group)) if group else where.first(count_of)
+        if members is not None and placement.ranks != members:
+            raise CommError(f"--sizes has {members} ranks and the group has {placement.ranks}; give a size for each.")
+        if dtype is None:
+            measured = model.measured_dtypes(kind, backend)
+            dtype = measured[0] if len(measured) == 1 else "bfloat16"
+        call = CollectiveCall(kind, payload, placement, dtype_name(dtype))
+        on = CollectiveModel(where, model, backend)
+        if algorithm is not None:
+            names = {a.label: a for a in Algorithm}
+            if algorithm.lower() not in names:
+                raise CommError(f"{algorithm!r} is no algorithm; it is one of {', '.join(names)}.")
+            times = DatasheetModel(where, names[algorithm.lower()]).predict(CollectiveBatch.from_calls([call]))
+            if times.level[0] == int(Level.UNKNOWN):
+                raise CommError(f"A {kind.label} of this group cannot be done by {algorithm}; leave --algorithm out.")
+        else:
+            times = price_calls([call], on)
+        if sharing > 1:
+            from kernel_models.collectives.contention import shared_times
+
+            tiny = replace(call, payload_bytes=min(payload, 1.0))
+            times = shared_times(times, price_calls([tiny], on), sharing)
+        time_us = float(times.time_us[0])
+        level = Level(int(times.level[0]))
+        nothing = level is Level.NOTHING_TO_DO
+        checked = (sharing == 1 and algorithm is None
+                   and model.interval_checked(kind, placement, level, backend, on=where))
+        algbw = payload / time_us * 1e-3 if time_us else 0.0
+        busbw = algbw * bus_factor(kind, placement.ranks)
+        ways = [] if nothing else lines(where, kind, RankGroup(placement.ranks, placement.nodes, placement.widest,
+                                                               placement.narrowest))
+        values: dict[str, Any] = {
+            "time_us": time_us, "interval_us": [float(times.low_us[0]), float(times.high_us[0])],
+            "interval": "checked" if checked else "assumed", "source": level.source.label, "level": level.label,
+            "algorithm": algorithm_label(int(times.algorithm[0])) or None,
+            "busbw_gbps": busbw, "algbw_gbps": algbw, "collective": kind.label,
+            "payload_bytes": payload, "dtype": dtype, "ranks": placement.ranks, "per_node": list(placement.per_node),
+            "topology": where.name, "sharing": sharing, "overlap": _overlap(where, busbw),
+            "breakdown": [{"algorithm": way.algorithm.label, "protocol": way.protocol.label,
+                           "latency_us": way.latency_us, "transfer_us": way.us_per_byte * payload,
+                           "time_us": way.latency_us + way.us_per_byte * payload} for way in ways]}
+        if json:
+            print_json(values)
+            return
+        report = Report()
+        low, high = values["interval_us"]
+        what = f"{kind.label} of {bytes_text(payload)} over {placement.ranks} ranks on {where.name}"
+        if nothing:
+            report.line(f"{what}: 0 µs; nothing is launched.")
+            return
+        certainty = "80% certainty" if checked else "an assumed certainty of 80%"
+        report.line(f"{what}: {time_us:,.1f} µs ({low:,.1f}–{high:,.1f} with {certainty}), from {level.label}.")
+        report.line(f"Algorithmic bandwidth {algbw:,.1f} GB/s, bus bandwidth {busbw:,.1f} GB/s.")
+        if values["overlap"]:
+            report.line(f"Beside it, computation takes up to {values['overlap']['compute_bound']:.2f} times as long, "
+                        f"and what memory bounds {values['overlap']['memory_bound']:.2f} times.")
+        report.table(
+            "By formula from published constants (µs)",
+            [Column("algorithm", name=True), Column("protocol", name=True), Column("latency"), Column("transfer"),
+             Column("together")],
+            [[row["algorithm"], row["protocol"], f"{row['latency_us']:,.1f}", f"{row['transfer_us']:,.1f}",
+              f"{row['time_us']:,.1f}"] for row in sorted(values["breakdown"], key=lambda row: row["time_us"])])
+
+
+@comm.command("fit")
+def fit(
+    logs: Annotated[list[str], typer.Argument(
+        metavar="LOG...", help="Output of nccl-tests, rccl-tests, PARAM, OSU's MPI benchmarks or ucc_perftest, tables, "
+                            "traces.")],
+    out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
+    topology: Annotated[str, shared("--topology", "where it was measured")],
+    ranks: Annotated[int | None, shared("--ranks", "where a log does not say", least=1)] = None,
+    per_node: Annotated[int | None, typer.Option(min=1, help="Ranks of a node, where a log does not say.")] = None,
+    collective: Annotated[str | None, shared("--collective", "where a log does not say")] = None,
+    dtype: Annotated[str, shared("--dtype", "where a log does not say")] = "float32",
+    backend: Annotated[str, shared("--backend", "what was measured")] = "nccl",
+    gpu: Annotated[str | None, typer.Option(
+        metavar="NAME", help="Only rows of this GPU, as the table names it.")] = None,
+    system: Annotated[str | None, typer.Option(metavar="NAME", help="Only rows of this system or cluster, as the table "
+                                                                    "names it.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Fit a profile of collectives to measurements."""
+    with one_sentence(debug):
+        from kernel_models.collectives import CommProfile, collective_kind
+        from kernel_models.collectives import topology as find_topology
+        from kernel_models.collectives.call import dtype_name
+        from kernel_models.collectives.cluster import of_cluster
+        from kernel_models.collectives.measurements import join
+        from kernel_models.collectives.readers.hints import Hints
+
+        check_output(out, logs, COMM_PROFILE)
+        where = find_topology(topology)
+        hints = Hints(ranks, per_node, collective_kind(collective) if collective else None, dtype_name(dtype), backend)
+        with working("Reading"):
+            parts = [read_measurements(path, hints, where) for path in logs]
+        rows, notes = of_cluster(join(parts), where, gpu, system)
+        with working("Fitting"):
+            profile = CommProfile.fit(rows, where, [*(f"{Path(path).name}: {len(part)} measurements"
+                                                      for path, part in zip(logs, parts, strict=True)), *notes])
+        profile.save(out)
+        from planner.cli.comm_tables import report_fit
+
+        report_fit(profile, rows, out, [*rows.notes, *notes], json)
+
+
+@comm.command("bench")
+def bench(
+    out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
+    processes: Annotated[int, typer.Option(min=2, help="Ranks on this host.")] = RANKS_OF_BENCH,
+    backend: Annotated[str, shared("--backend", "gloo (CPUs) or nccl (GPUs)")] = "gloo",
+    collective: Annotated[list[str] | None, shared("--collective", "several times; by default all")] = None,
+    smallest: Annotated[str, typer.Option(metavar="SIZE", help="Smallest buffer.")] = SWEEP[0],
+    largest: Annotated[str, typer.Option(metavar="SIZE", help="Largest buffer.")] = SWEEP[1],
+    per_octave: Annotated[int, typer.Option(min=1, max=16, help="Sizes in each doubling.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each size is measured.")] = 7,
+    dtype: Annotated[str, shared("--dtype")] = "float32",
+    topology: Annotated[str, shared("--topology", "what this host is")] = "cpu",
+    table: Annotated[str | None, typer.Option(metavar="FILE.jsonl", help="Keep the measurements as well.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure collectives on this host under torchrun, and fit a profile to them. Needs PyTorch."""
+    with one_sentence(debug):
+        import tempfile
+
+        from graph_predictor.comm.units import parse_bytes
+        from kernel_models.collectives import CommProfile, collective_kind
+        from kernel_models.collectives import topology as find_topology
+        from kernel_models.collectives.readers import read_log
+        from tracer.comm_bench import BENCH_KINDS, BenchPlan, run_bench, sweep_sizes
+
+        check_output(out, [], COMM_PROFILE)
+        if table is not None:
+            check_output(table, [], MEASUREMENTS)
+        where = find_topology(topology)
+        kinds = tuple(collective_kind(name).label for name in collective) if collective else BENCH_KINDS
+        plan = BenchPlan(kinds, sweep_sizes(int(parse_bytes(smallest)), int(parse_bytes(largest)), per_octave), backend,
+                         dtype, rounds)
+        with tempfile.TemporaryDirectory() as folder, working("Measuring"):
+            rows = read_log(str(run_bench(plan, processes, table or os.path.join(folder, "table.jsonl"))))
+        profile = CommProfile.fit(rows, where, [f"swept here with {processes} processes, {rounds} rounds"])
+        profile.save(out)
+        from planner.cli.comm_tables import report_fit
+
+        report_fit(profile, rows, out, rows.notes, json)
+
+
+@comm.command("tune")
+def tune(
+    profiles: Annotated[list[str], typer.Argument(metavar="PROFILE...", help="Files of 'comm fit', several backends.")],
+    trace: Annotated[list[str] | None, typer.Option(
+        "--trace", metavar="TRACE", help="A recorded job, whose step time gained is shown.")] = None,
+    step_region: StepRegion = None,
+    default: Annotated[str | None, typer.Option(metavar="BACKEND", help="Who wins ties; NCCL by default.")] = None,
+    out: Annotated[str | None, shared("--out", "the choices as JSON", short="-o")] = None,
+    csv: Annotated[str | None, typer.Option(
+        metavar="FILE.csv", help="Write NCCL's best algorithms for its tuner plugin (by formula).")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare backends for each operation, size and group; show winners, crossovers and the step time gained."""
+    with one_sentence(debug):
+        from graph_predictor.prediction.tuned_workload import tune_workload
+        from graph_predictor.simulation.build import build_program
+        from kernel_models.collectives import CommProfile
+        from kernel_models.collectives.tuner import backends_of, choose, crossovers, measured_groups, nccl_tuner_csv
+        from planner.cli.comm_tables import report_tuning, tuned_json
+        from tracer.output_file import whole_file
+
+        for path, form in ((out, CHOICES), (csv, TUNER)):
+            if path is not None:
+                check_output(path, profiles, form)
+        loaded = [CommProfile.load(path) for path in profiles]
+        measured = backends_of(loaded)
+        groups = measured_groups(loaded)
+        notes = _different_machines(profiles, loaded)
+        choices: list[TunedChoice] = []
+        changes: list[Crossover] = []
+        for kind, placement, low, high in groups:
+            sizes = [2.0**i for i in range(max(int(low - 1).bit_length(), 0), int(high).bit_length())]
+            choices += choose(measured, kind, placement, sizes or [low], default=default)
+            if high > low:
+                changes += crossovers(measured, kind, placement, low, high, default=default)
+        tuned = None
+        if trace:
+            with working("Simulating"):
+                recorded = read(trace, step_region=step_region)
+                tuned = tune_workload(build_program(recorded.graphs), measured, loaded[0].topology, default)
+        values: dict[str, Any] = {"backends": list(measured), "choices": [c.to_json() for c in choices],
+                                  "crossovers": [c.to_json() for c in changes], "workload": tuned_json(tuned),
+                                  "notes": [*notes, *(tuned.notes if tuned else ())]}
+        if out is not None:
+            import msgspec
+
+            with whole_file(out) as stream:
+                stream.write(msgspec.json.format(msgspec.json.encode(_finite(values)), indent=2) + b"\n")
+        if csv is not None:
+            with whole_file(csv) as stream:
+                stream.write(nccl_tuner_csv(loaded[0].topology, [(k, p) for k, p, _, _ in groups]).encode())
+        if json:
+            print_json(values)
+        else:
+            report_tuning(list(measured), choices, changes, tuned, notes)
+
+
+@comm.command("report")
+def report_communication(
+    paths: Paths,
+    job: Annotated[str | None, typer.Option(
+        metavar="FILE.toml", help="What the job is (data_scheme, dp, tp, parameters, …): volumes are checked.")] = None,
+    window: Window = 0,
+    step_region: StepRegion = None,
+    workers: Workers = "local",
+    scheduler: Scheduler = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a recorded job communicated, by process group and kind."""
+    with one_sentence(debug):
+        from graph_predictor.comm.contention import contention_of
+        from graph_predictor.comm.host_collectives import with_host_collectives
+        from graph_predictor.comm.report import communication_report
+        from graph_predictor.comm.volumes import check_volumes, read_job_shape
+        from planner.cli.comm_tables import report_found
+
+        shape = read_job_shape(job) if job else None
+        recorded = read(paths, window, workers, scheduler, step_region=step_region)
+        with working("Looking at collectives"):
+            found = communication_report([with_host_collectives(graph) for graph in recorded.graphs])
+            beside = contention_of(recorded.graphs)
+        checks = check_volumes(shape, found.recorded_payload()) if shape else []
+        notes = [*recorded.notes, *found.notes]
+        if json:
+            print_json({"traffic": [row.to_json() for row in found.traffic],
+                        "histogram": {kind: [{"from_bytes": None if at < 0 else 2**at, "count": n}
+                                             for at, n in sorted(rows.items())] for kind,
+                                      rows in found.histogram.items()},
+                        "ranks": [{"rank": rank, "collective_us": found.kernel_ns[rank] / 1e3,
+                                   "exposed_us": found.exposed_ns[rank] / 1e3, "window_us": found.window_ns[rank] / 1e3}
+                                  for rank in sorted(found.window_ns)],
+                        "contention": {name: one.to_json() for name, one in beside.items()},
+                        "steps": found.steps, "unknown_sizes": found.unknown_sizes, "notes": list(dict.fromkeys(notes)),
+                        "volumes": [{"collective": c.kind.label, "causes": list(c.causes),
+                                     "expected_bytes": c.expected_bytes, "recorded_bytes": c.recorded_bytes,
+                                     "agrees": c.agrees} for c in checks]})
+        else:
+            report_found(found, beside, checks, notes)
+
+
+def _payload(kind: CollectiveKind, size: str | None, sizes: str | None) -> tuple[float, int | None]:
+    """Bytes of a rank's buffer, and the number of ranks where ``--sizes`` says it."""
+    from graph_predictor.comm.units import parse_bytes, parse_table
+    from kernel_models.collectives import CollectiveKind, CommError, uneven_all_to_all
+
+    if (size is None) == (sizes is None):
+        raise CommError("The size is given twice; give --bytes or --sizes." if size is not None else
+                        "Nothing says how large the collective is; give --bytes.")
+    if sizes is None:
+        return parse_bytes(size or ""), None
+    if kind is not CollectiveKind.ALL_TO_ALL:
+        raise CommError(f"Only an all-to-all has a size for each pair of ranks; give --bytes for {kind.label}.")
+    table = parse_table(sizes)
+    return uneven_all_to_all(table), len(table)
+
+
+def _different_machines(paths: list[str], profiles: list[CommProfile]) -> list[str]:
+    """A note where the profiles that are compared are of different GPUs."""
+    nodes = {profile.topology.node.device: f"{Path(path).name} of {profile.topology.node.name} "
+                                           f"({profile.topology.node.device})"
+             for path, profile in zip(paths, profiles, strict=True)}
+    if len(nodes) < 2:
+        return []
+    return [f"The profiles are of different machines: {', '.join(nodes.values())}."]
+
+
+def _overlap(where: Topology, busbw_gbps: float) -> dict[str, float] | None:
+    """Return how much a collective and computation beside it slow each other down; nothing of a host's."""
+    from dataclasses import asdict
+
+    from kernel_models.collectives.contention import overlap_slowdown
+    from kernel_models.device_choice import find_device
+
+    if where.node.link == "loopback" or busbw_gbps <= 0:
+        return None
+    return asdict(overlap_slowdown(find_device(where.node.device), busbw_gbps))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    return [_finite(part) for part in value] if isinstance(value, list) else value

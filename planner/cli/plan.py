@@ -1,0 +1,184 @@
+"""``foretrace plan``: the best way to spread a decoder's step over a cluster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import print_json, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.html import Html, check_html, write_html
+from graph_predictor.cli.options import Debug, Json, Top, axis, shared
+from graph_predictor.cli.profiles import profile_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from planner.parallel.planning import Plans
+    from planner.parallel.technology import Case
+
+BEST = 10
+
+
+def plan(
+    source: Annotated[str, typer.Argument(
+        metavar="SOURCE", help="A workload (llama, gpt2, moe), a capture or shape-only trace of one, a model's "
+                               "config.json or its folder, or a published model (deepseek-v3, gpt-oss-120b, …).")],
+    gpus: Annotated[str, typer.Option(metavar="N,…", help="GPUs of the job; several sizes are compared.")],
+    device: Annotated[str, axis("--device", "are compared")] = "h200-sxm",
+    topology: Annotated[str | None, axis("--topology", "one for each device; by default its usual nodes")] = None,
+    assignments: Annotated[list[str] | None, shared("--set")] = None,
+    preset: Annotated[str | None, shared(
+        "--preset", "or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b; the first by default")] = None,
+    global_batch: Annotated[int | None, shared(
+        "--global-batch", "by default what the source does, on every GPU", least=1)] = None,
+    only: Annotated[str | None, shared("--parallel", "this one alone, such as dp=8,tp=4,pp=2,microbatches=16")] = None,
+    framework: Annotated[str, typer.Option(
+        metavar="NAME", help="Plans that megatron, torchtitan or fsdp has, or any of them.")] = "any",
+    export: Annotated[str | None, typer.Option(
+        metavar="NAME", help="Print the best plan as arguments of megatron or torchtitan too.")] = None,
+    memory_limit: Annotated[str | None, shared(
+        "--memory-limit", "a bare number is in GB; by default all it has")] = None,
+    price: Annotated[str | None, axis("--price", "one for each device")] = None,
+    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
+    comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
+    linears: Annotated[str, typer.Option(
+        metavar="TYPE", help="What linear layers' products are computed in: fp8, fp8_block, mxfp8 or nvfp4; by default "
+        "as everything else.")] = "",
+    clock: Annotated[str | None, typer.Option(
+        metavar="FACTOR,…", help="The device's clock × FACTOR, or a value such as 2100MHz; several are compared.")
+    ] = None,
+    bandwidth: Annotated[str | None, typer.Option(
+        metavar="FACTOR,…", help="Its memory's bandwidth × FACTOR, or a value such as 6TB/s; several are compared.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(
+        metavar="FACTOR,…", help="Its memory × FACTOR, or a value such as 192GB; several are compared.")] = None,
+    link: Annotated[str | None, typer.Option(
+        metavar="FACTOR,…", help="Links between its GPUs and nodes × FACTOR, or a value such as 900GB/s of a GPU in "
+                                 "its node; several are compared.")] = None,
+    launch_us: Annotated[float | None, typer.Option(
+        min=0, metavar="US", help="Host time of a kernel's launch, µs, where it is known.")] = None,
+    host: Annotated[float, shared("--host", "of what a launch takes")] = 1.0,
+    host_from: Annotated[str | None, shared("--host-from", "what a launch takes")] = None,
+    runs: Annotated[str | None, shared(
+        "--calibrate", "plans with columns plan, step_ms and, if need be, gpus, model, preset and set; kernels, "
+        "collectives and host are fitted to them")] = None,
+    timeline: Annotated[str | None, shared("--timeline", "the best plan's step, simulated: tasks and streams of a rank "
+                                                         "of each stage")] = None,
+    html: Html = None,
+    top: Top = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find the best parallel plan of all that Megatron-Core, torchtitan or FSDP have: data, tensor, sequence, pipeline,
+    context and expert parallelism, schedules, micro-batches, recomputation and sharding.
+
+    foretrace plan llama --preset 70b --gpus 64 --device h200-sxm --topology dgx-h200x8
+    foretrace plan llama --gpus 8 --device a100-sxm-80g,h100-sxm,b200 --price 1.5,2.5,5
+    foretrace plan llama --gpus 8 --device h100-sxm --bandwidth 1,2 --link 0.5,1,2
+
+    Ends with status 1 where no plan is possible.
+    """
+    with one_sentence(debug):
+        from graph_predictor.cli.lists import numbers
+        from graph_predictor.comm.units import parse_memory
+        from kernel_models.device_choice import find_device
+        from planner.cli.plan_exploration import cases_of, plain_exploration, report_exploration
+        from planner.cli.plan_report import plain, report
+        from planner.parallel.exploration import explore
+        from planner.parallel.pieces import LayerPieces
+        from planner.parallel.planning import check_finite, framework_of
+        from planner.parallel.planning import plan as planned
+        from planner.parallel.search import BEST as LEAST_BEST
+        from tracer.output_kind import TIMELINE, check_output
+
+        check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
+        check_finite(host, "--host", "a factor of the host time")
+        sizes = numbers(gpus, "--gpus", "64,128,256")
+        check_html(html, [])
+        if timeline is not None:
+            check_output(timeline, [], TIMELINE)
+        wanted, target = framework_of(framework), None if export is None else framework_of(export)
+        if target is not None and wanted not in (None, target):
+            raise _contradiction(framework, export)
+        limit = None if memory_limit is None else parse_memory(memory_limit, "--memory-limit", "80GiB")
+        changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
+        cases = cases_of(device, topology, price, changes, max(sizes))
+
+        def plans(case: Case, size: int, only: str | None, pieces: LayerPieces, best: int,
+                  **more: Any) -> Plans:
+            return planned(
+                source, size, device=case.device, topology=case.topology, settings=assignments or (), preset=preset,
+                global_batch=global_batch, only=only, framework=(target or wanted or "any"), best=best,
+                memory_limit=limit, linears=linears.strip().lower(), launch_us=launch_us, host=host,
+                host_from=host_from, pieces=pieces, technology=case.technology, **more)
+
+        if len(cases) > 1:
+            for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
+                                ("--comm-choices", comm_choices),
+                                ("--calibrate", runs), ("--memory-limit", memory_limit), ("--timeline", timeline),
+                                ("--html", html)):
+                if value:
+                    raise _of_one(name)
+            if len(sizes) > 1:
+                raise _of_one(f"--gpus {gpus}")
+            with working("Tracing and pricing"):
+                explored = explore(cases, only, lambda case, only, pieces: plans(case, sizes[0], only, pieces, 1,
+                                                                                         simulated=False))
+            if json:
+                print_json(plain_exploration(explored))
+            else:
+                report_exploration(explored)
+            if not any(each.plans.plans for each in explored):
+                raise typer.Exit(1)
+            return
+        case = cases[0]
+        with working("Tracing and pricing"):
+            spec = find_device(case.device)
+            known = profile_of(profile, spec)
+            pieces = LayerPieces(case.technology.device(spec), known)
+            found: list[Plans] = []
+            for size in sizes:
+                found.append(plans(case, size, only, pieces, max(LEAST_BEST, top or 0), profile=known,
+                                   comm_profile=comm_profile, comm_choices=comm_choices,
+                                   measured=found[0].calibration if found else runs))
+        if timeline is not None and any(each.plans for each in found):
+            _write_timeline(found, timeline)
+        if html is not None:
+            from planner.parallel.page import plans_page
+
+            write_html(html, [source], lambda where: plans_page(found, where))
+        if json:
+            print_json(plain(found, case.price, top, target))
+        else:
+            report(found, case.price, top or BEST, target)
+    if not any(each.plans for each in found):
+        raise typer.Exit(1)
+
+
+def _write_timeline(found: Sequence[Plans], path: str) -> None:
+    """Write what was simulated of the only size. Raises ``ForetraceError``."""
+    from planner.parallel.timeline_file import write_plan_timeline
+    from tracer.parallel_plan import PlanError
+
+    if len(found) > 1:
+        raise _of_one("--timeline")
+    if found[0].simulated is None:
+        raise PlanError(f"There is no simulated step to write to {path}: {found[0].notes[-1]}")
+    write_plan_timeline(found[0].simulated, path)
+
+
+def _of_one(name: str) -> Exception:
+    from tracer.parallel_plan import PlanError
+
+    return PlanError(f"{name} is of one device and one size of a job, and several cases are compared; leave it out, or "
+                     "name one device without several factors.")
+
+
+def _contradiction(framework: str, export: str | None) -> Exception:
+    from tracer.parallel_plan import PlanError
+
+    return PlanError(f"--framework {framework} looks for plans that --export {export} need not have; give both the "
+                     "same name, or one of them.")

@@ -1,0 +1,139 @@
+"""``foretrace shapes``: which sizes of a decoder cost its GPUs more than their neighbours."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, percent, print_json, working
+from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.options import Debug, Json, Top, shared
+from graph_predictor.cli.profiles import profile_of
+from graph_predictor.figures import signed_percent
+
+if TYPE_CHECKING:
+    from planner.parallel.shapes import ShapeAdvice, ShapeReport
+
+BEST = 12
+MOST_LOSING = 5
+"""Rows of the table of kernels that lose most."""
+DEFAULT_PLAN = "microbatch=1"
+SETTINGS = {"heads": "heads", "ffn": "inner width", "vocab": "vocabulary", "hidden": "width",
+            "microbatch": "micro-batch", "tp": "tensor parallelism"}
+
+
+def shapes(
+    source: Annotated[str, typer.Argument(
+        metavar="SOURCE", help="A workload (llama, gpt2, moe), a capture or shape-only trace of one, a model's "
+                               "config.json or its folder, or a published model (deepseek-v3, gpt-oss-120b, …).")],
+    device: Annotated[str, shared("--device")] = "h200-sxm",
+    assignments: Annotated[list[str] | None, shared("--set")] = None,
+    preset: Annotated[str | None, shared(
+        "--preset", "or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b; the first by default")] = None,
+    parallel: Annotated[str, shared(
+        "--parallel", "how layers are split and the micro-batch's size, such as tp=8,microbatch=4,sequence_parallel"
+    )] = DEFAULT_PLAN,
+    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
+    top: Top = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find the sizes of a model that cost more GPU time than their neighbours: heads, widths, vocabulary, micro-batch
+    and tensor parallelism, with the reason and the gain of each change at equal parameters.
+
+    foretrace shapes gpt2 --preset xl --device a100-sxm-80g --parallel microbatch=8
+
+    Collectives, the optimizer and the host are left out: foretrace plan has them.
+    """
+    with one_sentence(debug):
+        from kernel_models.device_choice import find_device
+        from planner.parallel.shapes import shapes as advised
+
+        with working("Tracing and pricing"):
+            found = advised(source, device=device, settings=assignments or (), preset=preset, parallel=parallel,
+                            profile=profile_of(profile, find_device(device)))
+        if json:
+            print_json(_plain(found, top))
+        else:
+            _report(found, top or BEST)
+
+
+def _plain(found: ShapeReport, top: int | None) -> dict[str, Any]:
+    return {
+        "model": found.model, "device": found.device.name, "plan": str(found.plan), "shape": asdict(found.shape),
+        "parameters": found.shape.parameters, "us_per_token": found.cost.total_us, "lost": found.cost.lost(),
+        "changes": [_values(each) for each in found.advice[:top or None]],
+        "refused": [{"setting": change.setting, "value": change.value, "reason": reason}
+                    for change, reason in found.refused], "notes": found.notes}
+
+
+def _values(each: ShapeAdvice) -> dict[str, Any]:
+    return {"setting": each.change.setting, "value": each.change.value, "us_per_token": each.us, "gain": each.gain,
+            "interval": [each.low, each.high], "sure": each.sure, "parameters_ratio": each.parameters,
+            "per_parameter": each.change.credited, "reasons": dict(each.reasons)}
+
+
+def _report(found: ShapeReport, top: int) -> None:
+    from kernel_models.heuristics.shape_terms import TERMS
+    from planner.cli.plan_report import heads_text
+
+    out, shape, cost = Report(), found.shape, found.cost
+    out.line(f"{found.model} on {found.device.name}: {shape.layers} layers of width {shape.hidden:,}, "
+             f"{heads_text(shape, sized=True)}, inner width {shape.ffn:,}, vocabulary {shape.vocab:,}, {shape.dtype}; "
+             f"a rank's micro-batch is {found.plan.samples} × {shape.seq:,} tokens, tp={found.plan.tp}.")
+    lost = {term: share for term, share in cost.lost().items() if share >= 0.0005}
+    said = ", ".join(f"{percent(share)} for {TERMS[term]}" for term, share in lost.items()) or "nothing"
+    out.line(f"A token takes {cost.total_us:,.4g} µs of a GPU, forward and backward. Of this its sizes cost: {said}.")
+    out.table("Changes, the greatest gain first", [
+        Column("change", name=True, whole=True), Column("GPU µs\na token"), Column("gain"), Column("80% between"),
+        Column("", name=True), Column("parameters"), Column("of the time", name=True, whole=True)], [
+        [f"{SETTINGS[each.change.setting]} {each.change.value}", f"{each.us:,.4g}",
+         signed_percent(each.gain), f"{signed_percent(each.low)} – {signed_percent(each.high)}",
+         "" if each.sure else "=", signed_percent(each.parameters - 1), each.why()]
+        for each in found.advice[:top]])
+    out.line("=: the gain lies inside its own uncertainty. Widths are compared per parameter; a token of the "
+             "vocabulary that nobody uses is no more model.")
+    out.table("Neighbours: gain against what is", [
+        Column("size", name=True), Column("now"), Column("neighbours", name=True, whole=True)], [
+        [SETTINGS[setting], _now(found, setting), ",  ".join(
+            f"{each.change.value} {signed_percent(each.gain)}{'' if each.sure else '='}"
+            for each in found.advice if each.change.setting == setting)]
+        for setting in SETTINGS if any(each.change.setting == setting for each in found.advice)])
+    for change, reason in found.refused:
+        out.line(f"Not possible: {SETTINGS[change.setting]} {change.value}. {reason}")
+    _report_losing(out, found)
+    out.notes(found.notes)
+
+
+def _now(found: ShapeReport, setting: str) -> str:
+    if setting in ("microbatch", "tp"):
+        return str(found.plan.samples if setting == "microbatch" else found.plan.tp)
+    more = f" of {found.shape.width_of_head}" if setting == "heads" else ""
+    return f"{getattr(found.shape, setting):,}{more}"
+
+
+def _report_losing(out: Report, found: ShapeReport) -> None:
+    """The kernels whose sizes cost most."""
+    import numpy as np
+
+    from kernel_models.heuristics.shape_terms import TERMS
+    from kernel_models.op_call import DIMENSIONS
+
+    cost = found.cost
+    total = np.sum(list(cost.lost_us.values()), axis=0)
+    order = sorted(range(len(cost.calls)), key=lambda i: -total[i])[:MOST_LOSING]
+    rows = []
+    for i in order:
+        call, worst = cost.calls[i], max(cost.lost_us, key=lambda name: cost.lost_us[name][i])
+        if total[i] < 0.0005 * cost.total_us:
+            break
+        sizes = " ".join(f"{name}={size:,}" for name, size in zip(DIMENSIONS[call.family], call.dims, strict=False)
+                         if size > 1)
+        rows.append([f"{call.kind} {call.layout}".strip(), sizes, percent(cost.us[i] / cost.total_us),
+                     percent(total[i] / cost.total_us), TERMS[worst]])
+    if rows:
+        out.table("Kernels that lose most", [
+            Column("kernel", name=True), Column("sizes", name=True, whole=True), Column("of the time"), Column("lost"),
+            Column("most for", name=True)], rows)

@@ -1,0 +1,190 @@
+"""The page of a search for plans: the fastest with their intervals, memory of the stages, the best one's timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graph_predictor.figures import count, signed_milliseconds
+from graph_predictor.pages.events import KIND_CODE, EventNames, Track, pack
+from graph_predictor.pages.memory import MemoryMoments, memory_section
+from graph_predictor.pages.page import notes_part
+from graph_predictor.pages.parts import (
+    Cell,
+    Facts,
+    IntervalBar,
+    KeyFigure,
+    KeyFigures,
+    PageSection,
+    PageTable,
+    Part,
+    ReportPage,
+    TrackEvents,
+    count_cell,
+    number_cell,
+    share_cell,
+    table,
+    text_column,
+)
+from graph_predictor.pages.parts import PageColumn as Column
+from graph_predictor.pages.prediction import sentence
+from graph_predictor.pages.provenance import Provenance, provenance_section
+from graph_predictor.pages.what_ifs import interval_plot
+from kernel_models.model import Source
+from planner.parallel.compare import differences, front, tied
+from planner.parallel.planning import Plans
+from planner.parallel.simulated_plan import SimulatedPlan
+from planner.parallel.task_rows import PlanStream
+from planner.parallel.timeline_file import STREAMS, span_of_task, title_of_task
+
+
+def plans_page(found: Sequence[Plans], where: Provenance) -> ReportPage:
+    """Return the page of the plans of one or several sizes of a job; the sections are of the first that has any."""
+    main = next((each for each in found if each.plans), found[0])
+    sections = [_overview(main, found), _plans(found)]
+    if main.simulated is not None:
+        sections.append(plan_timeline(main.simulated))
+    sections.append(_memory(main))
+    sections.append(provenance_section(where, more=_sources(main)))
+    return ReportPage(where.title, sentence(main.headline()), sections)
+
+
+def _ms(us: float | None) -> Cell:
+    """A time in ms with one decimal, as ``foretrace plan`` prints it."""
+    return Cell("–") if us is None else Cell(f"{us / 1e3:,.1f}", us)
+
+
+def _overview(main: Plans, found: Sequence[Plans]) -> PageSection:
+    parts: list[Part] = []
+    if main.plans:
+        best = main.plans[0]
+        e = best.estimate
+        parts.append(KeyFigures([
+            KeyFigure("Fastest plan", str(e.plan)),
+            KeyFigure("Step", f"{e.time_us / 1e3:,.1f} ms",
+                   f"80% between {e.low_us / 1e3:,.1f} and {e.high_us / 1e3:,.1f}"),
+            KeyFigure("Decided by", e.bound), KeyFigure("Memory", f"{best.memory.total / 1e9:.1f} GB", best.fit.value),
+            KeyFigure("Throughput", f"{e.plan.global_batch / e.time_us * 1e6:,.3g} /s", "sequences")]))
+        parts.append(IntervalBar(str(e.plan), e.low_us * 1e3, e.time_us * 1e3, e.high_us * 1e3, [
+            ("simulated", main.simulated.time_us * 1e3)] if main.simulated is not None else []))
+    parts.append(Facts([(count(main.gpus), f"GPUs of {main.topology}"), (count(main.considered), "plans considered"),
+                        (count(len(main.plans)), "estimated"),
+                        (f"{main.shape.parameters / 1e9:,.3g} billion", f"parameters of {main.model}"),
+                        (count(main.shape.seq), "tokens a sequence")]))
+    refused = table("refused", "Not possible", [Column("plans"), text_column("why"), text_column("such as")],
+                    ([count_cell(each.count), each.reason, str(each.example)] for each in main.refused))
+    if refused.rows:
+        parts.append(refused)
+    parts += notes_part([note for each in found for note in each.notes])
+    return PageSection("overview", "Overview", parts)
+
+
+def _plans(found: Sequence[Plans]) -> PageSection:
+    parts: list[Part] = []
+    for each in found:
+        if not each.plans:
+            continue
+        first = each.plans[0].estimate
+        rows = [(str(p.plan), p.estimate.time_us * 1e3, p.estimate.low_us * 1e3, p.estimate.high_us * 1e3)
+                for p in each.plans]
+        of = f" on {each.gpus:,} GPUs"
+        shown = table(
+            f"plans-{each.gpus}", f"Plans{of}, the fastest first; = takes as long as the first as far as can be told",
+            [text_column("plan"), Column("step ms"), Column("80% from"), Column("to"), text_column("tie"),
+             Column("memory GB"), Column("exposed ms"), Column("bubble"), text_column("binds"), text_column("has it")],
+            ([str(p.plan), _ms(p.estimate.time_us), _ms(p.estimate.low_us), _ms(p.estimate.high_us),
+              "=" if tied(first, p.estimate) else "", Cell(f"{p.memory.total / 1e9:.1f}", p.memory.total),
+              _ms(p.estimate.exposed_us), share_cell(p.estimate.bubble), p.estimate.bound,
+              ", ".join(name.value for name in p.frameworks) or "none"] for p in each.plans))
+        parts.append(interval_plot(f"plan-intervals-{each.gpus}", f"The fastest plans{of}, with their 80% intervals",
+                                   "A bar is a plan's step, the line its 80% interval.", rows[:24], shown))
+        parts.append(_apart(each))
+    every = front([p for each in found for p in each.plans])
+    parts.append(table(
+        "front", "No other of these is at least as quick with no more memory and GPUs",
+        [Column("GPUs"), Column("step ms"), Column("sequences a second"), Column("memory GB"), text_column("plan")],
+        ([count_cell(p.plan.world_size), _ms(p.estimate.time_us),
+          number_cell(p.plan.global_batch / p.estimate.time_us * 1e6), Cell(f"{p.memory.total / 1e9:.1f}",
+                                                                          p.memory.total), str(p.plan)]
+         for p in every)))
+    return PageSection("plans", "Plans", [p for p in parts if not isinstance(p, PageTable) or p.rows])
+
+
+def _apart(each: Plans) -> PageTable:
+    """Return what makes the next plans slower than the first, part by part."""
+    first = each.plans[0].estimate
+    others = [p.estimate for p in each.plans[1:9]]
+    names = list(dict.fromkeys(name for e in others for name in differences(first, e)))
+    return table(f"apart-{each.gpus}", "What the next plans take more than the first, ms",
+                 [text_column("plan"), *(Column(name.replace("_", " ")) for name in names)],
+                 ([str(e.plan), *(Cell(signed_milliseconds(us * 1e3, 1), us) for us in (
+                     differences(first, e).get(name, 0.0) for name in names))] for e in others))
+
+
+def plan_timeline(found: SimulatedPlan) -> PageSection:
+    """Return the timeline of a plan's simulated step: tasks, host and streams of a rank of each stage."""
+    made, times, names = found.made, found.times, EventNames()
+    program = made.program
+    texts = list(made.names)
+    tracks = []
+
+    def track(title: str, stage: int, start: np.ndarray, end: np.ndarray, name: np.ndarray, kind: np.ndarray) -> Track:
+        zero = np.zeros(len(start), np.int64)
+        return Track(title, f"stage {stage}", "", zero, start, np.maximum(end, start), name, kind, zero.astype(bool),
+                     True)
+
+    for stage in range(program.ranks):
+        tasks = np.flatnonzero(made.task_stage == stage)
+        spans = np.array([span_of_task(made, times, int(made.task_kernel[t]), int(made.task_kernel[t + 1]))
+                          for t in tasks.tolist()], np.int64).reshape(-1, 2)
+        titles = [title_of_task(made, t) for t in tasks.tolist()]
+        kinds = np.array([KIND_CODE[_task_kind(text)] for text in titles], np.int64)
+        tracks.append(track("tasks", stage, spans[:, 0], spans[:, 1],
+                            np.array([names.code(text) for text in titles], np.int64), kinds))
+        low, high = program.kernel_ptr[stage:stage + 2].tolist()
+        for stream, label in STREAMS.items():
+            rows = low + np.flatnonzero((made.stream[low:high] == stream) & (program.kernel_duration[low:high] > 0))
+            kind = KIND_CODE["kernel" if stream == PlanStream.COMPUTE else "collective"]
+            tracks.append(track(label, stage, times.kernel_start[rows], times.kernel_end[rows],
+                                names.of(made.name[rows], texts), np.full(len(rows), kind, np.int64)))
+    columns, said = pack(tracks, names, int(times.kernel_end.max()))
+    return PageSection("timeline", "Timeline", [TrackEvents(
+        "timeline", "The fastest plan's step, simulated: " + (
+            "a rank" if program.ranks == 1 else f"a rank of each of {program.ranks:,} stages"),
+        "Time runs to the right; each row is what a rank of a stage does. Drag or use the arrow keys to move, Ctrl and "
+        "the wheel, two fingers, or + and − to zoom.", columns, said)])
+
+
+def _task_kind(title: str) -> str:
+    return next((kind for kind in ("forward", "backward", "optimizer") if title.startswith(kind)), "task")
+
+
+def _memory(main: Plans) -> PageSection:
+    if not main.plans and not main.stages:
+        return PageSection("memory", "Memory", [])
+    account = main.plans[0].memory if main.plans else None
+    moments, more = [], []
+    if main.stages:
+        more = [table("stages", "Memory of the stages", [
+            Column("stage"), text_column("fullest at"), Column("allocated GB"), Column("in all GB"), Column("80% from"),
+            Column("to"), Column("kept for backward GB")], (
+            [count_cell(each.stage), each.moment, *(Cell(f"{size / 1e9:.1f}", size) for size in (
+                each.allocated, each.account.total, each.low, each.high, each.account.activations))]
+            for each, _ in main.stages))]
+        for each, points in main.stages[:4]:
+            moments.append(MemoryMoments(
+                list(range(len(points))), {"held before the task": [p.before for p in points],
+                                           "needed more in it": [p.peak - p.before for p in points]},
+                "task of the step",
+                [f"{p.task} {p.microbatch}" + (f", chunk {p.chunk}" if p.chunk else "") for p in points],
+                f"Stage {each.stage}: memory before each task, and what it needs more", f"stage-{each.stage}"))
+    return memory_section(account, moments, more=more)
+
+
+def _sources(main: Plans) -> list[PageTable]:
+    if not main.plans:
+        return []
+    return [table("sources", "Where the fastest plan's time comes from", [text_column("source"), Column("share")],
+                  ([Source(source).label, share_cell(share)]
+                   for source, share in main.plans[0].estimate.sources.items()))]

@@ -1,0 +1,131 @@
+"""Pipeline schedules, exactly: the order of every stage's work, and when each piece of it starts and ends.
+
+Ranks of a stage do the same work at the same time, so that one of each stage is simulated.
+
+    stage 0   F0 F1 F2 F3 .. .. B0 F4 B1 ..        1F1B: as many forwards ahead as stages follow
+    stage 1      F0 F1 F2 .. B0 F3 B1 ..
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from planner.parallel.schedule_loop import run_schedule
+from tracer.arrays import Float64, Int64
+from tracer.parallel_plan import Schedule
+
+FORWARD, BACKWARD, WEIGHTS = 0, 1, 2
+"""Kinds of tasks. With the zero-bubble schedule BACKWARD is the gradients of activations, WEIGHTS those of weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order of each stage's tasks: arrays [stage, task] of kind, micro-batch and chunk."""
+
+    kind: Int64
+    microbatch: Int64
+    chunk: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelined:
+    """A simulated pipeline, µs: start and end of every task [stage, task], and of each stage its busy time."""
+
+    order: Order
+    start: Float64
+    end: Float64
+    busy: Float64
+
+    @property
+    def stage_end(self) -> Float64:
+        """Return when each stage is done."""
+        ends: Float64 = self.end.max(axis=1)
+        return ends
+
+    @property
+    def makespan(self) -> float:
+        """Return the time from the first start to the last end."""
+        return float(self.end.max())
+
+
+@lru_cache(maxsize=32)
+def order_of(schedule: Schedule, stages: int, microbatches: int, chunks: int = 1) -> Order:
+    """The order of work on every stage.
+
+    1F1B: stage i runs ``stages − i − 1`` forwards ahead. Interleaved: micro-batches go in groups of ``stages`` through
+    all chunks, and stage i runs ``2 (stages − i − 1) + (chunks − 1) · stages`` ahead (Narayanan et al., 2021, as
+    Megatron-LM schedules it). Zero-bubble: stage i runs ``stages − i − 1 + (chunks − 1) · stages`` ahead, and does
+    the gradients of weights i passes after those of activations (ZB-H1 of Qi et al., 2024; PyTorch's
+    ``ScheduleInterleavedZeroBubble``).
+    """
+    total = microbatches * chunks
+    index = np.arange(total)
+    if chunks == 1:
+        chunk_of, mb_of = np.zeros(total, np.int64), index
+    else:
+        group = stages * chunks
+        chunk_of, mb_of = index % group // stages, index // group * stages + index % stages
+    if schedule is Schedule.ZERO_BUBBLE:
+        return _zero_bubble(stages, chunk_of, mb_of, chunks)
+    rows = []
+    for stage in range(stages):
+        if schedule is Schedule.GPIPE:
+            ahead = total
+        elif chunks == 1:
+            ahead = min(stages - stage - 1, total)
+        else:
+            ahead = total if microbatches == stages else min((stages - stage - 1) * 2 + (chunks - 1) * stages, total)
+        kind = np.empty(2 * total, np.int64)
+        kind[:ahead] = FORWARD
+        steady = total - ahead
+        kind[ahead:ahead + 2 * steady:2], kind[ahead + 1:ahead + 2 * steady:2] = FORWARD, BACKWARD
+        kind[ahead + 2 * steady:] = BACKWARD
+        place = np.where(kind == FORWARD, np.cumsum(kind == FORWARD), np.cumsum(kind == BACKWARD)) - 1
+        rows.append((kind, mb_of[place], np.where(kind == FORWARD, chunk_of[place], chunks - 1 - chunk_of[place])))
+    return Order(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def _zero_bubble(stages: int, chunk_of: Int64, mb_of: Int64, chunks: int) -> Order:
+    """The zero-bubble order of passes whose forwards go through these chunks and micro-batches."""
+    total, rows = len(mb_of), []
+    for stage in range(stages):
+        ahead = min(stages - stage - 1 + (chunks - 1) * stages, total)
+        tasks = [(FORWARD, each) for each in range(ahead)]
+        for each in range(total):
+            if ahead + each < total:
+                tasks.append((FORWARD, ahead + each))
+            tasks.append((BACKWARD, each))
+            if each >= stage:
+                tasks.append((WEIGHTS, each - stage))
+        tasks += [(WEIGHTS, each) for each in range(max(total - stage, 0), total)]
+        kind, place = np.array(tasks, np.int64).T
+        rows.append((kind, mb_of[place], np.where(kind == FORWARD, chunk_of[place], chunks - 1 - chunk_of[place])))
+    return Order(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+def simulate(order: Order, forward: Float64, backward: Float64, transfer: Float64, blocking: bool,
+             weights: Float64 | None = None) -> Pipelined:
+    """Run a schedule: every task starts when its stage is free and its input is there.
+
+    Args:
+        order: as ``order_of`` gives it.
+        forward, backward: µs of one micro-batch's work, [stage, chunk].
+        transfer: µs from stage i to stage i + 1 (the last entry: from the last to the first), either way, [stage].
+        weights: of ``backward``, the gradients of weights, [stage, chunk], where they are tasks of their own.
+        blocking: a stage that sends waits for the transfer too, as Megatron-LM's does without interleaving.
+
+    Raises:
+        ValueError: the order is no schedule: work waits for itself.
+    """
+    apart = np.zeros_like(backward) if weights is None else weights
+    (stages, tasks), chunks = order.kind.shape, forward.shape[1]
+    start, end = np.zeros((stages, tasks)), np.zeros((stages, tasks))
+    columns = (np.ascontiguousarray(each) for each in (order.kind, order.microbatch, order.chunk))
+    work = (np.ascontiguousarray(each, np.float64) for each in (forward, backward - apart, apart, transfer))
+    done = np.full((2, stages, chunks, int(order.microbatch.max()) + 1), -1.0)
+    if not run_schedule(*columns, *work, int(blocking), done, np.zeros(stages, np.int64), np.zeros(stages), start, end):
+        raise ValueError("The order of work waits for itself.")
+    return Pipelined(order, start, end, (end - start).sum(axis=1))

@@ -1,0 +1,375 @@
+"""``simulate_serving``: continuous batching as a discrete simulation over predicted steps.
+
+    requests ──admitted──▶ prompts read in pieces ──▶ sequences that decode ──▶ answers
+                 ▲ while the cache has room              │ thrown out, and read again, where it is full
+
+Time goes from step to step. Between two events (a request comes, a prompt ends, an answer ends, the cache is full) all
+steps are alike but for contexts that grow by the tokens of a step, so that they are taken together, at the context in
+their middle.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from planner.serving.cache import CacheAccount
+from planner.serving.engines import Mixing
+from planner.serving.errors import ServingError
+from planner.serving.load import Requests
+from planner.serving.setup import ServingSetup
+from planner.serving.steps import PromptPiece
+from tracer.arrays import Float64, Int64
+
+
+class StepTimes(Protocol):
+    """What the simulation needs to know of steps."""
+
+    def us(self, sequences: float, context: float, pieces: Sequence[PromptPiece] = (), finished: float = 0.0) -> float:
+        """Return the time of a step, µs."""
+        ...
+
+
+MOST_STEPS = 2_000_000
+"""Events of a simulation at most."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request on its way.
+
+    Attributes:
+        number: of it.
+        arrival: when it was sent, µs.
+        prompt, output: tokens.
+        made: of the output.
+        read: of the prompt, and after it was thrown out of what was made.
+        first: when its first token was made.
+    """
+
+    number: int
+    arrival: float
+    prompt: int
+    output: int
+    made: int = 0
+    read: int = 0
+    first: float = math.nan
+
+    @property
+    def to_read(self) -> int:
+        """Tokens that are in no cache yet."""
+        return self.prompt + self.made - self.read
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRequests:
+    """What a load's requests got.
+
+    Attributes:
+        ttft_us: from a request to its first token [n].
+        tpot_us: between tokens of an answer, after the first, in the mean [n]; NaN for answers of one token.
+        end_us: from a request to the end of its answer [n].
+        arrival_us: when it came [n].
+        prompt, output: tokens [n].
+        makespan_us: from the first request that counts to the last answer.
+        busy: share of the time in which steps ran, from the first request to the last answer of all.
+        preempted: sequences that were thrown out.
+        running: sequences that decode, in the mean over time.
+        steps: that were taken.
+    """
+
+    ttft_us: Float64
+    tpot_us: Float64
+    end_us: Float64
+    arrival_us: Float64
+    prompt: Int64
+    output: Int64
+    makespan_us: float
+    busy: float
+    preempted: int
+    running: float
+    steps: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of answers."""
+        return float(self.output.sum()) / self.makespan_us * 1e6
+
+    @property
+    def requests_per_second(self) -> float:
+        """Answers."""
+        return len(self.output) / self.makespan_us * 1e6
+
+    @property
+    def in_flight(self) -> float:
+        """Requests that are on their way, in the mean over time."""
+        return float(self.end_us.sum()) / self.makespan_us
+
+    def mean_ttft_us(self) -> float:
+        """Return the mean of ``ttft_us``."""
+        return float(self.ttft_us.mean())
+
+    def mean_tpot_us(self) -> float:
+        """Return the mean of ``tpot_us``."""
+        return float(np.nanmean(self.tpot_us)) if np.isfinite(self.tpot_us).any() else math.nan
+
+
+class _Front:
+    """The server's front, which takes requests one after another.
+
+    Args:
+        each_us: of each.
+    """
+
+    def __init__(self, each_us: float) -> None:
+        self._each = each_us
+        self._ready: deque[tuple[float, _Request]] = deque()
+        self._free = 0.0
+
+    def send(self, request: _Request, at: float) -> None:
+        """Take a request that is sent now."""
+        request.arrival = at
+        self._free = max(self._free, at) + self._each
+        self._ready.append((self._free, request))
+
+    @property
+    def next_us(self) -> float:
+        """When the next one reaches the engine; infinity where none is on its way."""
+        return self._ready[0][0] if self._ready else math.inf
+
+    def arrived(self, now: float) -> list[_Request]:
+        """Return those that have reached the engine."""
+        found = []
+        while self._ready and self._ready[0][0] <= now:
+            found.append(self._ready.popleft()[1])
+        return found
+
+
+@dataclass(slots=True)
+class _Server:
+    """State of the simulation."""
+
+    setup: ServingSetup
+    surface: StepTimes
+    cache: CacheAccount
+    waiting: deque[_Request] = field(default_factory=deque)
+    reading: list[_Request] = field(default_factory=list)
+    running: list[tuple[int, int, _Request, int]] = field(default_factory=list)
+    """A heap: step at which the answer ends, number, request, step at which it joined."""
+    clock: float = 0.0
+    step: int = 0
+    taken: float = 0.0
+    context: float = 0.0
+    preempted: int = 0
+    busy: float = 0.0
+    decoding_us: float = 0.0
+    waits_until: int = -1
+    """The step from which waiting prompts are read, however few they are; below 0 where none wait for others."""
+
+    @property
+    def room(self) -> float:
+        """Bytes of all groups' caches."""
+        return self.cache.room * self.cache.groups
+
+    def wanted(self, request: _Request) -> float:
+        """Bytes that a request must find to be admitted."""
+        context = request.prompt + (request.output if self.setup.engine.reserves else request.made)
+        return self.cache.of(context)
+
+    def joined(self, request: _Request) -> None:
+        """A prompt was read: its sequence decodes from the next step on."""
+        left = max(math.ceil((request.output - request.made) / self.setup.yielded), 0)
+        heapq.heappush(self.running, (self.step + left, request.number, request, self.step))
+        self.context += request.prompt + request.made
+
+    def grown_bytes(self) -> float:
+        """Bytes that a step of all decoding sequences adds; none where room was kept for them."""
+        if self.setup.engine.reserves:
+            return 0.0
+        return len(self.running) * self.setup.yielded * self.cache.token
+
+    def held(self, request: _Request, joined: int) -> float:
+        """Bytes that a decoding sequence holds."""
+        if self.setup.engine.reserves:
+            return self.cache.of(request.prompt + request.output)
+        return self.cache.of(request.prompt + request.made - 1 + (self.step - joined) * self.setup.yielded)
+
+    def gathers(self) -> bool:
+        """Return whether prompts wait until there are more of them."""
+        engine = self.setup.engine
+        if not (engine.wait_steps and self.waiting and self.running) or self.reading:
+            self.waits_until = -1
+            return False
+        if self.waits_until < 0:
+            self.waits_until = self.step + engine.wait_steps
+        if self.step < self.waits_until and sum(each.to_read for each in self.waiting) < engine.wait_tokens:
+            return True
+        self.waits_until = -1
+        return False
+
+    def admit(self) -> tuple[list[PromptPiece], list[_Request]]:
+        """Return pieces of prompts for the next step, and the requests whose prompts end with it."""
+        engine, budget = self.setup.engine, self.setup.step_tokens
+        if engine.mixing is Mixing.MIXED:
+            budget -= len(self.running) * self.setup.drafted
+        pieces: list[PromptPiece] = []
+        ended: list[_Request] = []
+        if self.gathers():
+            return pieces, ended
+        while budget > 0:
+            if self.reading:
+                request = self.reading[0]
+            elif self.waiting and len(self.running) + len(ended) < engine.sequences:
+                request = self.waiting[0]
+                need = self.wanted(request)
+                if self.taken + need > self.room and (self.running or ended):
+                    break
+                if not engine.splits and request.to_read > budget and pieces:
+                    break
+                self.waiting.popleft()
+                self.taken += need
+                self.reading.append(request)
+            else:
+                break
+            # An engine that does not split prompts takes one whole beside what decodes.
+            new = min(request.to_read, budget if engine.splits else self.setup.step_tokens)
+            pieces.append(PromptPiece(1, new, request.read))
+            request.read += new
+            budget -= new
+            if request.to_read == 0:
+                self.reading.pop(0)
+                ended.append(request)
+        return pieces, ended
+
+    def throw_out(self) -> None:
+        """Throw sequences out, those that came last first, until a step has room."""
+        while self.taken + self.grown_bytes() > self.room and len(self.running) > 1:
+            last = max(self.running, key=lambda each: (each[2].arrival, each[1]))
+            self.running.remove(last)
+            heapq.heapify(self.running)
+            self.leave(last)
+            request = last[2]
+            request.made += round((self.step - last[3]) * self.setup.yielded)
+            request.made = min(request.made, request.output - 1)
+            request.read = 0
+            self.waiting.appendleft(request)
+            self.preempted += 1
+
+    def leave(self, each: tuple[int, int, _Request, int]) -> None:
+        """A decoding sequence gives back what it holds."""
+        _, _, request, joined = each
+        self.taken -= self.held(request, joined)
+        self.context -= request.prompt + request.made + (self.step - joined) * self.setup.yielded
+
+    def alike(self, until: float) -> int:
+        """Return how many steps of decoding alone can be taken together."""
+        steps = max(self.running[0][0] - self.step, 1)
+        if self.waits_until >= 0:
+            steps = min(steps, max(self.waits_until - self.step, 1))
+        if (grown := self.grown_bytes()) > 0:
+            steps = min(steps, max(int((self.room - self.taken) // grown), 1))
+        if math.isfinite(until):
+            one = self.surface.us(len(self.running), self.context / len(self.running))
+            steps = min(steps, max(math.ceil((until - self.clock) / one), 1))
+        return steps
+
+    def advance(self, steps: int, pieces: list[PromptPiece], finished: int, *, decodes: bool) -> None:
+        """Take steps."""
+        number = len(self.running) if decodes else 0
+        grown = self.setup.yielded * number
+        context = (self.context + grown * (steps - 1) / 2) / number if number else 0.0
+        us = steps * self.surface.us(number, context, pieces, finished)
+        self.clock += us
+        self.busy += us
+        self.decoding_us += us * len(self.running)
+        if decodes:
+            self.step += steps
+            self.taken += steps * self.grown_bytes()
+            self.context += steps * grown
+
+
+def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, cache: CacheAccount) -> ServedRequests:
+    """Return what requests of a load get from one copy.
+
+    Raises:
+        ServingError: a request's cache alone does not fit.
+    """
+    arrivals, prompts, outputs = load.drawn()
+    n = len(arrivals)
+    largest = int(np.argmax(prompts + outputs))
+    if cache.of(float(prompts[largest] + outputs[largest])) > max(cache.room, 0.0):
+        cache.check(1, int(prompts[largest] + outputs[largest]), "The model")
+    requests = [_Request(i, float(arrivals[i]), int(prompts[i]), int(outputs[i])) for i in range(n)]
+    server = _Server(setup, surface, cache)
+    front = _Front(setup.engine.request_us)
+    sent = min(load.concurrency, n) if load.concurrency else n
+    for request in requests[:sent]:
+        front.send(request, request.arrival)
+    ends: Float64 = np.full(n, math.nan)
+    finished = events = 0
+    while finished < n:
+        events += 1
+        if events > MOST_STEPS:
+            raise ServingError("The simulation of this load takes too many steps; give fewer requests, or shorter "
+                               "ones.")
+        server.waiting.extend(front.arrived(server.clock))
+        if not (server.waiting or server.reading or server.running):
+            server.clock = front.next_us
+            continue
+        server.throw_out()
+        pieces, ended = server.admit()
+        mixed = setup.engine.mixing is Mixing.MIXED
+        decodes = bool(server.running) and (mixed or not pieces)
+        if pieces:
+            server.advance(1, pieces, len(ended), decodes=decodes)
+        else:
+            server.advance(server.alike(front.next_us), [], 0, decodes=True)
+        answered = _finish(server, ends)
+        for request in ended:
+            if not math.isfinite(request.first):
+                request.first = server.clock
+            request.made += 1
+            if request.made >= request.output:
+                ends[request.number] = server.clock
+                server.taken -= server.wanted(request) if setup.engine.reserves else cache.of(
+                    request.prompt + request.made - 1)
+                answered += 1
+                continue
+            server.joined(request)
+        finished += answered
+        if load.concurrency:
+            for request in requests[sent:sent + answered]:
+                front.send(request, server.clock + setup.engine.reply_us)
+            sent = min(sent + answered, n)
+    arrived = np.array([request.arrival for request in requests])
+    first = np.array([request.first for request in requests])
+    tokens = np.maximum(outputs - 1, 0).astype(np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tpot = np.where(tokens > 0, (ends - first) / tokens, math.nan)
+    # What comes with the first message is seen with it; between first and last the tokens come evenly.
+    held = np.minimum(setup.engine.first_tokens - 1, tokens) * np.nan_to_num(tpot)
+    first = first + held
+    tpot = tpot - held / np.maximum(tokens, 1.0)
+    extra = setup.engine.reply_us
+    kept = slice(load.warm_up, None)
+    span = max(server.clock - float(arrived.min()), 1e-9)
+    return ServedRequests((first - arrived + extra)[kept], tpot[kept], (ends - arrived + extra)[kept], arrived[kept],
+                          prompts[kept], outputs[kept], float(ends[kept].max() - arrived[kept].min()),
+                          server.busy / span, server.preempted, server.decoding_us / span, events)
+
+
+def _finish(server: _Server, ends: Float64) -> int:
+    """End the answers that the last step ended; return how many."""
+    count = 0
+    while server.running and server.running[0][0] <= server.step:
+        each = heapq.heappop(server.running)
+        server.leave(each)
+        ends[each[2].number] = server.clock
+        count += 1
+    return count

@@ -1,0 +1,324 @@
+"""Calibration: what measured rows of one's own server say of its kernels, its host, and its first tokens.
+
+As ``parallel.calibrate`` does with measured plans: a handful of factors that are least strange, and what is left is
+carried over to rows like those that were measured.
+
+    measured rows ──simulated──▶ log ratios ──fit──▶ Rates, likeness ──▶ any other row
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kernel_models.collectives import CollectiveModel
+from kernel_models.device import DeviceSpec
+from kernel_models.pricing import Models
+from planner.parallel.estimate import Rates
+from planner.serving.batching import simulate_serving
+from planner.serving.cache import CacheAccount, cache_account
+from planner.serving.errors import ServingError
+from planner.serving.load import Lengths, Requests
+from planner.serving.setup import ServingSetup
+from planner.serving.steps import ServingModel
+from tracer.arrays import Float64
+from tracer.shape_only.transformer import TransformerShape
+from tracer.table_input import read_frame
+
+FACTORS: Mapping[str, float] = {"products": 0.25, "others": 0.4, "collectives": 0.4, "host_us": 0.7, "step_us": 0.7}
+"""What is fitted, and the standard deviation of its logarithm around where it starts."""
+ERROR = 0.05
+"""Log scale of a row's error against which strangeness is weighed."""
+FIRST_WEIGHT = 0.25
+"""Weight of a time to the first token beside one between tokens: it strays four times as much."""
+REACH, NOISE = 2.0, 0.15
+"""Of what is left, as ``parallel.likeness``: rows a factor of four apart in one figure are alike by half."""
+NUMBERS = ("tp", "ep", "attention_dp", "prompt", "output", "concurrency")
+STEPS, ROUNDS, NUDGE = 2, 8, 0.05
+"""Times that all rows are served again around the factors found, rounds of weighing within each, and how far a factor's
+logarithm is moved to see what it changes."""
+USUAL, EXPECTED = 0.18, 0.25
+"""Mean error between tokens that spreads without a calibration stand for (0.8 of their standard deviation), and how
+many rows that counts for: set so that of the looked-at half of the serving table about 80% lie inside, ten rows
+known."""
+LEAST_SPREAD, MOST_SPREAD = 0.15, 2.0
+MOST_OFF, DOUBTFUL = 100.0, 0.3
+"""Times that a row may be off what is expected, and the error of what is left from which the rows are doubted."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRow:
+    """A measured row, and what predicts it.
+
+    Attributes:
+        name: of it.
+        model: of its steps.
+        cache: of its memory.
+        load: that was asked.
+        ttft_ms, tpot_ms: measured; NaN where one is not.
+    """
+
+    name: str
+    model: ServingModel
+    cache: CacheAccount
+    load: Requests
+    ttft_ms: float
+    tpot_ms: float
+
+    def log_ratios(self, rates: Rates) -> tuple[float, float]:
+        """Return logarithms of measured over predicted: to the first token, and between tokens."""
+        model = self.model.with_rates(rates)
+        got = simulate_serving(self.load, model.setup, model.surface, self.cache)
+        return (_log(self.ttft_ms * 1e3, got.mean_ttft_us()), _log(self.tpot_ms * 1e3, got.mean_tpot_us()))
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCalibration:
+    """Rates fitted to measured rows, and what is left of rows like them.
+
+    Attributes:
+        rows: how many were measured.
+        rates: fitted.
+        places: features of each row [n][d].
+        first, between: weights of each row in what is left [n].
+        bounds: of what is carried over, logarithms: of first tokens, and between tokens.
+        before, after: mean absolute error between tokens: without, and each row predicted from the others.
+        spread: factor on spreads: what is left over what was expected.
+    """
+
+    rows: int
+    rates: Rates
+    places: tuple[tuple[float, ...], ...]
+    first: tuple[float, ...]
+    between: tuple[float, ...]
+    bounds: tuple[float, float]
+    before: float
+    after: float
+    spread: float
+
+    def ttft_factor(self, setup: ServingSetup, load: Requests) -> float:
+        """Return by what a predicted time to the first token is multiplied."""
+        return self._factor(setup, load, self.first, self.bounds[0])
+
+    def tpot_factor(self, setup: ServingSetup, load: Requests) -> float:
+        """Return by what a predicted time between tokens is multiplied."""
+        return self._factor(setup, load, self.between, self.bounds[1])
+
+    def _factor(self, setup: ServingSetup, load: Requests, weights: Sequence[float], most: float) -> float:
+        kernel = _kernel(np.array([features(setup, load)]), np.array(self.places))
+        return math.exp(float(np.clip(kernel @ np.array(weights), -most, most)[0]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the factors and the errors."""
+        return {"rows": self.rows, "rates": {name: getattr(self.rates, name) for name in FACTORS},
+                "tpot_error_before": self.before, "tpot_error_after": self.after, "spread": self.spread}
+
+    def __str__(self) -> str:
+        """Say what was learned, in one sentence."""
+        fitted = ", ".join(f"{name} {getattr(self.rates, name):.3g}" for name in FACTORS)
+        if not math.isfinite(self.before):
+            return f"Calibrated on {self.rows} measured rows, of first tokens alone ({fitted})."
+        doubt = ("; the rows contradict each other or are of another model, device or engine: check them"
+                 if not self.after < DOUBTFUL else "")
+        return (f"Calibrated on {self.rows} measured rows: TPOT off by {self.before:.1%} in the mean before, by "
+                f"{self.after:.1%} after, each row predicted from the others ({fitted}){doubt}.")
+
+
+def features(setup: ServingSetup, load: Requests) -> tuple[float, ...]:
+    """Return where a row lies among rows: logarithms to the base 2 of its figures."""
+    return (math.log2(setup.tp), math.log2(setup.ep), math.log2(setup.attention_dp), math.log2(load.prompt.mean),
+            math.log2(load.output.mean), math.log2(max(load.concurrency, load.rate, 1e-3)))
+
+
+def calibrate_serving(rows: Sequence[MeasuredRow], start: Rates) -> ServingCalibration:
+    """Fit rates to measured rows, and carry over what is left.
+
+    Args:
+        rows: that were measured, of one engine on one kind of GPU.
+        start: rates around which the fitted ones lie.
+
+    Raises:
+        ServingError: there are fewer than two, or one is far off what is expected.
+    """
+    if len(rows) < 2:
+        raise ServingError("A calibration needs two measured rows or more, of which one can be predicted from the "
+                           f"others; there {'is one' if rows else 'are none'}.")
+    names = [name for name in FACTORS if getattr(start, name) > 0]
+    values: Float64 = np.zeros(len(names))
+    first = _linearised(rows, start, names, values)
+    for each, ratios in zip(rows, first.left, strict=True):
+        far = abs(ratios[1]) if math.isfinite(ratios[1]) else abs(ratios[0])
+        if far > math.log(MOST_OFF):
+            raise ServingError(f"{each.name} is {math.exp(far):,.0f} times off what is expected, which no rates "
+                               "explain; give milliseconds, and the model, device and engine that they are of.")
+    here = first
+    for _ in range(STEPS):
+        values = values + here.solved(names, values)
+        here = _linearised(rows, start, names, values)
+    places = np.array([features(each.model.setup, each.load) for each in rows])
+    weights, bounds = _carried(places, here.left)
+    after = _left_out(here, names, values, places)
+    weight = EXPECTED + len(rows)
+    spread = math.sqrt((EXPECTED + len(rows) * (after / USUAL) ** 2) / weight) if math.isfinite(after) else 1.0
+    spread = min(max(spread, LEAST_SPREAD), MOST_SPREAD)
+    found = _rates(start, names, values)
+    return ServingCalibration(
+        len(rows), replace(found, spreads=start.spreads.scaled(spread)), tuple(map(tuple, places.tolist())),
+        tuple(weights[0].tolist()), tuple(weights[1].tolist()), bounds, _error(first.left[:, 1]), after, spread)
+
+
+@dataclass(frozen=True, slots=True)
+class _Linear:
+    """Logarithms of measured over predicted of n rows, and what they change with logarithms of rates.
+
+    Attributes:
+        left: to the first token and between tokens [n, 2]; NaN where one was not measured.
+        slopes: of the predicted times [n, 2, factors].
+    """
+
+    left: Float64
+    slopes: Float64
+
+    def solved(self, names: Sequence[str], values: Float64, without: int = -1) -> Float64:
+        """Return how far factors at ``values`` should move, but for a row that is left out."""
+        kept = np.arange(len(self.left)) != without
+        widths = np.array([FACTORS[name] for name in names])
+        left, slopes = self.left[kept], self.slopes[kept]
+        # First tokens by how they differ from each other: their mean depends on how a benchmark begins.
+        known = np.isfinite(left)
+        left = np.where(known, left, 0.0)
+        slopes = np.where(known[:, :, None], slopes, 0.0)
+        if known[:, 0].any():
+            left[known[:, 0], 0] -= np.median(left[known[:, 0], 0])
+        scale = np.array([FIRST_WEIGHT, 1.0]) / ERROR
+        target = (left * scale).reshape(-1)
+        matrix = (slopes * scale[None, :, None]).reshape(len(target), -1)
+        move = np.zeros(len(names))
+        for _ in range(ROUNDS):
+            # Errors beyond ``ERROR`` count by their size, not its square.
+            weight = (1.0 + (target - matrix @ move) ** 2) ** -0.25
+            full = np.vstack([matrix * weight[:, None], np.diag(1.0 / widths)])
+            wanted = np.concatenate([target * weight, -values / widths])
+            move = np.clip(np.linalg.lstsq(full, wanted, rcond=None)[0], -1.0, 1.0)
+        return move
+
+
+def _linearised(rows: Sequence[MeasuredRow], start: Rates, names: Sequence[str], values: Float64) -> _Linear:
+    here = np.array([each.log_ratios(_rates(start, names, values)) for each in rows])
+    slopes = np.zeros((len(rows), 2, len(names)))
+    for column in range(len(names)):
+        moved = values.copy()
+        moved[column] += NUDGE
+        there = np.array([each.log_ratios(_rates(start, names, moved)) for each in rows])
+        slopes[:, :, column] = (here - there) / NUDGE
+    return _Linear(here, slopes)
+
+
+def _rates(start: Rates, names: Sequence[str], values: Float64) -> Rates:
+    return replace(start, **{name: getattr(start, name) * math.exp(value)
+                             for name, value in zip(names, values.tolist(), strict=True)})
+
+
+def _carried(places: Float64, left: Float64) -> tuple[list[Float64], tuple[float, float]]:
+    """Return the weights of rows in what is carried over, of first tokens and between tokens, and its
+    bounds."""
+    kernel = _kernel(places, places) + NOISE * np.eye(len(places))
+    known = np.nan_to_num(left)
+    weights: list[Float64] = [np.asarray(np.linalg.solve(kernel, known[:, column]), np.float64) for column in (0, 1)]
+    return weights, (float(np.abs(known[:, 0]).max()), float(np.abs(known[:, 1]).max()))
+
+
+def _left_out(here: _Linear, names: Sequence[str], values: Float64, places: Float64) -> float:
+    """Return the mean error between tokens of each row, predicted from the others."""
+    errors = []
+    for row in range(len(places)):
+        others = np.arange(len(places)) != row
+        move = here.solved(names, values, row)
+        left = here.left - here.slopes @ move
+        weights, bounds = _carried(places[others], left[others])
+        like = float((_kernel(places[[row]], places[others]) @ weights[1])[0])
+        errors.append(left[row, 1] - min(max(like, -bounds[1]), bounds[1]))
+    return _error(np.array(errors))
+
+
+def _error(log_ratios: Float64) -> float:
+    known = log_ratios[np.isfinite(log_ratios)]
+    return float(np.mean(np.abs(np.expm1(-known)))) if len(known) else math.nan
+
+
+def read_measured_rows(path: str, shape: TransformerShape, setup: ServingSetup, device: DeviceSpec,
+                       models: Models | None, cluster: Callable[[int], CollectiveModel], longest: int = 0
+                       ) -> list[MeasuredRow]:
+    """Read measured rows of a table (CSV or Parquet).
+
+    Columns: ``concurrency``, ``prompt``, ``output`` and at least one of ``ttft_ms`` and ``tpot_ms``, means; where they
+    are not those of ``setup``, ``tp``, ``ep`` and ``attention_dp``.
+
+    Raises:
+        ServingError: a column is lacking, or a row cannot be.
+        ForetraceError: the table cannot be read.
+    """
+    frame = read_frame(path)
+    if lacking := [name for name in ("concurrency", "prompt", "output") if name not in frame]:
+        raise ServingError(f"{path} is no table of measured rows: it lacks the column {lacking[0]} (it has "
+                           f"{', '.join(map(str, frame.columns[:6]))}); see docs/serving.md.")
+    if not {"ttft_ms", "tpot_ms"} & set(frame):
+        raise ServingError(f"{path} has neither ttft_ms nor tpot_ms, of which one or both are needed.")
+    known: dict[ServingSetup, ServingModel] = {}
+    found = []
+    for number, row in enumerate(frame.to_dict("records"), 1):
+        name = f"Row {number} of {Path(path).name}"
+        tp, ep, groups = (_whole(row[key], name, key) if key in row and row[key] == row[key] else getattr(setup, key)
+                          for key in ("tp", "ep", "attention_dp"))
+        own = replace(setup, tp=tp, ep=ep, attention_dp=groups)
+        if own not in known:
+            known[own] = ServingModel(shape, own, device, cluster(own.gpus), models)
+        prompt, output = (Lengths.parse(str(row[key]).removesuffix(".0"), f"{name}: {key}")
+                          for key in ("prompt", "output"))
+        load = Requests(prompt, output, _whole(row["concurrency"], name, "concurrency"))
+        times = [float(row[key]) if key in row and _is_time(row[key]) else math.nan for key in ("ttft_ms", "tpot_ms")]
+        for key, value in zip(("ttft_ms", "tpot_ms"), times, strict=True):
+            if key in row and row[key] == row[key] and row[key] is not None and not math.isfinite(value):
+                raise ServingError(f"{name} holds {str(row[key])[:40]!r} as {key}, which is no positive number of "
+                                   "milliseconds; correct or remove it.")
+        if not any(map(math.isfinite, times)):
+            raise ServingError(f"{name} has no time; correct or remove it.")
+        tokens = load.prompt.longest + load.output.longest
+        if longest and tokens > longest:
+            raise ServingError(f"{name} has prompts and answers of {tokens:,} tokens, more than the {longest:,} that "
+                               "the model takes; give the rows of this model.")
+        cache = cache_account(shape, own, device, tokens)
+        cache.check(1, tokens, f"{name}: the model")
+        found.append(MeasuredRow(name, known[own], cache, load, times[0], times[1]))
+    return found
+
+
+
+
+def _is_time(value: object) -> bool:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return math.isfinite(number) and number > 0
+
+
+def _whole(value: object, name: str, key: str) -> int:
+    text = str(value).removesuffix(".0")
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 8 and int(text)):
+        raise ServingError(f"{name} holds {text[:40]!r} as {key}, which is no whole number from 1; correct it.")
+    return int(text)
+
+
+def _kernel(one: Float64, other: Float64) -> Float64:
+    distance = ((one[:, None, :] - other[None, :, :]) ** 2).sum(axis=2)
+    return np.exp(-distance / (2 * REACH**2))
+
+
+def _log(measured: float, predicted: float) -> float:
+    return math.log(measured / predicted) if measured > 0 and predicted > 0 else math.nan

@@ -1,0 +1,114 @@
+"""``served_decoder``: the decoder that is served, from a name as people write it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.parallel.planning import config_model, read_decoder
+from planner.parallel.published_configs import CONFIGS
+from planner.serving.errors import ServingError
+from planner.serving.quantised import WeightTypes, types_of_config
+from planner.serving.setup import WHOLE
+from tracer.shape_only.transformer import TransformerShape
+
+SAME = {"deepseek-r1": "deepseek-v3", "llama-3.3-70b": "llama-3.1-70b", "kimi-k2.5": "kimi-k2",
+        "minimax-m2.5": "minimax-m2"}
+"""Models that are another one's sizes with other weights."""
+OTHER_TYPES = {"kimi-k2.5": WeightTypes("bf16", "int4")}
+"""Their weights' types, where those are not the other one's."""
+NEUTRAL = re.compile(r"instruct|chat|base|hf|it|thinking|preview|kv|dynamic|v\d(\.\d)?|\d{4}")
+"""What a published name may add to a model's without other sizes."""
+TYPES = {"fp8": "fp8", "bf16": "bf16", "nvfp4": "nvfp4", "fp4": "nvfp4", "int8": "int8", "w8a8": "int8", "int4": "int4",
+         "awq": "int4", "gptq": "int4", "w4a16": "int4"}
+"""What it may add of its weights."""
+BY_BLOCKS = ("qwen3", "deepseek", "kimi", "minimax", "glm")
+"""Models whose publishers' fp8 is by blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDecoder:
+    """A decoder and what is known of it.
+
+    Attributes:
+        name: of it.
+        shape: its sizes.
+        longest: tokens of a sequence at most; 0 where nothing says.
+        notes: what was assumed.
+        types: that its weights are published in.
+    """
+
+    name: str
+    shape: TransformerShape
+    longest: int
+    notes: tuple[str, ...]
+    types: WeightTypes = field(default_factory=WeightTypes)
+
+    def weights(self, precision: str, experts: str) -> tuple[str, str]:
+        """Return the types of linear layers' weights and, where they are others, of experts': those that are asked for,
+        else its own."""
+        if precision:
+            return precision, experts
+        return self.types.precision or self.shape.dtype, experts or self.types.experts
+
+    def in_type(self, precision: str) -> ServedDecoder:
+        """Return the decoder in a type of a whole model; narrower types are of its linear layers alone."""
+        if precision not in WHOLE:
+            return self
+        runs = tuple(replace(run, dtype=precision) for run in self.shape.stack)
+        return replace(self, shape=replace(self.shape, dtype=precision, stack=runs))
+
+
+def published_name(source: str) -> str:
+    """Return the published model that a name such as "meta-llama/Llama-3.1-70B-Instruct" is of, or the name itself."""
+    found = _published(source)
+    return source if found is None else SAME.get(found[0], found[0])
+
+
+def _published(source: str) -> tuple[str, WeightTypes | None] | None:
+    """Return a published model and the types that its name says; ``None`` for a name with words that may stand for
+    other sizes ("DeepSeek-R1-Distill-Qwen-32B" is no DeepSeek-R1)."""
+    if source.count("/") > 1:
+        return None
+    plain = source.rpartition("/")[2].lower().removeprefix("meta-")
+    name = max((name for name in (*CONFIGS, *SAME) if plain == name or plain.startswith(f"{name}-")), key=len,
+               default=None)
+    if name is None:
+        return None
+    words = plain[len(name) + 1:].split("-") if plain != name else []
+    if not all(word in TYPES or NEUTRAL.fullmatch(word) for word in words):
+        return None
+    said = [TYPES[word] for word in words if word in TYPES]
+    if not said:
+        return name, OTHER_TYPES.get(name)
+    by_blocks = said[-1] == "fp8" and name.startswith(BY_BLOCKS)
+    return name, WeightTypes("fp8_block" if by_blocks else said[-1])
+
+
+def served_decoder(source: str, settings: Sequence[str] = (), preset: str | None = None) -> ServedDecoder:
+    """Return a decoder.
+
+    Args:
+        source: a published model's name, a ``config.json`` or its folder, or a workload.
+        settings: as ``parallel.planning.plan`` takes them, but for ``batch`` and ``seq``.
+        preset: of a workload.
+
+    Raises:
+        ServingError: a setting is of training.
+        PlanError: it is none that is known.
+    """
+    for name, option in (("batch", "--batch"), ("seq", "--context")):
+        if any(item.partition("=")[0].strip() == name for item in settings):
+            raise ServingError(f"--set {name}=… is of training steps; give {option} for what is served.")
+    found = _published(source)
+    known = published_name(source)
+    if preset is None and (model := config_model(known, settings)) is not None:
+        # How long sequences of training are says nothing of those that are served.
+        notes = [note for note in model.notes if not note.startswith("Sequences are taken")]
+        types = types_of_config(model.quantised, notes)
+        if found is not None and found[1] is not None:
+            types = found[1]
+        return ServedDecoder(model.name, model.shape, model.longest, tuple(notes), types)
+    name, shape, _, said = read_decoder(source, settings, preset)
+    return ServedDecoder(name, shape, shape.learned_positions, said)

@@ -1,0 +1,560 @@
+"""``ServingModel``: the time of any step of a served decoder, from prices of its operations on a grid.
+
+    step ──StepOperations──▶ calls ──price, price_calls──▶ parts, µs ──Rates──▶ time ± interval
+
+Prices are those of training steps (``kernel_models.pricing``, ``power``, ``collectives.price_calls``), factors and
+spreads those of planned ones (``parallel.estimate.Rates``, ``parallel.spreads``). A server takes thousands of steps of
+any number of tokens, sequences and contexts; all that they depend on is priced once on a grid, in one go, and
+interpolated between its points. ``operations`` prices one step exactly, for reports.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+
+from kernel_models.collectives import CollectiveBatch, CollectiveCall, CollectiveModel, CommTimes, price_calls
+from kernel_models.collectives.engine_kernels import with_engine_kernels
+from kernel_models.device import DeviceSpec
+from kernel_models.heuristics import heuristic_models
+from kernel_models.model import Source
+from kernel_models.op_call import OpCall
+from kernel_models.power import sustained
+from kernel_models.pricing import Models, PricedCalls, price
+from planner.parallel.estimate import Rates
+from planner.parallel.pieces import PRODUCTS
+from planner.parallel.spreads import Z80
+from planner.serving.operations import StepExchange, StepOperation, StepOperations, layer_in_order
+from planner.serving.setup import ServingSetup
+from tracer.arrays import Float64
+from tracer.shape_only.transformer import TransformerShape
+
+TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
+          8192, 12_288, 16_384, 32_768)
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+CONTEXTS = (1, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 1 << 20)
+PIECES = (1, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
+PASTS = (0, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072, 1 << 20)
+"""Points of the grids."""
+PRODUCT, OTHER, WITHIN, BETWEEN, LAUNCHES, CALLS = range(6)
+"""Columns of parts: µs of products with attention, of other kernels, of collectives within a node and of those that
+leave it, kernels launched, collectives."""
+COLUMNS = 6
+GRAPH_LAUNCH_US = 15.0
+"""Host time of launching a CUDA graph of a whole step; an assumption (a launch of the trace vllm-cuda-graph takes the
+host 6 to 60 µs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPiece:
+    """Pieces of equal prompts that a step reads: how many, their tokens, and those of each that the cache has."""
+
+    prompts: int
+    new: int
+    past: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedStep:
+    """What a step of all of a copy's GPUs works on.
+
+    Attributes:
+        sequences: that decode.
+        context: tokens of the cache of each, its new ones among them, in the mean.
+        pieces: of prompts.
+        finished: prompts that end in this step, whose first token it makes.
+    """
+
+    sequences: float
+    context: float = 0.0
+    pieces: tuple[PromptPiece, ...] = ()
+    finished: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A step's time, µs; its parts add up to it.
+
+    Attributes:
+        us, low, high: of the step and its 80% interval.
+        products, others, collectives: of the device.
+        host: what the host takes longer.
+        engine: scheduling and all else around the step.
+    """
+
+    us: float
+    low: float
+    high: float
+    products: float
+    others: float
+    collectives: float
+    host: float
+    engine: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServedOperation:
+    """All of a step's operations of one name.
+
+    Attributes:
+        name: of them.
+        count: how many.
+        us: of all of them on one GPU.
+        bound: what most of their time is: compute, memory, launch, or network.
+        flops, moved_bytes: of all.
+        sources: µs by source.
+    """
+
+    name: str
+    count: float
+    us: float
+    bound: str
+    flops: float
+    moved_bytes: float
+    sources: dict[str, float]
+
+
+SomeModel = TypeVar("SomeModel", bound="ServingModel")
+
+
+class ServingModel:
+    """Prices steps of one copy.
+
+    Args:
+        shape: of the decoder.
+        setup: how it is served.
+        device: of each GPU.
+        collectives: of its cluster.
+        models: fitted models of the device.
+        rates: factors on all of it; by default those of the engine (``rates_of``).
+    """
+
+    def __init__(self, shape: TransformerShape, setup: ServingSetup, device: DeviceSpec, collectives: CollectiveModel,
+                 models: Models | None = None, rates: Rates | None = None) -> None:
+        setup.check(shape)
+        self.shape, self.setup, self.device, self.collectives = shape, setup, device, collectives
+        self.rates = rates or rates_of(setup)
+        self._models = models
+        self._factors: Mapping[str, float] = {}
+        self._make = StepOperations(shape, setup, device, collectives.topology)
+        layers: dict[TransformerShape, int] = {}
+        for run in shape.runs:
+            layers[run.one_layer()] = layers.get(run.one_layer(), 0) + run.layers
+        self._layers = layers
+        # Blocks that read the same caches in the same way have one grid.
+        self._grids: dict[str, Float64] = {}
+
+    def with_rates(self: SomeModel, rates: Rates) -> SomeModel:
+        """Return the same with other rates; what is priced is shared."""
+        _ = self._token_grid, self._row_grid, self._decoding_grid, self._piece_grid
+        other = type(self).__new__(type(self))
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name != "surface"})
+        other.rates = rates
+        return other
+
+    def with_factors(self: SomeModel, factors: Mapping[str, float]) -> SomeModel:
+        """Return the same whose operations of these names take so many times as long, beside the rates: what a trace
+        says of them."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update({name: value for name, value in self.__dict__.items()
+                               if name != "surface" and not name.endswith("_grid")})
+        other._factors = dict(factors)
+        return other
+
+    def with_chunk(self: SomeModel, chunk: int) -> SomeModel:
+        """Return the same with other steps; what is priced is shared."""
+        other = self.with_rates(self.rates)
+        other.setup = replace(self.setup, chunk=chunk)
+        return other
+
+    waits = True
+    """Whether the engine waits for a step before it prepares the next."""
+    hides = False
+    """Whether collectives run beside all else."""
+    graph_us = GRAPH_LAUNCH_US
+    """Host time of launching a step's CUDA graph."""
+
+    @property
+    def models(self) -> Models | None:
+        """Return the fitted models of the device."""
+        return self._models
+
+    def time(self, step: ServedStep) -> StepTime:
+        """Return the time of a step."""
+        return self._timed(step, self.parts(step))
+
+    @cached_property
+    def surface(self) -> StepSurface:
+        """Return the same times as plain numbers, for the many steps of a simulated server."""
+        rates = self.rates
+        device = np.array([rates.products, rates.others, rates.collectives, rates.network, 0.0, 0.0])
+        host = np.array([0.0, 0.0, 0.0, 0.0, rates.host_us, rates.host_collective_us])
+        grids = (self._token_grid, self._row_grid, self._decoding_grid, self._piece_grid)
+        tokens, rows, decoding, pieces = (((grid @ device).tolist(), (grid @ host).tolist()) for grid in grids)
+        return StepSurface(tokens, rows, decoding, pieces, self)
+
+    def parts(self, step: ServedStep) -> Float64:
+        """Return a step's parts on one GPU of every stage together [6], without rates.
+
+        A pipeline's stages work on as many parts of the batch at once; a token passes all of them.
+        """
+        setup = self.setup
+        share = 1.0 / (setup.attention_dp * setup.pp)
+        sequences = step.sequences * share
+        prompts = [(piece.prompts * share, piece.new, piece.past) for piece in step.pieces]
+        tokens = sequences * setup.drafted + sum(count * new for count, new, _ in prompts)
+        rows = sequences * setup.drafted + step.finished * share
+        found = self._of_tokens(tokens) + self._of_ends(rows)
+        if sequences > 0:
+            found = found + self._of_decoding(sequences, step.context)
+            if setup.speculation is not None:
+                # Each token of a draft takes about one block and the logits once more (EAGLE, multi-token prediction).
+                block = (self._of_tokens(sequences) + self._of_decoding(sequences, step.context)) / self.shape.layers
+                found = found + setup.speculation.tokens * (block + self._of_ends(sequences))
+        for count, new, past in prompts:
+            found = found + count * self._of_piece(new, past)
+        return found
+
+    def operations(self, step: ServedStep) -> list[ServedOperation]:
+        """Return a step's operations by name, the longest first, each priced for this very step."""
+        counted = Counter(self.in_order(step))
+        found = [(each, float(count)) for each, count in counted.items() if isinstance(each, StepOperation)]
+        exchanges = [(each, float(count)) for each, count in counted.items() if isinstance(each, StepExchange)]
+        return sorted((*self._named(found), *self._exchanged(exchanges)), key=lambda each: -each.us)
+
+    def in_order(self, step: ServedStep) -> list[StepOperation | StepExchange]:
+        """Return everything that one GPU of each stage does in a step, drafts apart, as it runs: layer by layer."""
+        setup, make = self.setup, self._make
+        share = 1.0 / (setup.attention_dp * setup.pp)
+        sequences = max(round(step.sequences * share), 1) if step.sequences else 0
+        prompts = [(max(round(piece.prompts * share), 1), piece.new, piece.past) for piece in step.pieces]
+        tokens = sequences * setup.drafted + sum(count * new for count, new, _ in prompts)
+        rows = max(sequences * setup.drafted + round(step.finished * share), 1)
+        layers: dict[TransformerShape, list[StepOperation | StepExchange]] = {}
+        for kind in self._layers:
+            attention = [*make.of_decoding(kind, sequences, max(round(step.context), 1))] if sequences else []
+            for number, new, past in prompts:
+                attention += make.of_prompts(kind, number, new, past)
+            layers[kind] = layer_in_order([*make.of_tokens(kind, tokens)], attention, [*make.exchanges(kind, tokens)])
+        ends = [*make.end_exchanges(tokens, rows)]
+        found: list[StepOperation | StepExchange] = [*make.embedded(tokens), *ends[:1]]
+        for run in self.shape.runs:
+            found += run.layers * layers[run.one_layer()]
+        return [*found, *make.of_rows(rows), *ends[1:]]
+
+    def prices_of(self, found: Sequence[StepOperation | StepExchange]) -> tuple[Float64, Float64, Float64]:
+        """Return what each takes with the rates, and the ends of its 80% interval, µs."""
+        times = np.zeros((3, len(found)))
+        calls = [row for row, each in enumerate(found) if isinstance(each, StepOperation)]
+        if calls:
+            priced = self._prices([each.call for each in found if isinstance(each, StepOperation)])
+            rate = np.array([self.rates.products if call.family in PRODUCTS else self.rates.others
+                             for call in priced.calls])
+            known = np.array([self._factor(found[row].name) for row in calls])
+            for row, us in enumerate((priced.time_us, priced.low_us, priced.high_us)):
+                times[row, calls] = (us * rate)[priced.index] * known
+        rest = [row for row, each in enumerate(found) if isinstance(each, StepExchange)]
+        if rest:
+            exchanges = [each.call for each in found if isinstance(each, StepExchange)]
+            there = self._exchange_times(exchanges)
+            rate = np.array([self.rates.network if call.placement.nodes > 1 else self.rates.collectives
+                             for call in exchanges]) * np.array([self._factor(found[row].name) for row in rest])
+            for row, us in enumerate((there.time_us, there.low_us, there.high_us)):
+                times[row, rest] = us * rate
+        return times[0], times[1], times[2]
+
+    def sources(self, step: ServedStep) -> dict[str, float]:
+        """Return the share of a step's device time by the source of its prices."""
+        found: dict[str, float] = {}
+        for each in self.operations(step):
+            for name, us in each.sources.items():
+                found[name] = found.get(name, 0.0) + us
+        total = sum(found.values())
+        return {name: us / total for name, us in sorted(found.items(), key=lambda item: -item[1])}
+
+    def _timed(self, step: ServedStep, parts: Float64) -> StepTime:
+        rates = self.rates
+        device, host = self._device_and_host(step, parts)
+        engine = self.engine_us(step)
+        work = _together(device, host, rates.meet)
+        total = work + engine
+        if not self.waits:
+            total = _together(device, host + engine, rates.meet)
+            engine = total - work
+        products, others = float(parts[PRODUCT] * rates.products), float(parts[OTHER] * rates.others)
+        waits = float(parts[WITHIN] * rates.collectives + parts[BETWEEN] * rates.network)
+        spread = Z80 * rates.spreads.of(products / total, others / total, waits / total,
+                                        (work - device + engine) / total)
+        return StepTime(total, total * float(np.exp(-spread)), total * float(np.exp(spread)), products, others, waits,
+                        work - device, engine)
+
+    def _device_and_host(self, step: ServedStep, parts: Float64) -> tuple[float, float]:
+        rates = self.rates
+        device = (parts[PRODUCT] * rates.products + parts[OTHER] * rates.others + parts[WITHIN] * rates.collectives
+                  + parts[BETWEEN] * rates.network)
+        host = self.graph_us * self.setup.pp if self.captured(step) else (
+            parts[LAUNCHES] * rates.host_us + parts[CALLS] * rates.host_collective_us)
+        return float(device), float(host)
+
+    def captured(self, step: ServedStep) -> bool:
+        """Return whether a step runs as a CUDA graph."""
+        return self.setup.graphs and not step.pieces and step.sequences <= self.setup.engine.graph_batch
+
+    def engine_us(self, step: ServedStep) -> float:
+        """Return the time of the engine's host around a step, µs."""
+        engine = self.setup.engine
+        if not self.rates.step_us:
+            return 0.0
+        each = engine.sequence_us * self.rates.step_us / engine.step_us if engine.step_us else 0.0
+        return self.rates.step_us + each * (step.sequences + step.finished)
+
+    def _of_tokens(self, tokens: float) -> Float64:
+        return _between(self._token_grid, TOKENS, tokens)
+
+    def _of_ends(self, rows: float) -> Float64:
+        return _between(self._row_grid, SEQUENCES, rows)
+
+    def _of_decoding(self, sequences: float, context: float) -> Float64:
+        return _in_square(self._decoding_grid, SEQUENCES, CONTEXTS, sequences, context)
+
+    def _of_piece(self, new: float, past: float) -> Float64:
+        return _in_square(self._piece_grid, PIECES, PASTS, new, past)
+
+    @cached_property
+    def _token_grid(self) -> Float64:
+        found = self._priced([[(each, count) for kind, count in self._layers.items()
+                               for each in self._make.of_tokens(kind, tokens)]
+                              + [(each, 1) for each in self._make.embedded(tokens)] for tokens in TOKENS],
+                             [[(each, count) for kind, count in self._layers.items()
+                               for each in self._make.exchanges(kind, tokens)] for tokens in TOKENS])
+        return np.maximum.accumulate(found, axis=0)
+
+    @cached_property
+    def _row_grid(self) -> Float64:
+        return self._priced([[(each, 1) for each in self._make.of_rows(rows)] for rows in SEQUENCES],
+                            [[(each, 1) for each in self._make.end_exchanges(rows, rows)] for rows in SEQUENCES])
+
+    @cached_property
+    def _decoding_grid(self) -> Float64:
+        points = [(sequences, context) for sequences in SEQUENCES for context in CONTEXTS]
+        found = self._priced([[(each, count) for kind, count in self._layers.items()
+                               for each in self._make.of_decoding(kind, *point)] for point in points], None)
+        return found.reshape(len(SEQUENCES), len(CONTEXTS), COLUMNS)
+
+    @cached_property
+    def _piece_grid(self) -> Float64:
+        points = [(new, past) for new in PIECES for past in PASTS]
+        found = self._priced([[(each, count) for kind, count in self._layers.items()
+                               for each in self._make.of_prompts(kind, 1, *point)] for point in points], None)
+        return found.reshape(len(PIECES), len(PASTS), COLUMNS)
+
+    def _priced(self, points: Sequence[Sequence[tuple[StepOperation, int]]],
+                exchanges: Sequence[Sequence[tuple[StepExchange, int]]] | None) -> Float64:
+        """Return the parts of every point [n, 6], all priced together."""
+        calls = [each.call for point in points for each, _ in point]
+        found: Float64 = np.zeros((len(points), COLUMNS))
+        place = np.repeat(np.arange(len(points)), [len(point) for point in points])
+        counts = np.array([count for point in points for _, count in point], np.float64)
+        if calls:
+            priced = self._prices(calls)
+            product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
+            known = np.array([self._factor(each.name) for point in points for each, _ in point])
+            us = priced.times_us * counts * known
+            for column, rows in ((PRODUCT, product), (OTHER, ~product)):
+                np.add.at(found[:, column], place[rows], us[rows])
+            np.add.at(found[:, LAUNCHES], place, counts)
+        for row, point in enumerate(exchanges or ()):
+            times = self._exchange_times([each.call for each, _ in point])
+            for (each, count), us in zip(point, times.time_us.tolist(), strict=True):
+                column = BETWEEN if each.call.placement.nodes > 1 else WITHIN
+                found[row, column] += count * us * self._factor(each.name)
+                found[row, CALLS] += count
+            if self.hides:
+                # What is longer than the work beside it is still waited for.
+                left = max(found[row, WITHIN] + found[row, BETWEEN] - found[row, PRODUCT] - found[row, OTHER], 0.0)
+                found[row, WITHIN], found[row, BETWEEN] = left, 0.0
+        return found
+
+    def _factor(self, name: str) -> float:
+        return self._factors.get(name, 1.0)
+
+    def _prices(self, calls: Sequence[OpCall]) -> PricedCalls:
+        return sustained(price(calls, self.device, self._models), self.device)
+
+    def _exchange_times(self, calls: Sequence[CollectiveCall]) -> CommTimes:
+        times = price_calls(calls, self.collectives)
+        if self.collectives.profile is not None or not calls:
+            return times
+        return with_engine_kernels(times, CollectiveBatch.from_calls(calls), self.collectives.topology,
+                                   self.setup.engine.all_reduce_us)
+
+    def _named(self, found: Sequence[tuple[StepOperation, float]]) -> Iterable[ServedOperation]:
+        priced = self._prices([each.call for each, _ in found])
+        bounds = _bounds(priced.calls, self.device)
+        rows: dict[str, list[tuple[int, float]]] = {}
+        for number, (each, count) in enumerate(found):
+            rows.setdefault(each.name, []).append((int(priced.index[number]), count))
+        for name, mine in rows.items():
+            by_bound: dict[str, float] = {}
+            sources: dict[str, float] = {}
+            for row, count in mine:
+                us = float(priced.time_us[row]) * count * self._factor(name)
+                by_bound[bounds[row]] = by_bound.get(bounds[row], 0.0) + us
+                source = Source.ANCHORED if name in self._factors else Source(int(priced.source[row]))
+                label = source.label
+                sources[label] = sources.get(label, 0.0) + us
+            rate = self.rates.products if all(priced.calls[row].family in PRODUCTS for row, _ in mine) else (
+                self.rates.others)
+            yield ServedOperation(
+                name, sum(count for _, count in mine), rate * sum(by_bound.values()),
+                max(by_bound, key=lambda word: by_bound[word]),
+                sum(priced.calls[row].flops * count for row, count in mine),
+                sum(priced.calls[row].bytes_moved * count for row, count in mine), sources)
+
+    def _exchanged(self, found: Sequence[tuple[StepExchange, float]]) -> Iterable[ServedOperation]:
+        times = self._exchange_times([each.call for each, _ in found])
+        rows: dict[str, list[int]] = {}
+        for number, (each, _) in enumerate(found):
+            rows.setdefault(each.name, []).append(number)
+        for name, mine in rows.items():
+            us = sum(found[row][1] * float(times.time_us[row]) for row in mine) * self.rates.collectives
+            us *= self._factor(name)
+            yield ServedOperation(name, sum(found[row][1] for row in mine), us, "network", 0.0,
+                                sum(found[row][1] * found[row][0].call.payload_bytes for row in mine),
+                                {Source.ANCHORED.label if name in self._factors else "collectives": us})
+
+
+class StepSurface:
+    """Times of steps, µs, from grids with the rates already in them.
+
+    Args:
+        tokens, rows: (device µs, host µs) by ``TOKENS`` and ``SEQUENCES``.
+        decoding, pieces: the same by ``SEQUENCES`` and ``CONTEXTS``, and by ``PIECES`` and ``PASTS``.
+        of: the model that they are of.
+    """
+
+    def __init__(self, tokens: Lines, rows: Lines, decoding: Squares, pieces: Squares, of: ServingModel) -> None:
+        self._tokens, self._rows, self._decoding, self._pieces = tokens, rows, decoding, pieces
+        setup, rates = of.setup, of.rates
+        self._share = 1.0 / (setup.attention_dp * setup.pp)
+        self._drafted = float(setup.drafted)
+        self._draft = 0 if setup.speculation is None else setup.speculation.tokens
+        self._block = 1.0 / of.shape.layers
+        self._meet = rates.meet
+        self._captured = setup.engine.graph_batch if setup.graphs else 0
+        self._graph_us = of.graph_us * setup.pp
+        self._waits = of.waits
+        self._step_us = rates.step_us
+        self._each_us = setup.engine.sequence_us * rates.step_us / setup.engine.step_us if setup.engine.step_us else 0.0
+
+    def us(self, sequences: float, context: float, pieces: Sequence[PromptPiece] = (), finished: float = 0.0) -> float:
+        """Return the time of a step, as ``ServingModel.time`` has it."""
+        share = self._share
+        own = sequences * share
+        tokens = own * self._drafted
+        for piece in pieces:
+            tokens += piece.prompts * share * piece.new
+        device, host = _on_line(self._tokens, TOKENS, tokens)
+        more, calls = _on_line(self._rows, SEQUENCES, own * self._drafted + finished * share)
+        device, host = device + more, host + calls
+        if own > 0:
+            read, calls = _on_square(self._decoding, SEQUENCES, CONTEXTS, own, context)
+            device, host = device + read, host + calls
+            if self._draft:
+                one, one_host = _on_line(self._tokens, TOKENS, own)
+                end, end_host = _on_line(self._rows, SEQUENCES, own)
+                device += self._draft * ((one + read) * self._block + end)
+                host += self._draft * ((one_host + calls) * self._block + end_host)
+        for piece in pieces:
+            more, calls = _on_square(self._pieces, PIECES, PASTS, piece.new, piece.past)
+            device, host = device + piece.prompts * share * more, host + piece.prompts * share * calls
+        if not pieces and sequences <= self._captured:
+            host = self._graph_us
+        engine = self._step_us + self._each_us * (sequences + finished)
+        if not self._waits:
+            return _together(device, host + engine, self._meet)
+        return _together(device, host, self._meet) + engine
+
+
+Lines = tuple[list[float], list[float]]
+Squares = tuple[list[list[float]], list[list[float]]]
+
+
+def _on_line(grid: Lines, points: Sequence[int], value: float) -> tuple[float, float]:
+    if value <= 0:
+        return 0.0, 0.0
+    row = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
+    way = max(value - points[row], 0.0) / (points[row + 1] - points[row])
+    return grid[0][row] * (1 - way) + grid[0][row + 1] * way, grid[1][row]
+
+
+def _on_square(grid: Squares, rows: Sequence[int], columns: Sequence[int], down: float, right: float
+               ) -> tuple[float, float]:
+    i = min(max(bisect_right(rows, down) - 1, 0), len(rows) - 2)
+    j = min(max(bisect_right(columns, right) - 1, 0), len(columns) - 2)
+    y = max(down - rows[i], 0.0) / (rows[i + 1] - rows[i])
+    x = max(right - columns[j], 0.0) / (columns[j + 1] - columns[j])
+    us = grid[0]
+    above, below = us[i], us[i + 1]
+    return ((above[j] * (1 - x) + above[j + 1] * x) * (1 - y) + (below[j] * (1 - x) + below[j + 1] * x) * y,
+            grid[1][i][j])
+
+
+def rates_of(setup: ServingSetup) -> Rates:
+    """Return the usual rates with what an engine's host takes."""
+    engine = setup.engine
+    return Rates(host_us=engine.launch_us, host_collective_us=engine.launch_us, step_us=engine.step_us)
+
+
+def _together(device: float, host: float, meet: float) -> float:
+    longest = max(device, host)
+    if longest <= 0:
+        return 0.0
+    return float(longest * (1 + (min(device, host) / longest) ** meet) ** (1 / meet))
+
+
+def _bounds(calls: Sequence[OpCall], device: DeviceSpec) -> list[str]:
+    """What most of each call's time is by the roofline of its family."""
+    models = heuristic_models(device)
+    found = []
+    for call in calls:
+        parts, _ = models[call.family].parts([call])
+        by = {"compute": float(parts.compute_us[0]), "memory": float(parts.memory_us[0]),
+              "launch": float(parts.fixed_us[0])}
+        found.append(max(by, key=lambda word: by[word]))
+    return found
+
+
+def _place(points: Sequence[int], value: float) -> tuple[int, float]:
+    """Return the point below a value and how far it is on the way to the next; beyond the last the line goes on."""
+    row = int(np.clip(np.searchsorted(points, value, side="right") - 1, 0, len(points) - 2))
+    return row, (value - points[row]) / (points[row + 1] - points[row])
+
+
+def _between(grid: Float64, points: Sequence[int], value: float) -> Float64:
+    if value <= 0:
+        return np.zeros(COLUMNS)
+    if value < points[0]:
+        return grid[0]
+    row, way = _place(points, value)
+    found: Float64 = grid[row] * (1 - way) + grid[row + 1] * way
+    found[LAUNCHES:] = grid[row, LAUNCHES:]
+    return found
+
+
+def _in_square(grid: Float64, rows: Sequence[int], columns: Sequence[int], row_value: float, column_value: float
+               ) -> Float64:
+    i, down = _place(rows, max(row_value, rows[0]))
+    j, right = _place(columns, max(column_value, columns[0]))
+    above = grid[i, j] * (1 - right) + grid[i, j + 1] * right
+    below = grid[i + 1, j] * (1 - right) + grid[i + 1, j + 1] * right
+    found: Float64 = above * (1 - down) + below * down
+    found[LAUNCHES:] = grid[i, j, LAUNCHES:]
+    return found
+

@@ -1,0 +1,336 @@
+"""``Choices``: every way each table may lie, as columns of what one unit of it adds to a rank.
+
+A choice has one or more equal units. A unit lies on one rank, on all ranks of a node, or on all ranks; wherever it
+lies, it adds the same to each of its ranks, so that a rank is known from sums and maxima of its units alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from kernel_models.heuristics.embedding import WEIGHT_BYTES
+from kernel_models.lookups import PartCosts, backward_call
+from kernel_models.op_call import Family, OpCall
+from kernel_models.pricing import price
+from kernel_models.table_parts import TablePart
+from planner.sharding.plan import can_split_columns, node_ranks
+from planner.sharding.problem import ShardingProblem
+from tracer.arrays import Bool, Float64, Int64
+from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
+from tracer.lookup_data.tables import EmbeddingTable
+
+LENGTH_BYTES = 4.0
+"""A bag's length beside its indices (TorchRec's ``KeyedJaggedTensor`` has them as int32)."""
+INPUT_COPIES = 2.0
+"""Indices in memory at once: this batch's and, prefetched, the next one's (TorchRec's storage estimator takes two for
+``TRAIN_SPARSE_DIST``)."""
+FEW_TABLES = 64
+"""With no more tables than this every way of each is looked at; with more, only those of tables that matter."""
+LARGE_SHARE = 0.15
+"""Share of a rank's mean time, look-ups or memory from which one of many tables is also split."""
+MOST_COPIED_BYTES = 1e5
+"""Largest of many trained tables that is copied to every rank: its dense gradient is all-reduced."""
+MOST_PARTS, EVERY_PARTS = 16, 4
+"""Columns are cut into no more parts than these: into any number up to the second, then into powers of two."""
+_OPTIMIZER = {"sgd": ("fused_sgd", 2, 1), "adagrad": ("fused_adagrad", 3, 2),
+              "rowwise_adagrad": ("fused_adagrad", 3, 2), "adam": ("fused_adam", 4, 3),
+              "partial_rowwise_adam": ("fused_adam", 4, 3), "none": ("fused_sgd", 2, 1)}
+"""PyTorch's dense kernel for each optimizer: its name, lists read and lists written."""
+
+
+class Scope(IntEnum):
+    """The ranks of one unit."""
+
+    RANK = 0
+    NODE = 1
+    ALL = 2
+
+
+@dataclass(slots=True)
+class Choices:
+    """Columns of n choices; those of a table lie side by side.
+
+    Attributes:
+        table: row of the table.
+        kinds: of each.
+        locations: of the weights.
+        parts: units.
+        scope: ``Scope`` of a unit.
+        forward_stream, forward_flight, forward_wait: of a unit's look-up on each of its ranks, µs (``LookupTerms``).
+        backward_stream, backward_flight, backward_wait: of its gradient with the optimizer fused; 0 where it is not.
+        lookups, rows: of that gradient.
+        index_bytes: that each of a unit's ranks receives: indices, their weights if they have any, and lengths.
+        sent_bytes: pooled vectors that each of its ranks sends in the all-to-all of all ranks.
+        reduced_bytes: partial sums that each rank puts into the reduce-scatter of all ranks (row-wise).
+        node_bytes: likewise within the node (table-row-wise).
+        cross_bytes: what then goes across nodes.
+        gradient_bytes: dense gradients that are all-reduced (data-parallel).
+        copy_us: making those gradients, and the optimizer's pass over them.
+        weight_bytes, state_bytes, gradient_memory, buffer_bytes: memory of a unit on each of its ranks' devices.
+        host_bytes: of the ranks' hosts.
+        first: the first choice of each table, and their number [tables + 1].
+        room: for tables on a rank's device and host, bytes.
+        units: what one unit is to each of its ranks.
+        fits: whether an empty rank and its host have the memory for a unit.
+        memory: of a unit on each of its ranks' devices, bytes.
+        work: streaming time of a unit, forward and backward, µs.
+    """
+
+    table: Int64
+    kinds: list[ShardKind]
+    locations: list[str]
+    parts: Int64
+    scope: Int64
+    forward_stream: Float64
+    forward_flight: Float64
+    forward_wait: Float64
+    backward_stream: Float64
+    backward_flight: Float64
+    backward_wait: Float64
+    lookups: Float64
+    rows: Float64
+    index_bytes: Float64
+    sent_bytes: Float64
+    reduced_bytes: Float64
+    node_bytes: Float64
+    cross_bytes: Float64
+    gradient_bytes: Float64
+    copy_us: Float64
+    weight_bytes: Float64
+    state_bytes: Float64
+    gradient_memory: Float64
+    buffer_bytes: Float64
+    host_bytes: Float64
+    room: tuple[float, float]
+    first: Int64
+    units: list[TablePart]
+    fits: Bool = field(init=False)
+    memory: Float64 = field(init=False)
+    work: Float64 = field(init=False)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __post_init__(self) -> None:
+        self.memory = self.weight_bytes + self.state_bytes + self.gradient_memory + self.buffer_bytes
+        self.fits = (self.memory <= self.room[0]) & (self.host_bytes <= self.room[1])
+        self.work = self.forward_stream + self.backward_stream
+
+    def reordered(self, order: Int64) -> Choices:
+        """The same choices with the tables in another order [tables]."""
+        rows = np.concatenate([np.arange(self.first[table], self.first[table + 1]) for table in order.tolist()])
+        counts = np.diff(self.first)[order]
+        found: dict[str, Any] = {"room": self.room, "table": np.repeat(np.arange(len(order)), counts),
+                                 "first": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)}
+        for each in fields(self):
+            if each.init and each.name not in found:
+                values = getattr(self, each.name)
+                found[each.name] = [values[row] for row in rows] if isinstance(values, list) else values[rows]
+        return Choices(**found)
+
+    def of_table(self, table: int) -> range:
+        """Rows of a table's choices."""
+        return range(int(self.first[table]), int(self.first[table + 1]))
+
+    def ranks_of(self, choice: int, places: Sequence[int], ranks: int, per_node: int) -> TableSharding:
+        """The sharding of a choice whose units lie at these ranks (or nodes)."""
+        on = tuple(places)
+        if self.scope[choice] == Scope.ALL:
+            on = tuple(range(ranks))
+        elif self.scope[choice] == Scope.NODE:
+            on = node_ranks(places[0], ranks, per_node)
+        return TableSharding(self.kinds[choice], on, self.locations[choice])
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One way of one table; ``held`` is the table where its weights then lie."""
+
+    table: int
+    held: EmbeddingTable
+    kind: ShardKind
+    parts: int
+    part: TablePart
+
+
+def choices_of(problem: ShardingProblem, needed: Sequence[TableSharding] | None = None) -> Choices:
+    """Every way that the tables of a problem may lie.
+
+    Args:
+        needed: shardings that must be among them, of each table: those of a plan that is given.
+
+    Raises:
+        ShardingError: a table may lie in no allowed way.
+    """
+    held = [{where: replace(table, location=where) for where in problem.locations(table)} for table in problem.tables]
+    whole = [TablePart.of(next(iter(each.values())), problem.batch) for each in held]
+    split = _worth_splitting(problem, whole)
+    copied = [_worth_copying(problem, table) for table in problem.tables]
+    ways = []
+    for i, table in enumerate(problem.tables):
+        kinds = _kinds(problem, table, bool(split[i]), copied[i])
+        # Copies are all-reduced from the devices. A plan's first way has the table where it says that it lies.
+        own = dict.fromkeys((kind, parts, where) for where in held[i] for kind, parts in kinds
+                            if where == "hbm" or kind is not ShardKind.DATA_PARALLEL)
+        if needed is not None:
+            given = needed[i]
+            own.setdefault((given.kind, len(given.ranks) if given.kind is ShardKind.COLUMN_WISE else 1, given.location))
+        for kind, parts, where in own:
+            if where not in held[i]:
+                held[i][where] = replace(table, location=where)
+            ways.append(_way(problem, i, held[i][where], kind, parts))
+        if not own:
+            raise ShardingError(f"Table {table.name!r} lies in the host's memory and cannot be copied to every rank; "
+                                "allow another kind.")
+    return _columns(problem, ways)
+
+
+def _kinds(problem: ShardingProblem, table: EmbeddingTable, split: bool, copied: bool) -> list[tuple[ShardKind, int]]:
+    """The kinds that a table may have, each with its parts. Raises ``ShardingError`` if there is none."""
+    if table.name in problem.pinned:
+        return [(ShardKind.TABLE_WISE, 1)]
+    allowed = problem.kinds
+    possible = [(ShardKind.TABLE_WISE, 1)]
+    possible += [(ShardKind.COLUMN_WISE, parts) for parts in column_parts(table, problem.ranks)]
+    if problem.ranks > 1:
+        possible.append((ShardKind.ROW_WISE, 1))
+    if problem.nodes > 1 and problem.per_node > 1 and problem.even_nodes:
+        possible.append((ShardKind.TABLE_ROW_WISE, 1))
+    if problem.ranks > 1:
+        possible.append((ShardKind.DATA_PARALLEL, 1))
+    possible = [each for each in possible if each[0] in allowed]
+    if not possible:
+        raise ShardingError(f"Table {table.name!r} of {table.columns} columns can be sharded in none of the allowed "
+                            f"kinds ({', '.join(sorted(kind.value for kind in allowed))}) over {problem.ranks} ranks.")
+    # Of many tables, most lie whole on a rank whatever is tried.
+    narrow = [each for each in possible if each[0] is ShardKind.TABLE_WISE
+              or (copied if each[0] is ShardKind.DATA_PARALLEL else split)]
+    return narrow or possible
+
+
+def column_parts(table: EmbeddingTable, ranks: int) -> list[int]:
+    """Numbers of equal parts that a table's columns can be cut into, each on a rank of its own."""
+    return [parts for parts in range(2, min(ranks, MOST_PARTS) + 1)
+            if (parts <= EVERY_PARTS or parts & (parts - 1) == 0) and can_split_columns(table.columns, parts)]
+
+
+def _worth_splitting(problem: ShardingProblem, whole: list[TablePart]) -> list[bool]:
+    """Tables that take much of a rank's mean time, indices or memory, so that a whole one may be what binds."""
+    count = len(whole)
+    if count <= FEW_TABLES:
+        return [True] * count
+    costs = _costs(problem, whole)
+    memory = np.array([table.weight_bytes + table.state_bytes for table in problem.tables])
+    room = max(problem.room_bytes, 1.0) / memory.sum()
+    large = np.zeros(count, np.bool_)
+    for share in (costs.forward.stream_us + costs.backward.stream_us, np.array([part.lookups for part in whole]),
+                  np.array([table.columns for table in problem.tables], np.float64)):
+        large |= share * problem.ranks > LARGE_SHARE * share.sum() if share.sum() > 0 else False
+    large |= memory / memory.sum() > LARGE_SHARE * room
+    found: list[bool] = large.tolist()
+    return found
+
+
+def _costs(problem: ShardingProblem, parts: list[TablePart]) -> PartCosts:
+    if problem.additive:
+        return PartCosts.apart(parts, problem.device, problem.models, problem.fused)
+    return PartCosts.of(parts, problem.device, _share_of_cache(problem))
+
+
+def _share_of_cache(problem: ShardingProblem) -> float:
+    """A table's share of the cache of a device that holds its part of all tables."""
+    return min(1.0, problem.ranks / len(problem.tables))
+
+
+def _worth_copying(problem: ShardingProblem, table: EmbeddingTable) -> bool:
+    """Copies that are only looked up exchange nothing; those that are trained have gradients to be all-reduced."""
+    return not problem.trained or len(problem.tables) <= FEW_TABLES or table.weight_bytes <= MOST_COPIED_BYTES
+
+
+def _way(problem: ShardingProblem, i: int, table: EmbeddingTable, kind: ShardKind, parts: int) -> _Way:
+    whole = _whole(table, problem.samples if kind is ShardKind.DATA_PARALLEL else problem.batch)
+    part = whole
+    if kind is ShardKind.COLUMN_WISE:
+        part = whole.cut(columns=table.columns // parts)
+    elif kind is ShardKind.ROW_WISE:
+        part = whole.cut(1.0 / problem.ranks)
+    elif kind is ShardKind.TABLE_ROW_WISE:
+        part = whole.cut(1.0 / problem.per_node)
+    return _Way(i, table, kind, parts, part)
+
+
+@lru_cache(maxsize=4096)
+def _whole(table: EmbeddingTable, samples: int) -> TablePart:
+    return TablePart.of(table, samples)
+
+
+def _columns(problem: ShardingProblem, ways: list[_Way]) -> Choices:
+    n, ranks, per_node = len(ways), problem.ranks, problem.per_node
+    tables = [way.held for way in ways]
+    costs = _costs(problem, [way.part for way in ways])
+    is_kind = {kind: np.array([way.kind is kind for way in ways]) for kind in ShardKind}
+    copied, rows_all, rows_node = (
+        is_kind[kind] for kind in (ShardKind.DATA_PARALLEL, ShardKind.ROW_WISE, ShardKind.TABLE_ROW_WISE))
+    sums = is_kind[ShardKind.TABLE_WISE] | is_kind[ShardKind.COLUMN_WISE]
+    parts = np.array([way.parts for way in ways], np.int64)
+    cut = np.where(rows_all, ranks, np.where(rows_node, per_node, parts)).astype(np.float64)
+    weights, state, far_weights, far_state = np.array([
+        (table.device_weight_bytes, table.device_state_bytes, table.host_weight_bytes, table.host_state_bytes)
+        for table in tables], np.float64).reshape(n, 4).T
+    rows = np.array([table.rows for table in tables], np.float64)
+    # The last block of rows is the smallest: a rank holds up to a whole block.
+    by_rows = np.where(rows_all | rows_node, np.ceil(rows / cut) / rows, 1.0 / cut)
+    out = np.array([problem.vectors(table, problem.batch) * table.columns * table.output_bytes for table in tables])
+    silent = copied | (not problem.trained)
+    bags = np.full(n, float(problem.batch))
+    of_lookup = problem.index_bytes + WEIGHT_BYTES * np.array([table.weighted for table in tables])
+    index = np.where(copied, 0.0, costs.lookups * of_lookup + bags * LENGTH_BYTES)
+    sent = np.where(sums, out / parts, 0.0)
+    elements = rows * np.array([table.columns for table in tables], np.float64)
+    gradients = np.where(copied & problem.trained, 4.0 * elements, 0.0)
+    # A sparse gradient has a row for each look-up until the optimizer has added it.
+    kept = np.array([4.0 * way.part.lookups * way.part.columns for way in ways]) * (not problem.fused)
+    table = np.array([way.table for way in ways], np.int64)
+    return Choices(
+        table=table, kinds=[way.kind for way in ways], locations=[way.held.location for way in ways],
+        parts=parts,
+        scope=np.where(rows_all | copied, int(Scope.ALL), np.where(rows_node, int(Scope.NODE), int(Scope.RANK))),
+        forward_stream=costs.forward.stream_us, forward_flight=costs.forward.flight_us,
+        forward_wait=costs.forward.wait_us, backward_stream=np.where(silent, 0.0, costs.backward.stream_us),
+        backward_flight=np.where(silent, 0.0, costs.backward.flight_us),
+        backward_wait=np.where(silent, 0.0, costs.backward.wait_us), lookups=np.where(silent, 0.0, costs.lookups),
+        rows=np.where(silent, 0.0, costs.rows),
+        index_bytes=index, sent_bytes=sent, reduced_bytes=np.where(rows_all, out, 0.0),
+        node_bytes=np.where(rows_node, out, 0.0), cross_bytes=np.where(rows_node, out / per_node, 0.0),
+        gradient_bytes=gradients, copy_us=_copies(problem, ways),
+        weight_bytes=np.where(copied, weights, weights * by_rows),
+        state_bytes=np.where(copied, state, state * by_rows), gradient_memory=gradients + np.where(silent, 0.0, kept),
+        buffer_bytes=np.where(copied, 0.0, INPUT_COPIES * index + np.where(sums, sent, out)),
+        host_bytes=(far_weights + far_state) * by_rows, room=(problem.room_bytes, problem.host_room_bytes),
+        first=np.searchsorted(table, np.arange(len(problem.tables) + 1)).astype(np.int64),
+        units=[way.part for way in ways])
+
+
+def _copies(problem: ShardingProblem, ways: list[_Way]) -> Float64:
+    """Time of the dense gradient of a table that every rank has, and of the optimizer's pass over it, µs."""
+    out = np.zeros(len(ways))
+    rows = [i for i, way in enumerate(ways)
+            if way.kind is ShardKind.DATA_PARALLEL and way.part.lookups and problem.trained]
+    calls: list[OpCall] = []
+    for i in rows:
+        table = problem.tables[ways[i].table]
+        elements = table.rows * table.columns
+        kind, read, written = _OPTIMIZER[table.optimizer]
+        swept = OpCall(Family.OPTIMIZER, kind, (1, elements), "fp32", bytes_read=4.0 * read * elements,
+                       bytes_written=4.0 * written * elements)
+        calls += [backward_call([ways[i].part], fused=False), swept]
+    if calls:
+        priced = price(calls, problem.device, problem.models).times_us.reshape(-1, 2).sum(axis=1)
+        out[rows] = problem.anchors.factor(problem.anchors.backward) * priced
+    return out

@@ -1,0 +1,275 @@
+"""``estimate``: one sharding's step in full: phases, every rank's look-ups priced as one call each, interval, sources,
+memory of each rank, and what binds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from kernel_models.collectives import CollectiveCall
+from kernel_models.lookups import backward_call, forward_call, unfused_calls
+from kernel_models.model import Source
+from kernel_models.op_call import OpCall
+from kernel_models.pricing import price
+from kernel_models.spreads import HOST_AT_CAPTURED
+from kernel_models.table_parts import TablePart
+from planner.sharding.anchors import WorkAnchor
+from planner.sharding.choices import INPUT_COPIES, Choices, Scope
+from planner.sharding.exchanges import PricedExchange
+from planner.sharding.loads import Assignment, RankLoads
+from planner.sharding.plan import ShardingPlan
+from planner.sharding.problem import RESERVED_BYTES, ShardingProblem
+from planner.sharding.scoring import Scores
+from planner.sharding.step import INDEX, LENGTHS_BYTES, SENT
+from tracer.arrays import Float64
+from tracer.lookup_data.plan_file import ShardKind
+from tracer.memory_account import MemoryAccount
+
+
+@dataclass(frozen=True)
+class ShardedStep:
+    """One step under a plan.
+
+    Attributes:
+        plan: the sharding.
+        time_us, low_us, high_us: the step and its 80% interval.
+        phases: µs that the step waits for each, by name; they add up to the step.
+        forward_us, backward_us: look-ups of each rank [ranks].
+        sent_bytes, index_bytes: vectors that each rank sends, indices that it receives [ranks].
+        memory: of each rank's device.
+        host_bytes: of tables in each rank's host's memory [ranks].
+        sources: µs by ``Source`` of what the step waits for.
+        calls: its collectives.
+    """
+
+    plan: ShardingPlan
+    time_us: float
+    low_us: float
+    high_us: float
+    phases: Mapping[str, float]
+    forward_us: Float64
+    backward_us: Float64
+    sent_bytes: Float64
+    index_bytes: Float64
+    memory: tuple[MemoryAccount, ...]
+    host_bytes: Float64
+    sources: Mapping[int, float]
+    calls: tuple[CollectiveCall, ...] = ()
+
+    @property
+    def compute_us(self) -> Float64:
+        """Look-ups of each rank, forward and backward [ranks]."""
+        return self.forward_us + self.backward_us
+
+    @property
+    def communication_us(self) -> float:
+        """Exchanges that the step waits for."""
+        return sum(us for name, us in self.phases.items() if name in EXCHANGES)
+
+    @property
+    def imbalance(self) -> float:
+        """The slowest rank's look-ups over the mean's."""
+        mean = float(self.compute_us.mean())
+        return float(self.compute_us.max()) / mean if mean else 1.0
+
+    @property
+    def fullest(self) -> MemoryAccount:
+        """Memory of the rank that needs most."""
+        return max(self.memory, key=lambda each: each.total)
+
+    @property
+    def bound(self) -> str:
+        """Return what most of the step is: the look-ups of the slowest rank, an exchange, or the dense part."""
+        parts = {"look-ups": self.phases["look-ups"] + self.phases["look-ups, backward"],
+                 "vectors": self.phases["vectors"] + self.phases["gradients of vectors"],
+                 "indices": self.phases["indices"], "dense part": self.phases["dense"],
+                 "all-reduce": self.phases["all-reduce"] + self.phases["copied tables"],
+                 "host": self.phases["host"], "inputs": self.phases["inputs"]}
+        name = max(parts, key=lambda each: parts[each])
+        return f"{name}, rank {int(self.compute_us.argmax())}" if name == "look-ups" else name
+
+
+def _before_lookups(indices: float, inputs: float, hidden: float) -> dict[str, float]:
+    """Phases of copying inputs and exchanging indices, µs; what is hidden hides the exchange first."""
+    left = max(indices - hidden, 0.0)
+    return {"indices": left, "inputs": max(inputs - max(hidden - indices, 0.0), 0.0)}
+
+
+EXCHANGES = ("indices", "vectors", "gradients of vectors", "all-reduce")
+"""Phases that are collectives."""
+
+
+def estimate(scores: Scores, assignment: Assignment) -> ShardedStep:
+    """The step of an assignment, each rank's look-ups priced as one kernel's call."""
+    problem, choices = scores.problem, scores.choices
+    loads = scores.adder.loads(assignment)
+    ahead, back = rank_lookups(problem, choices, scores, assignment)
+    dense = problem.dense
+    indices, vectors, gradients, (reduced, dense_reduced) = exchanges_of(scores, loads)
+    forward, backward = float(ahead.us.max()), float(back.us.max())
+    # The exchange hides the bottom MLP: what of it is longer belongs to the dense part.
+    out, home = (sum(each.us for each in found) for found in (vectors, gradients))
+    phases = {
+        **_before_lookups(sum(each.us for each in indices), dense.inputs, scores.model.hidden_us),
+        "look-ups": forward, "vectors": out,
+        "dense": (dense.top_forward + dense.top_backward + dense.optimizer + max(dense.bottom_forward - out, 0.0)
+                  + max(dense.bottom_backward - home, 0.0)),
+        "gradients of vectors": home, "look-ups, backward": backward,
+        "all-reduce": max(dense_reduced.us - backward, 0.0) + reduced.us, "copied tables": loads.copy_us,
+        "host": dense.host}
+    total = sum(phases.values())
+    waited = [*(indices if phases["indices"] else []), *vectors, *gradients, reduced]
+    low, high = _interval(problem, total, phases, ahead, back, waited)
+    sources = _sources(problem, phases, ahead, back, waited)
+    return ShardedStep(assignment.plan(problem, choices), total, low, high, phases, ahead.us, back.us,
+                       loads.sums[SENT].copy(), loads.sums[INDEX].copy(),
+                       _memory(problem, choices, scores, assignment, loads), loads.host_bytes.copy(), sources,
+                       tuple(each.call for each in (*indices, *vectors, *gradients, reduced, dense_reduced)
+                             if each.call is not None))
+
+
+def exchanges_of(scores: Scores, loads: RankLoads) -> tuple[list[PricedExchange], ...]:
+    """The collectives of a step: of indices, of vectors, of their gradients, and all-reduces (copied tables' gradients
+    and the dense part's)."""
+    e = scores.model.exchanges
+    node, cross = loads.node_bytes.max(initial=0.0), loads.cross_bytes.max(initial=0.0)
+    sent, index = float(loads.sums[SENT].max()), float(loads.sums[INDEX].max())
+    across = e.across_nodes.priced(float(cross))
+    vectors = [e.all_to_all.priced(sent), e.reduce_scatter.priced(loads.reduced_bytes),
+               e.node_reduce_scatter.priced(float(node)), across]
+    gradients = [vectors[0], e.all_gather.priced(loads.reduced_bytes), e.node_all_gather.priced(float(node)),
+                 across] if scores.problem.trained else []
+    indices = [e.all_to_all.priced(index), e.all_to_all.priced(LENGTHS_BYTES if index > 0 else 0.0)]
+    return indices, vectors, gradients, [e.all_reduce.priced(loads.gradient_bytes),
+                                         e.all_reduce.priced(scores.problem.dense.gradient_bytes)]
+
+
+@dataclass(frozen=True, slots=True)
+class RankCalls:
+    """Look-ups of each rank, µs with 80% interval and source [ranks]."""
+
+    us: Float64
+    low: Float64
+    high: Float64
+    source: Float64
+
+
+def rank_lookups(problem: ShardingProblem, choices: Choices, scores: Scores, assignment: Assignment) -> tuple[
+        RankCalls, RankCalls]:
+    """Every rank's look-ups, forward and backward with the optimizer: each as one call, or table by table."""
+    parts: list[list[TablePart]] = [[] for _ in range(problem.ranks)]
+    fused: list[list[TablePart]] = [[] for _ in range(problem.ranks)]
+    for choice, place in zip(assignment.choice.tolist(), assignment.place.tolist(), strict=True):
+        part = choices.units[choice]
+        if not part.lookups:
+            continue
+        scope = choices.scope[choice]
+        on = [place] if scope == Scope.RANK else (
+            range(problem.ranks) if scope == Scope.ALL else np.flatnonzero(scores.adder.node_of == place).tolist())
+        for rank in on:
+            parts[rank].append(part)
+            if problem.trained and choices.kinds[choice] is not ShardKind.DATA_PARALLEL:
+                fused[rank].append(part)
+    if problem.fused:
+        ahead, back = ([[call(each)] if each else [] for each in of] for call, of in (
+            (forward_call, parts), (backward_call, fused)))
+    else:
+        ahead = [[forward_call([part]) for part in each] for each in parts]
+        back = [[call for part in each for call in unfused_calls(part)] for each in fused]
+    return (_priced(problem, ahead, problem.anchors.forward), _priced(problem, back, problem.anchors.backward))
+
+
+def _priced(problem: ShardingProblem, calls: list[list[OpCall]], anchor: WorkAnchor | None) -> RankCalls:
+    """Sums over each rank's calls, whose errors are taken to go together; the source is that of the longest."""
+    columns = np.zeros((4, len(calls)))
+    every = [call for of in calls for call in of]
+    if every:
+        found = price(every, problem.device, problem.models)
+        rank = np.repeat(np.arange(len(calls)), [len(of) for of in calls])
+        for row, values in enumerate((found.time_us, found.low_us, found.high_us)):
+            columns[row] = np.bincount(rank, weights=values[found.index], minlength=len(calls))
+        order = np.argsort(found.time_us[found.index], kind="stable")
+        columns[3, rank[order]] = found.source[found.index][order]
+        rows = np.flatnonzero(columns[0])
+        if anchor is not None:
+            us, low, high = columns[:3, rows]
+            time, anchored_low, anchored_high = anchor.times(us, low, high)
+            # Recorded look-ups were of rows on the device: they say nothing of how well others are priced.
+            far = np.array([any("host_rows" in call.flags for call in calls[i]) for i in rows])
+            columns[:3, rows] = (time, np.where(far, np.minimum(anchored_low, time * low / us), anchored_low),
+                                 np.where(far, np.maximum(anchored_high, time * high / us), anchored_high))
+            columns[3, rows] = Source.ANCHORED
+    return RankCalls(*columns)
+
+
+def _interval(problem: ShardingProblem, total: float, phases: Mapping[str, float], ahead: RankCalls,
+              back: RankCalls, waited: list[PricedExchange]) -> tuple[float, float]:
+    """Ends of the step's 80% interval: look-ups err together, exchanges together, the dense part by itself."""
+    exchanged = sum(each.us for each in waited)
+    share = sum(phases[name] for name in EXCHANGES) / exchanged if exchanged else 0.0
+    dense = phases["dense"] / problem.dense.us if problem.dense.us else 0.0
+    ends = []
+    for sign, end in ((-1, "low"), (1, "high")):
+        lookups = 0.0
+        for calls in (ahead, back):
+            slowest = int(calls.us.argmax())
+            lookups += abs(float((calls.low if end == "low" else calls.high)[slowest] - calls.us[slowest]))
+        # What copies of tables take is priced as look-ups are, and errs with them.
+        lookups *= 1 + phases["copied tables"] / max(phases["look-ups"] + phases["look-ups, backward"], 1e-12)
+        wire = share * abs(_exchange_end(problem, waited, end) - exchanged)
+        work = dense * abs(getattr(problem.dense, end) - problem.dense.us)
+        host = HOST_AT_CAPTURED * phases["host"]
+        ends.append(total + sign * float(np.sqrt(lookups**2 + wire**2 + work**2 + host**2)))
+    return max(ends[0], 0.0), ends[1]
+
+
+def _exchange_end(problem: ShardingProblem, waited: list[PricedExchange], end: str) -> float:
+    """An end of the interval of exchanges in all; of anchored ones, as far as they are other than the recorded."""
+    anchor = problem.anchors.exchanges
+    if anchor is None:
+        return float(sum(getattr(one, end) for one in waited))
+    sums = (np.array([sum(getattr(one, name) for one in waited) / anchor.factor]) for name in ("us", "low", "high"))
+    _, low, high = anchor.times(*sums)
+    return float((low if end == "low" else high)[0])
+
+
+def _sources(problem: ShardingProblem, phases: Mapping[str, float], ahead: RankCalls, back: RankCalls,
+             waited: list[PricedExchange]) -> dict[int, float]:
+    found: dict[int, float] = {}
+
+    def add(source: int, us: float) -> None:
+        if us > 0:
+            found[source] = found.get(source, 0.0) + us
+
+    for each, name in ((ahead, "look-ups"), (back, "look-ups, backward")):
+        add(int(each.source[each.us.argmax()]), phases[name])
+    exchanged = sum(each.us for each in waited)
+    for one in waited:
+        add(int(one.source), one.us / exchanged * sum(phases[name] for name in EXCHANGES) if exchanged else 0.0)
+    dense = sum(problem.dense.sources.values())
+    for source, us in problem.dense.sources.items():
+        add(int(source), us / dense * phases["dense"])
+    add(int(Source.HEURISTIC if problem.anchors.backward is None else Source.ANCHORED), phases["copied tables"])
+    add(int(Source.MEASURED), phases["host"])
+    add(int(Source.HEURISTIC), phases["inputs"])
+    return dict(sorted(found.items()))
+
+
+def _memory(problem: ShardingProblem, choices: Choices, scores: Scores, assignment: Assignment,
+            loads: RankLoads) -> tuple[MemoryAccount, ...]:
+    columns = {name: np.zeros(problem.ranks) for name in (
+        "weight_bytes", "state_bytes", "gradient_memory", "buffer_bytes")}
+    for choice, place in zip(assignment.choice.tolist(), assignment.place.tolist(), strict=True):
+        scope = choices.scope[choice]
+        on = np.array([place]) if scope == Scope.RANK else (
+            np.arange(problem.ranks) if scope == Scope.ALL else np.flatnonzero(scores.adder.node_of == place))
+        for name, values in columns.items():
+            values[on] += getattr(choices, name)[choice]
+    indices = np.minimum(INPUT_COPIES * loads.sums[INDEX], columns["buffer_bytes"])
+    return tuple(MemoryAccount(
+        parameters=float(columns["weight_bytes"][rank]), gradients=float(columns["gradient_memory"][rank]),
+        optimizer_state=float(columns["state_bytes"][rank]), activations=problem.dense.memory_bytes,
+        buffers=float(indices[rank]), temporaries=float(columns["buffer_bytes"][rank] - indices[rank])
+        + problem.received_bytes, reserved=RESERVED_BYTES) for rank in range(problem.ranks))

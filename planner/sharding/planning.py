@@ -1,0 +1,216 @@
+"""``shard``: the fastest shardings of a model's tables over a cluster, from names as a user writes them.
+
+    foretrace.shard("tables.csv", 16, device="h200-sxm")
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from graph_predictor.comm.clusters import cluster_of, measured_file
+from graph_predictor.comm.mixing import mixture
+from kernel_models.collectives import topology_of
+from kernel_models.device import DeviceSpec
+from kernel_models.device_choice import find_device
+from kernel_models.profile import DeviceProfile
+from planner.sharding.anchored import anchored_problem
+from planner.sharding.estimate import ShardedStep, estimate
+from planner.sharding.problem import ShardingProblem
+from planner.sharding.robustness import DriftedStep, drifted, drifts
+from planner.sharding.search import ShardingSearch, search
+from planner.sharding.sources import device_of, sharding_source
+from tracer.lookup_data.plan_file import SHORT_KINDS, ShardingError, ShardKind
+from tracer.lookup_data.tables import LOCATIONS
+from tracer.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas
+
+TOP = 5
+CHECKED = 4
+"""Times as many shardings as wanted are priced in full, and the fastest of them kept."""
+AS_RECORDED = "as recorded"
+"""Name of the baseline that the recorded job ran."""
+MOST_DRIFTED = 200
+"""Tables up to which drift is looked at without being asked for."""
+
+
+@dataclass(frozen=True, repr=False)
+class Shardings(Shown):
+    """The fastest shardings of a model's tables, and the baselines under the same model.
+
+    Attributes:
+        problem: what was sharded over what.
+        name: of the model.
+        plans: the fastest first.
+        baselines: by name; ``None`` where one finds no sharding that fits.
+        drifted: what other data make of ``plans``.
+        proven: whether no other sharding is faster.
+        looked_at: shardings whose steps were compared.
+        notes: what was assumed.
+    """
+
+    problem: ShardingProblem
+    name: str
+    plans: tuple[ShardedStep, ...]
+    baselines: Mapping[str, ShardedStep | None]
+    drifted: tuple[DriftedStep, ...]
+    proven: bool
+    looked_at: int
+    notes: tuple[str, ...]
+
+    def headline(self) -> str:
+        """Say what the fastest sharding takes."""
+        best = self.plans[0]
+        return (f"{len(self.problem.tables):,} tables of {self.name} over {self.problem.ranks} GPUs of "
+                f"{self.problem.collectives.topology.name}: {best.time_us / 1e3:,.3f} ms a step "
+                f"({best.low_us / 1e3:,.3f} to {best.high_us / 1e3:,.3f})")
+
+    def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
+        """Make the plans and baselines, times in ms; and where each table of the fastest lies."""
+        rows = [_row(f"plan {i + 1}", step) for i, step in enumerate(self.plans)]
+        rows += [_row(name, step) for name, step in self.baselines.items() if step is not None]
+        best = self.plans[0].plan
+        placed = [{"table": table.name, "kind": sharding.kind.value, "location": sharding.location,
+                   "ranks": list(sharding.ranks)}
+                  for table, sharding in zip(best.tables, best.shardings, strict=True)]
+        return {"plans": partial(_frame, rows), "tables": partial(_frame, placed)}
+
+
+def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, topology: str | None = None,
+          memory: float | None = None, host_memory: float = 0.0, batch: int | None = None, top: int = TOP,
+          pinned: Mapping[str, int] | None = None, kinds: Collection[str] = (), skews: Sequence[float] = (),
+          preset: str | None = None, settings: Sequence[str] = (), profile: DeviceProfile | None = None,
+          comm_profile: str | None = None, comm_choices: str | None = None, pipelined: bool = True,
+          fused: bool | None = None, seed: int = 0, step_region: str | None = None) -> Shardings:
+    """Find the fastest shardings of a model's tables.
+
+    Args:
+        source: a file of tables (.csv, .parquet, .json, .toml), a workload with tables, or a trace or capture.
+        gpus: of the job.
+        device: of each: a name, a file, or its figures; by default the one that a recorded source ran on, else
+            ``sources.DEFAULT_DEVICE``.
+        topology: of the cluster; by default the device's usual nodes.
+        memory: bytes of a device; by default all it has.
+        host_memory: bytes of a node's host that tables may lie in; by default none.
+        batch: samples of a rank; by default what the source has.
+        top: how many plans.
+        pinned: tables that must lie whole on a rank.
+        kinds: of sharding that tables may have (``ShardKind``); all by default.
+        skews: exponents of Zipf laws for which the plans are priced again.
+        preset, settings: of the workload.
+        profile: fitted models of the device.
+        comm_profile: a file of measured collectives.
+        comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
+        pipelined: whether the next batch's indices are exchanged beside the dense part.
+        fused: whether a rank's tables are looked up by one kernel with the optimizer in its gradient (FBGEMM's), or
+            table by table with sparse gradients (``nn.EmbeddingBag``); by default as it was recorded, else fused.
+        seed: of what the search draws.
+        step_region: the steps of a trace or capture are the regions of this name.
+
+    Raises:
+        ShardingError: the tables do not fit, or a pin or kind is none.
+        ForetraceError: a name or file is not known, or cannot be read.
+    """
+    if gpus < 1:
+        raise ShardingError(f"{gpus} GPUs are none; give at least one.")
+    spec = device_of(source) if device is None else find_device(device) if isinstance(device, str) else device
+    found = sharding_source(source, spec, profile, samples=batch, preset=preset, settings=settings,
+                            step_region=step_region)
+    collectives = cluster_of(topology, comm_profile, None, comm_choices, lambda: topology_of(spec, gpus))
+    if collectives.mixed:  # exchanges are priced one by one: all have one base
+        collectives = replace(collectives, backend=collectives.backends.usual)
+    usual = topology is None and measured_file(comm_profile, comm_choices) is None
+    allowed = frozenset(ShardKind.of(kind) for kind in kinds) or frozenset(ShardKind)
+    problem = ShardingProblem(found.tables, found.samples, gpus, spec, collectives, profile, found.dense, memory,
+                              host_memory, allowed, pinned or {}, pipelined=pipelined,
+                              fused=found.fused if fused is None else fused)
+    anchored = None
+    if found.recorded is not None:
+        anchored = anchored_problem(problem, found.recorded, usual)
+        problem = anchored.problem
+    result = search(problem, max(top, 1) * CHECKED, seed)
+    baselines = {name: None if known is None else estimate(result.scores, known[1])
+                 for name, known in result.baselines.items()}
+    if anchored is not None and anchored.own is not None and _as_here(problem, anchored.own):
+        baselines[AS_RECORDED] = anchored.own
+    plans = _fastest(result, baselines, top)
+    wanted = drifts(skews) if skews or len(found.tables) <= MOST_DRIFTED else []
+    shown = tuple(drifted(problem, [each.plan for each in plans], drift, seed) for drift in wanted)
+    return Shardings(problem, found.name, plans, baselines, shown, result.proven, result.looked_at,
+                     (*found.notes, *(anchored.notes if anchored is not None else ()), *_notes(problem, result, plans),
+                      *(_mixed(problem, plans[0]) if collectives.mixed and plans else ())))
+
+
+def _as_here(problem: ShardingProblem, own: ShardedStep) -> bool:
+    """Return whether the recorded step is one of this problem: as many ranks, and anchored in all."""
+    return own.plan.ranks == problem.ranks and own.plan.per_node == problem.per_node and (
+        problem.anchors.exchanges is not None)
+
+
+def _fastest(result: ShardingSearch, baselines: Mapping[str, ShardedStep | None], top: int) -> tuple[
+        ShardedStep, ...]:
+    """The fastest of the search's and the baselines', each rank's look-ups priced as one call; no two of them equal."""
+    steps = [estimate(result.scores, assignment) for _, assignment in result.best]
+    seen = {each.plan.shardings for each in steps}
+    for step in baselines.values():
+        if step is not None and step.plan.shardings not in seen and _allowed(result.scores.problem, step):
+            seen.add(step.plan.shardings)
+            steps.append(step)
+    return tuple(sorted(steps, key=lambda each: each.time_us)[:top])
+
+
+def _allowed(problem: ShardingProblem, step: ShardedStep) -> bool:
+    return (all(sharding.kind in problem.kinds or table.name in problem.pinned
+                for table, sharding in zip(step.plan.tables, step.plan.shardings, strict=True))
+            and max(each.total for each in step.memory) <= problem.limit_bytes)
+
+
+def _notes(problem: ShardingProblem, result: ShardingSearch, plans: Sequence[ShardedStep]) -> list[str]:
+    notes = []
+    if any(sharding.location != "hbm" for each in plans for sharding in each.plan.shardings):
+        notes.append("What tables in the hosts' memory take is a formula that no measurement has tested: the interval "
+                     "allows for a factor of 3 more.")
+    if not problem.trained:
+        notes.append("Tables are only looked up: the step has no gradients.")
+    node = find_device(problem.collectives.topology.node.device).name
+    if node != problem.device.name:
+        notes.append(f"The nodes of the topology have {node}, not {problem.device.name}; their network is taken.")
+    if not result.proven:
+        notes.append("The search is not exhaustive: a faster sharding may exist.")
+    for name, known in result.baselines.items():
+        if known is None:
+            notes.append(f"The baseline {name} finds no sharding that fits.")
+    return notes
+
+
+def _mixed(problem: ShardingProblem, step: ShardedStep) -> list[str]:
+    """Say who does the collectives of the first plan."""
+    return mixture(step.calls, [1.0] * len(step.calls), problem.collectives).sentences()
+
+
+def kinds_text(step: ShardedStep) -> str:
+    """The kinds of a plan with their numbers of tables, such as "tw 20, cw 4; uvm_cached 3"."""
+    kinds, places = (Counter(column) for column in zip(
+        *((sharding.kind, sharding.location) for sharding in step.plan.shardings), strict=True))
+    found = ", ".join(f"{SHORT_KINDS[kind]} {kinds[kind]:,}" for kind in ShardKind if kind in kinds)
+    far = ", ".join(f"{where} {places[where]:,}" for where in LOCATIONS[1:] if where in places)
+    return f"{found}; {far}" if far else found
+
+
+def _row(name: str, step: ShardedStep) -> dict[str, Any]:
+    return {"plan": name, "kinds": kinds_text(step), "step_ms": step.time_us / 1e3, "low_ms": step.low_us / 1e3,
+            "high_ms": step.high_us / 1e3, "slowest_compute_ms": float(step.compute_us.max()) / 1e3,
+            "communication_ms": step.communication_us / 1e3, "imbalance": step.imbalance,
+            "memory_gb": step.fullest.total / 1e9, "host_memory_gb": float(step.host_bytes.sum()) / 1e9,
+            "bound": step.bound}
+
+
+def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame(rows)

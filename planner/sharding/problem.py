@@ -1,0 +1,238 @@
+"""The tables to be sharded, and the ranks they go to: ``ShardingProblem``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from kernel_models.collectives import CollectiveModel, Placement
+from kernel_models.device import DeviceSpec
+from kernel_models.pricing import Models
+from planner.sharding.anchors import NO_ANCHORS, Anchors
+from planner.sharding.plan import checked_names
+from tracer.arrays import Bool, Int64
+from tracer.lookup_data.plan_file import ShardingError, ShardKind
+from tracer.lookup_data.tables import LOCATIONS, EmbeddingTable
+
+RESERVED_BYTES = 3e9
+"""Memory of a device for contexts, workspaces, NCCL's buffers and fragmentation: what plans assume too."""
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWork:
+    """A rank's work outside the look-ups for one step, µs with its 80% interval; nothing where only tables are given.
+
+    Attributes:
+        bottom_forward, bottom_backward: of the MLP beside the look-ups: it hides the exchange of pooled vectors.
+        top_forward, top_backward: of the rest: interaction, top MLP and loss.
+        optimizer: of the dense parameters.
+        inputs: copies of a batch to the device; with a pipeline they are the next batch's, beside the rest.
+        low, high: ends of the interval of all of it.
+        gradient_bytes: that data parallelism all-reduces.
+        memory_bytes: parameters, gradients, optimizer state and activations.
+        sources: µs by ``Source``.
+        host: in which a recorded step's device had nothing to do: it stays whatever the sharding.
+    """
+
+    bottom_forward: float = 0.0
+    bottom_backward: float = 0.0
+    top_forward: float = 0.0
+    top_backward: float = 0.0
+    optimizer: float = 0.0
+    inputs: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    gradient_bytes: float = 0.0
+    memory_bytes: float = 0.0
+    sources: Mapping[int, float] = field(default_factory=dict)
+    host: float = 0.0
+
+    @property
+    def us(self) -> float:
+        """All of it but the inputs' and the host's."""
+        return (self.bottom_forward + self.bottom_backward + self.top_forward + self.top_backward + self.optimizer)
+
+
+@dataclass(frozen=True)
+class ShardingProblem:
+    """Tables, the cluster they are sharded over, and what a plan may do.
+
+    Attributes:
+        tables: with names of their own.
+        samples: of a batch on one rank.
+        ranks: of the job.
+        device: of each rank.
+        collectives: the cluster and what is known of its collectives.
+        models: fitted models of the device.
+        dense: work outside the look-ups.
+        memory_bytes: of a device; by default all it has.
+        host_bytes: of a node's host, for tables: each of its ranks has an equal share. With any, a table that lies in
+            the device's memory may lie there too; without, none may.
+        kinds: that tables may have.
+        pinned: tables that must lie whole on a rank.
+        index_bytes: of an index.
+        pipelined: whether the next batch's indices are exchanged while this one's dense part runs, as TorchRec's
+            ``TrainPipelineSparseDist`` does.
+        anchors: what was measured of look-ups and exchanges.
+        fused: whether a rank's tables are looked up by one kernel, whose gradient has the optimizer in it, as FBGEMM's
+            are; else table by table with a sparse gradient and an optimizer's step, as ``nn.EmbeddingBag`` does.
+
+    Raises:
+        ShardingError: the tables are larger than all memory, some are trained and others not, or a pin or number is
+            not possible.
+    """
+
+    tables: tuple[EmbeddingTable, ...]
+    samples: int
+    ranks: int
+    device: DeviceSpec
+    collectives: CollectiveModel
+    models: Models | None = None
+    dense: DenseWork = DenseWork()
+    memory_bytes: float | None = None
+    host_bytes: float = 0.0
+    kinds: frozenset[ShardKind] = frozenset(ShardKind)
+    pinned: Mapping[str, int] = field(default_factory=dict)
+    index_bytes: float = 8.0
+    pipelined: bool = True
+    anchors: Anchors = NO_ANCHORS
+    fused: bool = True
+
+    def __post_init__(self) -> None:
+        self.collectives.check_fits(self.ranks)
+        if self.samples < 1:
+            raise ShardingError(f"A batch of {self.samples} samples on each rank is none; give at least one.")
+        if not self.kinds:
+            raise ShardingError("No kind of sharding is allowed; allow at least one.")
+        checked_names(self.pinned, self.tables, "--pin")
+        for name, rank in self.pinned.items():
+            if not 0 <= rank < self.ranks:
+                raise ShardingError(f"--pin puts table {name!r} on rank {rank}; ranks are 0 to {self.ranks - 1}.")
+        self._check_tables_agree()
+        self._check_host_memory()
+        # What a recorded step had is not asked (infinite).
+        if self.memory_bytes is not None and self.device.memory_gb * 1e9 < self.memory_bytes < float("inf"):
+            raise ShardingError(f"A {self.device.name} has {self.device.memory_gb:,.4g} GB, and --memory gives it "
+                                f"{self.memory_bytes / 1e9:,.4g}; leave --memory out to use all of it.")
+        if self.room_bytes <= 0:
+            raise ShardingError(
+                f"Of {self.limit_bytes / 1e9:,.4g} GB of a {self.device.name}, {RESERVED_BYTES / 1e9:g} are reserved, "
+                f"the dense part takes {self.dense.memory_bytes / 1e9:,.4g} and vectors of {self.samples:,} samples "
+                f"{self.received_bytes / 1e9:,.4g}, so that nothing is left for tables; take a smaller --batch or "
+                "raise --memory.")
+        needed = sum(table.weight_bytes + table.state_bytes for table in self.tables)
+        room = max(self.room_bytes, 0.0) * self.ranks
+        if needed > room + self.host_room_bytes * self.ranks:
+            host = f", their hosts {self.host_room_bytes * self.ranks / 1e9:,.4g} GB" if self.host_bytes else ""
+            raise ShardingError(
+                f"The tables take {needed / 1e9:,.4g} GB with their optimizer's state, and {self.ranks} × "
+                f"{self.device.name} have {room / 1e9:,.4g} GB for them{host}; take more GPUs, a smaller dtype, raise "
+                "--memory, or put tables in the hosts' memory with --host-memory.")
+
+    def _check_tables_agree(self) -> None:
+        for table in self.tables:
+            if table.location != "hbm" and self.device.vendor == "host":
+                raise ShardingError(f"Table {table.name!r} is to be read over a device's link to its host "
+                                    f"({table.location}), and {self.device.name} has none; give it location hbm, or "
+                                    "name a GPU with --device.")
+            if table.location != "hbm" and not self.host_bytes:
+                raise ShardingError(f"Table {table.name!r} lies in the host's memory ({table.location}), and no host "
+                                    "memory is given; say how much a node has for tables with --host-memory.")
+            if table.trained != self.trained:
+                odd, other = (table, self.tables[0]) if self.trained else (self.tables[0], table)
+                raise ShardingError(f"Table {odd.name!r} is only looked up and {other.name!r} is trained; one step "
+                                    "does either, so give all tables optimizer none, or none of them.")
+
+    def _check_host_memory(self) -> None:
+        if not self.host_bytes:
+            return
+        if self.device.vendor == "host":
+            raise ShardingError(f"{self.device.name} has its tables in the host's memory anyway; leave --host-memory "
+                                "out, or name a GPU with --device.")
+        if not self.fused:
+            raise ShardingError("Tables in the hosts' memory are looked up by FBGEMM's fused kernels alone, and these "
+                                "tables are looked up one by one; say --fused, or leave --host-memory out.")
+
+    @property
+    def additive(self) -> bool:
+        """Return whether the times of a rank's tables add up: table by table, or on a CPU, where nothing overlaps."""
+        return not self.fused or self.device.vendor == "host"
+
+    @property
+    def trained(self) -> bool:
+        """Return whether the step trains its tables, or only looks them up."""
+        return not self.tables or self.tables[0].trained
+
+    @property
+    def host_room_bytes(self) -> float:
+        """Memory of its host that a rank's tables may have."""
+        return self.host_bytes / self.per_node
+
+    def locations(self, table: EmbeddingTable) -> tuple[str, ...]:
+        """Where a table's weights may lie: where it says, or if that is the device and hosts have memory anywhere."""
+        return LOCATIONS if table.location == "hbm" and self.host_bytes else (table.location,)
+
+    @property
+    def limit_bytes(self) -> float:
+        """Memory of a device."""
+        return self.memory_bytes if self.memory_bytes is not None else self.device.memory_gb * 1e9
+
+    @cached_property
+    def room_bytes(self) -> float:
+        """Memory that tables and their buffers may have on a rank."""
+        return self.limit_bytes - RESERVED_BYTES - self.dense.memory_bytes - self.received_bytes
+
+    @cached_property
+    def received_bytes(self) -> float:
+        """Pooled vectors of a rank's own samples, and their gradients: the same under every plan."""
+        vectors = sum(self.vectors(table, self.samples) * table.columns * table.output_bytes for table in self.tables)
+        return (1.0 + self.trained) * vectors
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step on all ranks."""
+        return self.samples * self.ranks
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of a node."""
+        return min(self.collectives.topology.node.gpus, self.ranks)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that have ranks."""
+        return -(-self.ranks // self.per_node)
+
+    @property
+    def even_nodes(self) -> bool:
+        """Return whether every node has as many ranks as the others."""
+        return self.ranks % self.per_node == 0
+
+    @property
+    def everywhere(self) -> Placement:
+        """All ranks."""
+        return Placement.even(self.ranks, self.per_node)
+
+    def in_own_order(self) -> tuple[ShardingProblem, Int64]:
+        """The same problem with the tables in an order that does not depend on how they were given, and that order."""
+        order = own_order(self.tables)
+        return replace(self, tables=tuple(self.tables[i] for i in order.tolist())), order
+
+    def allowed(self, table: int, free: Bool) -> Bool:
+        """Return which of some ranks [ranks] may have a table: only the one it is pinned to, if it is."""
+        pin = self.pinned.get(self.tables[table].name)
+        return free if pin is None else free & (np.arange(self.ranks) == pin)
+
+    def vectors(self, table: EmbeddingTable, samples: float) -> float:
+        """Vectors that a table gives for so many samples: one each with pooling, else one a look-up."""
+        return samples if table.pooling != "none" else table.lookups(samples)
+
+
+def own_order(tables: Sequence[EmbeddingTable]) -> Int64:
+    """An order of tables that follows from what they are, names last: searches and draws go by it, so that their
+    results do not depend on the order in which tables are given."""
+    keys = [(*astuple(table)[1:], table.name) for table in tables]
+    return np.array(sorted(range(len(keys)), key=lambda i: keys[i]), np.int64)

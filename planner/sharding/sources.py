@@ -1,0 +1,326 @@
+"""Sources of tables to shard: a file of tables, a workload of the suite with tables, or a trace or capture of a step
+that looks rows up; with the work outside the look-ups where it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+
+from graph_predictor.prediction.predictor import recorded_device
+from graph_predictor.synthesis.modelled import calls_by_operation
+from kernel_models.device import DeviceSpec
+from kernel_models.device_choice import find_device, shape_device
+from kernel_models.op_call import Family, OpCall
+from kernel_models.operation import Operation, calls_of
+from kernel_models.pricing import Models, price
+from planner.sharding.problem import DenseWork
+from planner.sharding.recorded import RecordedStep, StepPart, collective_bytes, parts_of, recorded_step
+from tracer.arrays import Bool
+from tracer.graph import SHAPE_ONLY, ExecutionGraph, Phase
+from tracer.input_file import open_input
+from tracer.job import Job, read_job
+from tracer.lookup_data.files import read_tables
+from tracer.lookup_data.noted import find_lookups, tables_of
+from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
+from tracer.lookup_data.tables import QUANTIZED, EmbeddingTable
+from tracer.memory_account import MemoryAccount
+
+FILES = (".csv", ".parquet", ".toml", ".json")
+DEFAULT_DEVICE = "h200-sxm"
+BATCH = 2048
+"""Samples of a rank where nothing says how many."""
+FUSED_OPTIMIZER = "rowwise_adagrad"
+"""Optimizer of tables whose source does not say: what TorchRec's examples train with."""
+_FEWEST_ROWS = 8
+_PEEKED = 1 << 16
+BOTTOM = ("bottom", "bot")
+"""Parts of the module names of what runs beside the look-ups' exchange."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSource:
+    """Tables and, where it is known, the rest of the step.
+
+    Attributes:
+        name: for reports.
+        tables: of the model.
+        samples: of a batch on one rank.
+        dense: work outside the look-ups.
+        notes: what was assumed.
+        recorded: the source ran, and what its step took.
+        fused: whether its tables are looked up by one kernel and trained in its gradient; recorded ``nn.EmbeddingBag``
+            are not.
+    """
+
+    name: str
+    tables: tuple[EmbeddingTable, ...]
+    samples: int
+    dense: DenseWork
+    notes: tuple[str, ...] = ()
+    recorded: RecordedSharding | None = None
+    fused: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSharding:
+    """A recorded step of a job with tables.
+
+    Attributes:
+        step: taken apart.
+        shardings: of each table as it ran; ``None`` where a plan has no such sharding, or nobody knows.
+        ranks: of the job.
+        samples: of a batch on one rank.
+        dense: work outside the look-ups by models, where and with the batch that it ran.
+        pipelined: whether the next batch's indices were exchanged beside it, as far as the recording says.
+    """
+
+    step: RecordedStep
+    shardings: tuple[TableSharding, ...] | None
+    ranks: int
+    samples: int
+    dense: DenseWork
+    pipelined: bool = False
+
+
+def device_of(source: str) -> DeviceSpec:
+    """The device that a recorded source ran on, ``DEFAULT_DEVICE`` of any other source or where nobody knows it.
+
+    Raises:
+        ForetraceError: the source cannot be read.
+    """
+    from tracer import workloads
+
+    found = None
+    if source not in workloads.names() and not (Path(source).suffix.lower() in FILES and not _is_trace(source)):
+        found = recorded_device(read_job([source]).graphs[0])
+    return found or find_device(DEFAULT_DEVICE)
+
+
+def sharding_source(source: str, device: DeviceSpec, models: Models | None = None, *, samples: int | None = None,
+                    preset: str | None = None, settings: Sequence[str] = (),
+                    step_region: str | None = None) -> ShardingSource:
+    """Read what is to be sharded.
+
+    Args:
+        source: a workload's name, a file of tables, or a trace or capture.
+        device: the dense part is traced for it and priced on it.
+        samples: of a rank; by default the source's own, for a file ``BATCH``.
+        preset, settings: of the workload.
+        step_region: the steps of a trace or capture are the regions of this name.
+
+    Raises:
+        ForetraceError: it cannot be read, or has no tables.
+    """
+    from tracer import workloads
+
+    tables = Path(source).suffix.lower() in FILES and not _is_trace(source)
+    if step_region is not None and (source in workloads.names() or tables):
+        raise ShardingError(f"{source} is no recording, and --step-region names the steps of one; leave it out.")
+    if source in workloads.names():
+        return _of_workload(source, device, models, samples, preset, settings)
+    if preset is not None or settings:
+        raise ShardingError(f"{source} is no workload of the suite, and --preset and --set belong to one; leave them "
+                            "out.")
+    if tables:
+        count = samples or BATCH
+        notes = [] if samples else [f"A rank's batch is taken to have {BATCH:,} samples; give --batch where it is "
+                                    "known."]
+        notes.append("Only tables are given: the step is their look-ups and exchanges, without a dense part.")
+        return ShardingSource(Path(source).name, tuple(read_tables(source)), count, DenseWork(), tuple(notes))
+    return _of_trace(source, device, models, samples, step_region)
+
+
+def _is_trace(path: str) -> bool:
+    if not path.lower().endswith(".json"):
+        return False
+    try:
+        with open_input(path) as stream:
+            return b'"traceEvents"' in stream.read(_PEEKED)
+    except OSError:
+        return False
+
+
+def _of_workload(name: str, device: DeviceSpec, models: Models | None, samples: int | None, preset: str | None,
+                 settings: Sequence[str]) -> ShardingSource:
+    from tracer import workloads
+
+    if samples and any(text.strip().startswith("batch=") for text in settings):
+        raise ShardingError("--batch and --set batch= both say how many samples a rank has; give one of them.")
+    sized = [*settings, *([f"batch={samples}"] if samples else [])]
+    found = workloads.parse(name, sized, preset=preset or "default")
+    tables = found.embedding_tables()
+    if not tables:
+        raise ShardingError(f"The workload {name} has no embedding tables; dlrm has.")
+    # The tables' own optimizer would run over all their rows: traced with a few rows, the rest of the step is the same.
+    kept = [each for each in sized if not each.startswith(("rows=", "sharding=", "pipelined="))]
+    small = workloads.parse(name, [*kept, f"rows={_FEWEST_ROWS}"], preset=preset or "default")
+    from tracer.shape_only import trace_workload
+
+    graph = trace_workload(small, shape_device(device))
+    return ShardingSource(f"{name} {preset or 'default'}", _trained(tables), found.samples_per_step,
+                          dense_of(graph, device, models),
+                          (f"The tables are trained with {FUSED_OPTIMIZER.replace('_', '-')}, fused into the look-ups' "
+                           "gradient.",))
+
+
+def _of_trace(source: str, device: DeviceSpec, models: Models | None, samples: int | None,
+              step_region: str | None) -> ShardingSource:
+    job = read_job([source], step_region=step_region)
+    step = None if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs) else recorded_step(job)
+    workload = job.graphs[0].meta.workload
+    if workload:
+        return _of_captured_workload(source, job, step, device, models, samples)
+    tables, shardings, found = _tables_of_ranks(job)
+    if not tables:
+        raise ShardingError(f"{source} says of no embedding table how it is looked up; give a file of tables, or a "
+                            "capture made with --lookups.")
+    count = samples or found
+    if not count:
+        raise ShardingError(f"{source} does not say how many samples its batch has; give --batch.")
+    ranks = max(job.world_size, len(job.graphs))
+    gradients = collective_bytes(job.graphs[0], "all_reduce")
+    dense = replace(dense_of(job.graphs[0], device, models), gradient_bytes=gradients)
+    recorded = None
+    if step is not None and step.device is not None:
+        at = dense if step.device == device else replace(
+            dense_of(job.graphs[0], step.device, None), gradient_bytes=gradients)
+        recorded = RecordedSharding(step, shardings if len(job.graphs) == ranks else None, ranks, found or count, at)
+    return ShardingSource(source, _trained(tables), count, dense, (
+        "The optimizer's time of the recorded step is left out where it runs over the tables too.",
+        *_TABLES_OF_RANKS[shardings is not None]), recorded)
+
+
+def _of_captured_workload(source: str, job: Job, step: RecordedStep | None, device: DeviceSpec, models: Models | None,
+                          samples: int | None) -> ShardingSource:
+    from tracer import workloads
+    from tracer.workloads.places import shardings_of
+
+    workload, ranks = job.graphs[0].meta.workload, max(job.world_size, 1)
+    values = [f"{key}={value}" for key, value in workload["settings"].items() if key in (
+        "batch", "tables", "rows", "embedding", "pooling", "dense", "width", "depth", "skew", "columns_halved",
+        "bags_halved")]
+    found = _of_workload(workload["name"], device, models, samples, None, values)
+    counted = {(table.name.rpartition(".")[2], table.rows, table.columns): table
+               for graph in job.graphs for table in tables_of(graph)}
+    tables = tuple(replace(each, name=table.name) if (each := counted.get((
+        table.name.rpartition(".")[2], table.rows, table.columns))) is not None else table for table in found.tables)
+    recorded = None
+    if step is not None and step.device is not None:
+        own = workloads.parse(workload["name"], values)
+        text = workload["settings"].get("sharding") or "copy"
+        shardings = tuple(shardings_of(own.embedding_tables(), text, ranks))
+        at = _of_workload(workload["name"], step.device, models if step.device == device else None, None, None, values)
+        recorded = RecordedSharding(step, shardings if len(job.graphs) == ranks else None, ranks, at.samples, at.dense,
+                                    bool(workload["settings"].get("pipelined")))
+    name = f"{workload['name']} of {source}"
+    if step is not None and str(workload["settings"].get("sparse")).lower() == "true":
+        trained = tuple(replace(table, optimizer=workload["settings"]["optimizer"].partition("-")[0])
+                        for table in tables)
+        return ShardingSource(name, trained, found.samples, found.dense, (_AS_RECORDED,), recorded, fused=False)
+    return ShardingSource(name, _trained(tables), found.samples, found.dense, found.notes, recorded)
+
+
+_AS_RECORDED = ("Tables are looked up one by one, with sparse gradients and an optimizer's step of their own, as they "
+                "were recorded; --fused takes one kernel for a rank's tables instead.")
+
+
+_TABLES_OF_RANKS = {False: (), True: (
+    "Each rank has tables of its own, of which the trace tells rows and look-ups together: those of one look-up are "
+    "taken to be equal.",)}
+
+
+def _tables_of_ranks(job: Job) -> tuple[list[EmbeddingTable], tuple[TableSharding, ...] | None, int]:
+    """Tables of all ranks, where they lie, and samples of a rank (0: not known).
+
+    A look-up that every rank makes alike is of tables that every rank has; any other is of a rank's own. Those that
+    are noted have names; of one look-up over several tables without notes each is taken to be as large as their mean.
+    """
+    noted = {table.name: table for graph in job.graphs for table in tables_of(graph)}
+    if noted or len(job.graphs) < 2:
+        return list(noted.values()), None, 0
+    looked: list[list[OpCall]] = []
+    for graph in job.graphs:
+        steps = {own.step for own in find_lookups(graph)}
+        rows = [own.rows[0][0] for own in find_lookups(graph) if own.step == min(steps)]
+        looked.append([call for row in rows for call in calls_of(Operation.from_graph(graph, row))
+                       if call.family is Family.EMBEDDING and "backward" not in call.kind])
+    everywhere = [call for call in looked[0] if all(call in each for each in looked)]
+    ranks = len(job.graphs)
+    tables: list[EmbeddingTable] = []
+    shardings: list[TableSharding] = []
+    samples = 0
+    for rank, calls in enumerate(looked):
+        for number, call in enumerate(calls):
+            copied = call in everywhere
+            if copied and rank:
+                continue
+            lookups, bags, rows_each, columns, count = call.dims
+            samples = max(samples, bags // count // (1 if copied else ranks))
+            bag = lookups / max(bags, 1)
+            longest = ceil(bag * sum(1 / i for i in range(1, count + 1)))  # as look-ups of unknown tables are priced
+            for i in range(count):
+                tables.append(EmbeddingTable(f"rank{rank}.{number}.{i}", max(rows_each, 1), columns, bag=bag,
+                                             longest_bag=longest))
+                shardings.append(TableSharding(ShardKind.DATA_PARALLEL, tuple(range(ranks))) if copied else
+                                 TableSharding(ShardKind.TABLE_WISE, (rank,)))
+    return tables, tuple(shardings), samples
+
+
+def _trained(tables: Sequence[EmbeddingTable]) -> tuple[EmbeddingTable, ...]:
+    """The tables with an optimizer that can be fused, where they have none of their own."""
+    return tuple(table if table.trained or table.dtype in QUANTIZED else replace(table, optimizer=FUSED_OPTIMIZER)
+                 for table in tables)
+
+
+def dense_of(graph: ExecutionGraph, device: DeviceSpec, models: Models | None) -> DenseWork:
+    """The work of a graph's last step outside its look-ups, priced on a device.
+
+    What is done to tables, their gradients and the tensors within their module belongs to the look-ups.
+    """
+    ops = graph.ops
+    rows = np.flatnonzero(ops.step == ops.step.max(initial=-1))
+    part, within = parts_of(graph), _in_table_modules(graph)
+    calls: dict[str, list[OpCall]] = {name: [] for name in (
+        "bottom_forward", "bottom_backward", "top_forward", "top_backward", "optimizer", "inputs")}
+    for op, each in calls_by_operation(graph, rows.tolist()).items():
+        phase = int(ops.phase[op])
+        if part[op] in (StepPart.LOOKUPS, StepPart.GRADIENTS, StepPart.COLLECTIVE) or within[op]:
+            continue
+        if phase == Phase.OPTIMIZER:
+            name = "optimizer"
+        elif phase not in (Phase.FORWARD, Phase.BACKWARD) or all(call.family is Family.TRANSFER for call in each):
+            calls["inputs"] += [call for call in each if call.family is Family.TRANSFER]
+            continue
+        else:
+            path = graph.string(int(ops.module[op])).lower()
+            side = "bottom" if any(word in path for word in BOTTOM) else "top"
+            name = f"{side}_{'backward' if phase == Phase.BACKWARD else 'forward'}"
+        calls[name] += [call for call in each if call.family is not Family.EMBEDDING]
+    if not graph.meta.memory:  # recorded: an optimizer that runs over the tables too
+        calls["optimizer"] = []
+    every = [call for each in calls.values() for call in each]
+    if not every:
+        return DenseWork()
+    whole = price(every, device, models)
+    low, high = whole.total_interval_us()
+    source = whole.source[whole.index]
+    times, at = {}, 0
+    for name, own in calls.items():
+        times[name] = float(whole.times_us[at:at + len(own)].sum())
+        at += len(own)
+    memory = MemoryAccount.of_trace(graph.meta.memory) if graph.meta.memory else MemoryAccount()
+    return DenseWork(**times, low=low - times["inputs"], high=high - times["inputs"],
+                     gradient_bytes=float(memory.parameters), memory_bytes=float(memory.total),
+                     sources={int(one): float(whole.times_us[source == one].sum()) for one in np.unique(source)})
+
+
+def _in_table_modules(graph: ExecutionGraph) -> Bool:
+    """Operations in the module around the modules that look tables up."""
+    parents = {own.module.rpartition(".")[0] for own in find_lookups(graph)} - {""}
+    inside = [path in parents or path.startswith(tuple(f"{parent}." for parent in parents))
+              for path in (text.replace("/", ".") for text in graph.strings)]
+    return np.array([*inside, False], np.bool_)[graph.ops.module]

@@ -1,0 +1,184 @@
+"""Memory of a plan's stages: by formulas worked out by hand, by the literature, by laws; whether a plan fits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from said import plain
+from typer.testing import CliRunner
+
+from foretrace.commands import app
+from graph_predictor.request.memory_fit import Fit, fit_of
+from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.device import device
+from planner.parallel.estimate import Rates, estimate
+from planner.parallel.export import exported
+from planner.parallel.frameworks import Framework, frameworks_of
+from planner.parallel.loads import loads_of
+from planner.parallel.memory import fullest_of, stage_memory
+from planner.parallel.memory_moments import kept_of, moments_of
+from planner.parallel.memory_state import state_of
+from planner.parallel.memory_timeline import timeline
+from planner.parallel.offload import HOST_GBPS
+from planner.parallel.pieces import LayerPieces
+from planner.parallel.relief import relief
+from planner.parallel.simulated_plan import simulate_plan
+from tracer.fake_world.fit import check_traceable
+from tracer.parallel_plan import ParallelPlan, PlanError, Sharding
+from tracer.shape_only.transformer import TransformerShape
+
+SHAPE = TransformerShape(8, 1024, 8, 8, 4096, 8192, 1024, gated=True, rms=True, bias=False, rotary=True)
+RUNNER = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def pieces() -> LayerPieces:
+    return LayerPieces(device("h100-sxm"))
+
+
+def _state(text: str, shape: TransformerShape = SHAPE, stage: int = 0) -> dict[str, float]:
+    return state_of(ParallelPlan.parse(text), shape, stage).parts
+
+
+def test_a_block_keeps_what_its_operations_need(pieces: LayerPieces) -> None:
+    """In half-precision values of the stream's width h, of a token: both norms' inputs and outputs 4, queries, keys and
+    values 3, attention's result 1, gate and up 8, their product 4: 20 of 2 bytes; of each norm's row one fp32 more, of
+    each head's attention another."""
+    one, again = kept_of(ParallelPlan.parse("dp=1"), SHAPE, pieces, 0)
+    tokens, h = SHAPE.seq, SHAPE.hidden
+    block = tokens * (20 * 2 * h + 4 * 2 + 4 * SHAPE.heads)
+    assert again == 0.0
+    assert one == pytest.approx(SHAPE.layers * block + 2 * tokens * h, rel=0.005)
+
+
+def test_state_is_shared_as_zero_says() -> None:
+    count = SHAPE.layers * SHAPE.block_parameters() + SHAPE.root_parameters()
+    plain_dp = _state("dp=4,microbatch=1")
+    assert (plain_dp["parameters"], plain_dp["gradients"], plain_dp["optimizer_state"]) == (2 * count, 4 * count,
+                                                                                         12 * count)
+    assert _state("dp=4,sharding=1")["optimizer_state"] == 3 * count
+    shared = _state("fsdp2=4")
+    whole = min(2 * SHAPE.block_parameters() + SHAPE.root_parameters(), count)
+    assert (shared["gradients"], shared["optimizer_state"], shared["parameters"]) == (count, 2 * count,
+                                                                                    count + 2 * whole)
+
+
+def test_an_optimizer_in_the_hosts_memory_frees_its_state_and_takes_the_link_and_the_hosts_memory(
+        pieces: LayerPieces) -> None:
+    plan = ParallelPlan.parse("dp=4,sharding=1")
+    away = ParallelPlan.parse("dp=4,sharding=1,offload_optimizer")
+    assert ParallelPlan.parse(str(away)) == away != plan
+    here, there = (state_of(each, SHAPE, 0) for each in (plan, away))
+    assert here.total - there.total == here.optimizer_state == 12 / 4 * (
+        SHAPE.layers * SHAPE.block_parameters() + SHAPE.root_parameters())
+    cluster = CollectiveModel(topology("dgx-h100"))
+    usual, offloaded = (loads_of(each, SHAPE, pieces, cluster) for each in (plan, away))
+    share = here.optimizer_state / 12
+    # Gradients of 4 bytes there and parameters of 2 back over the link; 28 bytes of fp32 and the copy on the host.
+    by_hand = share * (6 / pieces.device.host_gbps + 30 / HOST_GBPS) / 1e3
+    assert offloaded.optimizer[0].us == pytest.approx(by_hand)
+    assert estimate(offloaded, Rates(jitter=0.0)).time_us - estimate(usual, Rates(jitter=0.0)).time_us == pytest.approx(
+        by_hand - usual.optimizer[0].us)
+    assert simulate_plan(offloaded, Rates()).time_us > simulate_plan(usual, Rates()).time_us
+    assert frameworks_of(away, SHAPE) == (Framework.MEGATRON,)
+    assert "--optimizer-cpu-offload" in exported(away, SHAPE, Framework.MEGATRON)
+    changes = relief(plan, SHAPE, pieces, cluster.topology, 1e9)
+    assert any(each.plan == away and each.frees_bytes == here.optimizer_state for each in changes)
+    with pytest.raises(PlanError, match="offload_optimizer is known of DDP and ZeRO 1"):
+        ParallelPlan.parse("fsdp2=4,offload_optimizer")
+    with pytest.raises(PlanError, match="cannot be traced"):
+        check_traceable(ParallelPlan.parse("ddp=4,offload_optimizer"))
+
+
+def test_gradients_in_half_precision_take_half_the_memory_and_half_the_way(pieces: LayerPieces) -> None:
+    plan = ParallelPlan.parse("dp=4,sharding=1")
+    half = replace(plan, half_gradients=True)
+    usual, small = (state_of(each, SHAPE, 0) for each in (plan, half))
+    assert small.gradients == usual.gradients / 2 and small.optimizer_state == usual.optimizer_state
+    cluster = CollectiveModel(topology("dgx-h100"))
+    whole, part = (loads_of(each, SHAPE, pieces, cluster) for each in (plan, half))
+    assert part.reduce[0].us < whole.reduce[0].us and part.gather == whole.gather
+    assert "--grad-reduce-in-bf16" in exported(half, SHAPE, Framework.MEGATRON)
+    assert Framework.TORCHTITAN not in frameworks_of(replace(half, sharding=Sharding.PARAMETERS), SHAPE)
+
+
+def test_stages_and_ranks_together_hold_the_model() -> None:
+    count = SHAPE.layers * SHAPE.block_parameters() + SHAPE.root_parameters()
+    plan = ParallelPlan.parse("pp=4,microbatches=4")
+    assert sum(state_of(plan, SHAPE, stage).parameters for stage in range(4)) == 2 * count
+    split = state_of(ParallelPlan.parse("tp=4"), SHAPE, 0).parameters
+    assert 2 * count / 4 <= split < 2 * count / 4 * 1.01  # norms are on every rank
+
+
+def test_earlier_stages_have_more_in_flight_and_more_recomputation_keeps_less(pieces: LayerPieces) -> None:
+    plan = ParallelPlan.parse("pp=4,microbatches=8,microbatch=4")
+    kept = [stage_memory(plan, SHAPE, pieces, stage).account.activations for stage in range(3)]
+    assert kept[0] > kept[1] > kept[2]
+    totals = [fullest_of(ParallelPlan.parse(f"dp=2,microbatch=8,recompute={kind}"), SHAPE, pieces).account.activations
+              for kind in ("none", "operators", "projections", "needed")]
+    assert totals == sorted(totals, reverse=True) and len(set(totals)) == 4
+
+
+def test_the_loss_is_the_fullest_moment_of_a_small_model_with_many_words(pieces: LayerPieces) -> None:
+    wide, plan = replace(SHAPE, layers=1, vocab=128_000), ParallelPlan.parse("dp=1,microbatch=4")
+    assert fullest_of(plan, wide, pieces).moment == "loss"
+    logits = 4 * wide.seq * wide.vocab
+    fused, steps = (moments_of(plan, replace(wide, fused_loss=how), pieces, 0)[0].total
+                    for how in (True, False))
+    assert steps - fused == pytest.approx(2 * logits + 2 * logits, rel=0.01)  # fp32 shares, and a gradient beside them
+
+
+@pytest.mark.parametrize("kind", ["fp8", "mxfp8", "nvfp4"])
+def test_cast_weights_are_kept_beside_the_others(kind: str) -> None:
+    blackwell = LayerPieces(device("b200"))
+    plan = ParallelPlan.parse("dp=2,sharding=1")
+    usual, narrow = (fullest_of(plan, SHAPE.in_linears(each), blackwell).account for each in ("", kind))
+    assert narrow.parameters > usual.parameters and narrow.activations < usual.activations
+    assert narrow.optimizer_state == usual.optimizer_state
+
+
+def test_a_plan_is_refused_only_where_it_cannot_fit(pieces: LayerPieces) -> None:
+    found = fullest_of(ParallelPlan.parse("dp=8,microbatch=4"), SHAPE, pieces)
+    assert found.low < found.account.total < found.high
+    assert [fit_of(found, limit) for limit in (0.0, 1.01 * found.high, found.account.total, 0.99 * found.low)] == [
+        Fit.FITS, Fit.FITS, Fit.TIGHT, Fit.NO]
+
+
+def test_what_would_make_a_plan_fit_frees_what_it_says(pieces: LayerPieces) -> None:
+    plan = ParallelPlan.parse("dp=8,microbatch=4,microbatches=2")
+    needs = fullest_of(plan, SHAPE, pieces).account.total
+    found = relief(plan, SHAPE, pieces, topology("dgx-h100"), 0.9 * needs)
+    assert {each.plan.world_size for each in found} == {8} and {each.plan.global_batch for each in found} == {64}
+    for each in found:
+        assert fullest_of(each.plan, SHAPE, pieces).account.total == pytest.approx(needs - each.frees_bytes)
+        assert each.fits == (needs - each.frees_bytes <= 0.9 * needs)
+    assert [each.fits for each in found] == sorted((each.fits for each in found), reverse=True) and found[0].fits
+
+
+def test_the_command_says_what_would_have_to_change(tmp_path: Path) -> None:
+    command = ["plan", "llama", "--preset", "8b", "--gpus", "8", "--device", "a100-sxm-80g", "--parallel",
+               "dp=8,microbatch=2,microbatches=2,sharding=1"]
+    said = RUNNER.invoke(app, command)
+    assert said.exit_code == 1 and "What would have to change" in plain(said.output)
+    found = json.loads(RUNNER.invoke(app, [*command, "--json"]).stdout)
+    assert any(each["fits"] for each in found["relief"]) and found["plans"] == []
+    fits = next(each["plan"] for each in found["relief"] if each["fits"])
+    assert RUNNER.invoke(app, [*command[:-1], fits]).exit_code == 0
+
+
+@pytest.mark.parametrize("text", ["pp=4,microbatches=8", "pp=2,microbatches=4,chunks=2,schedule=interleaved", "dp=1",
+                                  "pp=4,microbatches=8,schedule=zero_bubble", "pp=2,microbatches=4,schedule=gpipe"])
+def test_over_a_step_what_was_kept_is_let_go_and_the_fullest_moment_is_the_stages(
+        pieces: LayerPieces, text: str) -> None:
+    plan = ParallelPlan.parse(text)
+    for stage in range(plan.pp):
+        points = timeline(plan, SHAPE, pieces, stage)
+        assert len(points) == plan.passes * plan.chunks * (3 if "zero" in text else 2)
+        held, one = state_of(plan, SHAPE, stage).total, kept_of(plan, SHAPE, pieces, stage)[0] / plan.chunks
+        assert points[0].before == held and points[-1].before == pytest.approx(held + one)
+        assert all(each.peak >= each.before >= held for each in points)
+        most = max(each.peak for each in points)
+        assert most == pytest.approx(stage_memory(plan, SHAPE, pieces, stage).allocated, rel=0.02)

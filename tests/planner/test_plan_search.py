@@ -1,0 +1,106 @@
+"""The search over plans: what it tries, that its bounds are bounds, and that leaving plans out misses none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("torch")
+
+from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.device import device
+from planner.parallel.bounds import Bounds
+from planner.parallel.estimate import Rates
+from planner.parallel.frameworks import Framework, frameworks_of
+from planner.parallel.pieces import LayerPieces
+from planner.parallel.search import search
+from planner.parallel.space import candidates
+from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
+from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
+
+DENSE = TransformerShape(8, 512, 2, 2, 2048, 1024, 2048, gated=True, rms=True, bias=False, rotary=True)
+ROUTED = replace(DENSE, experts=4, top_k=2)
+SMALL = replace(DENSE, layers=4, seq=512)
+
+
+@pytest.fixture(scope="module")
+def pieces() -> LayerPieces:
+    return LayerPieces(device("h100-sxm"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> CollectiveModel:
+    return CollectiveModel(topology("dgx-h100x2"))
+
+
+@pytest.mark.parametrize(("shape", "gpus"), [(SMALL, 8), (replace(SMALL, experts=2, top_k=1), 2)])
+def test_a_search_that_leaves_plans_out_finds_the_same_best_ones_as_one_that_does_not(
+        shape: TransformerShape, gpus: int, pieces: LayerPieces, cluster: CollectiveModel) -> None:
+    every = search(shape, gpus, 4, pieces, cluster, best=None)
+    found = search(shape, gpus, 4, pieces, cluster, best=5, reach=1.01)
+    assert found.considered == every.considered
+    assert len(found.plans) < len(every.plans) / 2 and found.slower > len(every.plans) / 4
+    known = {each.plan for each in found.plans}
+    times = sorted(each.estimate.time_us for each in every.plans)
+    wanted = max(times[4], 1.01 * times[0])
+    assert all(each.plan in known for each in every.plans if each.estimate.time_us <= wanted)
+    # No plan takes less than its bound, and most little more.
+    bounds = Bounds(shape, pieces, cluster, Rates())
+    shares = sorted(bounds.least_us(each.plan) / each.estimate.time_us for each in every.plans)
+    assert shares[-1] <= 1 + 1e-9 and shares[len(shares) // 2] > 0.5
+    assert found.slower_us >= wanted
+
+
+def test_a_search_tries_what_the_frameworks_have() -> None:
+    every = list(candidates(DENSE, 16, 16))
+    assert len(set(every)) == len(every)
+    assert all(frameworks_of(plan, DENSE) for plan in every if 2 % plan.tp == 0 and plan.pp <= DENSE.layers)
+    assert {plan.schedule for plan in every} == set(Schedule) - {Schedule.GPIPE}
+    assert {plan.sharding for plan in every} == set(Sharding)
+    assert {plan.recompute for plan in every} == {
+        Recomputation.NONE, Recomputation.FULL, Recomputation.NEEDED, Recomputation.OPERATORS}
+    assert any(plan.replicate > 1 for plan in every) and any(plan.cp > 1 for plan in every)
+    assert any(plan.recompute_layers for plan in every) and any(plan.tensor_overlap for plan in every)
+    assert any(plan.tp > 1 and not plan.sequence_parallel for plan in every)
+    for framework in Framework:
+        own = list(candidates(DENSE, 16, 16, framework))
+        assert set(own) <= set(every) and {(plan.tp, plan.pp) for plan in own} >= {(1, 1)}
+        assert all(framework in frameworks_of(plan, DENSE) for plan in own if 2 % plan.tp == 0 and plan.pp <= 8)
+    routed = list(candidates(ROUTED, 4, 16))
+    assert {plan.ep for plan in routed} == {1, 2, 4} and {plan.etp for plan in routed} == {None, 1}
+
+
+@pytest.mark.parametrize(("text", "names"), [
+    ("dp=4,tp=2,pp=2,microbatches=8,sharding=1,sequence_parallel,recompute=full", ["megatron"]),
+    ("fsdp2=8,tp=2,sequence_parallel,recompute=needed", ["torchtitan"]),
+    ("fsdp2=16,recompute=operators", ["torchtitan"]), ("fsdp2=16,recompute=projections", []),
+    ("fsdp2=16", ["megatron", "torchtitan", "fsdp"]),
+    ("fsdp2=16,replicate=2,recompute=needed", ["torchtitan", "fsdp"]), ("tp=2", ["megatron"]),
+    ("pp=2,microbatches=4,schedule=zero_bubble", []),
+    ("pp=2,microbatches=4,chunks=2,schedule=zero_bubble", ["torchtitan"]), ("dp=2,sharding=1,pp=2", ["megatron"])])
+def test_a_plan_belongs_to_the_frameworks_that_have_it(text: str, names: list[str]) -> None:
+    assert [each.value for each in frameworks_of(ParallelPlan.parse(text), DENSE)] == names
+
+
+def test_a_framework_that_has_no_plan_is_told(pieces: LayerPieces, cluster: CollectiveModel) -> None:
+    with pytest.raises(PlanError, match=r"by any plan of at most .* that fsdp has"):
+        search(DENSE, 16, 8, pieces, cluster, framework=Framework.FSDP)
+
+
+@pytest.mark.parametrize(("part", "count"), [
+    (TransformerPart(Piece.BLOCK, 1, 2, 2, sequence_parallel=True), 6), (TransformerPart(Piece.HEAD, 1, 2), 3)])
+def test_a_large_micro_batch_costs_what_its_own_trace_says(part: TransformerPart, count: int,
+                                                           pieces: LayerPieces) -> None:
+    large = replace(part, microbatch=count)
+    found = pieces._grown(DENSE.one_layer(), large)
+    traced = pieces._trace(DENSE.one_layer(), large)
+    assert found == traced
+    assert found is not None and [call.flops for call in found.forward] == [call.flops for call in traced.forward]
+    assert [call.bytes_moved for call in found.backward] == [call.bytes_moved for call in traced.backward]
+
+
+def test_tokens_that_experts_do_not_share_evenly_are_not_grown(pieces: LayerPieces) -> None:
+    uneven = replace(ROUTED, imbalance=1.0001).one_layer()
+    assert pieces._grown(uneven, TransformerPart(Piece.BLOCK, 4)) is None
+    assert pieces._grown(ROUTED.one_layer(), TransformerPart(Piece.BLOCK, 4)) is not None

@@ -1,0 +1,261 @@
+"""Steps of served decoders: what they grow with, what they are made of, and what fits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kernel_models.collectives import CollectiveModel, topology_of
+from kernel_models.device_choice import find_device
+from planner.serving.cache import cache_account
+from planner.serving.engines import engine_of
+from planner.serving.errors import ServingError
+from planner.serving.quantised import types_of_config
+from planner.serving.serve import prompt_time, serve
+from planner.serving.setup import ServingSetup, Speculation, weight_type
+from planner.serving.source import published_name, served_decoder
+from planner.serving.steps import PromptPiece, ServedStep, ServingModel
+
+H200 = find_device("h200-sxm")
+
+
+def model_of(name: str = "llama-3.1-70b", device: str = "h200-sxm", **setup: object) -> ServingModel:
+    spec, made = find_device(device), ServingSetup(**setup)  # type: ignore[arg-type]
+    return ServingModel(served_decoder(name).shape, made, spec, CollectiveModel(topology_of(spec, made.gpus)))
+
+
+def decode_us(model: ServingModel, sequences: int, context: int) -> float:
+    return model.time(ServedStep(sequences, context)).us
+
+
+@pytest.mark.parametrize(("name", "setup"), [
+    ("llama-3.1-70b", {"tp": 4}), ("qwen3-235b-a22b", {"tp": 8, "ep": 8, "precision": "fp8_block"}),
+    ("deepseek-v3", {"tp": 8, "precision": "fp8_block"}), ("gpt-oss-120b", {"tp": 2, "experts": "mxfp4"}),
+    ("qwen3.5-397b-a17b", {"tp": 8, "ep": 8, "precision": "fp8_block"})])
+def test_decoding_takes_longer_with_more_sequences_and_longer_contexts(name: str, setup: dict[str, object]) -> None:
+    model = model_of(name, **setup)
+    by_batch = [decode_us(model, batch, 2048) for batch in (1, 4, 16, 64, 256, 512)]
+    by_context = [decode_us(model, 32, context) for context in (128, 1000, 4096, 16_384, 65_536)]
+    by_prompt = [prompt_time(model, tokens).us for tokens in (64, 512, 2048, 8192, 20_000, 60_000)]
+    for times in (by_batch, by_context, by_prompt):
+        assert times == sorted(times)
+        assert times[-1] > 1.2 * times[0]
+
+
+def test_more_gpus_are_quicker_at_large_batches_until_communication_is_most_of_it() -> None:
+    times = {tp: model_of(tp=tp).time(ServedStep(64, 4096)) for tp in (1, 2, 4, 8)}
+    assert times[1].us > times[2].us > times[4].us > times[8].us
+    small = {tp: model_of("llama-3.1-8b", tp=tp).time(ServedStep(1, 512)) for tp in (1, 2, 4, 8)}
+    shares = [small[tp].collectives / small[tp].us for tp in (1, 2, 4, 8)]
+    assert shares == sorted(shares) and shares[0] == 0.0
+    assert small[1].us / small[8].us < times[1].us / times[8].us
+
+
+def test_a_step_is_its_parts_and_lies_in_its_interval() -> None:
+    step = model_of(tp=8).time(ServedStep(32, 4096, (PromptPiece(1, 512),), 1))
+    parts = step.products + step.others + step.collectives + step.host + step.engine
+    assert parts == pytest.approx(step.us)
+    assert step.low < step.us < step.high
+
+
+@pytest.mark.parametrize("setup", [{"tp": 2}, {"tp": 1, "attention_dp": 8, "ep": 8}, {"tp": 2, "pp": 2},
+                                   {"tp": 2, "speculation": Speculation(3, 2.5)}, {"tp": 2, "graphs": False}])
+def test_the_surface_gives_the_same_times(setup: dict[str, object]) -> None:
+    model = model_of("qwen3-235b-a22b", **setup)
+    for step in (ServedStep(1, 100), ServedStep(33, 3000), ServedStep(700, 900),
+                 ServedStep(17, 2000, (PromptPiece(1, 700, 0), PromptPiece(2, 100, 3000)), 2),
+                 ServedStep(0, 0, (PromptPiece(8, 1024),), 8)):
+        assert model.surface.us(step.sequences, step.context, step.pieces, step.finished) == pytest.approx(
+            model.time(step).us, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "setup"), [("llama-3.1-70b", {"tp": 4}), ("deepseek-v3", {"tp": 8})])
+def test_operations_of_one_step_add_up_to_what_the_grid_says(name: str, setup: dict[str, object]) -> None:
+    model = model_of(name, **setup)
+    for step in (ServedStep(16, 4096), ServedStep(20, 3000), ServedStep(0, 0, (PromptPiece(1, 1500),), 1)):
+        named = sum(each.us for each in model.operations(step))
+        parts = model.time(step)
+        assert named == pytest.approx(parts.products + parts.others + parts.collectives, rel=0.06)
+    assert sum(model.sources(ServedStep(16, 4096)).values()) == pytest.approx(1.0)
+
+
+def test_weights_are_read_and_products_done_as_the_sizes_say() -> None:
+    model = model_of("llama-3.1-8b")
+    found = {each.name: each for each in model.operations(ServedStep(1, 1000))}
+    shape = model.shape
+    weights = 3 * shape.hidden * shape.ffn * shape.layers
+    assert found["feed-forward part"].flops == pytest.approx(2 * weights)
+    assert found["feed-forward part"].moved_bytes == pytest.approx(2 * weights, rel=0.001)
+    assert found["attention of decoding"].moved_bytes == pytest.approx(1000 * 32 * 2 * 8 * 128 * 2, rel=0.1)
+    narrow = model_of("llama-3.1-8b", precision="int4")
+    less = {each.name: each for each in narrow.operations(ServedStep(1, 1000))}["feed-forward part"]
+    assert less.moved_bytes / found["feed-forward part"].moved_bytes == pytest.approx((0.5 + 2 / 128) / 2, rel=0.01)
+    assert weight_type("int4", H200).widened and not weight_type("fp8", H200).widened
+    assert weight_type("fp8", find_device("a100-sxm-80g")).widened
+
+
+def test_a_prompt_longer_than_a_step_is_read_in_pieces() -> None:
+    whole = model_of(tp=4, chunk=32_768)
+    pieces = model_of(tp=4, chunk=2048)
+    assert prompt_time(pieces, 16_384).us == pytest.approx(prompt_time(whole, 16_384).us, rel=0.25)
+    assert prompt_time(pieces, 16_384).engine > prompt_time(whole, 16_384).engine
+
+
+def test_without_cuda_graphs_the_host_launches_every_kernel() -> None:
+    captured, eager = model_of("llama-3.1-8b", tp=4), model_of("llama-3.1-8b", tp=4, graphs=False)
+    step = ServedStep(1, 512)
+    assert eager.time(step).us > captured.time(step).us
+    assert captured.time(step).host < 1.0
+
+
+def test_accepted_drafts_make_tokens_come_faster() -> None:
+    plain, drafted = (serve("llama-3.1-70b", tp=8, batch=4, context=2048, speculate=each) for each in (None, "3:3"))
+    assert drafted.decode.us > plain.decode.us
+    assert drafted.tokens_per_second > 1.5 * plain.tokens_per_second
+
+
+@pytest.mark.parametrize(("name", "setup", "token", "sequence"), [
+    ("llama-3.1-70b", {}, 80 * 2 * 8 * 128 * 2, 0),
+    ("llama-3.1-70b", {"tp": 8, "kv": "fp8"}, 80 * 2 * 128, 0),
+    ("llama-3.1-70b", {"tp": 16}, 80 * 2 * 128 * 2, 0),
+    ("deepseek-v3", {"tp": 8}, 61 * 576 * 2, 0),
+    ("gpt-oss-120b", {}, 18 * 2 * 8 * 64 * 2, 18 * 2 * 8 * 64 * 2 * 128)])
+def test_the_cache_is_as_large_as_its_heads_say(name: str, setup: dict[str, object], token: int, sequence: int) -> None:
+    cache = cache_account(served_decoder(name).shape, ServingSetup(**setup), H200, 8192)  # type: ignore[arg-type]
+    assert cache.token == token
+    assert cache.sequence == sequence
+
+
+def test_weights_take_what_the_parameters_say() -> None:
+    shape = served_decoder("llama-3.1-8b").shape
+    assert cache_account(shape, ServingSetup(), H200, 1).weights == pytest.approx(2 * shape.parameters)
+    split = cache_account(served_decoder("deepseek-v3").shape, ServingSetup(tp=8, ep=8, precision="fp8"), H200, 1)
+    assert 8 * split.weights == pytest.approx(671e9, rel=0.05)
+
+
+def test_the_largest_batch_fits_and_one_more_does_not() -> None:
+    found = serve("llama-3.1-8b", device="h100-sxm", batch=1, context=4096)
+    most = found.largest_batch
+    assert serve("llama-3.1-8b", device="h100-sxm", batch=most, context=4096).batch == most
+    with pytest.raises(ServingError, match=f"the largest batch is {most}"):
+        serve("llama-3.1-8b", device="h100-sxm", batch=most + 1, context=4096)
+    held = found.cache.of(4096) * most
+    assert held <= found.cache.room < held + found.cache.of(4096)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ({"source": "llama-3.1-70b"}, "does not fit"),
+    ({"source": "llama-3.1-70b", "tp": 3}, "64 heads cannot be split evenly by tp=3"),
+    ({"source": "llama-3.1-8b", "tp": 0}, "tp=0 is not possible"),
+    ({"source": "llama-3.1-8b", "ep": 2, "tp": 2}, "needs experts"),
+    ({"source": "llama-3.1-8b", "context": 200_000}, "longer than the 131,072"),
+    ({"source": "gpt2", "preset": "xl", "context": 1025}, "longer than the 1,024"),
+    ({"source": "llama-3.1-8b", "rate": 1.0, "concurrency": 4}, "give one of --rate"),
+    ({"source": "llama-3.1-8b", "rate": -1.0}, "no number of requests"),
+    ({"source": "llama-3.1-8b", "concurrency": 4, "prompt": "0"}, "cannot be"),
+    ({"source": "llama-3.1-8b", "speculate": "3:9"}, "yields from 1 to 4"),
+    ({"source": "llama-3.1-8b", "precision": "fp7"}, "no type of weights"),
+    ({"source": "llama-3.1-8b", "engine": "tgi"}, "no engine"),
+    ({"source": "llama-3.1-8b", "batch": 0}, "batch=0"),
+    ({"source": "llama-3.1-8b", "device": "i7-12700h"}, "host's processor"),
+    ({"source": "llama-9"}, "llama-3.1"),
+    ({"source": "llama-3.1-8b", "pp": 40}, "more than the model's 32 layers"),
+    ({"source": "llama-3.1-8b", "experts": "fp8"}, "the model has none"),
+    ({"source": "llama-3.1-8b", "settings": ["batch=64"]}, "give --batch"),
+    ({"source": "llama-3.1-8b", "requests": 10}, "is of a load"),
+    ({"source": "llama-3.1-8b", "concurrency": 10, "requests": 5}, "do not keep 10 clients busy"),
+    ({"source": "llama-3.1-8b", "rate": 1e-300}, "no number of requests"),
+    ({"source": "llama-3.1-8b", "rate": 1.0, "seed": -1}, "no seed"),
+    ({"source": "DeepSeek-R1-Distill-Qwen-32B"}, "neither a path nor a model"),
+    ({"source": "llama-3.1-8b-extra-large"}, "llama-3.1-8b")])
+def test_what_cannot_be_served_is_said_in_one_sentence(arguments: dict[str, object], said: str) -> None:
+    from tracer.errors import ForetraceError
+
+    with pytest.raises(ForetraceError, match=said):
+        serve(**arguments)  # type: ignore[arg-type]
+
+
+def test_names_of_hugging_face_are_known() -> None:
+    assert published_name("meta-llama/Llama-3.1-70B-Instruct") == "llama-3.1-70b"
+    assert published_name("Qwen/Qwen3-235B-A22B-FP8") == "qwen3-235b-a22b"
+    assert published_name("deepseek-ai/DeepSeek-R1") == "deepseek-v3"
+    assert published_name("openai/gpt-oss-20b") == "gpt-oss-20b"
+    assert published_name("some/folder/of/mine") == "some/folder/of/mine"
+    assert published_name("meta-llama/Meta-Llama-3.1-8B-Instruct") == "llama-3.1-8b"
+    assert published_name("moonshotai/Kimi-K2-Instruct-0905") == "kimi-k2"
+    # Other sizes under a model's name are no such model.
+    assert published_name("deepseek-ai/DeepSeek-R1-Distill-Llama-70B") == "deepseek-ai/DeepSeek-R1-Distill-Llama-70B"
+
+
+@pytest.mark.parametrize(("name", "precision", "experts", "gigabytes"), [
+    ("deepseek-ai/DeepSeek-V3", "fp8_block", "", 681), ("openai/gpt-oss-120b", "bf16", "mxfp4", 65),
+    ("Qwen/Qwen3-235B-A22B-FP8", "fp8_block", "", 237), ("Qwen/Qwen3-235B-A22B", "bf16", "", 471),
+    ("moonshotai/Kimi-K2.5", "bf16", "int4", 560), ("nvidia/Llama-3.1-8B-Instruct-FP8", "fp8", "", 9.1),
+    ("Qwen/Qwen3-8B-AWQ", "int4", "", 6.1)])
+def test_weights_are_in_the_type_that_they_are_published_in(name: str, precision: str, experts: str, gigabytes: float
+                                                            ) -> None:
+    decoder = served_decoder(name)
+    assert decoder.weights("", "") == (precision, experts)
+    assert decoder.weights("bf16", "") == ("bf16", "")
+    tp = 8 if gigabytes > 70 else 1
+    cache = cache_account(decoder.shape, ServingSetup(tp=tp, precision=precision, experts=experts), H200, 1024)
+    assert cache.weights * tp / 1e9 == pytest.approx(gigabytes, rel=0.03)
+
+
+@pytest.mark.parametrize(("said", "types"), [
+    ({}, ("", "")), ({"quant_method": "fp8", "weight_block_size": [128, 128]}, ("fp8_block", "")),
+    ({"quant_method": "fp8"}, ("fp8", "")), ({"quant_method": "mxfp4"}, ("bf16", "mxfp4")),
+    ({"quant_method": "gptq", "bits": 8}, ("int8", "")), ({"quant_method": "modelopt", "quant_algo": "NVFP4"},
+                                                          ("nvfp4", "")),
+    ({"quant_method": "compressed-tensors", "config_groups": {"all": {"weights": {"type": "float", "num_bits": 8}}}},
+     ("fp8", ""))])
+def test_a_config_s_quantisation_is_read(said: dict[str, object], types: tuple[str, str]) -> None:
+    notes: list[str] = []
+    found = types_of_config(said, notes)
+    assert (found.precision, found.experts) == types and not notes
+
+
+@pytest.mark.parametrize("said", [
+    {"quant_method": "quip"}, {"quant_method": 3}, {"quant_method": "awq", "bits": "four"}, {"bits": 4},
+    {"quant_method": "compressed-tensors", "config_groups": [1]}])
+def test_an_unknown_quantisation_is_said(said: dict[str, object]) -> None:
+    notes: list[str] = []
+    assert types_of_config(said, notes).precision == ""
+    assert "give --precision" in notes[0]
+
+
+def test_a_rate_is_met_or_it_is_said_that_it_is_not() -> None:
+    easy, hard = (serve("llama-3.1-8b", rate=rate, prompt=1024, output=64) for rate in (10.0, 500.0))
+    assert easy.served is not None and hard.served is not None
+    assert easy.served.keeps_up and not hard.served.keeps_up
+    assert easy.served.requests.requests_per_second == pytest.approx(10.0, rel=0.03)
+    assert easy.served.tokens_per_second.low <= easy.served.tokens_per_second.value
+    assert any("does not keep up" in note for note in hard.notes)
+    assert not any("does not keep up" in note for note in easy.notes)
+    # What a copy that is too slow answers is as uncertain as its steps.
+    assert hard.served.tokens_per_second.high > 1.1 * hard.served.tokens_per_second.low
+
+
+def test_answers_of_one_token_have_no_time_between_tokens() -> None:
+    found = serve("llama-3.1-8b", rate=1.0, output=1)
+    assert found.to_json()["load"]["tpot_ms"] is None
+
+
+def test_a_result_is_shown_and_is_plain_values() -> None:
+    found = serve("llama-3.1-8b", batch=8, context=1024, concurrency=8, prompt=512, output=64, requests=32)
+    assert "llama-3.1-8b" in repr(found) and "TPOT" in repr(found)
+    assert len(found.to_pandas("requests")) == 24  # without the first of each client
+    assert found.to_pandas("decode")["share"].sum() == pytest.approx(1.0)
+    values = found.to_json()
+    assert values["load"]["tpot_ms"]["low"] < values["load"]["tpot_ms"]["value"] < values["load"]["tpot_ms"]["high"]
+    assert values["largest_batch"] == found.largest_batch
+    assert "_repr_html_" in dir(found) and "decode" in found._repr_html_()
+
+
+def test_engines_differ_in_what_their_hosts_take() -> None:
+    assert {engine_of(name).name for name in ("vLLM", "sglang", "trtllm")} == {"vllm", "sglang", "trtllm"}
+    slow = dataclasses.replace(engine_of("vllm"), step_us=5000.0)
+    one, other = (model_of("llama-3.1-8b", engine=engine).time(ServedStep(8, 512)) for engine in (
+        engine_of("vllm"), slow))
+    assert other.us - one.us == pytest.approx(5000 - engine_of("vllm").step_us)

@@ -1,0 +1,88 @@
+"""Served steps with the edits of recorded ones: the same registry, the same prices, the same simulator."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from said import Run, plain
+
+from graph_predictor.edits.registry import made
+from kernel_models.device_choice import find_device
+from planner.serving.edited import EditedServingModel, edited_model
+from planner.serving.errors import ServingError
+from planner.serving.serve import cluster_for, prompt_step, serve
+from planner.serving.setup import ServingSetup
+from planner.serving.simulated import simulate_step
+from planner.serving.source import served_decoder
+from planner.serving.steps import ServedStep, ServingModel
+from tracer.errors import ForetraceError
+
+DECODE = ServedStep(32, 2048)
+SETUP = ServingSetup(tp=2)
+PROMPT = prompt_step(SETUP, 8192)
+BOTH = prompt_step(SETUP, 1024)
+"""A step whose host takes as long as its device."""
+
+
+@cache
+def model() -> ServingModel:
+    spec = find_device("h100-sxm")
+    return ServingModel(served_decoder("llama-3.1-8b").shape, SETUP, spec, cluster_for(spec, 2, None, None, None))
+
+
+@pytest.mark.parametrize("edit", [
+    {}, {"clock": 1.2}, {"bandwidth": 2.0}, {"kernels": 0.5}, {"host": 0.5}, {"link": 2.0}, {"straggler": "0:10%"},
+    {"no-waits": True}, {"hide-collectives": True}, {"free-launches": True}])
+def test_the_estimate_is_what_the_simulator_gives(edit: dict[str, str | float | bool]) -> None:
+    edits = made(edit)
+    own = edited_model(model(), edits)
+    for step in (DECODE, PROMPT):
+        simulated = simulate_step(model(), step, edits)
+        assert simulated is not None
+        assert own.time(step).us == pytest.approx(simulated.step_time_us, rel=0.03), step
+    assert own.surface.us(32, 2048) == pytest.approx(own.time(DECODE).us, rel=1e-6)
+
+
+def test_where_host_and_device_take_as_long_the_estimate_has_them_wait_for_each_other() -> None:
+    simulated = simulate_step(model(), BOTH)
+    assert simulated is not None
+    assert simulated.step_time_us < model().time(BOTH).us < 2 ** (1 / model().rates.meet) * simulated.step_time_us
+
+
+def test_edits_change_what_they_say_and_nothing_else() -> None:
+    was = model().time(PROMPT)
+    faster = EditedServingModel(model(), made({"link": 2.0})).time(PROMPT)
+    assert faster.products == was.products and faster.others == was.others
+    assert was.collectives / 2 < faster.collectives < was.collectives
+    halved = EditedServingModel(model(), made({"kernels": 0.5})).time(PROMPT)
+    assert halved.products == pytest.approx(was.products / 2, rel=1e-3) and halved.collectives == was.collectives
+    host = EditedServingModel(model(), made({"host": 3.0})).time(DECODE)
+    assert host.engine == pytest.approx(3 * model().time(DECODE).engine)
+    clock = EditedServingModel(model(), made({"clock": 0.5})).time(PROMPT)
+    assert clock.products > 1.3 * was.products and clock.low < clock.us < clock.high
+
+
+@pytest.mark.parametrize("edit", [
+    {"dtype": "bf16"}, {"compile": True}, {"fuse-elementwise": True}, {"recompute": True}, {"fused-optimizer": True},
+    {"no-data-loading": True}, {"ranks-alike": True}, {"scale-out": "16"}, {"without-profiler": True},
+    {"cuda-graphs": True}, {"indices": "zipf:1"}, {"straggler": "3:10%"}])
+def test_what_no_served_step_has_is_refused(edit: dict[str, str | float | bool]) -> None:
+    with pytest.raises(ForetraceError) as told:
+        EditedServingModel(model(), made(edit))
+    assert str(told.value).count("\n") == 0
+
+
+def test_an_edit_of_operations_says_what_to_give_instead() -> None:
+    with pytest.raises(ServingError, match="--precision"):
+        EditedServingModel(model(), made({"dtype": "bf16"}))
+
+
+def test_serve_takes_edits(run: Run) -> None:
+    done = run("serve", "llama-3.1-8b", "--device", "h100-sxm", "--tp", "2", "--clock", "0.5", "--prompt", "512")
+    assert done.code == 0 and "GPU clock × 0.5" in plain(done.out) and "Simulated kernel by kernel" in plain(done.out)
+    done = run("serve", "llama-3.1-8b", "--device", "h100-sxm", "--hide-collectives")
+    assert done.code == 2 and done.err.startswith("foretrace: ") and done.err.count("\n") == 1
+    found = serve("llama-3.1-8b", device="h100-sxm", edits=made({"bandwidth": 2.0}), concurrency=2, requests=8)
+    assert found.to_json()["edits"] == ["memory bandwidth × 2"]
+    assert found.decode.us < serve("llama-3.1-8b", device="h100-sxm").decode.us
