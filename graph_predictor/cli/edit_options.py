@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, EditOption, Value, options
+from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS, EditOption, Value
 from tracer.errors import ForetraceError
 
 Command = Callable[..., None]
@@ -16,24 +16,24 @@ Command = Callable[..., None]
 
 def with_edits(command: Command) -> Command:
     """Give a command an option for each edit; it takes their values as ``**edits``."""
-    return _with(command, [(option, *_one(option)) for option in options()])
+    return _with(command, [(option, *_one(option)) for option in OPTIONS])
 
 
 def with_some_edits(*names: str) -> Callable[[Command], Command]:
     """Return what gives a command the options of these edits alone; it takes their values as ``**edits``."""
-    return lambda command: _with(command, [(option, *_one(option)) for option in options() if option.name in names])
+    return lambda command: _with(command, [(option, *_one(option)) for option in OPTIONS if option.name in names])
 
 
 def with_edits_but(*names: str) -> Callable[[Command], Command]:
     """Return what gives a command the options of all edits but these; it takes their values as ``**edits``."""
-    return lambda command: _with(command, [(option, *_one(option)) for option in options() if option.name not in names])
+    return lambda command: _with(command, [(option, *_one(option)) for option in OPTIONS if option.name not in names])
 
 
 def with_axes(command: Command) -> Command:
     """Give a command an option for several values of each edit that takes one; it takes the texts as ``**edits``."""
     return _with(command, [(option, str | None, None, typer.Option(
         f"--{option.name}", metavar=f"{option.takes},…", help=f"{option.help.removesuffix('.')}; several."))
-        for option in options() if not option.switches])
+        for option in OPTIONS if not option.switches])
 
 
 def _one(option: EditOption) -> tuple[Any, Any, Any]:
@@ -62,7 +62,7 @@ def chosen_edits(values: dict[str, Any]) -> dict[str, Value]:
         ForetraceError: a value is none of its option.
     """
     found: dict[str, Value] = {}
-    for option in options():
+    for option in OPTIONS:
         value = values.get(option.attribute)
         if option.takes == ON_OFF and value is not None:
             if value not in ("on", "off"):

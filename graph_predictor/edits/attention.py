@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.overheads import WRITTEN_OUT
 from graph_predictor.prediction.replacement import Replacement, Rewriting, Units
 from graph_predictor.prediction.scenario import EditError, Scenario
@@ -26,8 +25,6 @@ BETWEEN = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM, Family.REDU
 MOST_BETWEEN = 16
 
 
-@edit_option("flash-attention", "Attention that is written out as a fused operator.",
-             tries={"flash attention": True})
 @dataclass(frozen=True)
 class FlashAttention:
     """Attention as two products and a softmax replaced by a fused operator, forward and backward.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.edits.generated_kernels import generated_kernels
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.replacement import Rewriting, Units
 from graph_predictor.prediction.scenario import EditError, Scenario
@@ -22,7 +21,6 @@ Guards, one call for each generated kernel, and autograd's one node for the whol
 a node for each operation."""
 
 
-@edit_option("compile", "torch.compile, approximately.", tries={"torch.compile (approximate)": True})
 @dataclass(frozen=True)
 class Compile:
     """torch.compile of the model: approximate.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.replacement import Replacement, Rewriting, Units, sized
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.units import units_of
@@ -17,8 +16,6 @@ from tracer.graph import Phase
 ELEMENTWISE = frozenset({Family.ELEMENTWISE})
 
 
-@edit_option("fuse-elementwise", "Chains of elementwise kernels as one kernel each.",
-             tries={"fused elementwise chains": True})
 @dataclass(frozen=True)
 class FuseElementwise:
     """Chains of elementwise kernels as one kernel each.

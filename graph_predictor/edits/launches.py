@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.changes import Loading
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.program import NEVER
 
 
-@edit_option("cuda-graphs", "Replay the step as a CUDA graph.", tries={"CUDA graphs": True})
 @dataclass(frozen=True)
 class CudaGraphs:
     """The step captured in a CUDA graph and replayed.
@@ -32,7 +30,6 @@ class CudaGraphs:
                                   launches=replace(scenario.launches, graphed=True))
 
 
-@edit_option("free-launches", "Launches cost nothing.", bounds={"free launches": True})
 @dataclass(frozen=True)
 class FreeLaunches:
     """Launch calls take no host time, and kernels start as soon as they are launched.
@@ -50,7 +47,6 @@ class FreeLaunches:
         return replace(scenario, launches=replace(scenario.launches, cost=False))
 
 
-@edit_option("no-data-loading", "Batches are always ready.", bounds={"no data loading": True})
 @dataclass(frozen=True)
 class NoDataLoading:
     """Batches are ready on time and loading them takes no host time of the training threads.

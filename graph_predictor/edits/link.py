@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.edits.topology import OnTopology
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.program import MOST_FACTOR
 from kernel_models.collectives import CollectiveModel, topology_of
 
 
-@edit_option("link", "Links within and between nodes × FACTOR.", takes="FACTOR")
 @dataclass(frozen=True)
 class ScaleLink:
     """The links between a node's GPUs and its network cards times a factor.

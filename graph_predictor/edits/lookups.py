@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.anchoring import anchored, prices_of, resized_on_cpu
 from graph_predictor.prediction.scenario import EditError, Scenario
 from kernel_models.families.embedding import with_tables
@@ -23,8 +22,6 @@ Noted = dict[int, tuple[EmbeddingTable, ...]]
 """Row of ``graph.ops`` → tables it looks up."""
 
 
-@edit_option("indices", "Indices that embedding tables are looked up by: Parquet, CSV, dlrm_datasets, or a Zipf law.",
-             takes="FILE|zipf:S")
 @dataclass(frozen=True)
 class OtherIndices:
     """Rows of embedding tables looked up by other indices: as often again, and in bags as long, as these.

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.memory import OPTIMIZER
 from graph_predictor.prediction.replacement import Replacement, Rewriting, Units, sized
 from graph_predictor.prediction.scenario import EditError, Scenario
@@ -26,7 +25,6 @@ MUCH = 0.1
 """Operations on fewer elements than this share of the most are on the optimizer's step counters, not on parameters."""
 
 
-@edit_option("fused-optimizer", "The optimizer's step as one fused kernel.", tries={"fused optimizer": True})
 @dataclass(frozen=True)
 class FusedOptimizer:
     """The optimizer's step as fused kernels that read and write every value once.

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.edits.launches import check_loading_is_known, loading_ns, waits_for_batches
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.changes import Loading
 from graph_predictor.prediction.edited_copies import collective_rows, input_copies
 from graph_predictor.prediction.scenario import EditError, Scenario
 
 
-@edit_option("overlap-loading", "Batches loaded in the background.", tries={"data loading overlapped": True})
 @dataclass(frozen=True)
 class OverlapLoading:
     """Batches loaded in the background while the step before runs.
@@ -41,8 +39,6 @@ class OverlapLoading:
         return replace(scenario, batches=replace(scenario.batches, loading=Loading.BACKGROUND))
 
 
-@edit_option("hide-collectives", "Collectives overlap with everything else.",
-             bounds={"communication overlapped": True})
 @dataclass(frozen=True)
 class HideCollectives:
     """Perfect overlap of communication: collectives run beside all other work, and nothing waits for them.
@@ -62,7 +58,6 @@ class HideCollectives:
         return replace(scenario, launches=replace(scenario.launches, hidden_collectives=True))
 
 
-@edit_option("no-waits", "The host never waits for the device.", bounds={"no waits for the device": True})
 @dataclass(frozen=True)
 class NoWaits:
     """The host never waits for the device within the step: no ``.item()``, no synchronisation.

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
 from graph_predictor.recorded.jitter import further_out
 from kernel_models.collectives import CollectiveModel, CommTimes, price_calls, topology_of
@@ -22,8 +21,6 @@ UNDISTURBED = 1.5
 ones have waiting in them."""
 
 
-@edit_option("ranks-alike", "Ranks that were not recorded arrive as the recorded ones do: collectives only transfer.",
-             bounds={"no waiting for unrecorded ranks": True})
 @dataclass(frozen=True)
 class RanksAlike:
     """Ranks that nobody recorded do what the recorded ones do at the same time.

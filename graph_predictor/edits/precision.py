@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.changes import CallEdit
 from graph_predictor.prediction.scenario import EditError, Scenario
 from kernel_models.dtypes import itemsize
@@ -18,8 +17,6 @@ FOLLOWING = frozenset({Family.ELEMENTWISE, Family.POOLING, Family.NORM, Family.C
 """Families that read and write the activations these products leave. Softmax, losses and the optimizer stay in fp32."""
 
 
-@edit_option("dtype", "Element type, such as bf16: products in bf16 or fp16 (autocast), tf32 or fp32.", takes="TYPE",
-             tries={"bf16 autocast": "bf16", "TF32 products": "tf32"})
 @dataclass(frozen=True)
 class Precision:
     """Matrix work in another format.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.edits.precision import PRODUCTS
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.memory import kept_when_recomputed
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.units import host_weight
@@ -23,8 +22,6 @@ LEAST_BLOCK = 3
 """Operations a repeated block has at least, where only the sequence of operations shows it."""
 
 
-@edit_option("recompute", "Activation checkpointing of every block.", takes="on|off",
-             tries={"no recomputation": False})
 @dataclass(frozen=True)
 class Recompute:
     """Activation checkpointing of every repeated block, switched on or off.

@@ -1,26 +1,16 @@
-"""The edits that an option names: each is declared in its own file, and from there it is an option of ``predict``, an
-axis of ``sweep`` and, with something to try, a change that ``opportunities`` tries.
+"""The edits that an option names: each is a row of ``OPTIONS``, and from there an option of ``predict``, an axis of
+``sweep`` and, with something to try, a change that ``opportunities`` tries.
 
-To add one: a file here with a class that says what it is called (see ``prediction.edit.Edit``), and its name below::
-
-    @edit_option("clock", "GPU clock × FACTOR.", takes="FACTOR", bounds={"2× compute clock": 2.0})
-    @dataclass(frozen=True)
-    class ScaleClock: ...
-
-Declarations are read without running the files, which import all that predictions need: a command line answers
-``--help`` at once.
+To add one: a file here with a class that says what it is called (see ``prediction.edit.Edit``), and a row below. The
+file is imported when its edit is made, so that a command line answers ``--help`` at once.
 """
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tracer.errors import ForetraceError
 
@@ -28,37 +18,23 @@ if TYPE_CHECKING:
     from graph_predictor.prediction.edit import Edit
 
 Value = str | float | bool
-T = TypeVar("T")
 
-MODULES = tuple(f"graph_predictor.edits.{name}" for name in (
-    "precision", "remove", "scale", "launches", "optimizer", "fusion", "attention", "recompute", "overlap", "compile",
-    "straggler", "lookups", "link", "peers", "without_profiler", "scale_out"))
-"""Files with declarations. In this order edits are applied where the order is ours to choose."""
 NOTHING, ON_OFF, FACTOR = "nothing", "on|off", "FACTOR"
-_DECLARATION = re.compile(r"^@edit_option\(.*?^class [^\n]*:$", re.DOTALL | re.MULTILINE)
-"""From the option to the head of its class: parsing the files whole takes ten times as long."""
 
 
-def edit_option(name: str, help: str, *, takes: str = NOTHING, tries: Mapping[str, Value] = {},
-                bounds: Mapping[str, Value] = {}) -> Callable[[type[T]], type[T]]:
-    """Declare the option of an edit. All arguments are literals, as they are read without being run.
+@dataclass(frozen=True, slots=True)
+class EditOption:
+    """An edit and its option.
 
-    Args:
+    Attributes:
+        module: its file's name here, without ``.py``.
+        edit: its class there.
         name: of the option, without its dashes.
         help: what the option does.
         takes: "nothing", "on|off" or "FACTOR"; anything else names a text, which the class or its ``parse`` is given.
         tries: values that are worth trying on any step, by what to call them.
         bounds: values that bound what any real change could save, and that nobody can make.
     """
-    def unchanged(edit: type[T]) -> type[T]:
-        return edit
-
-    return unchanged
-
-
-@dataclass(frozen=True, slots=True)
-class EditOption:
-    """An edit as it is declared: arguments as of ``edit_option``, and the class that is declared."""
 
     module: str
     edit: str
@@ -86,7 +62,7 @@ class EditOption:
 
     def make(self, value: Value) -> Edit:
         """Make the edit. Raises ``EditError`` where the value is none of its kind."""
-        edit: Any = getattr(import_module(self.module), self.edit)
+        edit: Any = getattr(import_module(f"graph_predictor.edits.{self.module}"), self.edit)
         made: Edit = edit() if self.takes == NOTHING else getattr(edit, "parse", edit)(value)
         return made
 
@@ -99,26 +75,53 @@ class EditOption:
         return f"--{self.name} {value:g}" if isinstance(value, float) else f"--{self.name} {value}"
 
 
-@cache
-def options() -> tuple[EditOption, ...]:
-    """Return the edits that are declared, in the order of their files."""
-    return tuple(option for module in MODULES for option in _declared(module))
-
-
-@cache
-def _declared(module: str) -> tuple[EditOption, ...]:
-    """Return the declarations of a file, in their order."""
-    spec = find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ForetraceError(f"There is no file of edits {module}; is foretrace installed completely?")
-    with open(spec.origin, encoding="utf-8") as file:
-        declarations = "".join(f"{found[0]} pass\n" for found in _DECLARATION.finditer(file.read()))
-    return tuple(
-        EditOption(module, node.name, *map(ast.literal_eval, call.args),
-                   **{str(each.arg): ast.literal_eval(each.value) for each in call.keywords})
-        for node in ast.parse(declarations).body if isinstance(node, ast.ClassDef)
-        for call in node.decorator_list if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-        and call.func.id == edit_option.__name__)
+OPTIONS = (
+    EditOption("precision", "Precision", "dtype",
+               "Element type, such as bf16: products in bf16 or fp16 (autocast), tf32 or fp32.", takes="TYPE",
+               tries={"bf16 autocast": "bf16", "TF32 products": "tf32"}),
+    EditOption("remove", "Remove", "remove",
+               "Leave out operations with all inside them, by name or pattern: aten::gelu or aten::*dropout*.",
+               takes="OPERATION"),
+    EditOption("scale", "ScaleClock", "clock", "GPU clock × FACTOR.", takes=FACTOR, bounds={"2× compute clock": 2.0}),
+    EditOption("scale", "ScaleBandwidth", "bandwidth", "GPU memory bandwidth × FACTOR.", takes=FACTOR,
+               bounds={"2× memory bandwidth": 2.0}),
+    EditOption("scale", "ScaleKernels", "kernels", "Kernel durations × FACTOR.", takes=FACTOR),
+    EditOption("scale", "ScaleHost", "host", "Host time × FACTOR.", takes=FACTOR, tries={"host twice as fast": 0.5}),
+    EditOption("launches", "CudaGraphs", "cuda-graphs", "Replay the step as a CUDA graph.",
+               tries={"CUDA graphs": True}),
+    EditOption("launches", "FreeLaunches", "free-launches", "Launches cost nothing.", bounds={"free launches": True}),
+    EditOption("launches", "NoDataLoading", "no-data-loading", "Batches are always ready.",
+               bounds={"no data loading": True}),
+    EditOption("optimizer", "FusedOptimizer", "fused-optimizer", "The optimizer's step as one fused kernel.",
+               tries={"fused optimizer": True}),
+    EditOption("fusion", "FuseElementwise", "fuse-elementwise", "Chains of elementwise kernels as one kernel each.",
+               tries={"fused elementwise chains": True}),
+    EditOption("attention", "FlashAttention", "flash-attention", "Attention that is written out as a fused operator.",
+               tries={"flash attention": True}),
+    EditOption("recompute", "Recompute", "recompute", "Activation checkpointing of every block.", takes=ON_OFF,
+               tries={"no recomputation": False}),
+    EditOption("overlap", "OverlapLoading", "overlap-loading", "Batches loaded in the background.",
+               tries={"data loading overlapped": True}),
+    EditOption("overlap", "HideCollectives", "hide-collectives", "Collectives overlap with everything else.",
+               bounds={"communication overlapped": True}),
+    EditOption("overlap", "NoWaits", "no-waits", "The host never waits for the device.",
+               bounds={"no waits for the device": True}),
+    EditOption("compile", "Compile", "compile", "torch.compile, approximately.",
+               tries={"torch.compile (approximate)": True}),
+    EditOption("straggler", "Straggler", "straggler", "One rank slower, such as 3:10%.", takes="RANK:PERCENT%"),
+    EditOption("lookups", "OtherIndices", "indices",
+               "Indices that embedding tables are looked up by: Parquet, CSV, dlrm_datasets, or a Zipf law.",
+               takes="FILE|zipf:S"),
+    EditOption("link", "ScaleLink", "link", "Links within and between nodes × FACTOR.", takes=FACTOR),
+    EditOption("peers", "RanksAlike", "ranks-alike",
+               "Ranks that were not recorded arrive as the recorded ones do: collectives only transfer.",
+               bounds={"no waiting for unrecorded ranks": True}),
+    EditOption("without_profiler", "TakeOutProfiler", "without-profiler",
+               "Take out what the profiler's events cost the host, where no step was timed without."),
+    EditOption("scale_out", "ScaleOut", "scale-out", "The recorded job on so many ranks, each with the same work.",
+               takes="RANKS[@NET]"),
+)
+"""Edits in the order in which they are applied, where that order is ours to choose."""
 
 
 def switched(words: Iterable[str]) -> dict[str, Value]:
@@ -127,7 +130,7 @@ def switched(words: Iterable[str]) -> dict[str, Value]:
     Raises:
         ForetraceError: a word switches no edit, or two words switch one on and off.
     """
-    known = {word: (option.name, value) for option in options() for word, value in option.switches.items()}
+    known = {word: (option.name, value) for option in OPTIONS for word, value in option.switches.items()}
     found: dict[str, Value] = {}
     for word in words:
         if word not in known:
@@ -145,14 +148,14 @@ def chosen(values: Mapping[str, Value | None]) -> dict[str, Value]:
     Raises:
         ForetraceError: there is no edit of a name.
     """
-    unknown = sorted(set(values) - {option.name for option in options()})
+    unknown = sorted(set(values) - {option.name for option in OPTIONS})
     if unknown:
         raise ForetraceError(f"There is no edit {unknown[0]!r}; there are "
-                             f"{', '.join(option.name for option in options())}.")
-    return {option.name: value for option in options()
+                             f"{', '.join(option.name for option in OPTIONS)}.")
+    return {option.name: value for option in OPTIONS
             if (value := values.get(option.name)) is not None and option.changes(value)}
 
 
 def made(values: Mapping[str, Value]) -> list[Edit]:
     """Make edits of their values by name, in the registry's order. Raises ``EditError`` as ``EditOption.make``."""
-    return [option.make(values[option.name]) for option in options() if option.name in values]
+    return [option.make(values[option.name]) for option in OPTIONS if option.name in values]

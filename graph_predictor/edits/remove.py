@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.replacement import Replacement, Rewriting, Units
 from graph_predictor.prediction.scenario import EditError, Scenario
 from tracer.arrays import Bool
@@ -19,8 +18,6 @@ from tracer.trees import within
 MOST_NAMES = 3
 
 
-@edit_option("remove", "Leave out operations with all inside them, by name or pattern: aten::gelu or aten::*dropout*.",
-             takes="OPERATION")
 @dataclass(frozen=True)
 class Remove:
     """Operations of a name, or of a pattern with ``*`` and ``?``, left out with everything inside them: host time,

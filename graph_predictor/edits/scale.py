@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.program import MOST_FACTOR
 
@@ -17,7 +16,6 @@ def _checked(factor: float, what: str) -> float:
     return factor
 
 
-@edit_option("clock", "GPU clock × FACTOR.", takes="FACTOR", bounds={"2× compute clock": 2.0})
 @dataclass(frozen=True)
 class ScaleClock:
     """The GPU's clock times a factor. Assumes peak rates follow the clock; memory bandwidth and launch costs do not."""
@@ -35,7 +33,6 @@ class ScaleClock:
         return replace(scenario, devices=replace(scenario.devices, clock=clock))
 
 
-@edit_option("bandwidth", "GPU memory bandwidth × FACTOR.", takes="FACTOR", bounds={"2× memory bandwidth": 2.0})
 @dataclass(frozen=True)
 class ScaleBandwidth:
     """The GPU's memory bandwidth times a factor. Assumes that caches, and all else, stay as they are."""
@@ -53,7 +50,6 @@ class ScaleBandwidth:
         return replace(scenario, devices=replace(scenario.devices, bandwidth=bandwidth))
 
 
-@edit_option("kernels", "Kernel durations × FACTOR.", takes="FACTOR")
 @dataclass(frozen=True)
 class ScaleKernels:
     """Every kernel's duration times a factor, collectives too if asked. Assumes nothing: a what-if on durations."""
@@ -78,7 +74,6 @@ class ScaleKernels:
         return replace(scenario, kernels=scenario.kernels.scaled(factor))
 
 
-@edit_option("host", "Host time × FACTOR.", takes="FACTOR", tries={"host twice as fast": 0.5})
 @dataclass(frozen=True)
 class ScaleHost:
     """All host time (Python, operators, calls, hand-overs) times a factor, such as the ratio of two CPUs' single-thread

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import find_collectives
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.edits.topology import fill_ratios
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
 from graph_predictor.recorded.jitter import further_out
@@ -18,7 +17,6 @@ from tracer.parallel_plan import PlanError
 MOST_RANKS = 1 << 20
 
 
-@edit_option("scale-out", "The recorded job on so many ranks, each with the same work.", takes="RANKS[@NET]")
 @dataclass(frozen=True)
 class ScaleOut:
     """The job on another number of ranks of the device's usual nodes, filled, on their usual network or another one

@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.program import MOST_FACTOR
 
 
-@edit_option("straggler", "One rank slower, such as 3:10%.", takes="RANK:PERCENT%")
 @dataclass(frozen=True)
 class Straggler:
     """One rank slower by a share: all its kernels but the collectives, and its host. Assumes that it is slow all the

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.edits.registry import edit_option
 from graph_predictor.prediction.profiler_cost import profiler_share
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.recorded.gpu_active import active_ns
@@ -15,7 +14,6 @@ from tracer.arrays import Float64
 from tracer.graph import KernelKind
 
 
-@edit_option("without-profiler", "Take out what the profiler's events cost the host, where no step was timed without.")
 @dataclass(frozen=True)
 class TakeOutProfiler:
     """The step as it runs with nothing watching, told from its recording under the profiler alone.

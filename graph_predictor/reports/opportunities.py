@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.edits.registry import options
+from graph_predictor.edits.registry import OPTIONS
 from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.result import Prediction
@@ -125,7 +125,7 @@ class Opportunities(Shown):
 def candidates() -> list[CandidateEdit]:
     """Return every change that is tried, as the edits declare them."""
     return [CandidateEdit(name, option.written(value), option.make(value), bound)
-            for option in options() for values, bound in ((option.tries, False), (option.bounds, True))
+            for option in OPTIONS for values, bound in ((option.tries, False), (option.bounds, True))
             for name, value in values.items()]
 
 

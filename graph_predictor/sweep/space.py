@@ -10,7 +10,7 @@ from functools import cache
 
 import msgspec
 
-from graph_predictor.edits.registry import FACTOR, EditOption, options, switched
+from graph_predictor.edits.registry import FACTOR, OPTIONS, EditOption, switched
 from graph_predictor.request.configuration import Configuration
 from tracer.errors import ForetraceError
 from tracer.rank_classes import MOST_RANKS
@@ -33,7 +33,7 @@ class SweepError(ForetraceError):
 @cache
 def swept_edits() -> dict[str, EditOption]:
     """Return the edits that are axes of their own, as they take a value, by the name of their axis."""
-    return {option.attribute: option for option in options() if not option.switches}
+    return {option.attribute: option for option in OPTIONS if not option.switches}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from catalogue import Program
 from recordings import slowed
 
 import tracer
-from graph_predictor.edits.registry import options
+from graph_predictor.edits.registry import OPTIONS
 from graph_predictor.prediction.predictor import SimulatedStep
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.request.configuration import Configuration
@@ -66,7 +66,7 @@ def edits_of(which: Program, folder: Path, other: tuple[str, str] | None = None,
         other: of a second capture of the program, its path and the size it differs in, such as "batch=16".
         traced: the source was traced by shapes from the program's code, which is then traced again without ``code``.
     """
-    found: dict[str, Change] = {word: {"edits": {option.name: value}} for option in options()
+    found: dict[str, Change] = {word: {"edits": {option.name: value}} for option in OPTIONS
                                 for word, value in option.switches.items()}
     found |= {f"{name}={value}": {"edits": {name: value}} for name, values in EDITS.items() for value in values}
     for option, values in VALUES.items():

@@ -30,7 +30,7 @@ from edits import (
 
 import tracer
 from graph_predictor.cli.predict import predict as command
-from graph_predictor.edits.registry import options
+from graph_predictor.edits.registry import OPTIONS
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import read_source
 
@@ -55,8 +55,8 @@ Tried = tuple[Predictor, dict[str, Change]]
 def test_every_option_of_the_command_is_tried() -> None:
     known = {field.name for field in fields(Configuration)} - {"edits"}
     assert known == configured()
-    assert set(EDITS) == {option.name for option in options() if not option.switches}
-    edits = {option.attribute for option in options()}
+    assert set(EDITS) == {option.name for option in OPTIONS if not option.switches}
+    edits = {option.attribute for option in OPTIONS}
     assert set(inspect.signature(command).parameters) == edits | known | NO_EDITS | {"profiled"}
 
 

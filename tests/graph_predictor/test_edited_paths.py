@@ -17,7 +17,7 @@ from micro import Micro, read_ranks
 from test_micro_traces import full_queue
 
 from foretrace.edits import Device, Edit, FusedOptimizer, Remove
-from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, options
+from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS
 from graph_predictor.prediction.path_operations import GRAPH_LAUNCH, OUTSIDE
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.result import PathItem
@@ -51,7 +51,7 @@ def _baseline(path: Path) -> Baseline:
 
 def _edits() -> list[Edit]:
     values = {FACTOR: (0.5, 2.0), NOTHING: (True,), ON_OFF: (True, False)}
-    return [option.make(value) for option in options()
+    return [option.make(value) for option in OPTIONS
             for value in values.get(option.takes) or (TEXTS[option.name],)]
 
 

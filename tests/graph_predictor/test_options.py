@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from foretrace.commands import app
 from graph_predictor.cli.options import SHARED
-from graph_predictor.edits.registry import options
+from graph_predictor.edits.registry import OPTIONS
 from kernel_models.collectives import CommError, CommProfile, topology
 from kernel_models.device import FOLDER, DeviceError, device_names
 from kernel_models.device_choice import find_device, shape_device
@@ -63,7 +63,7 @@ def _is_axis(command: str, parameter: Any) -> bool:
     if not str(parameter.metavar).endswith(",…"):
         return False
     return (command, parameter.opts[0]) in COMPARED or (command == AXES and (
-        parameter.opts[0] in SHARED or parameter.opts[0][2:] in {option.name for option in options()}))
+        parameter.opts[0] in SHARED or parameter.opts[0][2:] in {option.name for option in OPTIONS}))
 
 
 @pytest.mark.parametrize("option", sorted(name for name, users in _options().items() if len(users) > 1))

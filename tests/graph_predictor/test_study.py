@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from graph_predictor.edits.registry import made, options, switched
+from graph_predictor.edits.registry import OPTIONS, made, switched
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import Study, is_script, read_source
@@ -160,7 +160,7 @@ def test_a_step_traced_for_a_cpu_of_any_name_computes_there(script: str) -> None
 
 
 def test_every_switch_is_an_edit() -> None:
-    for name in (word for option in options() for word in option.switches):
+    for name in (word for option in OPTIONS for word in option.switches):
         assert len(made(switched([name]))) == 1
     with pytest.raises(ForetraceError, match="on and off"):
         switched(["recompute", "no-recompute"])
