@@ -29,8 +29,8 @@ from kernel_models.collectives import (
     CommTimes,
     Level,
     Placement,
+    find_topology,
     make_measurements,
-    topology,
 )
 from kernel_models.collectives.datasheet import DatasheetModel
 from kernel_models.collectives.fitted import FittedModel
@@ -88,7 +88,7 @@ def leave_sizes_out(data: dict[str, CollectiveMeasurements]) -> None:
         ("measured curve, a size left out",
          lambda m, gpu: MeasuredModel.fit(m, shared_link=gpu == "L40S", intervals=False),
          {"median": 0.025, "p90": 0.10}, {"p90": 0.20}),
-        ("fitted alpha-beta alone, a size left out", lambda m, gpu: FittedModel.fit(m, topology(NODES[gpu])),
+        ("fitted alpha-beta alone, a size left out", lambda m, gpu: FittedModel.fit(m, find_topology(NODES[gpu])),
          {"median": 0.05}, None)]
     for label, fit, asked, asked_l40s in fits:
         groups = {"NVLink": Errors(), "L40S": Errors()}
@@ -113,7 +113,7 @@ def falling_steps(data: dict[str, CollectiveMeasurements]) -> None:
                                                        Placement((8, 3))]
     counts: dict[str, list[int]] = {}
     for gpu, rows in data.items():
-        where = topology(f"{NODES[gpu]}x8")
+        where = find_topology(f"{NODES[gpu]}x8")
         large = rows.take(rows.batch.payload_bytes >= 2**20)
         models = [("datasheet", DatasheetModel(where).predict)]
         for part in (rows, large):
@@ -158,7 +158,7 @@ def datasheet(data: dict[str, CollectiveMeasurements]) -> None:
         for gpu in gpus:
             rows = data[gpu]
             rows = rows.take((rows.batch.payload_bytes >= low) & (rows.batch.payload_bytes < high))
-            errors.add(DatasheetModel(topology(NODES[gpu])).predict(rows.batch), rows.time_us)
+            errors.add(DatasheetModel(find_topology(NODES[gpu])).predict(rows.batch), rows.time_us)
         errors.show(label, asked)
 
 
@@ -192,7 +192,7 @@ def datasheet_pooled(folder: Path, data: dict[str, CollectiveMeasurements]) -> N
                 rows = rows.aggregated()
                 rows = rows.take((rows.batch.payload_bytes >= low) & (rows.batch.payload_bytes < high))
                 if len(rows) >= 20:
-                    times = DatasheetModel(topology(node)).predict(rows.batch)
+                    times = DatasheetModel(find_topology(node)).predict(rows.batch)
                     covered.append(float(((rows.time_us >= times.low_us) & (rows.time_us <= times.high_us)).mean()))
             print(f"{kind + ', ' + band:56}{len(covered):7}{np.mean(covered):8.0%}   "
                   + " ".join(f"{value:.0%}" for value in covered))
@@ -203,7 +203,7 @@ def two_nodes(folder: Path) -> None:
     table = pd.read_parquet(folder / "vidur_all_reduce_send_recv.parquet")
     table = table[(table.topology == "a100_dgx") & (table.collective == "all_reduce")]
     table = table[table.ranks > table.ranks_per_node]
-    where = topology("dgx-a100x2")
+    where = find_topology("dgx-a100x2")
     for (ranks, per_node), part in table.groupby(["ranks", "ranks_per_node"]):
         rows = make_measurements(("all_reduce", "float16", Placement.even(ranks, per_node), r.payload_bytes,
                                   r.median_us)
@@ -231,7 +231,7 @@ def other_tables(folder: Path) -> None:
                              for r in vtrain[vtrain.payload_bytes % 2**23 == 0].itertuples()).aggregated()
     sheet = Errors()
     large = rows.take(rows.batch.payload_bytes >= LARGE)
-    sheet.add(DatasheetModel(topology("dgx-a100")).predict(large.batch), large.time_us)
+    sheet.add(DatasheetModel(find_topology("dgx-a100")).predict(large.batch), large.time_us)
     sheet.show("vTrain A100, datasheet, >= 16 MiB, 2 to 8 ranks")
     for left_out, fitted in ((4, (2, 8)), (8, (2, 4)), (5, (3, 8))):
         errors = Errors()
@@ -247,7 +247,7 @@ def other_tables(folder: Path) -> None:
         kept = np.zeros(len(rows), bool)
         kept[np.lexsort((rows.batch.payload_bytes, rows.batch.ranks))[::10]] = True
         left = rows.take(~kept)
-        where = topology(node)
+        where = find_topology(node)
         results = {"a tenth measured": MeasuredModel.fit(rows.take(kept)),
                    "two parameters": FittedModel.fit(rows.take(kept), where, most_pieces=1),
                    "three lines": FittedModel.fit(rows.take(kept), where)}
@@ -270,7 +270,7 @@ def dlrm(folder: Path) -> None:
     from tracer.job import read_job
 
     built = build_program(read_job(folder / "traces" / "dlrm-8xV100-2023").graphs)
-    where = topology("dgx-v100")
+    where = find_topology("dgx-v100")
     table = pd.read_parquet(folder / "collectives" / "all_reduce_vtrain.parquet")
     table = table[table.gpu == "V100"]
     profile = CommProfile.fit(make_measurements(("all_reduce", "float32", Placement((r.ranks,)), r.payload_bytes,
@@ -317,7 +317,7 @@ def custom_all_reduce(folder: Path) -> CollectiveMeasurements:
 def tuner(folder: Path, data: dict[str, CollectiveMeasurements]) -> None:
     """Winners on H200: NCCL and the custom kernels of serving engines (in CUDA graphs)."""
     rows = join([data["H200-SXM-141GB"], custom_all_reduce(folder)])
-    backends = backends_of([CommProfile.fit(rows, topology("dgx-h200"))])
+    backends = backends_of([CommProfile.fit(rows, find_topology("dgx-h200"))])
     for label, names in (("in CUDA graphs", [n for n in backends if not n.endswith("eager")]),
                          ("eager", ["nccl", *(n for n in backends if n.endswith("eager"))])):
         print(f"\nall-reduce on H200, custom kernels {label}: the winner changes at (ties within 5% stay)")
@@ -332,7 +332,7 @@ def tuner(folder: Path, data: dict[str, CollectiveMeasurements]) -> None:
 
 def speed(data: dict[str, CollectiveMeasurements]) -> None:
     """Evaluations a second on one core."""
-    profile = CommProfile.fit(data["H100-SXM5-80GB"], topology("dgx-h100x512"))
+    profile = CommProfile.fit(data["H100-SXM5-80GB"], find_topology("dgx-h100x512"))
     rng = np.random.default_rng(0)
     n = 10**6
     one = CollectiveBatch.of(CollectiveKind.ALL_REDUCE, np.exp(rng.uniform(6, 20, n)), Placement((8,)), "float16")

@@ -17,8 +17,8 @@ import os
 import time
 from pathlib import Path
 
-from graph_predictor.diff import Difference, DifferenceKind, diff_jobs
-from graph_predictor.diff.result import UNEXPLAINED
+from graph_predictor.diff.jobs import diff_jobs
+from graph_predictor.diff.result import UNEXPLAINED, Difference, DifferenceKind
 from graph_predictor.prediction.replay import replay
 from tracer.job import Job, read_job
 

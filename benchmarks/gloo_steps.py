@@ -37,7 +37,7 @@ from predict_cpu import COMMAND, ROOT, Case, quickest, summary
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.request.parallel_ranks import on_ranks
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.collectives import CollectiveModel, CommProfile, topology
+from kernel_models.collectives import CollectiveModel, CommProfile, find_topology
 from kernel_models.collectives.measurements import join
 from kernel_models.collectives.readers import read_log
 from tracer.comm_bench import BenchPlan, sweep_sizes
@@ -176,7 +176,8 @@ def cases(folder: Path, workloads: tuple[str, ...], count: int) -> list[Case]:
     """Predictions for so many processes, each with its truth."""
     tables = [read_log(str(folder / f"comm{many}-{number}" / "table.jsonl"))
               for many in PROCESSES for number in range(ROUNDS)]
-    collectives = CollectiveModel(topology("cpu"), CommProfile.fit(join(tables).aggregated(), topology("cpu")))
+    cpu = find_topology("cpu")
+    collectives = CollectiveModel(cpu, CommProfile.fit(join(tables).aggregated(), cpu))
     found = []
     for workload in workloads:
         alone = baseline(folder, workload)

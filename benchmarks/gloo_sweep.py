@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kernel_models.collectives import CommProfile, topology
+from kernel_models.collectives import CommProfile, find_topology
 from kernel_models.collectives.readers import read_log
 from tracer.comm_bench import BenchPlan, run_bench, sweep_sizes
 
@@ -42,7 +42,7 @@ def main() -> None:
         for kind in np.unique(rows.batch.kind):
             mine = np.flatnonzero(rows.batch.kind == kind)
             fit[mine[np.argsort(size_rank[mine])][::2]] = True
-        profile = CommProfile.fit(rows.take(fit), topology("cpu"))
+        profile = CommProfile.fit(rows.take(fit), find_topology("cpu"))
         for kind in [*options.kinds, "all"]:
             names = np.array([_label(k) for k in rows.batch.kind])
             out_rows = ~fit & ((names == kind) | (kind == "all"))

@@ -27,7 +27,7 @@ from graph_predictor.prediction.result import Prediction
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CollectiveModel, price_calls
-from kernel_models.collectives.topology import topology
+from kernel_models.collectives.topology import find_topology
 from tracer.job import read_job
 
 CLUSTER = "dgx-h100"
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     data: Path = parser.parse_args().data
     folder = data / "traces" / "nanogpt-8xH100"
-    model = CollectiveModel(topology(CLUSTER))
+    model = CollectiveModel(find_topology(CLUSTER))
     job = baseline_of(read_job(folder))
     found, unknown = find_collectives(job.built, model.topology)
     _transfers(found, unknown, model)

@@ -39,7 +39,7 @@ import simumax
 from weak_scaling import dgx_jobs, mpt_jobs
 
 from graph_predictor.request.memory_fit import ERROR, Fit, StageMemory, fit_of
-from kernel_models.collectives import topology
+from kernel_models.collectives import find_topology
 from kernel_models.device import device
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.memory import fullest_of, stage_memory
@@ -179,7 +179,7 @@ def read_ci(path: Path, pieces: LayerPieces) -> tuple[list[Peak], dict[str, int]
                 tp = number(row, "tp", 1)
                 shape, gpus = ci_shape(row, name, tp), _gpus(row, name)
                 plan = (_released(row, name, shape) if name in RELEASES else ci_plan(row, name, gpus))
-                check_decoder_plan(plan, shape, topology("dgx-h100x512"))
+                check_decoder_plan(plan, shape, find_topology("dgx-h100x512"))
                 if (plan, shape) not in known:
                     known[plan, shape] = stage_memory(plan, shape, pieces, plan.pp - 1)
                 peaks.append(Peak(f"{name} {row['platform']}", _family(name), float(row["max_alloc_gib"]),
@@ -298,7 +298,7 @@ def _vtrain(path: Path, name: str, recompute: Recomputation) -> list[tuple[str, 
             plan = ParallelPlan(dp=dp, tp=int(r["tensor parallelism"]), pp=int(r["pipeline parallelism"]),
                                 microbatch=micro, microbatches=int(r["global batch"]) // dp // micro,
                                 recompute=recompute)
-            check_decoder_plan(plan, shape, topology("dgx-a100x512"))
+            check_decoder_plan(plan, shape, find_topology("dgx-a100x512"))
         except ForetraceError:
             continue
         jobs.append((f"h{hidden} L{layers}", f"vTrain-{name} ", plan, shape, "a100-sxm-80g"))

@@ -25,7 +25,7 @@ from collectives import DATA, custom_all_reduce, nccl
 
 from graph_predictor.comm.mixing import Mixture, mixture_of_step
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.collectives import CollectiveMeasurements, CollectiveModel, CommProfile, topology
+from kernel_models.collectives import CollectiveMeasurements, CollectiveModel, CommProfile, find_topology
 from kernel_models.collectives.backends import Backends
 from kernel_models.collectives.measurements import join
 from tracer.job import read_job
@@ -52,9 +52,9 @@ def left_out_choices(rows: CollectiveMeasurements, pool: tuple[str, ...]) -> pd.
         sizes = sorted(set.intersection(*({s for n, r, s in measured if n == name and r == ranks} for name in pool)))
         left |= {(ranks, size) for size in sizes[1::2]}
     out = np.array([key in left for key in keys])
-    profile = CommProfile.fit(rows.take(~out), topology(NODE))
+    profile = CommProfile.fit(rows.take(~out), find_topology(NODE))
     one = rows.take(out).of_backend(pool[0])
-    choices = Backends(topology(NODE), profile, switch_us=0.0).choose(one.batch)
+    choices = Backends(find_topology(NODE), profile, switch_us=0.0).choose(one.batch)
     found = []
     for i, key in enumerate(zip(one.batch.ranks.tolist(), one.batch.payload_bytes.tolist(), strict=True)):
         times = {name: measured[(name, *key)] for name in pool}
@@ -120,7 +120,7 @@ def main() -> int:
     for job, node in JOBS.items():
         scenario = baseline_of(read_job(data / "traces" / job)).scenario
         show_mixture(job, mixture_of_step(scenario.built, scenario.cycle.kernel, scenario.cycle.steps,
-                                          CollectiveModel(topology(node), mixed=True)))
+                                          CollectiveModel(find_topology(node), mixed=True)))
     return 0
 
 

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from weak_scaling import DATA
 
 from foretrace.commands import app
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.decoder import decoder_of
 from planner.parallel.estimate import Rates, estimate
@@ -89,7 +89,7 @@ def main() -> None:
         return
     settings = workloads.as_plain(workloads.parse("llama", SIZES, preset="real"))
     shape = replace(decoder_of("llama", settings), fused=False)
-    pieces, cluster = LayerPieces(device(DEVICE)), CollectiveModel(topology(NODE))
+    pieces, cluster = LayerPieces(device(DEVICE)), CollectiveModel(find_topology(NODE))
     rates = replace(Rates(), host_us=LAUNCH_US, host_collective_us=LAUNCH_US, jitter=0.0)
     print(f"{'plan':28}{'simulated':>10}{'80% between':>20}{'estimated':>11}{'80% between':>20}{'difference':>12}"
           f"{'its program':>13}")

@@ -23,7 +23,7 @@ import vtrain
 from scipy.optimize import minimize
 from weak_scaling import DATA, dgx_jobs, mpt_jobs
 
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.estimate import estimate
 from planner.parallel.loads import Loads, loads_of
@@ -66,10 +66,10 @@ def published(data: Path) -> Iterator[tuple[str, str, Loads, float]]:
     a100, node = pieces["a100-sxm-80g"], vtrain.measured(data / "collectives" / "all_reduce_vtrain.parquet")
     for name, cluster, again in (
             ("single", lambda gpus: node, Recomputation.NONE),
-            ("multi", lambda gpus: CollectiveModel(topology(f"dgx-a100x{gpus // 8}")), Recomputation.FULL)):
+            ("multi", lambda gpus: CollectiveModel(find_topology(f"dgx-a100x{gpus // 8}")), Recomputation.FULL)):
         for row in vtrain.read(folder / f"vtrain_{name}_node_a100.parquet", a100, cluster, again):
             yield f"vTrain {name}", row.size, row.step.loads, row.step.us
-    b200, cluster = LayerPieces(device(simumax.DEVICE)), CollectiveModel(topology(simumax.NODE))
+    b200, cluster = LayerPieces(device(simumax.DEVICE)), CollectiveModel(find_topology(simumax.NODE))
     for row in simumax.read(data):
         yield ("SimuMax B200", row.case.rsplit("_mbc", 1)[0], loads_of(row.plan, row.shape, b200, cluster),
                1e3 * row.measured_ms)

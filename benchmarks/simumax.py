@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.calibrate import MeasuredPlan, calibrate
 from planner.parallel.config_file import decoder_of_config
@@ -124,7 +124,7 @@ def read(data: Path = DATA) -> list[Row]:
 def judge(rows: Sequence[Row], rates: Rates = Rates(), pieces: LayerPieces | None = None) -> list[Judged]:  # noqa: B008
     """Predict every row."""
     pieces = pieces or LayerPieces(device(DEVICE))
-    cluster = CollectiveModel(topology(NODE))
+    cluster = CollectiveModel(find_topology(NODE))
     return [Judged(row, estimate(loads_of(row.plan, row.shape, pieces, cluster), rates),
                    fullest_of(row.plan, row.shape, pieces).allocated / 2**30) for row in rows]
 
@@ -161,7 +161,7 @@ def _errors(name: str, judged: Sequence[Judged], error: Callable[[Judged], float
 
 def calibrated(judged: Sequence[Judged], pieces: LayerPieces) -> None:
     """Print the errors of rows that did not calibrate the rates, draw by draw."""
-    cluster = CollectiveModel(topology(NODE))
+    cluster = CollectiveModel(find_topology(NODE))
     print(f"\nCalibrated on {CALIBRATING} rows, the others judged")
     for draw in range(DRAWS):
         order = np.random.default_rng(draw).permutation(len(judged))

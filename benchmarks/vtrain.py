@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kernel_models.collectives import CollectiveModel, CommProfile, Placement, make_measurements, topology
+from kernel_models.collectives import CollectiveModel, CommProfile, Placement, find_topology, make_measurements
 from kernel_models.device import device
 from planner.parallel.calibrate import SPREADS, MeasuredPlan, fit_rates
 from planner.parallel.estimate import Rates, estimate
@@ -101,7 +101,7 @@ def measured(path: Path) -> CollectiveModel:
     """The node with vTrain's measured all-reduces of two to eight A100."""
     table = pd.read_parquet(path)
     table = table[(table.gpu == "A100") & table.payload_bytes.isin([2**20 * size for size in MEBIBYTES])]
-    node = topology("dgx-a100")
+    node = find_topology("dgx-a100")
     return CollectiveModel(node, CommProfile.fit(make_measurements(
         ("all_reduce", dtype, Placement((row.ranks,)), row.payload_bytes, row.latency_us)
         for row in table.itertuples() for dtype in ("float16", "float32")), node))
@@ -176,7 +176,7 @@ def main() -> None:
     judge("single", read(data / "end_to_end" / "vtrain_single_node_a100.parquet", pieces, lambda gpus: one,
                          Recomputation.NONE))
     judge("multi", read(data / "end_to_end" / "vtrain_multi_node_a100.parquet", pieces,
-                        lambda gpus: CollectiveModel(topology(f"dgx-a100x{gpus // 8}")), Recomputation.FULL))
+                        lambda gpus: CollectiveModel(find_topology(f"dgx-a100x{gpus // 8}")), Recomputation.FULL))
 
 
 if __name__ == "__main__":

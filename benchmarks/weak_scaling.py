@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.estimate import estimate
 from planner.parallel.loads import loads_of
@@ -94,8 +94,8 @@ class Job:
     @property
     def cluster(self) -> CollectiveModel:
         """The nodes of the job."""
-        nodes = -(-self.plan.world_size // topology(self.node).gpus)
-        return CollectiveModel(topology(self.node if nodes == 1 else f"{self.node}x{nodes}{self.network}"))
+        nodes = -(-self.plan.world_size // find_topology(self.node).gpus)
+        return CollectiveModel(find_topology(self.node if nodes == 1 else f"{self.node}x{nodes}{self.network}"))
 
 
 @dataclass(frozen=True)

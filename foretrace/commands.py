@@ -14,10 +14,8 @@ from graph_predictor.cli.text import ClosedOutput, finish_output, standard_outpu
 
 PLANS = frozenset({"plan", "serve", "shapes", "shard", "comm"})
 """Commands of ``planner``; the others are of ``graph_predictor``."""
-RUN_PROGRAMS = frozenset({"validate", "check", "comm", "capture", "trace", "campaign", "calibrate"})
-"""Commands that run a user's program, or time something, in their own process."""
 COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'graph_predictor'}.cli.{home}",
-                              name.replace("-", "_"), group, sentence, own, name in RUN_PROGRAMS)
+                              name.replace("-", "_"), group, sentence, own)
             for group, commands in {
     "See what was recorded": (
         ("inspect", "inspect", "Show what traces hold and what they lack.", None),

@@ -10,7 +10,8 @@ import numpy as np
 
 from graph_predictor.comm.host_collectives import with_host_collectives
 from graph_predictor.prediction.replay import replay
-from graph_predictor.reports.ranks import rank_report, recorded_times
+from graph_predictor.reports.ranks.report import rank_report
+from graph_predictor.reports.ranks.times import recorded_times
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,10 +10,13 @@ from graph_predictor.cli.console import Column, Report, count, microseconds, mil
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Scheduler, Step, StepRegion, Top, Window, Workers
-
-if TYPE_CHECKING:
-    from graph_predictor.reports.breakdown import Breakdown, ModuleTime, OperationTime
-    from graph_predictor.simulation.critical_path import Bound
+from graph_predictor.pages import recording
+from graph_predictor.prediction import replay as prediction_replay
+from graph_predictor.prediction import result as prediction_result
+from graph_predictor.recorded import damage
+from graph_predictor.reports import breakdown as reports_breakdown
+from graph_predictor.reports import facts
+from graph_predictor.simulation import critical_path
 
 DEFAULT_TOP = 10
 
@@ -39,42 +42,35 @@ def breakdown(
     """
     with one_sentence(debug):
         # The submodules' functions, not the modules of the same names.
-        from graph_predictor.prediction.replay import replay
-        from graph_predictor.recorded.damage import folded_notes
-        from graph_predictor.reports.breakdown import breakdown as break_down
 
         check_html(html, paths)
         job = read(paths, window, workers, scheduler, step_region=step_region)
-        found = replay(job.graphs, profiled=profiled)
-        result = break_down(found, step=step, spans=spans or json or html is not None)
-        result.notes = [*job.notes, *folded_notes(job), *result.notes]
+        found = prediction_replay.replay(job.graphs, profiled=profiled)
+        result = reports_breakdown.breakdown(found, step=step, spans=spans or json or html is not None)
+        result.notes = [*job.notes, *damage.folded_notes(job), *result.notes]
         if html is not None:
-            from graph_predictor.pages.recording import breakdown_page
-
-            write_html(html, paths, lambda where: breakdown_page(job, found, result, where, step=step,
-                                                                 profiled=profiled))
+            write_html(html, paths, lambda where: recording.breakdown_page(job, found, result, where, step=step,
+                                                                           profiled=profiled))
         if json:
             print_json(result.to_json(top))
         else:
             _report(result, top or DEFAULT_TOP, spans)
 
 
-def _report(result: Breakdown, top: int, spans: bool) -> None:
-    from graph_predictor.prediction.result import which_times
-    from graph_predictor.reports.facts import decided_line, recorded_line, step_line
-
+def _report(result: reports_breakdown.Breakdown, top: int, spans: bool) -> None:
     report = Report()
     total, steps = result.total(), max(len(result.counted), 1)
     report.line()
     if result.recorded is not None:
-        report.line(recorded_line(result.recorded), style="bold")
+        report.line(facts.recorded_line(result.recorded), style="bold")
     if result.steady is not None:
-        report.line(step_line(which_times(result.profiled), result.step_ns / 1e3, what="steady state"), style="bold")
+        report.line(facts.step_line(prediction_result.which_times(result.profiled), result.step_ns / 1e3,
+                                    what="steady state"), style="bold")
     else:
         longest = max(result.steps, key=lambda step: step.measured_ns)
         report.line(f"Recorded {longest.name}: {milliseconds(longest.measured_ns)} ms under the profiler; replayed "
-                    f"{which_times(result.profiled)} {milliseconds(result.step_ns)} ms", style="bold")
-    report.line(decided_line(None if result.steady is None else result.steady.gpu_active_us, result.bound))
+                    f"{prediction_result.which_times(result.profiled)} {milliseconds(result.step_ns)} ms", style="bold")
+    report.line(facts.decided_line(None if result.steady is None else result.steady.gpu_active_us, result.bound))
     path = sum(result.bounds_us.values()) or 1.0
     report.table("Critical path by bound", [Column("bound", name=True), Column("ms"), Column("share")],
                  ([name, milliseconds(us * 1e3), percent(us / path)] for name, us in result.bounds_us.items() if us))
@@ -105,7 +101,7 @@ def _report(result: Breakdown, top: int, spans: bool) -> None:
     report.notes(result.notes)
 
 
-def _spans(report: Report, result: Breakdown) -> None:
+def _spans(report: Report, result: reports_breakdown.Breakdown) -> None:
     """Every step's own span by bound: along its host's thread, or its device's where the device falls behind."""
     bounds = [bound for bound, ns in result.total().bounds.items() if ns]
     report.table("Span of each recorded step by bound, ms as replayed",
@@ -114,20 +110,21 @@ def _spans(report: Report, result: Breakdown) -> None:
                    *(milliseconds(s.totals.bounds[b]) for b in bounds)] for s in result.steps))
 
 
-def _heading(bound: Bound) -> str:
+def _heading(bound: critical_path.Bound) -> str:
     """A bound's name in two short lines."""
     return bound.label.replace("communication", "comm.").replace(" ", "\n", 1)
 
 
-def _host_columns(title: str, entries: list[OperationTime] | list[ModuleTime]) -> list[Column]:
+def _host_columns(title: str, entries: list[reports_breakdown.OperationTime]
+                  | list[reports_breakdown.ModuleTime]) -> list[Column]:
     """Waiting and the GPU get a column where there is any."""
     return [Column(title, name=True, path=title == "module"), Column("calls"), Column("host"),
             *([Column("waiting")] if any(e.waiting_ns for e in entries) else []),
             *([Column("GPU")] if any(e.gpu_ns for e in entries) else [])]
 
 
-def _host_row(name: str, entry: OperationTime | ModuleTime, steps: int,
-              entries: list[OperationTime] | list[ModuleTime]) -> list[str]:
+def _host_row(name: str, entry: reports_breakdown.OperationTime | reports_breakdown.ModuleTime, steps: int,
+              entries: list[reports_breakdown.OperationTime] | list[reports_breakdown.ModuleTime]) -> list[str]:
     return [name, count(entry.calls / steps), milliseconds(entry.host_ns / steps),
             *([milliseconds(entry.waiting_ns / steps)] if any(e.waiting_ns for e in entries) else []),
             *([milliseconds(entry.gpu_ns / steps)] if any(e.gpu_ns for e in entries) else [])]

@@ -5,24 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from graph_predictor.cli.calibrate_host import calibrate_host
-from graph_predictor.cli.console import Column, Report, count, print_json
+from graph_predictor.cli.console import Column, Report, count, microseconds, print_json
 from graph_predictor.cli.errors import INTERRUPTED, one_sentence
 from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.progress_line import ProgressLine
 from graph_predictor.cli.text import tell
+from graph_predictor.prediction import overheads as prediction_overheads
+from kernel_models import calibration
+from kernel_models import profile as kernel_models_profile
+from kernel_models.calibration import run as calibration_run
+from kernel_models.host import overheads, segments
+from tracer import graph, job
 from tracer.output_kind import PROFILE, check_output
-
-if TYPE_CHECKING:
-    from kernel_models.calibration import Calibration
-    from kernel_models.host.overheads import HostOverheads
-    from kernel_models.profile import ProfileEntry
-    from tracer.graph import ExecutionGraph
 
 WORK_ENDING = ".measurements"
 ALL = "all"
@@ -56,10 +56,6 @@ def calibrate(
     foretrace predict --host-from FILE.
     """
     with one_sentence(debug):
-        from kernel_models.calibration import CalibrationError, Request
-        from kernel_models.calibration import calibrate as run
-        from kernel_models.calibration.run import write_profile
-
         if host:
             refused = [option for option, given in (
                 ("--families", families != ALL), ("--work", bool(work)), ("--resume", resume), ("--seed", seed != 0))
@@ -70,12 +66,13 @@ def calibrate(
         folder = Path(work or _beside(out))
         named = [name.strip() for name in families.split(",") if name.strip()]
         if not named:
-            raise CalibrationError("--families names none: give names separated by commas, or leave it out for all.")
-        request = Request(folder, on, 9.0 if minutes is None else minutes, [] if families == ALL else named, resume,
-                          threads, seed)
+            raise calibration.CalibrationError("--families names none: give names separated by commas, or leave it out "
+                                               "for all.")
+        request = calibration.Request(folder, on, 9.0 if minutes is None else minutes, [] if families == ALL else named,
+                                      resume, threads, seed)
         line = ProgressLine()
         try:
-            found = run(request, host=_host, say=line.say)
+            found = calibration.calibrate(request, host=_host, say=line.say)
         except KeyboardInterrupt:
             line.end()
             again = f"{' --work ' + work if work else ''} --resume"
@@ -83,7 +80,7 @@ def calibrate(
                  f"{again.strip()}.")
             raise typer.Exit(INTERRUPTED) from None
         line.end()
-        write_profile(found, out)
+        calibration_run.write_profile(found, out)
         if json:
             print_json(_as_json(out, folder, found))
         else:
@@ -92,26 +89,22 @@ def calibrate(
 
 def _beside(output: str) -> str:
     if "://" in output:
-        from kernel_models.calibration import CalibrationError
-
-        raise CalibrationError(f"{output} is a URL: name a local directory for the measurements with --work.")
+        raise calibration.CalibrationError(f"{output} is a URL: name a local directory for the measurements with "
+                                           f"--work.")
     path = Path(output)
     return str(path.with_name(path.name.removesuffix(".profile") + WORK_ENDING))
 
 
-def _host(graphs: Sequence[ExecutionGraph]) -> HostOverheads:
-    from graph_predictor.prediction.overheads import measure_overheads
-    from tracer.job import Job
-
-    return measure_overheads(Job(list(graphs))).overheads
+def _host(graphs: Sequence[graph.ExecutionGraph]) -> overheads.HostOverheads:
+    return prediction_overheads.measure_overheads(job.Job(list(graphs))).overheads
 
 
-def _best(found: Calibration) -> list[ProfileEntry]:
+def _best(found: calibration.Calibration) -> list[kernel_models_profile.ProfileEntry]:
     """The preferred model of each family."""
     return [found.profile.entries_of(family)[0] for family in found.profile.families]
 
 
-def _report(output: str, folder: Path, found: Calibration) -> None:
+def _report(output: str, folder: Path, found: calibration.Calibration) -> None:
     report = Report()
     profile = found.profile
     size = f", {count(round(os.path.getsize(output) / 1e3))} kB" if "://" not in output else ""
@@ -129,13 +122,10 @@ def _report(output: str, folder: Path, found: Calibration) -> None:
                       sorted({**spec.vector_tflops, **spec.matrix_tflops}.items()))
     report.line(f"Device: memory {spec.memory_bandwidth_gbps:.4g} GB/s; TFLOP/s: {rates}", indent=8)
     if profile.host is not None:
-        from graph_predictor.cli.console import microseconds
-        from kernel_models.host.overheads import ANY
-        from kernel_models.host.segments import Overhead
-
         table = profile.host.table
-        told = [f"{kind.label} {microseconds(table[kind, ANY, ANY].quantiles_ns[2])} µs" for kind in Overhead
-                if (kind, ANY, ANY) in table]
+        told = [f"{kind.label} {microseconds(table[kind, overheads.ANY, overheads.ANY].quantiles_ns[2])} µs"
+                for kind in segments.Overhead
+                if (kind, overheads.ANY, overheads.ANY) in table]
         report.line(f"Host overheads (medians): {', '.join(told)}", indent=8)
     lacking = [entry.model.family.value for entry in _best(found) if not (entry.facts.get("held_out") or {}).get("n")]
     if lacking:
@@ -143,7 +133,7 @@ def _report(output: str, folder: Path, found: Calibration) -> None:
     report.notes(found.notes)
 
 
-def _as_json(output: str, folder: Path, found: Calibration) -> dict[str, Any]:
+def _as_json(output: str, folder: Path, found: calibration.Calibration) -> dict[str, Any]:
     profile = found.profile
     return {"file": output, "measurements": str(folder), "device": profile.device.to_json(),
             "provenance": profile.provenance, "notes": found.notes, "seconds": round(found.outcome.seconds, 1),

@@ -6,7 +6,7 @@ import math
 import statistics
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -15,11 +15,11 @@ from graph_predictor.cli.errors import INTERRUPTED
 from graph_predictor.cli.progress_line import ProgressLine
 from graph_predictor.cli.text import tell
 from graph_predictor.figures import signed_percent
+from graph_predictor.prediction import host_calibration
+from kernel_models.host import hosts
+from tracer.campaign import host_programs, host_rounds
 from tracer.errors import ForetraceError
 from tracer.output_kind import HOST, check_output
-
-if TYPE_CHECKING:
-    from graph_predictor.prediction.host_calibration import HostCalibration
 
 DEVICES = ("auto", "cpu", "cuda")
 MOST_MINUTES = 60.0
@@ -58,9 +58,8 @@ def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: lis
         tell("foretrace: Interrupted; nothing was written. Start it again: a host's rounds are not resumed.")
         raise typer.Exit(INTERRUPTED) from None
     line.end()
-    from kernel_models.host.hosts import write_host
 
-    write_host(found.model, Path(out))
+    hosts.write_host(found.model, Path(out))
     if as_json:
         print_json(_as_json(out, found, kept, device))
     else:
@@ -68,20 +67,16 @@ def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: lis
 
 
 def _measured(folder: Path, on: str, seconds: float, threads: int, line: ProgressLine) -> tuple[
-        HostCalibration, int, str]:
+        host_calibration.HostCalibration, int, str]:
     """Record rounds into a folder and fit; the calibration, the rounds kept, and the device."""
-    from graph_predictor.prediction.host_calibration import calibrated, read_rounds
-    from tracer.campaign.host_programs import built_on
-    from tracer.campaign.host_rounds import RoundPlan, record_rounds
-
-    device, steps = built_on(on, threads)
-    plan = RoundPlan(MOST_ROUNDS, KEEP, seconds)
-    kept = record_rounds({name: (step, {}) for name, step in steps.items()}, folder, plan, line.say)
+    device, steps = host_programs.built_on(on, threads)
+    plan = host_rounds.RoundPlan(MOST_ROUNDS, KEEP, seconds)
+    kept = host_rounds.record_rounds({name: (step, {}) for name, step in steps.items()}, folder, plan, line.say)
     line.say("fitting the host's model")
-    return calibrated(read_rounds(folder), f"this host ({device})"), kept, device
+    return host_calibration.calibrated(host_calibration.read_rounds(folder), f"this host ({device})"), kept, device
 
 
-def _report(out: str, found: HostCalibration, kept: int, device: str) -> None:
+def _report(out: str, found: host_calibration.HostCalibration, kept: int, device: str) -> None:
     report = Report()
     errors = [abs(program.error) for program in found.programs]
     report.line(f"Wrote {out}: what operations cost this host, from {count(len(found.programs))} small programs on "
@@ -99,11 +94,9 @@ def _report(out: str, found: HostCalibration, kept: int, device: str) -> None:
     report.line(f"Use it: foretrace predict STEP.foretrace --host-from {out}; foretrace plan … --host-from {out}")
 
 
-def _over_shipped(found: HostCalibration, device: str) -> float | None:
+def _over_shipped(found: host_calibration.HostCalibration, device: str) -> float | None:
     """Return how long operations take here over the shipped host's, the median of those that both know as they are."""
-    from kernel_models.host.hosts import CPU_HOST, GPU_HOST, shipped_host
-
-    other = shipped_host(CPU_HOST if device == "cpu" else GPU_HOST)
+    other = hosts.shipped_host(hosts.CPU_HOST if device == "cpu" else hosts.GPU_HOST)
     both = [label for label, pool in found.model.pools.items() if len(label) == 3 and label[0] == "own"
             and label in other.pools]
     if not both:
@@ -112,7 +105,7 @@ def _over_shipped(found: HostCalibration, device: str) -> float | None:
     return math.exp(apart + found.model.offset - other.offset)
 
 
-def _as_json(out: str, found: HostCalibration, kept: int, device: str) -> dict[str, Any]:
+def _as_json(out: str, found: host_calibration.HostCalibration, kept: int, device: str) -> dict[str, Any]:
     return {"file": out, "device": device, "rounds": kept, "interval_factor": math.exp(found.model.suited(True).spread),
             "over_shipped": _over_shipped(found, device),
             "programs": [{"name": program.name, "measured_us": program.measured_ns / 1e3,

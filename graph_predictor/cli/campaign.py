@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,9 +11,8 @@ from graph_predictor.cli.console import Column, Report, count, milliseconds, per
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.text import tell
-
-if TYPE_CHECKING:
-    from tracer.campaign import CampaignOutcome, ItemResult, Results
+from tracer import campaign as tracer_campaign
+from tracer.campaign import runner
 
 campaign = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                        help="Record a plan of workloads and micro-benchmarks within a time box.")
@@ -39,24 +38,20 @@ def run_plan(
     kernels is kept instead.
     """
     with one_sentence(debug):
-        from tracer.campaign import Results, RunOptions, read_plan
-        from tracer.campaign import run as run_campaign
-
-        options = RunOptions(minutes=minutes, max_mb=max_mb, part=part, resume=resume, rehearse=rehearse, say=tell)
-        outcome = run_campaign(read_plan(plan), out, options)
-        _report_run(outcome, Results.read(out), out)
+        options = tracer_campaign.RunOptions(minutes=minutes, max_mb=max_mb, part=part, resume=resume,
+                                             rehearse=rehearse, say=tell)
+        outcome = tracer_campaign.run(tracer_campaign.read_plan(plan), out, options)
+        _report_run(outcome, tracer_campaign.Results.read(out), out)
 
 
 @campaign.command("list")
 def list_plans(json: Json = False, debug: Debug = False) -> None:
     """List the plans that come with foretrace, with their parts."""
     with one_sentence(debug):
-        from tracer.campaign import expand, packaged_plans, parts, read_plan
-
         found: list[dict[str, Any]] = []
-        for name in packaged_plans():
-            plan = read_plan(name)
-            for number, items in enumerate(parts(expand(plan), plan.parts), start=1):
+        for name in tracer_campaign.packaged_plans():
+            plan = tracer_campaign.read_plan(name)
+            for number, items in enumerate(tracer_campaign.parts(tracer_campaign.expand(plan), plan.parts), start=1):
                 found.append({
                     "plan": name, "description": plan.description, "device": plan.device, "part": number,
                     "parts": plan.parts, "items": len(items),
@@ -86,9 +81,7 @@ def show_status(
 ) -> None:
     """Show what a campaign's directory holds."""
     with one_sentence(debug):
-        from tracer.campaign import Results
-
-        results = Results.read(directory)
+        results = tracer_campaign.Results.read(directory)
         if json:
             import msgspec
 
@@ -101,7 +94,7 @@ def show_status(
         _report_failures(report, list(results.lines.values()))
 
 
-def _report_run(outcome: CampaignOutcome, results: Results, out: str) -> None:
+def _report_run(outcome: tracer_campaign.CampaignOutcome, results: tracer_campaign.Results, out: str) -> None:
     report = Report()
     _report_results(report, results)
     _report_failures(report, outcome.results)
@@ -115,16 +108,15 @@ def _report_run(outcome: CampaignOutcome, results: Results, out: str) -> None:
     report.line(f"Results in {os.path.join(out, '')}")
 
 
-def _report_results(report: Report, results: Results) -> None:
-    from tracer.campaign.runner import count_by
-
+def _report_results(report: Report, results: tracer_campaign.Results) -> None:
     index = results.index
     title = f"Campaign {index.plan}" + (" (rehearsal: tiny sizes on the CPU)" if index.rehearsal else "")
     report.table(title, [Column("kind", name=True), Column("name", name=True), Column("ok"), Column("fit"),
                          Column("held out"), Column("unsupported"), Column("failed")],
                  (["capture" if kind == "workload" else "micro", name,
                    *(count(counter[key]) for key in ("ok", "fit", "held-out", "unsupported", "failed"))]
-                  for (kind, name), counter in sorted(count_by(list(results.lines.values())).items(), reverse=True)))
+                  for (kind, name), counter in sorted(runner.count_by(list(results.lines.values())).items(),
+                                                      reverse=True)))
     report.line()
     devices = dict.fromkeys(_device(session) for session in index.sessions)
     contents = [line.content for line in results.lines.values() if line.kind == "workload" and line.status == "ok"]
@@ -140,7 +132,7 @@ def _device(session: dict[str, Any]) -> str:
     return f"{hardware.get('cpu', 'CPU')}" if name == "CPU" else str(name)
 
 
-def _report_captures(report: Report, lines: list[ItemResult]) -> None:
+def _report_captures(report: Report, lines: list[tracer_campaign.ItemResult]) -> None:
     report.table(
         "Captures (step without the profiler: median and interquartile range over it; slow-down under the profiler)",
         [Column("file", name=True, path=True), Column("split", name=True), Column("step ms"), Column("spread"),
@@ -150,7 +142,7 @@ def _report_captures(report: Report, lines: list[ItemResult]) -> None:
          for line in lines if line.status == "ok"))
 
 
-def _report_failures(report: Report, lines: list[ItemResult]) -> None:
+def _report_failures(report: Report, lines: list[tracer_campaign.ItemResult]) -> None:
     # Alike reasons once, with their number.
     reasons: dict[tuple[str, str, str], int] = {}
     for line in lines:

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -15,12 +15,12 @@ from graph_predictor.cli.console import Report
 from graph_predictor.cli.errors import FAILED, INTERRUPTED, TERMINATED, one_sentence
 from graph_predictor.cli.options import Debug, shared
 from graph_predictor.cli.text import tell
+from tracer import workloads as tracer_workloads
+from tracer.capture import interruption, session
+from tracer.capture import options as capture_options
+from tracer.capture import script as capture_script
 from tracer.errors import CaptureError, ForetraceError
-
-if TYPE_CHECKING:
-    from tracer.capture.options import CaptureOptions
-    from tracer.capture.session import Capture
-    from tracer.workloads import Settings
+from tracer.parallel_plan import ParallelPlan
 
 
 class CaptureCommand(TyperCommand):
@@ -88,10 +88,8 @@ def capture(
     With --world-size nothing is sent: the collectives are recorded, and take no time.
     """
     with one_sentence(debug):
-        from tracer.capture import CaptureOptions, world_of
-
-        world = world_of(world_size, rank)
-        options = CaptureOptions(
+        world = capture_options.world_of(world_size, rank)
+        options = capture_options.CaptureOptions(
             steps, warmup, timed, cycles, execution_trace, form, stacks, replace,  # type: ignore[arg-type]
             lookups, python_calls)
         if script is None and workload is None:
@@ -113,30 +111,26 @@ def capture(
         _report(done, out)
 
 
-def _workload(name: str, assignments: list[str], preset: str, out: str, options: CaptureOptions, parallel: str | None,
-              world: tuple[int, int] | None) -> Capture:
-    from tracer import workloads
-    from tracer.capture.session import Capture
+def _workload(name: str, assignments: list[str], preset: str, out: str, options: capture_options.CaptureOptions,
+              parallel: str | None, world: tuple[int, int] | None) -> session.Capture:
 
-    settings = workloads.parse(name, assignments, preset=preset)
-    begun = Capture(out, options)
+    settings = tracer_workloads.parse(name, assignments, preset=preset)
+    begun = session.Capture(out, options)
     with _progress(begun), _interruption_told(f"the workload {name}", begun):
         return _run_workload(settings, out, options, parallel, world, begun)
 
 
-def _run_workload(settings: Settings, out: str, options: CaptureOptions, parallel: str | None,
-                  world: tuple[int, int] | None, begun: Capture) -> Capture:
-    from tracer.capture.script import run_workload
+def _run_workload(settings: tracer_workloads.Settings, out: str, options: capture_options.CaptureOptions, parallel: str
+                  | None, world: tuple[int, int] | None, begun: session.Capture) -> session.Capture:
 
     if parallel is None and world is None:
-        return run_workload(settings, out, options, capture=begun)
+        return capture_script.run_workload(settings, out, options, capture=begun)
     if parallel is None:
         raise CaptureError("Say how the workload is spread over the ranks: --parallel ddp, fsdp2, tp, pp, or sizes "
                            "such as fsdp2=8,tp=8.")
-    from tracer.parallel_plan import ParallelPlan
 
     plan = ParallelPlan.parse(parallel, world[0] if world else _launched_ranks())
-    return run_workload(settings, out, options, plan, world, begun)
+    return capture_script.run_workload(settings, out, options, plan, world, begun)
 
 
 def _launched_ranks() -> int:
@@ -149,15 +143,14 @@ def _launched_ranks() -> int:
     return int(text)
 
 
-def _script(path: str, arguments: list[str], out: str, options: CaptureOptions, run_on: bool, debug: bool,
-            world: tuple[int, int] | None, optimizer: int) -> Capture:
-    from tracer.capture.script import ScriptOptions, new_capture, run_script, without_our_frames
+def _script(path: str, arguments: list[str], out: str, options: capture_options.CaptureOptions, run_on: bool,
+            debug: bool, world: tuple[int, int] | None, optimizer: int) -> session.Capture:
 
-    how = ScriptOptions(out, options, "continue" if run_on else "stop", world, optimizer)
-    begun = new_capture(how)
+    how = capture_script.ScriptOptions(out, options, "continue" if run_on else "stop", world, optimizer)
+    begun = capture_script.new_capture(how)
     try:
         with _progress(begun), _interruption_told(path, begun):
-            return run_script(path, arguments, how, begun)
+            return capture_script.run_script(path, arguments, how, begun)
     except (ForetraceError, typer.Exit):
         raise
     except SystemExit as error:
@@ -168,7 +161,7 @@ def _script(path: str, arguments: list[str], out: str, options: CaptureOptions, 
         what = f"{path} ended itself with exit status {status}"
     except BaseException as error:
         # The script's own failure is shown as Python would, not as one of foretrace.
-        shown = error if debug else without_our_frames(error, path)
+        shown = error if debug else capture_script.without_our_frames(error, path)
         traceback.print_exception(type(shown), shown, shown.__traceback__)
         status, what = FAILED, f"{path} failed with {type(error).__name__}"
     tell(f"foretrace: {what}; {begun.kept}.")
@@ -176,20 +169,19 @@ def _script(path: str, arguments: list[str], out: str, options: CaptureOptions, 
 
 
 @contextmanager
-def _interruption_told(what: str, begun: Capture) -> Iterator[None]:
+def _interruption_told(what: str, begun: session.Capture) -> Iterator[None]:
     """End with a shell's status for Ctrl-C or SIGTERM, and say what the capture holds."""
     try:
         yield
     except KeyboardInterrupt as error:
-        from tracer.capture.interruption import Terminated
 
-        ended = isinstance(error, Terminated)
+        ended = isinstance(error, interruption.Terminated)
         tell(f"foretrace: {what} was {'terminated' if ended else 'interrupted'}; {begun.kept}.")
         raise typer.Exit(TERMINATED if ended else INTERRUPTED) from None
 
 
 @contextmanager
-def _progress(begun: Capture) -> Iterator[None]:
+def _progress(begun: session.Capture) -> Iterator[None]:
     """Show on a terminal how many steps are done. Drawn between steps only, so that no timed step pays for it."""
     import os
 
@@ -213,7 +205,7 @@ def _progress(begun: Capture) -> Iterator[None]:
             begun.progress = None
 
 
-def _report(done: Capture, out: str) -> None:
+def _report(done: session.Capture, out: str) -> None:
     import os
     import statistics
 

@@ -6,22 +6,24 @@ import os
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from graph_predictor.check import baseline, captures, pairs_gate
+from graph_predictor.check import gate as check_gate
+from graph_predictor.check import reports as check_reports
+from graph_predictor.check import verdict as check_verdict
 from graph_predictor.cli.console import Column, Report, milliseconds, print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, StepRegion, shared
+from graph_predictor.diff import jobs, result
+from graph_predictor.pages import checks
+from kernel_models import profile as kernel_models_profile
+from tracer import output_file
 from tracer.errors import ForetraceError
 from tracer.output_kind import JUNIT, MARKDOWN, check_output
-
-if TYPE_CHECKING:
-    from graph_predictor.check.captures import StoredCapture
-    from graph_predictor.check.verdict import GateOutcome
-    from graph_predictor.diff import Part
-    from kernel_models.profile import DeviceProfile
 
 WORSE = 1
 """Exit code where something got worse."""
@@ -31,7 +33,6 @@ UNDECIDED = 3
 
 class Undecided(str, Enum):
     """The treatment of an inconclusive check."""
-
     REPORT = "report"
     FAIL = "fail"
     PASS = "pass"
@@ -79,11 +80,6 @@ def check(
     what it was: foretrace check train.py --base main -- --batch 8
     """
     with one_sentence(debug):
-        from graph_predictor.check import gate
-        from graph_predictor.check.baseline import BaselineFile
-        from graph_predictor.check.captures import find_captures
-        from graph_predictor.check.pairs_gate import PAIRS, check_script
-
         check_html(html, [])
         share = None if tolerance is None else share_of(tolerance)
         excluded = None if resolution is None else share_of(resolution, "--resolution")
@@ -95,26 +91,26 @@ def check(
         elif junit is not None or markdown is not None:
             folders = [directory] if against is None else [directory, against]
             _check_reports(junit, markdown, [
-                *(file for folder in folders for each in find_captures(folder) for file in each.files),
-                BaselineFile(directory).path, *(profile or [])])
+                *(file for folder in folders for each in captures.find_captures(folder) for file in each.files),
+                baseline.BaselineFile(directory).path, *(profile or [])])
         profiles = {one.device.name: one for one in map(_profile, profile or [])}
         with working("Checking"):
             if base is not None:
-                found = check_script(directory, base, arguments or [], pairs=PAIRS if pairs is None else pairs,
-                                     tolerance=share, resolution=excluded, explain=explain)
+                found = pairs_gate.check_script(directory, base, arguments or [], pairs=pairs_gate.PAIRS
+                                                if pairs is None else pairs,
+                                                tolerance=share, resolution=excluded, explain=explain)
             elif update:
-                found = gate.update_baseline(directory, reason, profiles, step_region)
+                found = check_gate.update_baseline(directory, reason, profiles, step_region)
             elif against is not None:
-                found = gate.check_against(directory, against, tolerance=share, resolution=excluded,
-                                           explain=explain, step_region=step_region)
+                found = check_gate.check_against(directory, against, tolerance=share, resolution=excluded,
+                                                 explain=explain, step_region=step_region)
             else:
-                found = gate.check_directory(directory, tolerance=share, profiles=profiles, step_region=step_region)
+                found = check_gate.check_directory(directory, tolerance=share, profiles=profiles,
+                                                   step_region=step_region)
         _write(found, junit, markdown)
         if html is not None:
-            from graph_predictor.pages.checks import check_page_of
-
             write_html(html, [directory if against is None else f"{directory} and {against}"],
-                       lambda where: check_page_of(found, where))
+                       lambda where: checks.check_page_of(found, where))
         if json:
             print_json(found.to_json())
         else:
@@ -187,49 +183,41 @@ def _check_reports(junit: str | None, markdown: str | None, read: Sequence[str |
                              "files.")
 
 
-def _profile(path: str) -> DeviceProfile:
-    from kernel_models.profile import load_profile
-
-    return load_profile(path)
+def _profile(path: str) -> kernel_models_profile.DeviceProfile:
+    return kernel_models_profile.load_profile(path)
 
 
-def explain(old: StoredCapture, new: StoredCapture) -> list[str]:
+def explain(old: captures.StoredCapture, new: captures.StoredCapture) -> list[str]:
     """Return what makes the new capture's step longer, as lines; where the two cannot be compared, why."""
-    from graph_predictor.diff import diff_jobs
-
     try:
-        found = diff_jobs(old.job, new.job)
+        found = jobs.diff_jobs(old.job, new.job)
     except ForetraceError as error:
         return [str(error)]
     longer = [part for part in found.top(len(found.parts)) if part.time_ns > 0 or part.hidden_ns > 0]
     return [_told(part) for part in longer[:MOST_CAUSES]]
 
 
-def _told(part: Part) -> str:
+def _told(part: result.Part) -> str:
     where = f" in {part.module}" if part.module else ""
     hidden = f" ({milliseconds(part.hidden_ns)} ms more hidden)" if part.hidden_ns > 0 else ""
     return f"{part.kind.value}: {part.what}{where}, {milliseconds(part.time_ns)} ms{hidden}"
 
 
-def _write(found: GateOutcome, junit: str | None, markdown: str | None) -> None:
-    from graph_predictor.check import reports
-    from tracer.output_file import whole_file
-
-    for path, text in ((junit, reports.junit_xml), (markdown, lambda each: reports.markdown(each).encode())):
+def _write(found: check_verdict.GateOutcome, junit: str | None, markdown: str | None) -> None:
+    for path, text in ((junit, check_reports.junit_xml),
+                       (markdown, lambda each: check_reports.markdown(each).encode())):
         if path is not None:
-            with whole_file(path) as stream:
+            with output_file.whole_file(path) as stream:
                 stream.write(text(found))
 
 
-def _report(found: GateOutcome) -> None:
-    from graph_predictor.check.verdict import Status
-
+def _report(found: check_verdict.GateOutcome) -> None:
     report = Report()
     report.line(f"Check: {found.what}", style="bold")
     report.table("Figures", [Column("program", name=True), Column("figure", name=True), Column("before"),
                              Column("now"), Column("outcome", name=True)],
                  ([v.program, v.quantity, v.value(v.before), v.value(v.now), v.status.value.upper() if v.failed or
-                   v.status is Status.INCONCLUSIVE else v.status.value] for v in found.verdicts))
+                   v.status is check_verdict.Status.INCONCLUSIVE else v.status.value] for v in found.verdicts))
     for verdict in found.verdicts:
         if verdict.failed or verdict.confidence is not None:
             report.line()

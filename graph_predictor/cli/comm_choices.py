@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graph_predictor.cli.console import Column, Report, percent
-
-if TYPE_CHECKING:
-    from graph_predictor.comm.mixing import Mixture
-    from graph_predictor.prediction.result import Prediction
+from graph_predictor.comm import mixing
+from graph_predictor.prediction import result
 
 
-def mixture_json(mixed: Mixture | None, step: Prediction, single: Prediction) -> dict[str, Any]:
+def mixture_json(mixed: mixing.Mixture | None, step: result.Prediction, single: result.Prediction) -> dict[str, Any]:
     """Return who does what, and what the step gains over the best single backend; nothing where nobody asked."""
     if mixed is None:
         return {}
@@ -20,7 +18,7 @@ def mixture_json(mixed: Mixture | None, step: Prediction, single: Prediction) ->
         "single_step_us": single.step_time_us, "step_gain_us": gain, "step_gain_interval_us": [low, high]}}
 
 
-def report_mixture(mixed: Mixture | None, step: Prediction, single: Prediction) -> None:
+def report_mixture(mixed: mixing.Mixture | None, step: result.Prediction, single: result.Prediction) -> None:
     """Show the same."""
     if mixed is None:
         return
@@ -39,7 +37,7 @@ def report_mixture(mixed: Mixture | None, step: Prediction, single: Prediction) 
     report.notes(mixed.notes())
 
 
-def _step_gain(mixed: Mixture, step: Prediction, single: Prediction) -> tuple[float, float, float]:
+def _step_gain(mixed: mixing.Mixture, step: result.Prediction, single: result.Prediction) -> tuple[float, float, float]:
     """Return what the step gains, µs, and an interval: that of the collectives' gain times the share of it that the
     step gains."""
     gain, (whole, low, high) = single.step_time_us - step.step_time_us, mixed.gain_us

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from graph_predictor.cli.rich_output import RichOutput
 from graph_predictor.cli.text import one_line, printable, standard_output
 from graph_predictor.figures import count, microseconds, milliseconds, percent
+from tracer import cluster, job
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from tracer.cluster import TaskWorkers
-    from tracer.job import Job
 
 PLAIN_WIDTH = 100
 """Columns of tables in a file or pipe, and the most on a terminal that is wider."""
@@ -50,8 +50,6 @@ class Report:
     """Writes a command's tables and sentences to stdout."""
 
     def __init__(self) -> None:
-        from graph_predictor.cli.rich_output import RichOutput
-
         self.console = RichOutput(file=sys.stdout, markup=False, highlight=False, emoji=False)
         self.width = min(self.console.width, 160) if self.console.is_terminal else PLAIN_WIDTH
 
@@ -159,22 +157,19 @@ def _encodable(value: Any) -> Any:
 
 
 def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: str | None = None, *,
-         step_region: str | None = None) -> Job:
+         step_region: str | None = None) -> job.Job:
     """Read the job with a progress bar on a terminal; ``workers`` read its traces.
 
     ``window`` is which one of a capture; the steps are the regions named ``step_region``, if that is given.
     """
-    from tracer.cluster import open_workers
 
-    with open_workers(workers, scheduler) as found:
+    with cluster.open_workers(workers, scheduler) as found:
         return _read(paths, window, found, step_region)
 
 
-def _read(paths: list[str], window: int, workers: TaskWorkers, step_region: str | None) -> Job:
-    from tracer.job import read_job
-
+def _read(paths: list[str], window: int, workers: cluster.TaskWorkers, step_region: str | None) -> job.Job:
     if not sys.stderr.isatty():
-        return read_job(paths, window=window, workers=workers, step_region=step_region)
+        return job.read_job(paths, window=window, workers=workers, step_region=step_region)
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -182,7 +177,7 @@ def _read(paths: list[str], window: int, workers: TaskWorkers, step_region: str 
     with Progress(TextColumn("Reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
                   console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("Reading", total=None)
-        return read_job(paths, window=window, workers=workers, progress=_drawn(bar, task), step_region=step_region)
+        return job.read_job(paths, window=window, workers=workers, progress=_drawn(bar, task), step_region=step_region)
 
 
 def _drawn(bar: Progress, task: TaskID) -> Callable[[int, int], None]:

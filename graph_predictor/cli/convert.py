@@ -8,6 +8,8 @@ from typing import Annotated
 from graph_predictor.cli.console import Report, count, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
+from graph_predictor.recorded import damage
+from tracer import store
 from tracer.output_kind import GRAPH, check_output
 
 
@@ -27,18 +29,15 @@ def convert(
     The file is Parquet tables and a JSON manifest, smaller than the traces and many times faster to read.
     """
     with one_sentence(debug):
-        from graph_predictor.recorded.damage import damage_notes
-        from tracer.store import save_job
-
         check_output(out, paths, GRAPH)
         job = read(paths, window, workers, scheduler, step_region=step_region)
         with working("Writing"):
-            save_job(job, out)
+            store.save_job(job, out)
         size = os.path.getsize(out) if "://" not in out else None
         sources = [graph.meta.source for graph in job.graphs]
         stored = [os.path.getsize(source) for source in sources if os.path.isfile(source)]
         before = sum(stored) if len(stored) == len(sources) else None
-        notes = [*job.notes, *damage_notes(job.graphs)]
+        notes = [*job.notes, *damage.damage_notes(job.graphs)]
         rows = sum(len(getattr(graph, table)) for graph in job.graphs for table in graph.TABLES)
         if json:
             print_json({"file": out, "bytes": size, "trace_bytes": before, "ranks": job.known_ranks, "rows": rows,

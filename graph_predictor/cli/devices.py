@@ -11,13 +11,15 @@ from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, complete_cluster, complete_device, shared
 from graph_predictor.cli.text import standard_output
+from kernel_models import collectives, device_choice
+from kernel_models import device as kernel_models_device
+from kernel_models.collectives import node_maps
+from kernel_models.collectives import topology as collectives_topology
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kernel_models.collectives import Topology
-    from kernel_models.device import DeviceSpec
 
 Toml = Annotated[bool, typer.Option("--toml", help="Print its file, to change and give as FILE.toml.")]
 
@@ -35,20 +37,17 @@ def devices(
     A device of one's own: foretrace devices h200-sxm --toml > mine.toml, change it, and give --device mine.toml.
     """
     with one_sentence(debug):
-        from kernel_models.device import FOLDER, device, device_names
-        from kernel_models.device_choice import find_device
-
         _only_with_name(name, toml)
         if name is not None:
-            spec = find_device(name)
+            spec = device_choice.find_device(name)
             if toml:
-                _print_file(FOLDER / f"{spec.name}.toml", name)
+                _print_file(kernel_models_device.FOLDER / f"{spec.name}.toml", name)
             elif json:
                 print_json(spec.to_json())
             else:
                 _show_device(spec)
             return
-        found = [device(each) for each in device_names()]
+        found = [kernel_models_device.device(each) for each in kernel_models_device.device_names()]
         if json:
             print_json([spec.to_json() for spec in found])
             return
@@ -85,26 +84,26 @@ def topologies(
     Or let its driver describe it: foretrace topologies mine --from topo.txt --device h200-sxm > mine.toml
     """
     with one_sentence(debug):
-        from kernel_models.collectives import topology
-        from kernel_models.collectives.topology import FOLDER, figures_of, networks, node_names, node_type
-
         if read is not None:
             _print_node(read, device, name or "mine")
             return
         _only_with_name(name, toml)
         if name is not None:
-            where = topology(name)
+            where = collectives_topology.find_topology(name)
             if toml:
-                _print_file(FOLDER / f"{where.node.name}.toml", name)
+                _print_file(collectives_topology.FOLDER / f"{where.node.name}.toml", name)
             elif json:
-                print_json({"name": where.name, "nodes": where.nodes, "node": figures_of(where.node),
-                            "network": figures_of(where.network)})
+                print_json({"name": where.name, "nodes": where.nodes,
+                            "node": collectives_topology.figures_of(where.node),
+                            "network": collectives_topology.figures_of(where.network)})
             else:
                 _show_topology(where)
             return
-        nodes, nets = [node_type(each) for each in node_names()], list(networks().values())
+        nodes, nets = [collectives_topology.node_type(each)
+                       for each in collectives_topology.node_names()], list(collectives_topology.networks().values())
         if json:
-            print_json({"nodes": [figures_of(node) for node in nodes], "networks": [figures_of(net) for net in nets]})
+            print_json({"nodes": [collectives_topology.figures_of(node) for node in nodes],
+                        "networks": [collectives_topology.figures_of(net) for net in nets]})
             return
         report = Report()
         report.table("Nodes (bandwidth one way of one GPU to the others of its node)",
@@ -122,13 +121,10 @@ def topologies(
 
 
 def _print_node(read: str, device: str | None, name: str) -> None:
-    from kernel_models.collectives.node_maps import node_file, read_node_map
-    from kernel_models.device_choice import find_device
-
     if device is None:
         raise ForetraceError("--from says how GPUs are joined, not which they are: name them with --device.")
-    spec = find_device(device)
-    text = node_file(read_node_map(read, spec), spec, name)
+    spec = device_choice.find_device(device)
+    text = node_maps.node_file(node_maps.read_node_map(read, spec), spec, name)
     with standard_output():
         sys.stdout.write(text)
 
@@ -145,7 +141,7 @@ def _print_file(path: Path, name: str) -> None:
         sys.stdout.write(path.read_text(encoding="utf-8"))
 
 
-def _show_device(spec: DeviceSpec) -> None:
+def _show_device(spec: kernel_models_device.DeviceSpec) -> None:
     report = Report()
     report.line(f"{spec.name}: {spec.vendor}, {spec.architecture}, compute capability "
                 f"{spec.compute_capability or 'none'}, {spec.memory_kind}"
@@ -157,7 +153,7 @@ def _show_device(spec: DeviceSpec) -> None:
                  ([*key.split(".", 1), _figure(spec, key), text] for key, text in spec.sources.items()))
 
 
-def _show_topology(where: Topology) -> None:
+def _show_topology(where: collectives.Topology) -> None:
     report = Report()
     node, network = where.node, where.network
     report.line(f"{where.name}: {where.nodes} × {node.gpus} GPUs ({node.device}), {node.link} in a node, "
@@ -172,7 +168,7 @@ _FIELDS = {"memory.capacity_gb": "memory_gb", "memory.bandwidth_gbps": "memory_b
            "launch.latency_us": "launch_latency_us"}
 
 
-def _figure(spec: DeviceSpec, key: str) -> str:
+def _figure(spec: kernel_models_device.DeviceSpec, key: str) -> str:
     """A figure by "table.key" of its file."""
     table, _, name = key.partition(".")
     if table in ("matrix_tflops", "vector_tflops"):

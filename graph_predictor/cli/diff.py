@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,11 +10,13 @@ from graph_predictor.cli.console import Column, Report, count, milliseconds, per
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window
+from graph_predictor.diff import jobs as diff_jobs
+from graph_predictor.diff import result as diff_result
 from graph_predictor.figures import signed_milliseconds
-
-if TYPE_CHECKING:
-    from graph_predictor.diff import Difference
-    from graph_predictor.diff.result import Part
+from graph_predictor.pages import comparison
+from graph_predictor.prediction import result as prediction_result
+from graph_predictor.reports import facts as reports_facts
+from tracer import capture_layout
 
 DEFAULT_TOP = 10
 HIDDEN_SHARE = 0.01
@@ -41,16 +43,12 @@ def diff(
     Operations are aligned by name, module and order; the parts add up to the difference of the step time exactly.
     """
     with one_sentence(debug):
-        from graph_predictor.diff import diff_jobs
-
         check_html(html, [before, after])
         jobs = [read([path], window, step_region=step_region) for path in (before, after)]
-        result = diff_jobs(*jobs, step=step, step_b=step_b, one_machine=_one_machine(before, after),
-                           profiled=profiled)
+        result = diff_jobs.diff_jobs(*jobs, step=step, step_b=step_b,
+                                                one_machine=_one_machine(before, after), profiled=profiled)
         if html is not None:
-            from graph_predictor.pages.comparison import difference_page
-
-            write_html(html, [before, after], lambda where: difference_page(result, where))
+            write_html(html, [before, after], lambda where: comparison.difference_page(result, where))
         if json:
             print_json(result.to_json(top))
         else:
@@ -59,29 +57,25 @@ def diff(
 
 def _one_machine(before: str, after: str) -> bool | None:
     """Return whether two captures name the same processor and device; ``None`` where they do not say."""
-    from tracer.capture_layout import find_parts, read_context
-
     found = []
     for path in (before, after):
-        parts = find_parts(path) if "://" not in path else []
-        hardware = read_context(parts[0].path).get("hardware") if parts else None
+        parts = capture_layout.find_parts(path) if "://" not in path else []
+        hardware = capture_layout.read_context(parts[0].path).get("hardware") if parts else None
         found.append({name: hardware.get(name) for name in ("cpu", "device")} if isinstance(hardware, dict) else None)
     return found[0] == found[1] if found[0] and found[1] else None
 
 
-def _report(result: Difference, top: int) -> None:
-    from graph_predictor.prediction.result import which_times
-    from graph_predictor.reports.facts import recorded_line
-
+def _report(result: diff_result.Difference, top: int) -> None:
     report = Report()
     before, total = result.before_ns, result.total_ns
     how = f"{milliseconds(1e3 * abs(result.shown_us()))} ms ({percent(abs(total) / before if before else None)}) " + (
         "longer" if total > 0 else "shorter")
     for name, facts in (("A", result.recorded_a), ("B", result.recorded_b)):
         if facts is not None:
-            report.line(f"{name}: {recorded_line(facts)}")
+            report.line(f"{name}: {reports_facts.recorded_line(facts)}")
     mean = f" (mean of {count(result.ranks)} ranks)" if result.ranks > 1 else ""
-    report.line(f"A {milliseconds(before)} ms, B {milliseconds(result.after_ns)} ms {which_times(result.profiled)}"
+    report.line(f"A {milliseconds(before)} ms, B {milliseconds(result.after_ns)} ms "
+                f"{prediction_result.which_times(result.profiled)}"
                 f"{mean}: B's step is {how if total else 'as long'}.", style="bold")
     known = (("host", result.host_ratio), ("device", result.device_ratio))
     ratios = [f"{what} ×{ratio:.2f}" for what, ratio in known if ratio is not None]
@@ -114,7 +108,7 @@ def _report(result: Difference, top: int) -> None:
     report.notes(result.notes)
 
 
-def _sides(part: Part) -> list[str]:
+def _sides(part: diff_result.Part) -> list[str]:
     """A part's time in A and in B, and its difference as these show it."""
     return [*("–" if ns is None else milliseconds(ns) for ns in (part.before_ns, part.after_ns)),
             signed_milliseconds(1e3 * part.shown_us())]

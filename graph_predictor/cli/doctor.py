@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.errors import FAILED, one_sentence
 from graph_predictor.cli.options import Debug, Json, shared
-
-if TYPE_CHECKING:
-    from tracer.capture.readiness import MachineCheck
+from tracer import machine_code
+from tracer.capture import readiness
 
 
 def doctor(
@@ -27,32 +26,28 @@ def doctor(
     Exits with 1 if something will not work.
     """
     with one_sentence(debug):
-        from tracer.capture.readiness import MachineVerdict, examine
-
         with working("Looking"):
-            found = [*examine(Path(out), record=record), _compiled_code()]
+            found = [*readiness.examine(Path(out), record=record), _compiled_code()]
         if json:
             print_json([{"subject": each.subject, "verdict": each.verdict.value, "found": each.found,
                          "advice": each.advice} for each in found])
         else:
             _print(found)
-        if any(each.verdict is MachineVerdict.PROBLEM for each in found):
+        if any(each.verdict is readiness.MachineVerdict.PROBLEM for each in found):
             raise typer.Exit(FAILED)
 
 
-def _compiled_code() -> MachineCheck:
-    from tracer.capture.readiness import MachineCheck, MachineVerdict
-    from tracer.machine_code import kept_in
-
-    place = kept_in()
+def _compiled_code() -> readiness.MachineCheck:
+    place = machine_code.kept_in()
     if place is None:
-        return MachineCheck("compiled code", MachineVerdict.NOTE, "cannot be kept anywhere",
-                            "Each command compiles its simulator anew, for some seconds: set NUMBA_CACHE_DIR to a "
-                            "directory that can be written.")
-    return MachineCheck("compiled code", MachineVerdict.OK, f"kept in {place}")
+        return readiness.MachineCheck("compiled code", readiness.MachineVerdict.NOTE, "cannot be kept anywhere",
+                                      "Each command compiles its simulator anew, for some seconds: set NUMBA_CACHE_DIR "
+                                      "to a "
+                                      "directory that can be written.")
+    return readiness.MachineCheck("compiled code", readiness.MachineVerdict.OK, f"kept in {place}")
 
 
-def _print(found: list[MachineCheck]) -> None:
+def _print(found: list[readiness.MachineCheck]) -> None:
     report = Report()
     report.table("This machine", [Column("", whole=True, name=True), Column("", name=True, whole=True),
                                   Column("found", name=True, whole=True)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,11 +13,14 @@ from graph_predictor.cli.edit_options import chosen_edits, with_edits
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Step, StepRegion, Window, shared
 from graph_predictor.cli.profiles import loaded_profiles
-
-if TYPE_CHECKING:
-    from graph_predictor.exports.export import ExportFormat
-    from graph_predictor.request.study import Prepared
-    from tracer.job import Job
+from graph_predictor.exports import export as exports_export
+from graph_predictor.prediction import replay as prediction_replay
+from graph_predictor.reports import breakdown as reports_breakdown
+from graph_predictor.request import configuration
+from graph_predictor.request import study as request_study
+from kernel_models import device_choice
+from tracer import graph as tracer_graph
+from tracer import job as tracer_job
 
 
 @with_edits
@@ -60,33 +63,27 @@ def export(
     state. foretrace export runs/a -o a.pftrace; foretrace export runs/a --device h200-sxm -o a.et
     """
     with one_sentence(debug):
-        from graph_predictor.exports.export import export as write
-        from graph_predictor.exports.export import format_of
-        from graph_predictor.request.configuration import Configuration
-        from graph_predictor.request.study import Study, is_script
-        from kernel_models.device_choice import find_device
-        from tracer.graph import SHAPE_ONLY
-
-        chosen = format_of(out, format)
-        wanted = Configuration(
+        chosen = exports_export.format_of(out, format)
+        wanted = configuration.Configuration(
             device=device, parallel=parallel, topology=topology, from_topology=from_topology,
             comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from, sizes=tuple(sizes or ()),
             also=tuple(also or ()), code=code, edits=chosen_edits(edits))
-        script = source[0] if is_script(source, step_region) else None
+        script = source[0] if request_study.is_script(source, step_region) else None
         job = read(source, window, step_region=step_region) if script is None else None
-        ran = job is not None and not any(graph.meta.era == SHAPE_ONLY for graph in job.graphs)
-        prepared: Prepared | None = None
-        if predicted or not ran or wanted != Configuration():
+        ran = job is not None and not any(graph.meta.era == tracer_graph.SHAPE_ONLY for graph in job.graphs)
+        prepared: request_study.Prepared | None = None
+        if predicted or not ran or wanted != configuration.Configuration():
             with working("Preparing"):
-                study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
-                              profiles=loaded_profiles(profile), code=script, device=device,
-                              read=partial(read, step_region=step_region))
+                study = request_study.Study(job, step, recorded_on=None if from_device is None
+                                            else device_choice.find_device(from_device),
+                                            profiles=loaded_profiles(profile), code=script, device=device,
+                                            read=partial(read, step_region=step_region))
                 study.check_profiles([wanted])
                 prepared = study.prepared(wanted)
         with working("Simulating"):
             made = _made(job, prepared, chosen)
         with working("Writing"):
-            found = write(made, out, format=chosen.value, table=table, at=at)
+            found = exports_export.export(made, out, format=chosen.value, table=table, at=at)
         notes = [*(job.notes if job is not None else []), *found.notes]
         if json:
             print_json({"format": found.format.value, "files": found.paths,
@@ -100,17 +97,15 @@ def export(
         report.notes(notes)
 
 
-def _made(job: Job | None, prepared: Prepared | None, chosen: ExportFormat) -> object:
+def _made(job: tracer_job.Job | None, prepared: request_study.Prepared | None,
+          chosen: exports_export.ExportFormat) -> object:
     """What is written: a simulated job, or results with tables and figures."""
-    from graph_predictor.exports.export import ExportFormat
-    from graph_predictor.prediction.replay import replay
-    from graph_predictor.reports.breakdown import breakdown
-
     if prepared is not None:
         return prepared.start.simulated(prepared.edits) if chosen.of_job else prepared.predict()
     assert job is not None
-    replayed = replay(job.graphs)
+    replayed = prediction_replay.replay(job.graphs)
     if chosen.of_job:
         return replayed
-    parts = breakdown(replay(job.graphs, built=replayed.built, profiled=False))
-    return parts if chosen is ExportFormat.TENSORBOARD else {"": job, "replay": replayed, "breakdown": parts}
+    parts = reports_breakdown.breakdown(prediction_replay.replay(job.graphs, built=replayed.built, profiled=False))
+    return parts if chosen is exports_export.ExportFormat.TENSORBOARD else {"": job, "replay": replayed,
+                                                                            "breakdown": parts}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,10 +15,10 @@ from graph_predictor.cli.fit_progress import showing_fits
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.text import tell
 from graph_predictor.figures import signed_percent
+from graph_predictor.request import measured_kernels, measured_steps
+from kernel_models import datasets, device_choice, fitting, op_call, step_profile
+from kernel_models import profile as kernel_models_profile
 from tracer.output_kind import PROFILE, check_output
-
-if TYPE_CHECKING:
-    from kernel_models.profile import DeviceProfile, ProfileEntry
 
 
 def fit(
@@ -53,48 +53,41 @@ def fit(
     in turn to judge what the others teach. Steps that the host decides are left out: the fit is of the device's time.
     """
     with one_sentence(debug):
-        from graph_predictor.request.measured_kernels import read_kernels
-        from kernel_models.datasets import DataError
-        from kernel_models.device_choice import find_device
-        from kernel_models.fitting import Options, fit_profile
-        from kernel_models.op_call import Family
-        from kernel_models.profile import save_profile
-
         if not data and not steps:
-            raise DataError("There is nothing to fit to: give tables of kernels or traces, or a table of steps with "
-                            "--steps.")
+            raise datasets.DataError("There is nothing to fit to: give tables of kernels or traces, or a table of "
+                                     "steps with "
+                                     "--steps.")
         check_output(out, [*(data or ()), *([steps] if steps else [])], PROFILE)
-        spec = find_device(device) if device else None
-        known = {one.value: one for one in Family}
+        spec = device_choice.find_device(device) if device else None
+        known = {one.value: one for one in op_call.Family}
         for name in family or ():
             if name not in known:
-                raise DataError(f"There is no family {name!r}; choose one of {', '.join(known)}.")
+                raise datasets.DataError(f"There is no family {name!r}; choose one of {', '.join(known)}.")
         notes: list[str] = []
         profile = None
         if data:
-            samples = read_kernels(data, tell, spec=spec, notes=notes)
+            samples = measured_kernels.read_kernels(data, tell, spec=spec, notes=notes)
             some = [one for one in samples if software in one.software and (not family or one.family.value in family)]
             if not some:
                 named = sorted({one.software for one in samples})
                 families = sorted({one.family.value for one in samples})
-                raise DataError(f"Nothing in the data fits these options; its software: {', '.join(named[:8])}, its "
-                                f"families: {', '.join(families)}.")
-            on_cpu = (spec or find_device(some[0].device)).vendor == "host"
-            options = Options.of_one_machine(refit=refit) if on_cpu else Options(refit=refit)
+                raise datasets.DataError(f"Nothing in the data fits these options; its software: "
+                                         f"{', '.join(named[:8])}, its "
+                                         f"families: {', '.join(families)}.")
+            on_cpu = (spec or device_choice.find_device(some[0].device)).vendor == "host"
+            options = fitting.Options.of_one_machine(refit=refit) if on_cpu else fitting.Options(refit=refit)
             with showing_fits() as progress:
-                profile = fit_profile(some, spec, options, progress, notes)
+                profile = fitting.fit_profile(some, spec, options, progress, notes)
         if steps:
-            from graph_predictor.request.measured_steps import read_steps
-            from kernel_models.step_profile import fit_steps
-
             left_out: list[str] = []
-            found, measured = read_steps(steps, profile.device if profile else spec, software, left_out, tell)
+            found, measured = measured_steps.read_steps(steps, profile.device if profile else spec, software, left_out,
+                                                        tell)
             tell(f"fitting to whole steps: {len(measured):,}")
-            profile = fit_steps(measured, found, os.path.basename(steps), profile, left_out)
+            profile = step_profile.fit_steps(measured, found, os.path.basename(steps), profile, left_out)
             if family:
                 profile = replace(profile, entries=[one for one in profile.entries if one.model.family.value in family])
         assert profile is not None
-        save_profile(profile, out)
+        kernel_models_profile.save_profile(profile, out)
         size = os.path.getsize(out) if "://" not in out else None
         if json:
             print_json({"file": out, "bytes": size, "device": profile.device.name, "provenance": profile.provenance,
@@ -120,7 +113,7 @@ _COLUMNS = [
 _STEP_COLUMNS = [Column("fitted", name=True), Column("steps"), *_COLUMNS[5:]]
 
 
-def models_table(report: Report, entries: Sequence[ProfileEntry]) -> None:
+def models_table(report: Report, entries: Sequence[kernel_models_profile.ProfileEntry]) -> None:
     """A profile's models with their errors."""
     shown = [shown_errors(entry) for entry in entries]
     report.table("Errors on held-out groups of shapes", _COLUMNS, (
@@ -131,7 +124,7 @@ def models_table(report: Report, entries: Sequence[ProfileEntry]) -> None:
                     "groups that were fitted to.", indent=2)
 
 
-def steps_table(report: Report, profile: DeviceProfile) -> None:
+def steps_table(report: Report, profile: kernel_models_profile.DeviceProfile) -> None:
     """Errors of whole steps, where a profile was fitted to some."""
     facts = profile.provenance.get("steps")
     if not facts:
@@ -141,7 +134,7 @@ def steps_table(report: Report, profile: DeviceProfile) -> None:
             ("before", "before"), ("each trace left out in turn", "left_out")) if key in facts))
 
 
-def shown_errors(entry: ProfileEntry) -> tuple[dict[str, float] | None, bool]:
+def shown_errors(entry: kernel_models_profile.ProfileEntry) -> tuple[dict[str, float] | None, bool]:
     """The errors to show for a model, and whether they are cross-validated for want of held-out calls."""
     held = entry.facts.get("held_out") or {}
     crossed = entry.facts.get("cross_validation")

@@ -9,6 +9,11 @@ import typer
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, StepRegion, Window, shared
+from graph_predictor.comm import units
+from graph_predictor.request import fit_batch as request_fit_batch
+from graph_predictor.request import memory_fit, study
+from kernel_models import device_choice
+from tracer import memory_account
 
 
 def fit_batch(
@@ -31,33 +36,26 @@ def fit_batch(
     The program is traced by shapes at a few sizes: FUNCTION takes the size by name, as in def build(batch=32).
     """
     with one_sentence(debug):
-        from graph_predictor.comm.units import parse_memory
-        from graph_predictor.request.fit_batch import fit_batch as largest
-        from graph_predictor.request.fit_batch import said_sizes
-        from graph_predictor.request.memory_fit import fit_of
-        from graph_predictor.request.study import is_script
-        from kernel_models.device_choice import find_device
-        from tracer.memory_account import binary_size
-
-        limit = None if memory_limit is None else parse_memory(memory_limit, "--memory-limit", "80GiB")
-        spec = find_device(device)
-        script = is_script(source, step_region)
+        limit = None if memory_limit is None else units.parse_memory(memory_limit, "--memory-limit", "80GiB")
+        spec = device_choice.find_device(device)
+        script = study.is_script(source, step_region)
         graph = None if script else read(source, window, step_region=step_region).graphs[0]
         with working("Tracing"):
-            found = largest(graph, spec, name=size, code=source[0] if script else code, sizes=sizes or (),
-                            limit_bytes=limit)
+            found = request_fit_batch.fit_batch(graph, spec, name=size, code=source[0] if script else code, sizes=sizes
+                                                or (), limit_bytes=limit)
         if json:
             print_json(found.to_json())
             return
         report = Report()
         report.line()
         report.line(f"{found.headline()[:1].upper()}{found.headline()[1:]}", style="bold")
-        if text := said_sizes(found):
+        if text := request_fit_batch.said_sizes(found):
             report.line(text)
         report.table("Sizes that were traced", [Column(size), Column("expected"), Column("at least"), Column("at most"),
                                                 Column("", name=True)],
-                     ([f"{at:,}", binary_size(memory.account.total), binary_size(memory.low), binary_size(memory.high),
-                       fit_of(memory, found.limit_bytes).value] for at, memory in found.tried.items()))
+                     ([f"{at:,}", memory_account.binary_size(memory.account.total),
+                       memory_account.binary_size(memory.low), memory_account.binary_size(memory.high),
+                       memory_fit.fit_of(memory, found.limit_bytes).value] for at, memory in found.tried.items()))
         report.notes(["Nothing was run: the peak is that of the program's storages, rounded as none are; contexts and "
                       "fragmentation beside it are assumed (docs/memory.md)."])
 

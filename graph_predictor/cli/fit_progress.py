@@ -6,16 +6,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from graph_predictor.cli.text import printable, tell
-
-if TYPE_CHECKING:
-    from kernel_models.fitting import Progress
+from kernel_models import fitting
 
 
 @contextmanager
-def showing_fits() -> Iterator[Progress]:
+def showing_fits() -> Iterator[fitting.Progress]:
     """Show fits that run beside each other."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield _tell_begin
@@ -26,8 +23,8 @@ def showing_fits() -> Iterator[Progress]:
 
     bars: dict[str, TaskID] = {}
     lock = Lock()
-    with Progress(TextColumn("Fitting {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
-                  console=Console(stderr=True), transient=True) as shown:
+    with Progress(TextColumn("Fitting {task.description}"), BarColumn(), TaskProgressColumn(),
+                          TimeElapsedColumn(), console=Console(stderr=True), transient=True) as shown:
         def show(name: str, done: float) -> None:
             with lock:
                 if name not in bars:

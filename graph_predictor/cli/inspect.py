@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers
-
-if TYPE_CHECKING:
-    from graph_predictor.reports.inspection import Inspection, RankInspection
+from graph_predictor.reports import inspection
+from tracer import job
 
 _SHOWN_CLASSES = 8
 _GAPS = {"blocked": "waiting for other threads (autograd, communication)"}
@@ -23,16 +20,14 @@ def inspect(paths: Paths, window: Window = 0, step_region: StepRegion = None, wo
     Device, ranks, the recorded step, counts, GPU active time, host time outside operations, and the loss report.
     """
     with one_sentence(debug):
-        from graph_predictor.reports.inspection import inspect_job
-
-        found = inspect_job(read(paths, window, workers, scheduler, step_region=step_region))
+        found = inspection.inspect_job(read(paths, window, workers, scheduler, step_region=step_region))
         if json:
             print_json(found.to_json())
         else:
             _report(found)
 
 
-def _report(found: Inspection) -> None:
+def _report(found: inspection.Inspection) -> None:
     report = Report()
     first = found.ranks[0]
     known = found.world_size if found.world_size > 0 else len(found.ranks)
@@ -92,34 +87,31 @@ def _report(found: Inspection) -> None:
     report.notes([*loss.notes, *found.notes])
 
 
-def _without_times(facts: dict[str, str], found: Inspection) -> None:
+def _without_times(facts: dict[str, str], found: inspection.Inspection) -> None:
     """The facts of a step traced by shapes alone: what it has not, and its memory."""
-    from graph_predictor.reports.inspection import memory_lines
-
     for name in ("recorded step", "launches", "kernels", "GPU active", "host outside ops", "profiler",
                  "execution trace"):
         facts.pop(name)
     facts["times"] = "none: a step that never ran, traced by shapes alone"
     worst = max(found.ranks, key=lambda rank: rank.memory.get("peak", 0))
-    facts.update(zip(("memory", ""), memory_lines(worst.memory), strict=False))
+    facts.update(zip(("memory", ""), inspection.memory_lines(worst.memory), strict=False))
     used = ", ".join(f"{name} {count(number)}" for name, number in worst.substitutions.items())
     facts["substitutions"] = used or "none"
 
 
-def _ranks(found: Inspection, known: int) -> str:
+def _ranks(found: inspection.Inspection, known: int) -> str:
     if not found.classes:
         return f"{len(found.ranks)} recorded of {known}"
     traced = [each for each in found.classes if each.graph >= 0]
     ranks = sum(map(len, traced))
     classes = "1 class" if len(traced) == 1 else f"{len(traced)} classes, each counted once below"
     shown = "; ".join(map(str, traced[:_SHOWN_CLASSES])) + ("; …" if len(traced) > _SHOWN_CLASSES else "")
-    from tracer.job import ASSUMED
 
-    shown += ", assumed" if any(note.startswith(ASSUMED) for note in found.notes) else ""
+    shown += ", assumed" if any(note.startswith(job.ASSUMED) for note in found.notes) else ""
     return f"{count(ranks)}{'' if ranks == known else f' of {count(known)}'} ranks in {classes}: {shown}"
 
 
-def _steps(found: Inspection) -> str:
+def _steps(found: inspection.Inspection) -> str:
     if not found.steps:
         return "none found: the window counts as a whole"
     sources = {r.step_source.replace("_", " ") + (f" {r.step_region}" if r.step_region else "")
@@ -127,7 +119,7 @@ def _steps(found: Inspection) -> str:
     return f"{count(found.steps)} (from: {', '.join(sorted(sources))})"
 
 
-def _active(found: Inspection) -> str:
+def _active(found: inspection.Inspection) -> str:
     """GPU active time of a step, or of a window without steps."""
     if found.gpu_active_ns is None:
         return "no GPU work recorded"
@@ -136,7 +128,7 @@ def _active(found: Inspection) -> str:
     return f"{milliseconds(found.gpu_active_ns)} ms ({percent(found.gpu_active_ns / max(whole, 1))} of {of})"
 
 
-def _kernels(found: Inspection) -> str:
+def _kernels(found: inspection.Inspection) -> str:
     kinds: dict[str, int] = {}
     for rank in found.ranks:
         for kind, number in rank.kernels_by_kind.items():
@@ -145,7 +137,7 @@ def _kernels(found: Inspection) -> str:
     return f"{count(found.total('kernels'))}{f' ({parts})' if parts else ''}"
 
 
-def _outside(found: Inspection) -> str:
+def _outside(found: inspection.Inspection) -> str:
     if found.host_outside_ops_share is None:
         return "unknown (no steps)"
     kinds: dict[str, int] = {}
@@ -159,14 +151,14 @@ def _outside(found: Inspection) -> str:
     return f"{percent(found.host_outside_ops_share)} of the steps on their thread{why}"
 
 
-def _flags(rank: RankInspection) -> str:
+def _flags(rank: inspection.RankInspection) -> str:
     on = [name for name, value in rank.profiler_flags.items() if value]
     off = [name for name, value in rank.profiler_flags.items() if not value]
     parts = ([", ".join(on)] if on else []) + ([f"without {', '.join(off)}"] if off else [])
     return "; ".join(parts) or "options not recorded"
 
 
-def _join(found: Inspection) -> str:
+def _join(found: inspection.Inspection) -> str:
     schemas = sorted({r.et_schema for r in found.ranks if r.et_schema})
     if not schemas:
         return "none"

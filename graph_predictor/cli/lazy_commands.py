@@ -1,41 +1,94 @@
-"""A command line whose commands are imported when they run: ``--help`` needs only their names and first sentences."""
+"""A command line whose commands are imported when they run: ``--help`` needs only their names and first sentences.
+
+A command's file imports the modules it works with at its top, and those are run when it first uses them
+(``imported_late``): of ``predict --help``, none is.
+"""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping, MutableMapping
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from threading import RLock
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
-from graph_predictor.cli.plain_values import pass_on, with_plain_values
+PACKAGES = ("tracer", "kernel_models", "graph_predictor", "planner")
 
-COLLECTED_EVERY = 200_000
-"""Objects made between two garbage collections of a command: each looks through some of what was imported, and at
-Python's 700 they are a twentieth of a short command's time, at 50,000 a fiftieth."""
+
+class LateModule(ModuleType):
+    """A module that runs when something of it is first asked for. (The standard library's runs a second time where
+    imports go in a circle.)"""
+
+    def __getattr__(self, name: str) -> Any:
+        with self.__dict__["__lock__"]:
+            loader = self.__dict__.pop("__late__", None)
+            if loader is not None:
+                self.__loader__ = self.__spec__.loader = loader  # type: ignore[union-attr]
+                loader.exec_module(self)
+                self.__class__ = ModuleType  # type: ignore[assignment]
+        return ModuleType.__getattribute__(self, name)
+
+
+class LateLoader(Loader):
+    """Loads a module as a ``LateModule``, which another loader runs."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave the module as it is, to be run later."""
+        vars(module).update(__late__=self._loader, __lock__=RLock())
+        module.__class__ = LateModule
+
+
+class LateFinder(MetaPathFinder):
+    """Finds modules of our packages such that each runs when something of it is first used."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None,
+                  target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return how a module is loaded; None of others', which Python finds itself."""
+        if path is None or fullname.partition(".")[0] not in PACKAGES:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = LateLoader(spec.loader)
+        return spec
+
+
+@contextmanager
+def imported_late() -> Iterator[None]:
+    """Import our modules late; one of which a name is taken at once (``from module import name``) runs at once."""
+    finder = LateFinder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
 
 
 class LazyCommand(NamedTuple):
     """Where a command is: ``attribute`` of ``module`` is its function or, of one with commands of its own, its
     ``typer.Typer``. ``sentence`` is the first of its help, ``group`` the heading it stands under in that of
-    ``foretrace``, ``command_class`` the name of a class of its own there. One that ``runs_programs`` leaves Python as
-    these would find it."""
+    ``foretrace``, ``command_class`` the name of a class of its own there."""
 
     module: str
     attribute: str
     group: str
     sentence: str
     command_class: str | None = None
-    runs_programs: bool = False
 
     def built(self, name: str) -> Any:
         """Import the command and return it as typer makes it."""
-        if not self.runs_programs:
-            gc.set_threshold(COLLECTED_EVERY)
-        module = import_module(self.module)
-        found = getattr(module, self.attribute)
+        with imported_late():
+            module = import_module(self.module)
+            found = getattr(module, self.attribute)  # runs the command's file, whose own imports are late
         own = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         own.callback()(_nothing)
         if isinstance(found, typer.Typer):
@@ -43,7 +96,7 @@ class LazyCommand(NamedTuple):
         else:
             own.command(name, cls=None if self.command_class is None else getattr(module, self.command_class))(found)
         group: Any = typer.main.get_command(own)
-        return with_plain_values(group.commands[name])
+        return group.commands[name]
 
 
 class LazyCommands(MutableMapping[str, Any]):
@@ -84,10 +137,6 @@ def lazy_group(table: Mapping[str, LazyCommand]) -> type[TyperGroup]:
         def __init__(self, **attributes: Any) -> None:
             super().__init__(**attributes)
             self.commands: MutableMapping[str, Any] = LazyCommands(table)
-
-        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            pass_on(self.get_params(ctx))
-            return super().parse_args(ctx, args)
 
         def list_commands(self, ctx: Any) -> list[str]:
             return list(self.commands)

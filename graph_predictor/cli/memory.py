@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, StepRegion, Top, Window, shared
+from graph_predictor.request import program_memory as request_program_memory
+from graph_predictor.request import study
+from tracer import graph as tracer_graph
+from tracer import memory_account
+from tracer import memory_timeline as tracer_memory_timeline
 from tracer.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from tracer.graph import ExecutionGraph
-    from tracer.memory_timeline import MemoryTimeline
 
 SNAPSHOTS = (".pickle", ".pkl", ".p")
 DEFAULT_TOP = 12
@@ -39,29 +40,25 @@ def memory(
     A snapshot is read as plain values: nothing in it is run. foretrace memory snapshot.pickle --code train.py:build
     """
     with one_sentence(debug):
-        from graph_predictor.request.program_memory import program_memory
-        from graph_predictor.request.study import is_script
-        from tracer.memory_timeline import memory_timeline, snapshot_timeline
-
-        measured: MemoryTimeline | None = None
-        predicted: MemoryTimeline | None = None
-        graph: ExecutionGraph | None = None
+        measured: tracer_memory_timeline.MemoryTimeline | None = None
+        predicted: tracer_memory_timeline.MemoryTimeline | None = None
+        graph: tracer_graph.ExecutionGraph | None = None
         if len(source) == 1 and source[0].lower().endswith(SNAPSHOTS):
             with working("Reading"):
-                measured = snapshot_timeline(source[0], gpu)
-        elif is_script(source, step_region):
+                measured = tracer_memory_timeline.snapshot_timeline(source[0], gpu)
+        elif study.is_script(source, step_region):
             code = source[0]
         else:
             graph = read(source, window, step_region=step_region).graphs[0]
             if len(graph.allocations):
-                found = memory_timeline(graph, gpu)
+                found = tracer_memory_timeline.memory_timeline(graph, gpu)
                 measured, predicted = (None, found) if not found.inferred else (found, None)
         if predicted is None and (code is not None or (graph is not None and graph.meta.workload)):
             with working("Tracing"):
-                predicted = program_memory(graph, code, sizes or (), device)
+                predicted = request_program_memory.program_memory(graph, code, sizes or (), device)
         if measured is None and predicted is None:
             assert graph is not None
-            memory_timeline(graph, gpu)
+            tracer_memory_timeline.memory_timeline(graph, gpu)
             raise ForetraceError("Nothing is known of the step's memory.")
         if json:
             print_json({"measured": None if measured is None else measured.to_json(),
@@ -70,24 +67,24 @@ def memory(
             _report(measured, predicted, top or DEFAULT_TOP)
 
 
-def _report(measured: MemoryTimeline | None, predicted: MemoryTimeline | None, top: int) -> None:
-    from tracer.memory_account import binary_size
-
+def _report(measured: tracer_memory_timeline.MemoryTimeline | None, predicted: tracer_memory_timeline.MemoryTimeline
+            | None, top: int) -> None:
     report = Report()
     known = [(name, one) for name, one in (("measured", measured), ("predicted", predicted)) if one is not None]
     report.line()
     for name, one in known:
-        report.line(f"Peak {name} ({one.source}): {binary_size(one.peak_bytes)}", style="bold")
+        report.line(f"Peak {name} ({one.source}): {memory_account.binary_size(one.peak_bytes)}", style="bold")
     parts = [one.at_peak.parts for _, one in known]
     holds = list(dict.fromkeys(name for each in parts for name in each))
     report.table("At the peak, by what it holds", [Column("holds", name=True), *(Column(name) for name, _ in known)],
-                 ([name.replace("_", " "), *(binary_size(each.get(name, 0)) for each in parts)] for name in holds))
+                 ([name.replace("_", " "), *(memory_account.binary_size(each.get(name, 0)) for each in parts)]
+                  for name in holds))
     for name, one in known:
         places = list(one.places.items())
         if places:
             report.table(f"At the peak, by who allocated it: largest of {len(places)} ({name})",
                          [Column("place", name=True), Column("bytes"), Column("share")],
-                         ([place, binary_size(size), percent(size / max(one.peak_bytes, 1))]
+                         ([place, memory_account.binary_size(size), percent(size / max(one.peak_bytes, 1))]
                           for place, size in places[:top]))
     notes = [note for _, one in known for note in one.notes]
     if measured is not None and measured.inferred:

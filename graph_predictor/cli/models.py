@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +12,9 @@ from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.fit import error_cells, models_table
 from graph_predictor.cli.options import Debug, Json
-
-if TYPE_CHECKING:
-    from kernel_models.profile import DeviceProfile
+from graph_predictor.request import measured_kernels
+from kernel_models import evaluate as kernel_models_evaluate
+from kernel_models import profile as kernel_models_profile
 
 models = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                      help="List fitted device profiles, and judge them by measured kernels.")
@@ -57,11 +57,10 @@ def evaluate(
     profile has one, else by the best that covers it, and by formulas where none does.
     """
     with one_sentence(debug):
-        from graph_predictor.request.measured_kernels import read_kernels
-        from kernel_models.evaluate import evaluate_profile
-
         judged, notes = _load(profile), list[str]()
-        found = evaluate_profile(judged, read_kernels(data, spec=judged.device, notes=notes))
+        found = kernel_models_evaluate.evaluate_profile(judged,
+                                                        measured_kernels.read_kernels(data, spec=judged.device,
+                                                                                      notes=notes))
         found.notes[:0] = notes
         if json:
             print_json(found.to_json())
@@ -77,25 +76,22 @@ def evaluate(
         report.notes(found.notes)
 
 
-def _load(path: str) -> DeviceProfile:
-    from kernel_models.profile import load_profile
-
-    return load_profile(path)
+def _load(path: str) -> kernel_models_profile.DeviceProfile:
+    return kernel_models_profile.load_profile(path)
 
 
 def _profiles(path: str) -> list[str]:
     """A profile's path itself, or those of a directory."""
-    from kernel_models.profile import ENDING, ProfileError
-
     if "://" in path or not os.path.isdir(path):
         return [path]
-    found = sorted(str(one) for one in Path(path).glob(f"*{ENDING}"))
+    found = sorted(str(one) for one in Path(path).glob(f"*{kernel_models_profile.ENDING}"))
     if not found:
-        raise ProfileError(f"The directory {path} holds no profile (*{ENDING}); make one with foretrace fit.")
+        raise kernel_models_profile.ProfileError(f"The directory {path} holds no profile "
+                                                 f"(*{kernel_models_profile.ENDING}); make one with foretrace fit.")
     return found
 
 
-def _as_json(path: str, profile: DeviceProfile) -> dict[str, Any]:
+def _as_json(path: str, profile: kernel_models_profile.DeviceProfile) -> dict[str, Any]:
     return {"file": path, "device": profile.device.name, "provenance": profile.provenance,
             "models": [{"family": entry.model.family.value, "software": entry.software, "kind": entry.kind,
                         "rows": entry.rows, **entry.facts} for entry in profile.entries]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,10 +11,13 @@ from graph_predictor.cli.edit_options import with_some_edits
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window, shared
 from graph_predictor.cli.profiles import loaded_profiles
+from graph_predictor.edits import registry
+from graph_predictor.reports import facts
+from graph_predictor.reports import opportunities as reports_opportunities
+from graph_predictor.request import configuration
+from graph_predictor.request import study as request_study
+from kernel_models import device_choice
 from tracer.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from graph_predictor.reports.opportunities import Opportunities
 
 DEFAULT_TOP = 10
 ALL = 1000
@@ -41,44 +44,37 @@ def opportunities(
     Each is predicted by itself; gains do not add up. Changes that cannot be done are left out (--json says why).
     """
     with one_sentence(debug):
-        from graph_predictor.edits.registry import made
-        from graph_predictor.reports.opportunities import opportunities as find
-        from graph_predictor.request.configuration import Configuration
-        from graph_predictor.request.study import Study, is_script
-        from kernel_models.device_choice import find_device
-
-        script = source[0] if is_script(source, step_region) else None
+        script = source[0] if request_study.is_script(source, step_region) else None
         job = read(source, window, step_region=step_region) if script is None else None
         with working("Preparing"):
-            study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
-                          profiles=loaded_profiles(profile),
-                          code=script, device=device, profiled=profiled)
+            study = request_study.Study(job, step, recorded_on=None if from_device is None
+                                        else device_choice.find_device(from_device), profiles=loaded_profiles(profile),
+                                        code=script, device=device, profiled=profiled)
         with working("Preparing" if script is None else "Tracing"):
-            study.check_profiles([Configuration(device=device)])
-            prepared = study.prepared(Configuration(device=device))
+            study.check_profiles([configuration.Configuration(device=device)])
+            prepared = study.prepared(configuration.Configuration(device=device))
             if prepared.edits:
                 raise ForetraceError("--device says what a step that never ran is traced for, and this one was "
                                      "recorded; give --from-device for the device it was recorded on, or see "
                                      "foretrace predict.")
         with working("Predicting"):
             given = {name.replace("_", "-"): True for name, wanted in edits.items() if wanted}
-            result = find(prepared.start, top=top or (ALL if json else DEFAULT_TOP), edits=made(given))
+            result = reports_opportunities.opportunities(prepared.start, top=top or (ALL if json else DEFAULT_TOP),
+                                                         edits=registry.made(given))
         if json:
             print_json(result.to_json())
         else:
             _report(result, [f"--{name}" for name in given])
 
 
-def _report(result: Opportunities, given: list[str]) -> None:
-    from graph_predictor.reports.facts import decided_line, recorded_line, step_line
-
+def _report(result: reports_opportunities.Opportunities, given: list[str]) -> None:
     report = Report()
     before = result.baseline
     report.line()
     if before.recorded is not None:
-        report.line(recorded_line(before.recorded), style="bold")
-    report.line(step_line(before.times, before.step_time_us, before.interval_us), style="bold")
-    report.line(decided_line(before.gpu_active_us, before.bound, before.gpu_active_interval_us))
+        report.line(facts.recorded_line(before.recorded), style="bold")
+    report.line(facts.step_line(before.times, before.step_time_us, before.interval_us), style="bold")
+    report.line(facts.decided_line(before.gpu_active_us, before.bound, before.gpu_active_interval_us))
     report.table("What would save most, each by itself",
                  [Column("change", name=True), Column("saves ms"), Column("share"), Column("80% between"),
                   Column("then decides", name=True), Column("predict", name=True)],

@@ -6,10 +6,13 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from kernel_models import device
+from kernel_models.collectives import topology
+from tracer import workloads as tracer_workloads
+
 
 class SharedOption(NamedTuple):
     """An option that several commands have: the name of its value, and how its help begins everywhere."""
-
     value: str
     stem: str
 
@@ -69,23 +72,17 @@ SHARED = {
 
 def complete_device(incomplete: str) -> list[str]:
     """Names of devices that begin so, for the shell."""
-    from kernel_models.device import device_names
-
-    return [name for name in device_names() if name.startswith(incomplete)]
+    return [name for name in device.device_names() if name.startswith(incomplete)]
 
 
 def complete_cluster(incomplete: str) -> list[str]:
     """Names of nodes that begin so, for the shell."""
-    from kernel_models.collectives.topology import node_names
-
-    return [name for name in node_names() if name.startswith(incomplete)]
+    return [name for name in topology.node_names() if name.startswith(incomplete)]
 
 
 def complete_workload(incomplete: str) -> list[str]:
     """Names of the suite's workloads that begin so, for the shell."""
-    from tracer import workloads
-
-    return [name for name in workloads.names() if name.startswith(incomplete)]
+    return [name for name in tracer_workloads.names() if name.startswith(incomplete)]
 
 
 _COMPLETED = {"--device": complete_device, "--from-device": complete_device, "--topology": complete_cluster,

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, StepRegion, Top, Window
-
-if TYPE_CHECKING:
-    from graph_predictor.prediction.overheads import JobOverheads, OperationRow
-    from kernel_models.host.overheads import HostRatio
-    from kernel_models.host.segments import Overhead
+from graph_predictor.prediction import overheads as prediction_overheads
+from kernel_models.host import overheads as host_overheads
+from kernel_models.host import segments
+from tracer.errors import ForetraceError
 
 DEFAULT_TOP = 5
 TOP_OPERATIONS = 20
@@ -38,14 +37,12 @@ def overheads(
     With two captures, show what differs between their hosts.
     """
     with one_sentence(debug):
-        from graph_predictor.prediction.overheads import compare, measure_overheads
-        from tracer.errors import ForetraceError
-
         if len(traces) > 2:
             raise ForetraceError(f"{len(traces)} captures were named, and two can be compared at a time: name one or "
                                  "two; ranks of one job go into one directory or a quoted glob.")
-        found = [measure_overheads(read([path], window, step_region=step_region)) for path in traces]
-        ratios = compare(found[0], found[1]) if len(found) == 2 else {}
+        found = [prediction_overheads.measure_overheads(read([path], window, step_region=step_region))
+                 for path in traces]
+        ratios = prediction_overheads.compare(found[0], found[1]) if len(found) == 2 else {}
         if json:
             print_json({"captures": [{"source": path, **part.to_json(top or ALL)}
                                      for path, part in zip(traces, found, strict=True)],
@@ -62,7 +59,7 @@ def overheads(
             _difference(report, ratios)
 
 
-def _one(report: Report, path: str, found: JobOverheads, top: int | None) -> None:
+def _one(report: Report, path: str, found: prediction_overheads.JobOverheads, top: int | None) -> None:
     report.line(f"{path}: {milliseconds(found.host_ns)} ms of host time in a step of {milliseconds(found.step_ns)} ms "
                 f"(mean of {found.steps}), without waiting.")
     if found.computation_ns:
@@ -100,7 +97,7 @@ def _one(report: Report, path: str, found: JobOverheads, top: int | None) -> Non
     report.line()
 
 
-def _operations(report: Report, found: JobOverheads, top: int) -> None:
+def _operations(report: Report, found: prediction_overheads.JobOverheads, top: int) -> None:
     rows = [[_short(row.name), milliseconds(row.step_ns), percent(row.shared_ns / row.step_ns - 1), *_means(row)]
             for row in found.operations(top) if row.step_ns]
     report.table("Operations that cost the host most (mean µs of one event by kind; shared: how far off a step's time "
@@ -108,7 +105,7 @@ def _operations(report: Report, found: JobOverheads, top: int) -> None:
                  [Column("operation", name=True), Column("ms\na step"), Column("shared"), *map(Column, SYMBOLS)], rows)
 
 
-def _side_by_side(report: Report, found: list[JobOverheads], top: int) -> None:
+def _side_by_side(report: Report, found: list[prediction_overheads.JobOverheads], top: int) -> None:
     """The operations of the first host that cost it most, beside the second host's."""
     theirs = {row.name: row for row in found[1].operations(ALL)}
     rows = [[_short(row.name), *(f"{mine} | {other}" for mine, other in zip(
@@ -118,7 +115,7 @@ def _side_by_side(report: Report, found: list[JobOverheads], top: int) -> None:
                  [Column("operation", name=True), *map(Column, SYMBOLS)], rows)
 
 
-def _means(row: OperationRow) -> list[str]:
+def _means(row: prediction_overheads.OperationRow) -> list[str]:
     return [microseconds(row.kinds[kind].mean_ns) if kind in row.kinds else "–" for kind in row.host_kinds()]
 
 
@@ -126,7 +123,7 @@ def _short(name: str) -> str:
     return name.removeprefix("autograd::engine::evaluate_function: ")
 
 
-def _difference(report: Report, ratios: dict[Overhead | None, HostRatio]) -> None:
+def _difference(report: Report, ratios: dict[segments.Overhead | None, host_overheads.HostRatio]) -> None:
     if not ratios:
         report.line("The two captures have no operation in common: their hosts cannot be compared.")
         return

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from graph_predictor.cli.comm_choices import mixture_json, report_mixture
 from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
 from graph_predictor.cli.edit_options import chosen_edits, with_edits
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window, shared
 from graph_predictor.cli.profiles import loaded_profiles
-
-if TYPE_CHECKING:
-    from graph_predictor.pages.parts import ReportPage
-    from graph_predictor.pages.provenance import Provenance
-    from graph_predictor.prediction.result import Prediction
-    from graph_predictor.request.study import Prepared
-    from tracer.job import Job
+from graph_predictor.figures import part_percent, small_percent
+from graph_predictor.pages import parts, prediction, provenance
+from graph_predictor.prediction import result as prediction_result
+from graph_predictor.reports import facts
+from graph_predictor.request import configuration
+from graph_predictor.request import study as request_study
+from kernel_models import device_choice, model
+from tracer import job as tracer_job
 
 DEFAULT_TOP = 8
 
@@ -60,22 +62,18 @@ def predict(
     foretrace predict resnet50-V100/ --device a100-sxm-40g --host-from resnet50-A100/
     """
     with one_sentence(debug):
-        from graph_predictor.cli.comm_choices import mixture_json, report_mixture
-        from graph_predictor.request.configuration import Configuration
-        from graph_predictor.request.study import Study, is_script
-        from kernel_models.device_choice import find_device
-
         check_html(html, source)
-        wanted = Configuration(
+        wanted = configuration.Configuration(
             device=device, parallel=parallel, topology=topology, from_topology=from_topology,
             comm_profile=comm_profile, comm_backend=comm_backend, comm_choices=comm_choices, host_from=host_from,
             sizes=tuple(sizes or ()), also=tuple(also or ()), code=code, edits=chosen_edits(edits))
-        script = source[0] if is_script(source, step_region) else None
+        script = source[0] if request_study.is_script(source, step_region) else None
         job = read(source, window, step_region=step_region) if script is None else None
         with working("Preparing"):
-            study = Study(job, step, recorded_on=None if from_device is None else find_device(from_device),
-                          profiles=loaded_profiles(profile),
-                          code=script, device=device, read=partial(read, step_region=step_region), profiled=profiled)
+            study = request_study.Study(job, step, recorded_on=None if from_device is None
+                                        else device_choice.find_device(from_device), profiles=loaded_profiles(profile),
+                                        code=script, device=device, read=partial(read, step_region=step_region),
+                                        profiled=profiled)
         with working("Tracing" if parallel is not None or sizes or script is not None else "Preparing"):
             study.check_profiles([wanted])
             prepared = study.prepared(wanted)
@@ -92,23 +90,19 @@ def predict(
             report_mixture(mixed, result, single)
 
 
-def _page(result: Prediction, prepared: Prepared, where: Provenance, job: Job | None) -> ReportPage:
-    from graph_predictor.pages.prediction import prediction_page
+def _page(result: prediction_result.Prediction, prepared: request_study.Prepared, where: provenance.Provenance,
+          job: tracer_job.Job | None) -> parts.ReportPage:
+    return prediction.prediction_page(result, prepared.start.simulated(prepared.edits), where, job)
 
-    return prediction_page(result, prepared.start.simulated(prepared.edits), where, job)
 
-
-def _report(result: Prediction, top: int) -> None:
-    from graph_predictor.figures import small_percent
-    from graph_predictor.reports.facts import decided_line, recorded_line, savings_line, step_line
-
+def _report(result: prediction_result.Prediction, top: int) -> None:
     report = Report()
     unedited = "as recorded" if result.as_measured else "its steady state, not as measured"
     what = "; ".join(result.edits) or (unedited if result.ran else f"as traced for {result.device}")
     report.line()
-    step = step_line(result.times, result.step_time_us, result.interval_us, what)
+    step = facts.step_line(result.times, result.step_time_us, result.interval_us, what)
     # A recording leads with what was recorded, a changed step with what it takes.
-    lines = [step] if result.recorded is None else [recorded_line(result.recorded), step]
+    lines = [step] if result.recorded is None else [facts.recorded_line(result.recorded), step]
     for line in reversed(lines) if result.edits else lines:
         report.line(line, style="bold")
     rests = ", ".join(result.steps)
@@ -116,8 +110,8 @@ def _report(result: Prediction, top: int) -> None:
         rests = f"{len(result.steps)} recorded steps, {result.steps[0]} to {result.steps[-1]}"
     if result.ran:
         report.line(f"It rests on {rests}" + (f", recorded on {result.recorded_on}." if result.recorded_on else "."))
-    report.line(decided_line(result.gpu_active_us, result.bound, result.gpu_active_interval_us))
-    if savings := savings_line(result.savings_us, result.step_time_us):
+    report.line(facts.decided_line(result.gpu_active_us, result.bound, result.gpu_active_interval_us))
+    if savings := facts.savings_line(result.savings_us, result.step_time_us):
         report.line(savings)
     extra = []
     if result.items_per_second is not None:
@@ -147,13 +141,10 @@ def _report(result: Prediction, top: int) -> None:
     report.notes([*(f"Warning: {text}" for text in result.warnings), *result.notes])
 
 
-def _shares(result: Prediction) -> str:
+def _shares(result: prediction_result.Prediction) -> str:
     """Sources of all host and device time of the step."""
-    from graph_predictor.figures import part_percent
-    from kernel_models.model import Source
-
     shares = ", ".join(f"{name} {part_percent(share)}" for name, share in result.sources.items())
-    if result.edits and set(result.sources) == {Source.MEASURED.label}:
+    if result.edits and set(result.sources) == {model.Source.MEASURED.label}:
         return f"{shares} (of what is left; none of it was changed)"
     return shares
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -26,13 +26,18 @@ from graph_predictor.cli.price_arguments import (
 )
 from graph_predictor.cli.price_checks import check
 from graph_predictor.cli.profiles import profile_of
+from kernel_models import device as kernel_models_device
+from kernel_models import device_choice, dtypes, model, op_call, pricing
+from kernel_models import operation as kernel_models_operation
+from kernel_models import profile as kernel_models_profile
+from kernel_models.families import embedding
+from kernel_models.families import registry as families_registry
+from kernel_models.heuristics import sustained
+from tracer.lookup_data import indices as lookup_data_indices
+from tracer.lookup_data import tables as lookup_data_tables
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
-if TYPE_CHECKING:
-    from kernel_models.device import DeviceSpec
-    from kernel_models.op_call import OpCall
-    from kernel_models.pricing import Models, PricedCalls
 
 
 def price(
@@ -60,15 +65,13 @@ def price(
     foretrace price aten::linear --shapes 8192x4096,11008x4096 --dtype bf16 --device h200-sxm
     """
     with one_sentence(debug):
-        from kernel_models.pricing import price as price_calls
-
         operation = full_name(operation)
         spec, fitted = _device(device, profile)
         told = told_of(operation, assume or ())
         calls, wanted = calls_to_price(operation, shapes, dtype, value or (), backward=backward, tf32=tf32, told=told)
         if indices is not None:
             calls = _looked_up(calls, indices, operation)
-        priced = price_calls(calls, spec, fitted)
+        priced = pricing.price(calls, spec, fitted)
         low, high = priced.total_interval_us()
         flops, moved = sum(call.flops for call in calls), sum(call.bytes_moved for call in calls)
         sources = list(priced.share_by_source())
@@ -113,7 +116,7 @@ def price(
 def calls_to_price(
     name: str, shapes: str, dtype: str, values: Sequence[str] = (), *, backward: bool = False, tf32: bool = False,
     told: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[list[OpCall], Asked]:
+) -> tuple[list[op_call.OpCall], Asked]:
     """The device work of an operation written as on the command line, and what was made of the text.
 
     No calls where a tensor without elements leaves nothing to do.
@@ -121,14 +124,11 @@ def calls_to_price(
     Raises:
         PriceError: the name, sizes, types or values cannot be understood, or do not fit the operation.
     """
-    from kernel_models import operation as operations
-    from kernel_models.families import registry
-    from kernel_models.op_call import Family
 
-    known = registry.forward_rule(name) is not None
+    known = families_registry.forward_rule(name) is not None
     wanted = asked(name, shapes, dtype, values)
     wanted.operation = replace(wanted.operation, told=tuple(told.items()))
-    if operations.is_free(name):
+    if kernel_models_operation.is_free(name):
         raise PriceError(f"{name} has no device work: it only makes a view or looks at sizes.")
     check(name, wanted)
     if not known:
@@ -137,9 +137,9 @@ def calls_to_price(
         if any(word in name for word in COLLECTIVES):
             wanted.notes.append("By its name it is a collective, which its bytes say little of: foretrace comm predict "
                                 "prices it on a cluster.")
-    forward = operations.calls_of(wanted.operation, tf32)
-    family = operations.family_of(name)
-    misfit = known and forward == (operations.by_bytes(wanted.operation),) and family != forward[0].family
+    forward = kernel_models_operation.calls_of(wanted.operation, tf32)
+    family = kernel_models_operation.family_of(name)
+    misfit = known and forward == (kernel_models_operation.by_bytes(wanted.operation),) and family != forward[0].family
     if not misfit and is_empty(forward, wanted):
         wanted.notes.append("No work: a tensor without elements leaves nothing to do.")
         return [], wanted
@@ -151,12 +151,12 @@ def calls_to_price(
     if not forward or any("unsized" in call.flags for call in forward):
         raise PriceError(f"The sizes {shapes} give {name}{arguments} no work; check their number and order"
                          f"{missing(name, wanted)}.")
-    calls = operations.backward_calls_of(wanted.operation, tf32) if backward else forward
+    calls = kernel_models_operation.backward_calls_of(wanted.operation, tf32) if backward else forward
     if not calls:
         raise PriceError(f"{name} has no gradient to price.")
-    wanted.assumed.update(registry.assumptions_of(calls))
+    wanted.assumed.update(families_registry.assumptions_of(calls))
     for call in calls:
-        if call.family is Family.CONV:
+        if call.family is op_call.Family.CONV:
             wanted.assumed.update({} if "groups" in wanted.values else {"groups": call.dims[3]})
     return list(calls), wanted
 
@@ -167,9 +167,6 @@ def told_of(name: str, texts: Sequence[str]) -> dict[str, str]:
     Raises:
         PriceError: a name that no operator leaves open, or a value that it cannot have.
     """
-    from kernel_models.dtypes import short_dtype
-    from kernel_models.families.registry import STORED_ONLY
-    from kernel_models.operation import TOLD
 
     found: dict[str, str] = {}
     if texts and name.startswith("aten::"):
@@ -177,11 +174,11 @@ def told_of(name: str, texts: Sequence[str]) -> dict[str, str]:
                          "nothing; leave it out.")
     for text in (part for whole in texts for part in whole.split(",") if part.strip()):
         one, _, value = (part.strip() for part in text.partition("="))
-        if one not in TOLD:
+        if one not in kernel_models_operation.TOLD:
             raise PriceError(f"--assume {text.strip()[:60]!r} names nothing that operators leave open; it takes "
-                             f"{', '.join(TOLD)}.")
+                             f"{', '.join(kernel_models_operation.TOLD)}.")
         if one in ("kv", "weights"):
-            if not short_dtype(value) and value not in STORED_ONLY:
+            if not dtypes.short_dtype(value) and value not in families_registry.STORED_ONLY:
                 raise PriceError(f"--assume {one}={value[:40]!r} is no element type; write it like {one}=fp8.")
         elif _is_count(value) and not int(value) and one not in ("context", "window", "imbalance"):
             raise PriceError(f"--assume {one}=0 leaves {name} nothing to do; give a whole number from 1.")
@@ -200,41 +197,32 @@ def _is_exponent(text: str) -> bool:
     return bool(re.fullmatch(r"[0-9]{1,2}(\.[0-9]{1,6})?", text, re.ASCII)) and float(text) <= 10
 
 
-def registry_assumptions(calls: Sequence[OpCall]) -> dict[str, str]:
+def registry_assumptions(calls: Sequence[op_call.OpCall]) -> dict[str, str]:
     """What calls assumed of a server's state, by name."""
-    from kernel_models.families.registry import assumptions_of
-
-    return assumptions_of(calls)
+    return families_registry.assumptions_of(calls)
 
 
-def _looked_up(calls: Sequence[OpCall], text: str, operation: str) -> list[OpCall]:
+def _looked_up(calls: Sequence[op_call.OpCall], text: str, operation: str) -> list[op_call.OpCall]:
     """The calls with rows looked up by other indices."""
-    from kernel_models.families.embedding import with_tables
-    from kernel_models.op_call import Family
-    from tracer.lookup_data.indices import read_indices
-    from tracer.lookup_data.tables import EmbeddingTable
-
-    indices = read_indices(text)
+    indices = lookup_data_indices.read_indices(text)
     found = []
     for call in calls:
-        if call.family is not Family.EMBEDDING:
+        if call.family is not op_call.Family.EMBEDDING:
             raise PriceError(f"{operation} looks no rows up in tables: leave --indices out.")
         lookups, bags, rows, columns, tables = call.dims
-        each = [EmbeddingTable(f"table {i}", max(rows, 1), max(columns, 1), bag=lookups / max(bags, 1))
+        each = [lookup_data_tables.EmbeddingTable(f"table {i}", max(rows, 1), max(columns, 1),
+                                                  bag=lookups / max(bags, 1))
                 for i in range(tables)]
-        found.append(with_tables(call, indices.of(each)))
+        found.append(embedding.with_tables(call, indices.of(each)))
     return found
 
 
-def _of_types(calls: Sequence[OpCall], spec: DeviceSpec) -> list[str]:
+def _of_types(calls: Sequence[op_call.OpCall], spec: kernel_models_device.DeviceSpec) -> list[str]:
     """Return what is to be said of types that the device, or its measurements, lack."""
-    from kernel_models.heuristics.sustained import computed_as
-    from kernel_models.op_call import Family
-
     notes = []
     for dtype in dict.fromkeys(call.dtype for call in calls if call.family in (
-            Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)):
-        computed = computed_as(spec, dtype)
+            op_call.Family.GEMM, op_call.Family.CONV, op_call.Family.ATTENTION, op_call.Family.RECURRENT)):
+        computed = sustained.computed_as(spec, dtype)
         if computed != dtype:
             notes.append(f"{spec.name} has no {dtype} matrix units: priced as {computed}, with a wide interval.")
         elif dtype == "fp4":
@@ -244,11 +232,9 @@ def _of_types(calls: Sequence[OpCall], spec: DeviceSpec) -> list[str]:
     return notes
 
 
-def _of_sources(priced: PricedCalls, profile: Models | None) -> list[str]:
+def _of_sources(priced: pricing.PricedCalls, profile: pricing.Models | None) -> list[str]:
     """Return what is to be said of where times come from."""
-    from kernel_models.model import Source
-
-    sheet = [call for call, source in zip(priced.calls, priced.source, strict=True) if source == Source.DATASHEET]
+    sheet = [call for call, source in zip(priced.calls, priced.source, strict=True) if source == model.Source.DATASHEET]
     if profile is None:
         return ["Priced from published figures and efficiencies of other devices; a profile of this device narrows the "
                 "interval."] if sheet else []
@@ -262,29 +248,25 @@ def _of_sources(priced: PricedCalls, profile: Models | None) -> list[str]:
     return notes
 
 
-def _work(calls: Sequence[OpCall]) -> str:
+def _work(calls: Sequence[op_call.OpCall]) -> str:
     return ", ".join(dict.fromkeys(" ".join(filter(None, (
         call.family.value, call.kind, call.layout, call.dtype))) for call in calls))
 
 
-def _device(name: str | None, profiles: Sequence[str] | None) -> tuple[DeviceSpec, Models | None]:
+def _device(name: str | None, profiles: Sequence[str] | None) -> tuple[kernel_models_device.DeviceSpec, pricing.Models
+                                                                       | None]:
     """The device to price on and the models to price with."""
-    from kernel_models.device_choice import find_device
-    from kernel_models.profile import load_profile
-
     if name is not None:
-        spec = find_device(name)
+        spec = device_choice.find_device(name)
         return spec, profile_of(profiles, spec)
     if not profiles:
         raise PriceError("Name a device with --device, or a profile with --profile.")
-    fitted = load_profile(profiles[0])
+    fitted = kernel_models_profile.load_profile(profiles[0])
     return fitted.device, fitted
 
 
 def _label(source: int) -> str:
-    from kernel_models.model import Source
-
-    return Source(source).label
+    return model.Source(source).label
 
 
 def _time(us: float) -> str:

@@ -7,13 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kernel_models import dtypes, op_call
+from kernel_models import operation as kernel_models_operation
+from kernel_models.families import arguments as families_arguments
+from kernel_models.families import registry as families_registry
 from tracer.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from kernel_models.op_call import OpCall
-    from kernel_models.operation import Operation
 
 MOST = 2**40
 """Sizes and numbers are below this."""
@@ -41,7 +41,7 @@ class Asked:
         notes: sentences for the report.
     """
 
-    operation: Operation
+    operation: kernel_models_operation.Operation
     values: dict[str, Any] = field(default_factory=dict)
     assumed: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -50,7 +50,6 @@ class Asked:
 @dataclass
 class _Given:
     """One entry of ``--shapes``: a tensor, a list of tensors or (``sizes`` is ``None``) no tensor."""
-
     sizes: Sizes | list[Sizes] | None
     dtype: str = ""
     own_dtype: bool = False
@@ -66,21 +65,19 @@ def full_name(name: str) -> str:
     Raises:
         PriceError: it has none, and ``aten`` has no such operation.
     """
-    from kernel_models.families import registry
 
     if re.fullmatch(r"\w+(::\w+)+(\.\w+)?", name, re.ASCII):
         return name
-    if re.fullmatch(r"[\w.]+", name, re.ASCII) and registry.forward_rule(f"aten::{name}") is not None:
+    if re.fullmatch(r"[\w.]+", name, re.ASCII) and families_registry.forward_rule(f"aten::{name}") is not None:
         return f"aten::{name}"
     raise PriceError(f"There is no operation {name!r} that foretrace knows{near_operations(name)}.")
 
 
 def near_operations(name: str) -> str:
     """Names like it, as the end of a sentence."""
-    from kernel_models.families import registry
-
-    registry.forward_rule("aten::mm")  # loads the families
-    near = difflib.get_close_matches(name if "::" in name else f"aten::{name}", list(registry.FORWARD), n=3, cutoff=0.6)
+    families_registry.forward_rule("aten::mm")  # loads the families
+    near = difflib.get_close_matches(name if "::" in name else f"aten::{name}", list(families_registry.FORWARD), n=3,
+                                     cutoff=0.6)
     return f"; did you mean {' or '.join(near)}" if near else "; names look like aten::linear"
 
 
@@ -90,9 +87,8 @@ def asked(name: str, shapes: str, dtype: str, values: Sequence[str] = ()) -> Ask
     Raises:
         PriceError: the sizes, types or numbers cannot be understood, or the operation has no such argument.
     """
-    from kernel_models.families import registry
 
-    rule = registry.forward_rule(name)
+    rule = families_registry.forward_rule(name)
     names = rule.names if rule is not None else ()
     found = Asked(put_together(name, (), ()))
     found.values = dict(_value(name, text) for text in values)
@@ -114,31 +110,28 @@ def asked(name: str, shapes: str, dtype: str, values: Sequence[str] = ()) -> Ask
     return found
 
 
-def put_together(name: str, placed: Sequence[_Given], numbers: Sequence[Any]) -> Operation:
+def put_together(name: str, placed: Sequence[_Given], numbers: Sequence[Any]) -> kernel_models_operation.Operation:
     """The operation of entries and numbers."""
-    from kernel_models.operation import operation
-
-    return operation(name, [one.sizes for one in placed], [one.dtype for one in placed], values=list(numbers))
+    return kernel_models_operation.operation(name, [one.sizes for one in placed], [one.dtype for one in placed],
+                                             values=list(numbers))
 
 
 def _placed(name: str, names: Sequence[str], given: list[_Given], found: Asked) -> tuple[list[_Given], list[Any]]:
     """Every argument of the schema in its order; numbers take no entry but "none"."""
-    from kernel_models.families import arguments
-
     queue = _as_lists(name, names, given, found)
     if "_foreach_" in name and not names:
         return queue, [None] * len(queue)
     placed: list[_Given] = []
     numbers: list[Any] = []
     for argument in names:
-        value, kind = found.values.get(argument), arguments.kind_of(name, argument)
+        value, kind = found.values.get(argument), families_arguments.kind_of(name, argument)
         if value is not None or kind == "number":
             if value is None and argument == "size" and not placed and queue and queue[0].sizes is not None:
                 value, found.values["size"] = [list(queue[0].shapes[0])] * 2
                 queue.pop(0)
             elif queue and queue[0].sizes is None:
                 queue.pop(0)
-            if value is None and (value := arguments.default_of(name, argument)) is not None:
+            if value is None and (value := families_arguments.default_of(name, argument)) is not None:
                 found.assumed[argument] = value
             placed.append(_Given(None))
             numbers.append(value)
@@ -146,7 +139,7 @@ def _placed(name: str, names: Sequence[str], given: list[_Given], found: Asked) 
         one = queue.pop(0) if queue else _Given(None)
         if kind == "list" and isinstance(one.sizes, tuple):
             one = _Given([one.sizes], one.dtype, one.own_dtype)
-        usual = arguments.element_type(argument)
+        usual = families_arguments.element_type(argument)
         if one.sizes is not None and usual and not one.own_dtype:
             one.dtype = found.assumed[argument] = usual
         placed.append(one)
@@ -161,10 +154,8 @@ def _placed(name: str, names: Sequence[str], given: list[_Given], found: Asked) 
 
 def _as_lists(name: str, names: Sequence[str], given: list[_Given], found: Asked) -> list[_Given]:
     """Entries with the tensors of operations over lists gathered, and one list repeated for all that it takes."""
-    from kernel_models.families import arguments
-
     foreach = "_foreach_" in name and not names
-    if not foreach and not (names and arguments.kind_of(name, names[0]) == "list"):
+    if not foreach and not (names and families_arguments.kind_of(name, names[0]) == "list"):
         return list(given)
     rest = [one for one in given if one.sizes is not None]
     lists = [one for one in rest if isinstance(one.sizes, list)]
@@ -175,7 +166,7 @@ def _as_lists(name: str, names: Sequence[str], given: list[_Given], found: Asked
                          "brackets.")
     count = 1
     if foreach:
-        count = arguments.lists_of_foreach(name, bool(found.values))
+        count = families_arguments.lists_of_foreach(name, bool(found.values))
     elif "_fused_" in name:
         count = len(names) - (1 if "_fused_adam" in name and "adagrad" not in name and not found.values.pop(
             "amsgrad", False) else 0)
@@ -186,9 +177,8 @@ def _as_lists(name: str, names: Sequence[str], given: list[_Given], found: Asked
 
 
 def _joined(entries: list[_Given]) -> _Given:
-    from kernel_models.dtypes import promoted
-
-    return _Given([shape for one in entries for shape in one.shapes], promoted([one.dtype for one in entries]), True)
+    return _Given([shape for one in entries for shape in one.shapes], dtypes.promoted([one.dtype for one in entries]),
+                  True)
 
 
 def _completed(
@@ -212,9 +202,7 @@ def _completed(
 
 def registry_names(name: str) -> tuple[str, ...]:
     """Names of the operation's arguments, as far as they count."""
-    from kernel_models.families import registry
-
-    rule = registry.forward_rule(name)
+    rule = families_registry.forward_rule(name)
     return rule.names if rule is not None else ()
 
 
@@ -225,7 +213,7 @@ def missing(name: str, wanted: Asked) -> str:
     return f", or give --value {' or '.join(f'{one}=…' for one in names)}" if names else ""
 
 
-def is_empty(calls: Sequence[OpCall], wanted: Asked) -> bool:
+def is_empty(calls: Sequence[op_call.OpCall], wanted: Asked) -> bool:
     """Return whether there is nothing to do because a tensor has no elements."""
     shapes: list[Any] = []
     for one in wanted.operation.arguments:
@@ -236,9 +224,7 @@ def is_empty(calls: Sequence[OpCall], wanted: Asked) -> bool:
 
 
 def _more(name: str) -> tuple[str, ...]:
-    from kernel_models.families import arguments
-
-    return arguments.more_values(name)
+    return families_arguments.more_values(name)
 
 
 def _split(shapes: str) -> list[str]:
@@ -269,13 +255,11 @@ def _sizes(text: str, whole: str) -> Sizes:
 
 def _types(given: list[_Given], dtype: str) -> list[_Given]:
     """Entries with their element types: one for all, one an entry ("none" where it is no tensor) or one a tensor."""
-    from kernel_models.dtypes import ITEMSIZE, short_dtype
-
     types = [text.strip() for text in dtype.split(",")]
     nothing = ("none", "-")
     for text in types:
-        if not short_dtype(text) and (text not in nothing or len(types) == 1):
-            raise PriceError(f"There is no element type {text!r}; known are {', '.join(ITEMSIZE)}.")
+        if not dtypes.short_dtype(text) and (text not in nothing or len(types) == 1):
+            raise PriceError(f"There is no element type {text!r}; known are {', '.join(dtypes.ITEMSIZE)}.")
     tensors = [one for one in given if one.sizes is not None]
     if len(types) == 1:
         chosen = types * len(tensors)
@@ -286,23 +270,20 @@ def _types(given: list[_Given], dtype: str) -> list[_Given]:
     if len(chosen) != len(tensors) or any(text in nothing for text in chosen):
         raise PriceError(f"{len(types)} element types are given for {len(tensors)} tensors; give one, or one for each.")
     for one, text in zip(tensors, chosen, strict=True):
-        one.dtype, one.own_dtype = short_dtype(text), len(types) > 1
+        one.dtype, one.own_dtype = dtypes.short_dtype(text), len(types) > 1
     return given
 
 
 def _value(operation: str, text: str) -> tuple[str, Any]:
     """ "stride=2" → ("stride", [2])."""
-    from kernel_models.dtypes import short_dtype
-    from kernel_models.families import arguments
-
     name, _, written = (part.strip() for part in text.partition("="))
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or not written:
         raise PriceError(f"--value {text!r} is no number of an argument; write it like stride=2 or is_causal=true.")
-    listed = arguments.is_listed(operation, name)
+    listed = families_arguments.is_listed(operation, name)
     if written.lower() in ("true", "false"):
         return name, written.lower() == "true"
-    if name in ("dtype", "out_dtype", "input_dtype") and short_dtype(written):
-        return name, short_dtype(written)
+    if name in ("dtype", "out_dtype", "input_dtype") and dtypes.short_dtype(written):
+        return name, dtypes.short_dtype(written)
     if name == "padding" and written in ("same", "valid"):
         return name, written
     bare = written.strip("[]()")

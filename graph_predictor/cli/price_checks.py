@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graph_predictor.cli.price_arguments import Asked, PriceError, Sizes, registry_names
-
-if TYPE_CHECKING:
-    from kernel_models.families.registry import Rule
+from kernel_models import op_call
+from kernel_models.families import registry as families_registry
 
 _PRODUCTS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "baddbmm": ("batch1", "batch2"),
              "addbmm": ("batch1", "batch2"), "addmm": ("mat1", "mat2"), "matmul": ("self", "other"),
@@ -54,12 +53,11 @@ def check(name: str, wanted: Asked) -> None:
     Raises:
         PriceError: they do not fit each other.
     """
-    from kernel_models.families import registry
 
-    given, rule = wanted.operation.arguments, registry.forward_rule(name)
+    given, rule = wanted.operation.arguments, families_registry.forward_rule(name)
     if not name.startswith("aten::") or not given or rule is None:
         return
-    plain = registry.plain_name(name)
+    plain = families_registry.plain_name(name)
     if plain in ("cat", "concat", "concatenate", "stack"):
         _joined(name, plain, given[0].shape, int(wanted.values.get("dim", 0)))
     pairs = [(one, argument) for one, argument in zip(registry_names(name), given, strict=False)
@@ -179,17 +177,16 @@ def _normalised(sizes: _Sizes) -> None:
             raise PriceError(f"The {one} {shown(shape)} of {sizes.name} does not fit its {what} {shown(over)}.")
 
 
-def _broadcast(sizes: _Sizes, rule: Rule) -> None:
+def _broadcast(sizes: _Sizes, rule: families_registry.Rule) -> None:
     """Tensors of an element-by-element operation broadcast; a loss has a target for each of its inputs."""
-    from kernel_models.op_call import Family
-
     first, target = sizes.tensors.get("self"), sizes.tensors.get("target")
     if sizes.plain in _OF_CLASSES:
         if first and target is not None and target != first[:1] * (len(first) > 1) + first[2:] and not (
                 sizes.plain == "cross_entropy_loss" and target == first):
             raise sizes.refuse("there must be one target for each row of classes")
         return
-    elementwise = rule.family is Family.ELEMENTWISE and rule.names[:2] in (("self", "other"), ("self", "tensor1"))
+    elementwise = rule.family is op_call.Family.ELEMENTWISE and rule.names[:2] in (("self", "other"),
+                                                                                   ("self", "tensor1"))
     spread = elementwise or sizes.plain in ("lerp", "where") or rule.names == ("self", "target")
     if spread and sizes.plain != "isin" and not _fit_together(list(sizes.tensors.values())):
         raise sizes.refuse("counted from the last, sizes must be equal or 1")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kernel_models.device import DeviceSpec
-    from kernel_models.profile import DeviceProfile
+from kernel_models import device
+from kernel_models import profile as kernel_models_profile
 
 
-def loaded_profiles(paths: Sequence[str] | None) -> list[DeviceProfile]:
+def loaded_profiles(paths: Sequence[str] | None) -> list[kernel_models_profile.DeviceProfile]:
     """The profiles of files.
 
     Raises:
@@ -18,12 +16,11 @@ def loaded_profiles(paths: Sequence[str] | None) -> list[DeviceProfile]:
     """
     if not paths:
         return []
-    from kernel_models.profile import load_profile
 
-    return [load_profile(path) for path in paths]
+    return [kernel_models_profile.load_profile(path) for path in paths]
 
 
-def profile_of(paths: Sequence[str] | None, spec: DeviceSpec) -> DeviceProfile | None:
+def profile_of(paths: Sequence[str] | None, spec: device.DeviceSpec) -> kernel_models_profile.DeviceProfile | None:
     """The first profile of a device among files; ``None`` if none were given.
 
     Raises:
@@ -35,6 +32,5 @@ def profile_of(paths: Sequence[str] | None, spec: DeviceSpec) -> DeviceProfile |
             return profile
     if not found:
         return None
-    from kernel_models.profile import unused_error
 
-    raise unused_error(found, [spec.name])
+    raise kernel_models_profile.unused_error(found, [spec.name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,12 +11,19 @@ from graph_predictor.cli.console import Column, Report, count, milliseconds, per
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window, shared
+from graph_predictor.pages import recording
+from graph_predictor.prediction import result
+from graph_predictor.recorded import damage
+from graph_predictor.reports import facts
+from graph_predictor.reports import timeline as reports_timeline
+from graph_predictor.reports.ranks import path, recorded, stragglers, tracks
+from graph_predictor.reports.ranks import report as ranks_report
+from graph_predictor.reports.ranks import times as ranks_times
+from graph_predictor.request import configuration
+from graph_predictor.request import study as request_study
+from tracer import graph as tracer_graph
+from tracer.errors import ForetraceError
 from tracer.output_kind import TIMELINE, check_output
-
-if TYPE_CHECKING:
-    from graph_predictor.reports.ranks import JobReport, JobTimes
-    from graph_predictor.reports.ranks.path import Stretch
-    from graph_predictor.request.configuration import Configuration
 
 SHOWN_PARTS = 2
 SHOWN_MORE = 4
@@ -50,78 +57,61 @@ def ranks(
     foretrace ranks dlrm-8xV100/ --timeline ranks.json.gz
     """
     with one_sentence(debug):
-        from graph_predictor.reports.ranks import rank_report
-        from graph_predictor.request.configuration import Configuration
-
         check_html(html, source)
         if timeline is not None:
             check_output(timeline, source, TIMELINE)
-        wanted = Configuration(
+        wanted = configuration.Configuration(
             device=device, parallel=parallel, topology=topology, comm_profile=comm_profile, comm_backend=comm_backend,
             comm_choices=comm_choices, host_from=host_from, sizes=tuple(sizes or ()),
             edits={} if straggler is None else {"straggler": straggler})
         times, notes = _times(source, window, step_region, wanted, step, profiled)
         with working("Comparing"):
-            found = rank_report(times)
+            found = ranks_report.rank_report(times)
         found.notes[:0] = notes
         if timeline is not None:
-            from graph_predictor.reports.ranks.tracks import rank_events
-            from graph_predictor.reports.timeline import write_events
-
-            write_events(rank_events(found), timeline)
+            reports_timeline.write_events(tracks.rank_events(found), timeline)
         if html is not None:
-            from graph_predictor.pages.recording import ranks_page
-
-            write_html(html, source, lambda where: ranks_page(found, where))
+            write_html(html, source, lambda where: recording.ranks_page(found, where))
         if json:
             print_json({**found.to_json(top), "timeline": timeline})
         else:
             _report(found, top or DEFAULT_TOP, timeline)
 
 
-def _times(source: list[str], window: int, step_region: str | None, wanted: Configuration, step: str | None,
-           profiled: bool) -> tuple[JobTimes, list[str]]:
+def _times(source: list[str], window: int, step_region: str | None, wanted: configuration.Configuration, step: str
+           | None, profiled: bool) -> tuple[ranks_times.JobTimes, list[str]]:
     """The simulated job, and what was said when it was read."""
-    from graph_predictor.recorded.damage import folded_notes
-    from graph_predictor.reports.ranks import predicted_times
-    from graph_predictor.reports.ranks.recorded import replayed_ranks
-    from graph_predictor.request.study import Study, is_script, read_source
-    from tracer.errors import ForetraceError
-
-    script = source[0] if is_script(source, step_region) else None
+    script = source[0] if request_study.is_script(source, step_region) else None
     reader = partial(read, step_region=step_region)
     with working("Reading" if script is None else "Tracing"):
-        job = read_source(source, window, wanted.device, read=reader)
-    notes = folded_notes(job)
-    from tracer.graph import SHAPE_ONLY
+        job = request_study.read_source(source, window, wanted.device, read=reader)
+    notes = damage.folded_notes(job)
 
-    if not wanted.differences() and all(graph.meta.era != SHAPE_ONLY for graph in job.graphs):
+    if not wanted.differences() and all(graph.meta.era != tracer_graph.SHAPE_ONLY for graph in job.graphs):
         with working("Replaying"):
-            found, said = replayed_ranks(job, step, profiled=profiled)
+            found, said = recorded.replayed_ranks(job, step, profiled=profiled)
             return found, [*job.notes, *notes, *said]
     if step is not None:
         raise ForetraceError("--step chooses a recorded step; a predicted job has one step, its steady "
                              "state. Leave --step, or "
                              "the changes, out.")
     with working("Predicting"):
-        study = Study(job, code=script, profiled=profiled, read=reader)
+        study = request_study.Study(job, code=script, profiled=profiled, read=reader)
         prepared = study.prepared(wanted)
-        return predicted_times(prepared.start.simulated(prepared.edits)), [] if wanted.parallel is not None else notes
+        times = ranks_times.predicted_times(prepared.start.simulated(prepared.edits))
+        return times, [] if wanted.parallel is not None else notes
 
 
-def _report(found: JobReport, top: int, timeline: str | None) -> None:
-    from graph_predictor.prediction.result import which_times
-    from graph_predictor.reports.facts import recorded_line, step_line
-
+def _report(found: ranks_report.JobReport, top: int, timeline: str | None) -> None:
     report = Report()
     steps, name = found.steps, "step" if found.times.predicted else "replayed"
     report.line()
-    which = which_times(found.times.profiled, ran=found.times.ran)
+    which = result.which_times(found.times.profiled, ran=found.times.ran)
     if found.times.recorded is not None:
-        report.line(recorded_line(found.times.recorded), style="bold")
+        report.line(facts.recorded_line(found.times.recorded), style="bold")
     if found.times.predicted:
         what = "; ".join(found.times.edits) or ("predicted" if found.times.ran else "as traced")
-        report.line(step_line(which, found.step_ns / 1e3, what=what), style="bold")
+        report.line(facts.step_line(which, found.step_ns / 1e3, what=what), style="bold")
     else:
         mean = f", mean of {count(steps)} steps" if steps > 1 else ""
         report.line(f"Replayed {which}: {milliseconds(found.step_ns)} ms, the longest of {count(len(found.ranks))} "
@@ -161,7 +151,7 @@ def _report(found: JobReport, top: int, timeline: str | None) -> None:
     _end(report, found, timeline)
 
 
-def _late(found: JobReport) -> str:
+def _late(found: ranks_report.JobReport) -> str:
     """Return which rank is late because it computes longer, and with what."""
     late = found.late
     if late is None:
@@ -175,7 +165,7 @@ def _late(found: JobReport) -> str:
         f"{name} {milliseconds(ns)} ms" for name, ns in late.operations[:SHOWN_MORE]) + f" a step{once}."
 
 
-def _path(report: Report, found: JobReport, top: int) -> None:
+def _path(report: Report, found: ranks_report.JobReport, top: int) -> None:
     total = sum(s.length_ns for s in found.path) or 1
     report.table(
         f"Path across ranks ({found.path_step}): {min(top, len(found.path)):,} of {len(found.path):,} "
@@ -186,22 +176,19 @@ def _path(report: Report, found: JobReport, top: int) -> None:
           percent(s.length_ns / total), s.after, _mostly(s)] for s in found.path[:top]))
 
 
-def _end(report: Report, found: JobReport, timeline: str | None) -> None:
+def _end(report: Report, found: ranks_report.JobReport, timeline: str | None) -> None:
     report.notes(found.notes)
     if timeline is not None:
         report.line()
         report.line(f"Timeline written to {timeline}: open it in ui.perfetto.dev or chrome://tracing.")
 
 
-def _groups(report: Report, found: JobReport) -> None:
-    from graph_predictor.reports.ranks.report import waiting_ns
-    from graph_predictor.reports.ranks.stragglers import TOGETHER_NS
-
+def _groups(report: Report, found: ranks_report.JobReport) -> None:
     steps = found.steps
     rows = []
     for row in found.groups:
-        waited = waiting_ns(row, None)
-        last = row.straggler if row.skew_ns and max(row.skew_ns) > TOGETHER_NS else None
+        waited = ranks_report.waiting_ns(row, None)
+        last = row.straggler if row.skew_ns and max(row.skew_ns) > stragglers.TOGETHER_NS else None
         rows.append([row.group, row.kind, count(row.ranks), count(row.count / steps / row.recorded),
                      milliseconds(row.transfer_ns / steps) if row.matched else "–",
                      "–" if waited is None else milliseconds(waited * 1e3 / steps),
@@ -213,5 +200,5 @@ def _groups(report: Report, found: JobReport) -> None:
                  rows)
 
 
-def _mostly(stretch: Stretch) -> str:
+def _mostly(stretch: path.Stretch) -> str:
     return "; ".join(f"{p.bound.label} {milliseconds(p.time_ns)} {p.operation}" for p in stretch.parts[:SHOWN_PARTS])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,12 +20,13 @@ from graph_predictor.cli.console import (
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
 from graph_predictor.figures import signed_percent
+from graph_predictor.prediction import replay as prediction_replay
+from graph_predictor.recorded import damage, facts
+from graph_predictor.reports import facts as reports_facts
+from graph_predictor.reports import timeline as reports_timeline
+from graph_predictor.simulation import build
+from tracer import graph
 from tracer.output_kind import TIMELINE, check_output
-
-if TYPE_CHECKING:
-    from graph_predictor.prediction.replay import Replay
-    from graph_predictor.recorded.facts import RecordedFacts
-    from graph_predictor.simulation.build import RankReport
 
 
 def replay(
@@ -49,22 +50,16 @@ def replay(
     are a few constants a trace.
     """
     with one_sentence(debug):
-        from graph_predictor.prediction.replay import replay as simulate_again
-        from graph_predictor.recorded.damage import folded_notes
-        from graph_predictor.recorded.facts import recorded_facts
-
         if timeline is not None:
             check_output(timeline, paths, TIMELINE)
         job = read(paths, window, workers, scheduler, step_region=step_region)
         with working("Replaying"):
-            result = simulate_again(job.graphs, residuals=residuals, scale_kernels=scale_kernels)
-        recorded = recorded_facts(job.graphs)
-        notes = [*job.notes, *folded_notes(job), *_notes(result, residuals, scale_kernels), *result.notes]
+            result = prediction_replay.replay(job.graphs, residuals=residuals, scale_kernels=scale_kernels)
+        recorded = facts.recorded_facts(job.graphs)
+        notes = [*job.notes, *damage.folded_notes(job), *_notes(result, residuals, scale_kernels), *result.notes]
         if timeline is not None:
-            from graph_predictor.reports.timeline import write_timeline
-
             with working("Writing the timeline"):
-                write_timeline(result, timeline)
+                reports_timeline.write_timeline(result, timeline)
         if json:
             print_json({"recorded": None if recorded is None else recorded.to_json(),
                         **_to_json(result, residuals, scale_kernels, notes, timeline, constants)})
@@ -72,7 +67,7 @@ def replay(
             _report(result, recorded, residuals, scale_kernels, notes, timeline, constants)
 
 
-def kernel_end_p95_share(result: Replay, scale_kernels: float) -> float | None:
+def kernel_end_p95_share(result: prediction_replay.Replay, scale_kernels: float) -> float | None:
     """95th percentile of the kernels' absolute end errors over the median measured step; ``None`` for a what-if."""
     import numpy as np
 
@@ -83,7 +78,7 @@ def kernel_end_p95_share(result: Replay, scale_kernels: float) -> float | None:
     return float(np.percentile(np.abs(errors), 95)) / step
 
 
-def _notes(result: Replay, residuals: bool, scale_kernels: float) -> list[str]:
+def _notes(result: prediction_replay.Replay, residuals: bool, scale_kernels: float) -> list[str]:
     notes = []
     if not len(result.program.kernel_item):
         notes.append("The trace has no GPU work. The replay is a playback of the host's own recorded time: it closes "
@@ -100,8 +95,8 @@ def _notes(result: Replay, residuals: bool, scale_kernels: float) -> list[str]:
     return notes
 
 
-def _to_json(result: Replay, residuals: bool, scale_kernels: float, notes: list[str], timeline: str | None,
-             constants: bool) -> dict[str, Any]:
+def _to_json(result: prediction_replay.Replay, residuals: bool, scale_kernels: float, notes: list[str], timeline: str
+             | None, constants: bool) -> dict[str, Any]:
     values: dict[str, Any] = {
         "steps": [
             {"rank": s.rank, "step": s.name, "measured_us": s.measured_ns / 1e3, "replayed_us": s.replayed_ns / 1e3,
@@ -127,19 +122,18 @@ def _to_json(result: Replay, residuals: bool, scale_kernels: float, notes: list[
     return values
 
 
-def _by_rank(result: Replay) -> list[tuple[int, RankReport]]:
+def _by_rank(result: prediction_replay.Replay) -> list[tuple[int, build.RankReport]]:
     return [(g.meta.rank if g.meta.rank >= 0 else i, report)
             for i, (g, report) in enumerate(zip(result.graphs, result.built.reports, strict=True))]
 
 
-def _report(result: Replay, recorded: RecordedFacts | None, residuals: bool, scale_kernels: float, notes: list[str],
-            timeline: str | None, constants: bool) -> None:
-    from graph_predictor.reports.facts import recorded_line
+def _report(result: prediction_replay.Replay, recorded: facts.RecordedFacts | None, residuals: bool,
+            scale_kernels: float, notes: list[str], timeline: str | None, constants: bool) -> None:
 
     report = Report()
     if recorded is not None:
         report.line()
-        report.line(recorded_line(recorded), style="bold")
+        report.line(reports_facts.recorded_line(recorded), style="bold")
     mode = "with per-event residuals" if residuals else "constants mode"
     has_kernels = bool(len(result.program.kernel_item))
     what = f", kernels × {scale_kernels:g}" if scale_kernels != 1.0 else ""
@@ -165,7 +159,7 @@ def _report(result: Replay, recorded: RecordedFacts | None, residuals: bool, sca
         report.line(f"Timeline written to {timeline}: open it in ui.perfetto.dev or chrome://tracing.")
 
 
-def _report_ranks(report: Report, result: Replay) -> None:
+def _report_ranks(report: Report, result: prediction_replay.Replay) -> None:
     ranks = _by_rank(result)
     if len(ranks) == 1:
         one = ranks[0][1]
@@ -181,13 +175,13 @@ def _report_ranks(report: Report, result: Replay) -> None:
          for rank, r in ranks))
 
 
-def _queue(rank: RankReport) -> str:
+def _queue(rank: build.RankReport) -> str:
     if not rank.queue_depth:
         return rank.queue_source
     return f"{count(rank.queue_depth)} deep ({rank.queue_source}{', one for all streams' if rank.queue_shared else ''})"
 
 
-def _report_constants(report: Report, result: Replay) -> None:
+def _report_constants(report: Report, result: prediction_replay.Replay) -> None:
     for rank, r in _by_rank(result):
         report.table(
             f"Constants of rank {rank} (n: samples they rest on; none for a default)",
@@ -195,19 +189,17 @@ def _report_constants(report: Report, result: Replay) -> None:
             ([name, microseconds(ns), count(n) if n else "–"] for name, ns, n in _constants(r)))
 
 
-def _constants(rank: RankReport) -> list[tuple[str, int, int]]:
+def _constants(rank: build.RankReport) -> list[tuple[str, int, int]]:
     """(name, ns, samples) of every constant, defaults that nothing was measured for included."""
-    from tracer.graph import KernelKind
-
     c = rank.constants
     found = []
-    for kind in KernelKind:
+    for kind in graph.KernelKind:
         for name, values in (("latency", c.latency), ("latency_in_call", c.latency_in_call)):
             key = f"{name}/{kind.name}"
             if name == "latency" or key in c.samples:
                 found.append((f"{name}/{kind.name.lower()}", int(values[kind]), c.samples.get(key, 0)))
-    for before in KernelKind:
-        for kind in KernelKind:
+    for before in graph.KernelKind:
+        for kind in graph.KernelKind:
             for in_graph, suffix in enumerate(("", "graph")):
                 key = f"gap/{before.name}/{kind.name}/{suffix}"
                 if key in c.samples:

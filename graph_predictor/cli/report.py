@@ -8,6 +8,9 @@ from graph_predictor.cli.console import Report, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import check_html, write_html
 from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Step, StepRegion, Window, shared
+from graph_predictor.pages import recording
+from graph_predictor.request import program_memory as request_program_memory
+from tracer.errors import ForetraceError
 
 
 def report(
@@ -28,24 +31,20 @@ def report(
     with one_sentence(debug):
         import os
 
-        from tracer.errors import ForetraceError
 
         check_html(out, paths)
         table = next((path for path in paths if path.lower().endswith((".csv", ".parquet"))), None)
         if table is not None:
             raise ForetraceError(f"{table} is a table, not a recording; a sweep's page is written beside its table, by "
                                  "foretrace sweep … -o TABLE --html PAGE.")
-        from graph_predictor.pages.recording import report_page
 
         job = read(paths, window, step_region=step_region)
         traced = None
         if code is not None:
-            from graph_predictor.request.program_memory import program_memory
-
             with working("Tracing"):
-                traced = program_memory(job.graphs[0], code)
+                traced = request_program_memory.program_memory(job.graphs[0], code)
         with working("Looking"):
-            write_html(out, paths, lambda where: report_page(job, where, step=step, profiled=profiled,
+            write_html(out, paths, lambda where: recording.report_page(job, where, step=step, profiled=profiled,
                                                             traced=traced))
         size = os.path.getsize(out) if os.path.isfile(out) else None
         if json:

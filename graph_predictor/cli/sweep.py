@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from graph_predictor import sweep as graph_predictor_sweep
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.edit_options import with_axes
 from graph_predictor.cli.errors import one_sentence
@@ -26,13 +27,16 @@ from graph_predictor.cli.options import (
     axis,
     shared,
 )
+from graph_predictor.comm import units
+from graph_predictor.pages import sweeps
+from graph_predictor.request import configuration
+from graph_predictor.sweep import files
+from graph_predictor.sweep import run as sweep_run
+from tracer import output_kind
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from graph_predictor.request.configuration import Configuration
-    from graph_predictor.sweep import Goal, Sweep, SweepSpace
-    from graph_predictor.sweep.space import Axis
 
 SHOWN = 20
 _FIGURES = r"\d[\d,.]*"
@@ -40,7 +44,6 @@ _FIGURES = r"\d[\d,.]*"
 
 class Known(NamedTuple):
     """A column that is shown where at least one point has it."""
-
     name: str
     title: str
     scale: float = 1.0
@@ -101,46 +104,32 @@ def sweep(
     Ends with status 1 where no combination can be predicted.
     """
     with one_sentence(debug):
-        from graph_predictor.comm.units import parse_bytes
-        from graph_predictor.request.configuration import Configuration
-        from graph_predictor.sweep import sweep as run
-        from graph_predictor.sweep.files import (
-            check_not_anothers,
-            check_plot,
-            check_table,
-            write_plot,
-        )
-        from graph_predictor.sweep.run import SweepSource
-        from tracer.output_kind import PLOT, TABLE, check_output
-
-        check_table(out)
+        files.check_table(out)
         goal = None if best is None else _goal(best)
-        limit = None if memory_limit is None else parse_bytes(memory_limit)
+        limit = None if memory_limit is None else units.parse_bytes(memory_limit)
         _check_goal(goal, price)
-        check_not_anothers(out)
-        check_output(out, list(source), TABLE)
+        files.check_not_anothers(out)
+        output_kind.check_output(out, list(source), output_kind.TABLE)
         check_html(html, source)
         if plot is not None:
-            check_output(plot, list(source), PLOT)
-            check_plot(plot)
-        fixed = Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile,
-                              comm_backend=comm_backend, comm_choices=comm_choices, code=code,
-                              also=tuple(also or ()))
+            output_kind.check_output(plot, list(source), output_kind.PLOT)
+            files.check_plot(plot)
+        fixed = configuration.Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile,
+                                            comm_backend=comm_backend, comm_choices=comm_choices, code=code,
+                                            also=tuple(also or ()))
         lists = {"device": device, "world_size": world_size, "topology": topology, **edits, "edits": switches}
         space = _space(sizes or [], lists, parallel or [], fixed)
-        where = SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled,
-                            step_region)
+        where = sweep_run.SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled,
+                                      step_region)
         with _progress(len(space)) as progress:
-            found = run(where, space, output=out, price_per_hour=price, backend=workers, scheduler=scheduler,
-                        jobs=jobs, progress=progress)
+            found = graph_predictor_sweep.sweep(where, space, output=out, price_per_hour=price, backend=workers,
+                                                scheduler=scheduler, jobs=jobs, progress=progress)
         if plot is not None:
             with working("Drawing"):
-                write_plot(found.table, found.axes, plot)
+                files.write_plot(found.table, found.axes, plot)
         shown = _shown(found, goal, limit)
         if html is not None:
-            from graph_predictor.pages.sweeps import sweep_page
-
-            write_html(html, source, lambda where: sweep_page(found, shown, _what(goal, limit), where))
+            write_html(html, source, lambda where: sweeps.sweep_page(found, shown, _what(goal, limit), where))
         if json:
             print_json(_plain((shown if goal is not None else found.table).head(top or len(found.table)), found))
         else:
@@ -149,34 +138,32 @@ def sweep(
             raise typer.Exit(1)
 
 
-def _goal(text: str) -> Goal:
-    from graph_predictor.sweep import Goal, SweepError
-
+def _goal(text: str) -> graph_predictor_sweep.Goal:
     try:
-        return Goal(text)
+        return graph_predictor_sweep.Goal(text)
     except ValueError:
-        raise SweepError(f"--best {text!r} is not known; there are {', '.join(one.value for one in Goal)}.") from None
+        goals = ", ".join(one.value for one in graph_predictor_sweep.Goal)
+        raise graph_predictor_sweep.SweepError(f"--best {text!r} is not known; there are {goals}.") from None
 
 
-def _check_goal(goal: Goal | None, price: float | None) -> None:
+def _check_goal(goal: graph_predictor_sweep.Goal | None, price: float | None) -> None:
     """Raise ``SweepError`` for a goal that no point can have."""
-    from graph_predictor.sweep import Goal, SweepError
+    if goal is graph_predictor_sweep.Goal.COST and price is None:
+        raise graph_predictor_sweep.SweepError("--best cost needs the price of one device and hour; give it with "
+                                               "--price.")
 
-    if goal is Goal.COST and price is None:
-        raise SweepError("--best cost needs the price of one device and hour; give it with --price.")
 
-
-def _space(sizes: list[str], lists: dict[str, str | None], plans: list[str], fixed: Configuration) -> SweepSpace:
-    from graph_predictor.sweep import Axis, SweepError, SweepSpace
-
-    axes: list[Axis] = [Axis.sizes(text) for text in sizes]
-    axes += [Axis.texts(name, text) for name, text in lists.items() if text is not None]
+def _space(sizes: list[str], lists: dict[str, str | None], plans: list[str],
+           fixed: configuration.Configuration) -> graph_predictor_sweep.SweepSpace:
+    axes: list[graph_predictor_sweep.Axis] = [graph_predictor_sweep.Axis.sizes(text) for text in sizes]
+    axes += [graph_predictor_sweep.Axis.texts(name, text) for name, text in lists.items() if text is not None]
     if plans:
-        axes.append(Axis("parallel", tuple(plans)))
+        axes.append(graph_predictor_sweep.Axis("parallel", tuple(plans)))
     if not axes:
         known = ("set", "parallel", *(name.replace("_", "-") for name in lists))
-        raise SweepError(f"Nothing varies; give values with --{', --'.join(known[:-1])} or --{known[-1]}.")
-    return SweepSpace(tuple(axes), fixed)
+        raise graph_predictor_sweep.SweepError(f"Nothing varies; give values with --{', --'.join(known[:-1])} or "
+                                               f"--{known[-1]}.")
+    return graph_predictor_sweep.SweepSpace(tuple(axes), fixed)
 
 
 @contextmanager
@@ -194,22 +181,21 @@ def _progress(points: int) -> Iterator[Callable[[int, int], None] | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total, refresh=True)
 
 
-def _shown(found: Sweep, goal: Goal | None, limit: float | None) -> pd.DataFrame:
-    from graph_predictor.sweep import feasible, ranked
-
+def _shown(found: graph_predictor_sweep.Sweep, goal: graph_predictor_sweep.Goal | None, limit: float
+           | None) -> pd.DataFrame:
     if goal is not None:
-        return ranked(found.table, goal, limit)
-    return found.table if limit is None else feasible(found.table, limit)
+        return graph_predictor_sweep.ranked(found.table, goal, limit)
+    return found.table if limit is None else graph_predictor_sweep.feasible(found.table, limit)
 
 
-def _plain(table: pd.DataFrame, found: Sweep) -> dict[str, object]:
+def _plain(table: pd.DataFrame, found: graph_predictor_sweep.Sweep) -> dict[str, object]:
     rows = [{name: None if isinstance(value, float) and value != value else value for name, value in row.items()}
             for row in table.to_dict("records")]
     return {"axes": list(found.axes), "points": len(found.table), "resumed": found.resumed, "rows": rows}
 
 
-def _report(found: Sweep, shown: pd.DataFrame, goal: Goal | None, limit: float | None, top: int,
-            written: list[str]) -> None:
+def _report(found: graph_predictor_sweep.Sweep, shown: pd.DataFrame, goal: graph_predictor_sweep.Goal | None,
+            limit: float | None, top: int, written: list[str]) -> None:
     report = Report()
     table = found.table
     refused = table[table["step_time_us"].isna()]
@@ -247,7 +233,7 @@ def _warnings(priced: pd.DataFrame) -> Iterator[str]:
         yield f"{of}, such as the first of them: {texts[kinds == kind].iloc[0]}"
 
 
-def _what(goal: Goal | None, limit: float | None) -> str:
+def _what(goal: graph_predictor_sweep.Goal | None, limit: float | None) -> str:
     """Return which points are shown, in words."""
     what = "Points" if goal is None else f"Best by {goal.value}"
     return what if limit is None else f"{what}, up to {limit / 1e9:,.4g} GB"

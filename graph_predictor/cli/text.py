@@ -61,7 +61,6 @@ def standard_output() -> Iterator[None]:
 
 class ClosedOutput(io.TextIOWrapper):
     """Stands for a standard output that is closed: takes everything, so that work is finished, and knows of it."""
-
     written = False
 
     def write(self, text: str) -> int:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from graph_predictor.cli.console import Report, count, print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, shared
+from graph_predictor.reports import inspection
+from graph_predictor.sizes import named_sizes
+from kernel_models import device_choice
+from tracer import graph as tracer_graph
+from tracer import job as tracer_job
+from tracer import shape_only, store
+from tracer import workloads as tracer_workloads
 from tracer.errors import CaptureError
+from tracer.lookup_data import indices as lookup_data_indices
+from tracer.lookup_data import noted
 from tracer.output_kind import GRAPH, check_output
-
-if TYPE_CHECKING:
-    from tracer.graph import ExecutionGraph
-    from tracer.job import Job
-    from tracer.shape_only.devices import TracedDevice
+from tracer.shape_only import devices, script
 
 
 def trace(
@@ -44,17 +49,11 @@ def trace(
     The graph has the operations the device would run, its collectives, and the step's peak memory.
     """
     with one_sentence(debug):
-        from kernel_models.device_choice import traced_device
-        from tracer.job import assemble_job
-        from tracer.lookup_data.indices import read_indices
-        from tracer.lookup_data.noted import note_indices
-        from tracer.store import save_job
-
         if (function is None) == (workload is None):
             raise CaptureError("Name what to trace: SCRIPT.py:FUNCTION, or a workload with --workload.")
         check_output(out, [], GRAPH)
-        given = None if indices is None else read_indices(indices)
-        traced_for = traced_device(device)
+        given = None if indices is None else lookup_data_indices.read_indices(indices)
+        traced_for = device_choice.traced_device(device)
         with working("Tracing"):
             if workload is not None:
                 if selected is not None:
@@ -64,43 +63,37 @@ def trace(
                 if parallel:
                     raise CaptureError("--parallel belongs to --workload: a function makes its own model, and wraps it "
                                        "itself (DDP, fully_shard) when --world-size is given.")
-                job = assemble_job([_function(str(function), assignments or [], traced_for, world_size, rank or 0,
+                job = tracer_job.assemble_job([_function(str(function), assignments or [], traced_for, world_size, rank
+                                                         or 0,
                                                selected)])
         if given is not None:
             for graph in job.graphs:
-                graph.meta.loss.notes += note_indices(graph, given)
+                graph.meta.loss.notes += noted.note_indices(graph, given)
         if len(job.graphs) > 1 or job.classes:
-            save_job(job, out)
+            store.save_job(job, out)
         else:
             job.graphs[0].save(out)
         _report(job, out, json)
 
 
-def _workload(name: str, assignments: list[str], preset: str, device: str | TracedDevice, world_size: int | None,
-              rank: int | None, parallel: str | None) -> Job:
-    from tracer import workloads
-    from tracer.job import assemble_job
-    from tracer.shape_only import trace_job, trace_workload
+def _workload(name: str, assignments: list[str], preset: str, device: str | devices.TracedDevice, world_size: int
+              | None, rank: int | None, parallel: str | None) -> tracer_job.Job:
 
-    settings = workloads.parse(name, assignments, preset=preset)
+    settings = tracer_workloads.parse(name, assignments, preset=preset)
     if world_size is not None and parallel is not None and rank is None:
-        return trace_job(settings, device, world_size=world_size, parallel=parallel)
-    graph = trace_workload(settings, device, world_size=world_size, rank=rank or 0, parallel=parallel)
-    return assemble_job([graph])
+        return shape_only.trace_job(settings, device, world_size=world_size, parallel=parallel)
+    graph = shape_only.trace_workload(settings, device, world_size=world_size, rank=rank or 0, parallel=parallel)
+    return tracer_job.assemble_job([graph])
 
 
-def _function(target: str, assignments: list[str], device: str | TracedDevice, world_size: int | None,
-              rank: int, selected: float | None) -> ExecutionGraph:
-    from graph_predictor.sizes.named_sizes import parse_sets
-    from tracer.shape_only.script import trace_script
+def _function(target: str, assignments: list[str], device: str | devices.TracedDevice, world_size: int | None,
+              rank: int, selected: float | None) -> tracer_graph.ExecutionGraph:
 
-    _, sizes = parse_sets(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them
-    return trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes, selected=selected)
+    _, sizes = named_sizes.parse_sets(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them
+    return script.trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes, selected=selected)
 
 
-def _report(job: Job, output: str, json: bool) -> None:
-    from graph_predictor.reports.inspection import memory_lines
-
+def _report(job: tracer_job.Job, output: str, json: bool) -> None:
     graph = max(job.graphs, key=lambda each: each.meta.memory.get("peak", 0))
     meta = graph.meta
     ops = sum(len(each.ops) for each in job.graphs)
@@ -119,7 +112,7 @@ def _report(job: Job, output: str, json: bool) -> None:
     of = f" as rank {ranks} of {count(meta.world_size)}" if meta.world_size > 0 else ""
     also = f", {count(collectives)} collectives" if collectives else ""
     report.line(f"Traced {meta.source} for {meta.device}{of}: {count(ops)} operations{also}.")
-    for line in memory_lines(meta.memory):
+    for line in inspection.memory_lines(meta.memory):
         report.line(line, indent=2)
     if meta.substitutions:
         used = ", ".join(f"{name} {count(number)}" for name, number in meta.substitutions.items())

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from graph_predictor.check import validate as check_validate
+from graph_predictor.cli.check import share_of
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.figures import signed_percent
+from graph_predictor.sizes import named_sizes
 from tracer.errors import ForetraceError
-
-if TYPE_CHECKING:
-    from graph_predictor.check.validate import Validation
 
 WORSE = 1
 """The exit code of a mean error above the largest that is wanted."""
@@ -49,38 +49,32 @@ def validate(
     All predictions are made before any of them is run. Exit code 1 if the mean error is above --max-error.
     """
     with one_sentence(debug):
-        from graph_predictor.check.validate import ValidatedProgram, size_label
-        from graph_predictor.check.validate import validate as check
-        from graph_predictor.cli.check import share_of
-        from graph_predictor.sizes.named_sizes import parse_sets
-
         most = None if max_error is None else share_of(max_error, "--max-error")
         if (script is None) == (workload is None):
             raise ForetraceError("Name what to validate: a script, or a workload with --workload, and not both.")
-        chosen = [parse_sets(text.split(","))[1] for text in sizes]
+        chosen = [named_sizes.parse_sets(text.split(","))[1] for text in sizes]
         options = ("--timed", str(timed), "--warmup", str(warmup), "--execution-trace", "none")
-        program = ValidatedProgram(script, tuple(arguments or ()), workload, options=options)
+        program = check_validate.ValidatedProgram(script, tuple(arguments or ()), workload, options=options)
         with working("Validating"):
-            found = check(program, chosen, out, captures=captured, profiles=profile or (), code=code)
+            found = check_validate.validate(program, chosen, out, captures=captured, profiles=profile or (), code=code)
         if json:
             print_json({**found.to_json(), "max_error": most, "passed": most is None or found.mape <= most})
         else:
-            _report(found, [size_label(one) for one in chosen[:captured]])
+            _report(found, [check_validate.size_label(one) for one in chosen[:captured]])
         if most is not None and found.mape > most:
             raise typer.Exit(WORSE)
 
 
-def _report(found: Validation, captured: list[str]) -> None:
-    from graph_predictor.check.validate import size_label
-
+def _report(found: check_validate.Validation, captured: list[str]) -> None:
     report = Report()
     report.table(f"Predicted from {' and '.join(captured)}, then run",
                  [Column("never run before", name=True), Column("predicted ms"), Column("80% interval"),
                   Column("measured ms"), Column("error"), Column("", name=True)],
-                 ([size_label(case.sizes), f"{case.predicted_us / 1e3:,.2f}",
+                 ([check_validate.size_label(case.sizes), f"{case.predicted_us / 1e3:,.2f}",
                    f"{case.low_us / 1e3:,.2f} to {case.high_us / 1e3:,.2f}", f"{case.measured_us / 1e3:,.2f}",
                    signed_percent(case.error), "" if case.covered else "outside"] for case in found.cases))
     report.line()
     report.line(f"{found.headline()[:1].upper()}{found.headline()[1:]}")
-    warnings = [f"Warning: {size_label(case.sizes)}: {text}" for case in found.cases for text in case.warnings]
+    warnings = [f"Warning: {check_validate.size_label(case.sizes)}: {text}" for case in found.cases
+                for text in case.warnings]
     report.notes([*found.notes, *warnings])

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json
-
-if TYPE_CHECKING:
-    from tracer.workloads import Setting
+from tracer import workloads as tracer_workloads
 
 
 def workloads(json: Json = False, debug: Debug = False) -> None:
     """List the workloads for 'foretrace capture --workload', their settings and presets."""
     with one_sentence(debug):
-        from tracer.workloads import describe
-
-        found = describe()
+        found = tracer_workloads.describe()
         if json:
             print_json([asdict(info) for info in found])
             return
@@ -42,7 +37,7 @@ def workloads(json: Json = False, debug: Debug = False) -> None:
                     "their types and meanings: --json)")
 
 
-def _described(setting: Setting) -> tuple[str, str, str]:
+def _described(setting: tracer_workloads.Setting) -> tuple[str, str, str]:
     return setting.name, _text(setting.default), setting.doc
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kernel_models.collectives import CollectiveModel, CommError, CommProfile, Topology, topology
+from kernel_models.collectives import CollectiveModel, CommError, CommProfile, Topology, find_topology
 
 AUTO = "auto"
 """``--comm-choices auto``: of the backends of --comm-profile, without it of NCCL's algorithms by formula."""
@@ -57,10 +57,12 @@ def profile_on(path: str | None, name: str | None, oversubscription: float | Non
     if path is None:
         if name is None:
             raise CommError("Nothing says where the collective runs; give --topology, --comm-profile or both.")
-        where = topology(name, oversubscription)
+        where = find_topology(name, oversubscription)
         return CommProfile(where), where
     profile = CommProfile.load(path)
-    where = topology(name or profile.topology.name, oversubscription) if name or oversubscription else profile.topology
+    where = profile.topology
+    if name or oversubscription:
+        where = find_topology(name or where.name, oversubscription)
     if where.node.name != profile.topology.node.name:
         raise CommError(f"{path} was measured on {profile.topology.node.name} nodes and says nothing about "
                         f"{where.node.name}; leave one of --comm-profile and --topology out.")

@@ -183,7 +183,7 @@ class Study:
         edits += made(wanted.edits)
         if collectives is not None and start.ran:
             from graph_predictor.edits.topology import OnTopology
-            from kernel_models.collectives import topology as find_topology
+            from kernel_models.collectives import find_topology as find_topology
 
             recorded = None if wanted.from_topology is None else find_topology(wanted.from_topology)
             reference = None if wanted.comm_choices is None else collectives.by_one()

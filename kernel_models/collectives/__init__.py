@@ -1,11 +1,10 @@
 """The time of collectives: topologies as data, three levels of models, calibration, and choosing a backend.
 
-Names are imported when they are first used, but ``topology``, which is called like the module it is in.
+Names are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING
 
-from kernel_models.collectives.topology import Topology, topology
 from tracer.lazy import lazily
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from kernel_models.collectives.price import CollectiveModel, price_calls, topology_of
     from kernel_models.collectives.profile import CommProfile
     from kernel_models.collectives.times import CommTimes, Level
+    from kernel_models.collectives.topology import Topology, find_topology
 
 _MODULES = {
     "call": ("CollectiveBatch", "CollectiveCall", "CollectiveKind", "CommError", "Placement", "bus_factor",
@@ -31,6 +31,7 @@ _MODULES = {
     "price": ("CollectiveModel", "price_calls", "topology_of"),
     "profile": ("CommProfile",),
     "times": ("CommTimes", "Level"),
+    "topology": ("Topology", "find_topology"),
 }
 __getattr__, __dir__ = lazily(__name__, {
     name: f"kernel_models.collectives.{module}" for module, names in _MODULES.items() for name in names})
@@ -49,9 +50,9 @@ __all__ = [
     "Topology",
     "bus_factor",
     "collective_kind",
+    "find_topology",
     "make_measurements",
     "price_calls",
-    "topology",
     "topology_of",
     "uneven_all_to_all",
 ]

@@ -21,7 +21,7 @@ from kernel_models.collectives.call import BARRIER_BYTES, CollectiveBatch, Colle
 from kernel_models.collectives.profile import CommProfile
 from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology, node_names, node_type
-from kernel_models.collectives.topology import topology as find_topology
+from kernel_models.collectives.topology import find_topology as find_topology
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.spreads import RING_COLLECTIVES

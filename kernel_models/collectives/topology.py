@@ -251,7 +251,7 @@ class _Stored(msgspec.Struct):
     network: Network
 
 
-def topology(name: str, oversubscription: float | None = None) -> Topology:
+def find_topology(name: str, oversubscription: float | None = None) -> Topology:
     """The cluster of a name: NODE[xCOUNT][@NETWORK], such as "dgx-h100", "dgx-h100x16" or "dgx-a100x4@roce-100".
 
     NODE may also be a TOML file of one's own, in the format of those; it may describe ``[networks.NAME]`` too.

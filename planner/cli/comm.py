@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -17,13 +17,31 @@ from graph_predictor.cli.console import (
 )
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
+from graph_predictor.comm import clusters, host_collectives, units, volumes
+from graph_predictor.comm import contention as comm_contention
+from graph_predictor.comm import report as comm_report
+from graph_predictor.prediction import tuned_workload
+from graph_predictor.simulation import build
+from kernel_models import collectives, device_choice
+from kernel_models.collectives import call as collectives_call
+from kernel_models.collectives import (
+    cluster,
+    contention,
+    datasheet,
+    formulas,
+    measurements,
+    nccl_constants,
+    readers,
+    tuner,
+)
+from kernel_models.collectives import times as collectives_times
+from kernel_models.collectives import topology as collectives_topology
+from kernel_models.collectives.readers import hints as readers_hints
 from planner.cli.comm_backends import backends, read_measurements
 from planner.cli.comm_study import study
+from planner.cli.comm_tables import report_fit, report_found, report_tuning, tuned_json
+from tracer import comm_bench, output_file
 from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
-
-if TYPE_CHECKING:
-    from kernel_models.collectives import CollectiveKind, CommProfile, Topology
-    from kernel_models.collectives.tuner import Crossover, TunedChoice
 
 comm = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                    help="Collectives and networks: predict, study, fit, measure, tune, report.")
@@ -60,65 +78,51 @@ def predict(
     with one_sentence(debug):
         from dataclasses import replace
 
-        from graph_predictor.comm.units import bytes_text, parse_ranks
-        from kernel_models.collectives import (
-            CollectiveBatch,
-            CollectiveCall,
-            CollectiveModel,
-            CommError,
-            bus_factor,
-            collective_kind,
-            price_calls,
-        )
-        from kernel_models.collectives.call import dtype_name
-        from kernel_models.collectives.datasheet import DatasheetModel, algorithm_label
-        from kernel_models.collectives.formulas import RankGroup, lines
-        from kernel_models.collectives.nccl_constants import Algorithm
-        from kernel_models.collectives.times import Level
 
-        kind = collective_kind(collective)
-        from graph_predictor.comm.clusters import profile_on
+        kind = collectives.collective_kind(collective)
 
-        model, where = profile_on(comm_profile, topology, oversubscription)
+        model, where = clusters.profile_on(comm_profile, topology, oversubscription)
         payload, members = _payload(kind, size, sizes)
         if group is not None and ranks is not None:
-            raise CommError("Ranks are given twice; give --group or --ranks.")
+            raise collectives.CommError("Ranks are given twice; give --group or --ranks.")
         count_of = ranks if ranks is not None else members if members is not None else where.gpus
-        placement = where.place(parse_ranks(group)) if group else where.first(count_of)
+        placement = where.place(units.parse_ranks(group)) if group else where.first(count_of)
         if members is not None and placement.ranks != members:
-            raise CommError(f"--sizes has {members} ranks and the group has {placement.ranks}; give a size for each.")
+            raise collectives.CommError(f"--sizes has {members} ranks and the group has {placement.ranks}; give a size "
+                                        f"for each.")
         if dtype is None:
             measured = model.measured_dtypes(kind, backend)
             dtype = measured[0] if len(measured) == 1 else "bfloat16"
-        call = CollectiveCall(kind, payload, placement, dtype_name(dtype))
-        on = CollectiveModel(where, model, backend)
+        call = collectives.CollectiveCall(kind, payload, placement, collectives_call.dtype_name(dtype))
+        on = collectives.CollectiveModel(where, model, backend)
         if algorithm is not None:
-            names = {a.label: a for a in Algorithm}
+            names = {a.label: a for a in nccl_constants.Algorithm}
             if algorithm.lower() not in names:
-                raise CommError(f"{algorithm!r} is no algorithm; it is one of {', '.join(names)}.")
-            times = DatasheetModel(where, names[algorithm.lower()]).predict(CollectiveBatch.from_calls([call]))
-            if times.level[0] == int(Level.UNKNOWN):
-                raise CommError(f"A {kind.label} of this group cannot be done by {algorithm}; leave --algorithm out.")
+                raise collectives.CommError(f"{algorithm!r} is no algorithm; it is one of {', '.join(names)}.")
+            times = datasheet.DatasheetModel(where,
+                                             names[algorithm.lower()]).predict(collectives.CollectiveBatch.from_calls([call]))
+            if times.level[0] == int(collectives_times.Level.UNKNOWN):
+                raise collectives.CommError(f"A {kind.label} of this group cannot be done by {algorithm}; leave "
+                                            f"--algorithm out.")
         else:
-            times = price_calls([call], on)
+            times = collectives.price_calls([call], on)
         if sharing > 1:
-            from kernel_models.collectives.contention import shared_times
-
             tiny = replace(call, payload_bytes=min(payload, 1.0))
-            times = shared_times(times, price_calls([tiny], on), sharing)
+            times = contention.shared_times(times, collectives.price_calls([tiny], on), sharing)
         time_us = float(times.time_us[0])
-        level = Level(int(times.level[0]))
-        nothing = level is Level.NOTHING_TO_DO
+        level = collectives_times.Level(int(times.level[0]))
+        nothing = level is collectives_times.Level.NOTHING_TO_DO
         checked = (sharing == 1 and algorithm is None
                    and model.interval_checked(kind, placement, level, backend, on=where))
         algbw = payload / time_us * 1e-3 if time_us else 0.0
-        busbw = algbw * bus_factor(kind, placement.ranks)
-        ways = [] if nothing else lines(where, kind, RankGroup(placement.ranks, placement.nodes, placement.widest,
-                                                               placement.narrowest))
+        busbw = algbw * collectives.bus_factor(kind, placement.ranks)
+        ways = [] if nothing else formulas.lines(where, kind,
+                                                 formulas.RankGroup(placement.ranks, placement.nodes, placement.widest,
+                                                                                 placement.narrowest))
         values: dict[str, Any] = {
             "time_us": time_us, "interval_us": [float(times.low_us[0]), float(times.high_us[0])],
             "interval": "checked" if checked else "assumed", "source": level.source.label, "level": level.label,
-            "algorithm": algorithm_label(int(times.algorithm[0])) or None,
+            "algorithm": datasheet.algorithm_label(int(times.algorithm[0])) or None,
             "busbw_gbps": busbw, "algbw_gbps": algbw, "collective": kind.label,
             "payload_bytes": payload, "dtype": dtype, "ranks": placement.ranks, "per_node": list(placement.per_node),
             "topology": where.name, "sharing": sharing, "overlap": _overlap(where, busbw),
@@ -130,7 +134,7 @@ def predict(
             return
         report = Report()
         low, high = values["interval_us"]
-        what = f"{kind.label} of {bytes_text(payload)} over {placement.ranks} ranks on {where.name}"
+        what = f"{kind.label} of {units.bytes_text(payload)} over {placement.ranks} ranks on {where.name}"
         if nothing:
             report.line(f"{what}: 0 µs; nothing is launched.")
             return
@@ -169,24 +173,18 @@ def fit(
 ) -> None:
     """Fit a profile of collectives to measurements."""
     with one_sentence(debug):
-        from kernel_models.collectives import CommProfile, collective_kind
-        from kernel_models.collectives import topology as find_topology
-        from kernel_models.collectives.call import dtype_name
-        from kernel_models.collectives.cluster import of_cluster
-        from kernel_models.collectives.measurements import join
-        from kernel_models.collectives.readers.hints import Hints
-
         check_output(out, logs, COMM_PROFILE)
-        where = find_topology(topology)
-        hints = Hints(ranks, per_node, collective_kind(collective) if collective else None, dtype_name(dtype), backend)
+        where = collectives_topology.find_topology(topology)
+        hints = readers_hints.Hints(ranks, per_node, collectives.collective_kind(collective) if collective else None,
+                                    collectives_call.dtype_name(dtype), backend)
         with working("Reading"):
             parts = [read_measurements(path, hints, where) for path in logs]
-        rows, notes = of_cluster(join(parts), where, gpu, system)
+        rows, notes = cluster.of_cluster(measurements.join(parts), where, gpu, system)
         with working("Fitting"):
-            profile = CommProfile.fit(rows, where, [*(f"{Path(path).name}: {len(part)} measurements"
-                                                      for path, part in zip(logs, parts, strict=True)), *notes])
+            profile = collectives.CommProfile.fit(rows, where, [*(f"{Path(path).name}: {len(part)} measurements"
+                                                                  for path, part in zip(logs, parts, strict=True)),
+                                                                  *notes])
         profile.save(out)
-        from planner.cli.comm_tables import report_fit
 
         report_fit(profile, rows, out, [*rows.notes, *notes], json)
 
@@ -211,24 +209,22 @@ def bench(
     with one_sentence(debug):
         import tempfile
 
-        from graph_predictor.comm.units import parse_bytes
-        from kernel_models.collectives import CommProfile, collective_kind
-        from kernel_models.collectives import topology as find_topology
-        from kernel_models.collectives.readers import read_log
-        from tracer.comm_bench import BENCH_KINDS, BenchPlan, run_bench, sweep_sizes
 
         check_output(out, [], COMM_PROFILE)
         if table is not None:
             check_output(table, [], MEASUREMENTS)
-        where = find_topology(topology)
-        kinds = tuple(collective_kind(name).label for name in collective) if collective else BENCH_KINDS
-        plan = BenchPlan(kinds, sweep_sizes(int(parse_bytes(smallest)), int(parse_bytes(largest)), per_octave), backend,
-                         dtype, rounds)
+        where = collectives_topology.find_topology(topology)
+        kinds = tuple(collectives.collective_kind(name).label
+                      for name in collective) if collective else comm_bench.BENCH_KINDS
+        plan = comm_bench.BenchPlan(kinds,
+                                    comm_bench.sweep_sizes(int(units.parse_bytes(smallest)),
+                                                           int(units.parse_bytes(largest)), per_octave), backend,
+                                    dtype, rounds)
         with tempfile.TemporaryDirectory() as folder, working("Measuring"):
-            rows = read_log(str(run_bench(plan, processes, table or os.path.join(folder, "table.jsonl"))))
-        profile = CommProfile.fit(rows, where, [f"swept here with {processes} processes, {rounds} rounds"])
+            rows = readers.read_log(str(comm_bench.run_bench(plan, processes, table
+                                                             or os.path.join(folder, "table.jsonl"))))
+        profile = collectives.CommProfile.fit(rows, where, [f"swept here with {processes} processes, {rounds} rounds"])
         profile.save(out)
-        from planner.cli.comm_tables import report_fit
 
         report_fit(profile, rows, out, rows.notes, json)
 
@@ -248,43 +244,37 @@ def tune(
 ) -> None:
     """Compare backends for each operation, size and group; show winners, crossovers and the step time gained."""
     with one_sentence(debug):
-        from graph_predictor.prediction.tuned_workload import tune_workload
-        from graph_predictor.simulation.build import build_program
-        from kernel_models.collectives import CommProfile
-        from kernel_models.collectives.tuner import backends_of, choose, crossovers, measured_groups, nccl_tuner_csv
-        from planner.cli.comm_tables import report_tuning, tuned_json
-        from tracer.output_file import whole_file
-
         for path, form in ((out, CHOICES), (csv, TUNER)):
             if path is not None:
                 check_output(path, profiles, form)
-        loaded = [CommProfile.load(path) for path in profiles]
-        measured = backends_of(loaded)
-        groups = measured_groups(loaded)
+        loaded = [collectives.CommProfile.load(path) for path in profiles]
+        measured = tuner.backends_of(loaded)
+        groups = tuner.measured_groups(loaded)
         notes = _different_machines(profiles, loaded)
-        choices: list[TunedChoice] = []
-        changes: list[Crossover] = []
+        choices: list[tuner.TunedChoice] = []
+        changes: list[tuner.Crossover] = []
         for kind, placement, low, high in groups:
             sizes = [2.0**i for i in range(max(int(low - 1).bit_length(), 0), int(high).bit_length())]
-            choices += choose(measured, kind, placement, sizes or [low], default=default)
+            choices += tuner.choose(measured, kind, placement, sizes or [low], default=default)
             if high > low:
-                changes += crossovers(measured, kind, placement, low, high, default=default)
+                changes += tuner.crossovers(measured, kind, placement, low, high, default=default)
         tuned = None
         if trace:
             with working("Simulating"):
                 recorded = read(trace, step_region=step_region)
-                tuned = tune_workload(build_program(recorded.graphs), measured, loaded[0].topology, default)
+                tuned = tuned_workload.tune_workload(build.build_program(recorded.graphs), measured, loaded[0].topology,
+                                                     default)
         values: dict[str, Any] = {"backends": list(measured), "choices": [c.to_json() for c in choices],
                                   "crossovers": [c.to_json() for c in changes], "workload": tuned_json(tuned),
                                   "notes": [*notes, *(tuned.notes if tuned else ())]}
         if out is not None:
             import msgspec
 
-            with whole_file(out) as stream:
+            with output_file.whole_file(out) as stream:
                 stream.write(msgspec.json.format(msgspec.json.encode(_finite(values)), indent=2) + b"\n")
         if csv is not None:
-            with whole_file(csv) as stream:
-                stream.write(nccl_tuner_csv(loaded[0].topology, [(k, p) for k, p, _, _ in groups]).encode())
+            with output_file.whole_file(csv) as stream:
+                stream.write(tuner.nccl_tuner_csv(loaded[0].topology, [(k, p) for k, p, _, _ in groups]).encode())
         if json:
             print_json(values)
         else:
@@ -305,18 +295,13 @@ def report_communication(
 ) -> None:
     """Show what a recorded job communicated, by process group and kind."""
     with one_sentence(debug):
-        from graph_predictor.comm.contention import contention_of
-        from graph_predictor.comm.host_collectives import with_host_collectives
-        from graph_predictor.comm.report import communication_report
-        from graph_predictor.comm.volumes import check_volumes, read_job_shape
-        from planner.cli.comm_tables import report_found
-
-        shape = read_job_shape(job) if job else None
+        shape = volumes.read_job_shape(job) if job else None
         recorded = read(paths, window, workers, scheduler, step_region=step_region)
         with working("Looking at collectives"):
-            found = communication_report([with_host_collectives(graph) for graph in recorded.graphs])
-            beside = contention_of(recorded.graphs)
-        checks = check_volumes(shape, found.recorded_payload()) if shape else []
+            found = comm_report.communication_report([host_collectives.with_host_collectives(graph)
+                                                      for graph in recorded.graphs])
+            beside = comm_contention.contention_of(recorded.graphs)
+        checks = volumes.check_volumes(shape, found.recorded_payload()) if shape else []
         notes = [*recorded.notes, *found.notes]
         if json:
             print_json({"traffic": [row.to_json() for row in found.traffic],
@@ -335,23 +320,21 @@ def report_communication(
             report_found(found, beside, checks, notes)
 
 
-def _payload(kind: CollectiveKind, size: str | None, sizes: str | None) -> tuple[float, int | None]:
+def _payload(kind: collectives.CollectiveKind, size: str | None, sizes: str | None) -> tuple[float, int | None]:
     """Bytes of a rank's buffer, and the number of ranks where ``--sizes`` says it."""
-    from graph_predictor.comm.units import parse_bytes, parse_table
-    from kernel_models.collectives import CollectiveKind, CommError, uneven_all_to_all
-
     if (size is None) == (sizes is None):
-        raise CommError("The size is given twice; give --bytes or --sizes." if size is not None else
-                        "Nothing says how large the collective is; give --bytes.")
+        raise collectives.CommError("The size is given twice; give --bytes or --sizes." if size is not None else
+                                    "Nothing says how large the collective is; give --bytes.")
     if sizes is None:
-        return parse_bytes(size or ""), None
-    if kind is not CollectiveKind.ALL_TO_ALL:
-        raise CommError(f"Only an all-to-all has a size for each pair of ranks; give --bytes for {kind.label}.")
-    table = parse_table(sizes)
-    return uneven_all_to_all(table), len(table)
+        return units.parse_bytes(size or ""), None
+    if kind is not collectives.CollectiveKind.ALL_TO_ALL:
+        raise collectives.CommError(f"Only an all-to-all has a size for each pair of ranks; give --bytes for "
+                                    f"{kind.label}.")
+    table = units.parse_table(sizes)
+    return collectives.uneven_all_to_all(table), len(table)
 
 
-def _different_machines(paths: list[str], profiles: list[CommProfile]) -> list[str]:
+def _different_machines(paths: list[str], profiles: list[collectives.CommProfile]) -> list[str]:
     """A note where the profiles that are compared are of different GPUs."""
     nodes = {profile.topology.node.device: f"{Path(path).name} of {profile.topology.node.name} "
                                            f"({profile.topology.node.device})"
@@ -361,16 +344,14 @@ def _different_machines(paths: list[str], profiles: list[CommProfile]) -> list[s
     return [f"The profiles are of different machines: {', '.join(nodes.values())}."]
 
 
-def _overlap(where: Topology, busbw_gbps: float) -> dict[str, float] | None:
+def _overlap(where: collectives.Topology, busbw_gbps: float) -> dict[str, float] | None:
     """Return how much a collective and computation beside it slow each other down; nothing of a host's."""
     from dataclasses import asdict
 
-    from kernel_models.collectives.contention import overlap_slowdown
-    from kernel_models.device_choice import find_device
 
     if where.node.link == "loopback" or busbw_gbps <= 0:
         return None
-    return asdict(overlap_slowdown(find_device(where.node.device), busbw_gbps))
+    return asdict(contention.overlap_slowdown(device_choice.find_device(where.node.device), busbw_gbps))
 
 
 def _finite(value: Any) -> Any:

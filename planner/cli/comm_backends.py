@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from graph_predictor.cli.console import Column, Report, count, print_json, read, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, shared
+from graph_predictor.simulation import build
+from kernel_models import collectives
+from kernel_models.collectives import call, cluster, readers
+from kernel_models.collectives import topology as collectives_topology
+from kernel_models.collectives.readers import hints as readers_hints
+from kernel_models.collectives.readers import inspector, traces
 from tracer.output_kind import COMM_PROFILE, check_output
-
-if TYPE_CHECKING:
-    from kernel_models.collectives import CollectiveMeasurements, CommProfile, Topology
-    from kernel_models.collectives.readers.hints import Hints
 
 TRACE_ENDINGS = (".json", ".json.gz", ".foretrace")
 
@@ -39,19 +41,18 @@ def backends(
     with one_sentence(debug):
         from dataclasses import replace
 
-        from kernel_models.collectives import CommError, CommProfile, collective_kind
-        from kernel_models.collectives import topology as find_topology
-        from kernel_models.collectives.call import dtype_name
-        from kernel_models.collectives.readers.hints import Hints
 
         named = [_named(text) for text in files]
         check_output(out, [path for _, path in named], COMM_PROFILE)
-        known = {path: CommProfile.load(path) for _, path in named if _is_profile(path)}
-        where = find_topology(topology) if topology else next((each.topology for each in known.values()), None)
+        known = {path: collectives.CommProfile.load(path) for _, path in named if _is_profile(path)}
+        where = next((each.topology for each in known.values()), None)
+        if topology:
+            where = collectives_topology.find_topology(topology)
         if where is None:
-            raise CommError("Nothing says where the collectives were measured; give --topology.")
-        hints = Hints(ranks, None, collective_kind(collective) if collective else None, dtype_name(dtype))
-        joined = CommProfile(where)
+            raise collectives.CommError("Nothing says where the collectives were measured; give --topology.")
+        hints = readers_hints.Hints(ranks, None, collectives.collective_kind(collective) if collective else None,
+                                    call.dtype_name(dtype))
+        joined = collectives.CommProfile(where)
         with working("Fitting"):
             for name, path in named:
                 one = known.get(path) or _fitted(path, replace(hints, backend=name or hints.backend), where)
@@ -72,20 +73,16 @@ def backends(
         report.line(f"Profile in {out}; give it to --comm-choices.")
 
 
-def read_measurements(path: str, hints: Hints, where: Topology) -> CollectiveMeasurements:
+def read_measurements(path: str, hints: readers_hints.Hints,
+                      where: collectives.Topology) -> collectives.CollectiveMeasurements:
     """Read a log, table or trace."""
-    from kernel_models.collectives.readers import read_log
-    from kernel_models.collectives.readers.inspector import inspector_folder
-
-    if inspector_folder(Path(path)):
-        return read_log(path, hints)
+    if inspector.inspector_folder(Path(path)):
+        return readers.read_log(path, hints)
     if os.path.isdir(path) or path.lower().endswith(TRACE_ENDINGS):
-        from graph_predictor.simulation.build import build_program
-        from kernel_models.collectives.readers.traces import read_matched
-
-        built = build_program(read([path]).graphs)
-        return read_matched(built.graphs, built.rendezvous.groups, built.rendezvous.intrinsic_ns, where, hints.backend)
-    return read_log(path, hints)
+        built = build.build_program(read([path]).graphs)
+        return traces.read_matched(built.graphs, built.rendezvous.groups, built.rendezvous.intrinsic_ns, where,
+                                   hints.backend)
+    return readers.read_log(path, hints)
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -107,34 +104,28 @@ def _beginning(path: str) -> bytes:
         return file.read(64)
 
 
-def _fitted(path: str, hints: Hints, where: Topology) -> CommProfile:
-    from kernel_models.collectives import CommProfile
-    from kernel_models.collectives.cluster import of_cluster
-
-    rows, notes = of_cluster(read_measurements(path, hints, where), where)
-    return CommProfile.fit(rows, where, [f"{Path(path).name}: {len(rows)} measurements", *notes])
+def _fitted(path: str, hints: readers_hints.Hints, where: collectives.Topology) -> collectives.CommProfile:
+    rows, notes = cluster.of_cluster(read_measurements(path, hints, where), where)
+    return collectives.CommProfile.fit(rows, where, [f"{Path(path).name}: {len(rows)} measurements", *notes])
 
 
-def _add(joined: CommProfile, one: CommProfile, name: str, path: str) -> None:
+def _add(joined: collectives.CommProfile, one: collectives.CommProfile, name: str, path: str) -> None:
     """Put a profile's backends beside the others; one that has a single backend may be given a name."""
-    from kernel_models.collectives import CommError
-
     if one.topology.node.name != joined.topology.node.name:
-        raise CommError(f"{path} was measured on {one.topology.node.name} nodes, and the others on "
-                        f"{joined.topology.node.name}; join backends of one cluster.")
+        raise collectives.CommError(f"{path} was measured on {one.topology.node.name} nodes, and the others on "
+                                    f"{joined.topology.node.name}; join backends of one cluster.")
     if name and len(one.backends) != 1:
-        raise CommError(f"{path} has the backends {', '.join(one.backend_names()) or '(none)'}, and {name!r} names "
-                        "one; leave the name out.")
+        raise collectives.CommError(f"{path} has the backends {', '.join(one.backend_names()) or '(none)'}, and "
+                                    f"{name!r} names "
+                                    "one; leave the name out.")
     for own, models in one.backends.items():
         if (name or own) in joined.backends:
-            raise CommError(f"Two files measure the backend {name or own!r}; name one otherwise, such as "
-                            f"other={path}.")
+            raise collectives.CommError(f"Two files measure the backend {name or own!r}; name one otherwise, such as "
+                                        f"other={path}.")
         joined.backends[name or own] = models
     joined.sources += one.sources
 
 
-def _measured(profile: CommProfile, name: str) -> list[tuple[str, int]]:
+def _measured(profile: collectives.CommProfile, name: str) -> list[tuple[str, int]]:
     """Return the collectives and numbers of ranks that a backend was measured for."""
-    from kernel_models.collectives import CollectiveKind
-
-    return [(CollectiveKind(key[0]).label, key[2]) for key in profile.backends[name].fitted.pieces]
+    return [(collectives.CollectiveKind(key[0]).label, key[2]) for key in profile.backends[name].fitted.pieces]

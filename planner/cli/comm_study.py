@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from graph_predictor.cli.console import Column, Report, count, percent, print_json, working
 from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.lists import numbers
 from graph_predictor.cli.options import Debug, Json, Top, axis, shared
 from graph_predictor.cli.profiles import profile_of
-
-if TYPE_CHECKING:
-    from planner.parallel.comm_study import CommStudy
-    from planner.parallel.communication import PlanCommunication
+from graph_predictor.comm import units
+from kernel_models import device_choice
+from planner.parallel import comm_study as parallel_comm_study
+from planner.parallel import communication
 
 BEST = 40
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
@@ -51,17 +52,13 @@ def study(
     foretrace comm study llama --preset 8b,70b --seq 4096,32768 --gpus 64 --device h100-sxm --global-batch 128
     """
     with one_sentence(debug):
-        from graph_predictor.cli.lists import numbers
-        from kernel_models.device_choice import find_device
-        from planner.parallel.comm_study import comm_study
-
         with working("Tracing and pricing"):
-            found = comm_study(
+            found = parallel_comm_study.comm_study(
                 source, numbers(gpus, "--gpus", "64,128"), device=device, topology=topology,
                 settings=assignments or (), presets=[each.strip() for each in preset.split(",")] if preset else (),
                 seqs=numbers(seq, "--seq", "4096,8192") if seq else (), plans=parallel or (),
                 global_batch=global_batch, comm_profile=comm_profile, comm_choices=comm_choices,
-                profile=profile_of(profile, find_device(device)))
+                profile=profile_of(profile, device_choice.find_device(device)))
         if json:
             print_json({"device": found.device, "topology": found.topology,
                         **{name: table().to_dict("records") for name, table in found.tables().items()},
@@ -71,9 +68,7 @@ def study(
             _report(found, top or BEST)
 
 
-def _report(found: CommStudy, top: int) -> None:
-    from planner.parallel.communication import CommCause
-
+def _report(found: parallel_comm_study.CommStudy, top: int) -> None:
     out, cases = Report(), found.cases
     several = {name: len({getter(each) for each in cases}) > 1 for name, getter in _WHICH.items()}
     shown = cases[:top]
@@ -81,7 +76,7 @@ def _report(found: CommStudy, top: int) -> None:
     out.line(f"{_models(found)} on {found.device}, {found.topology}: what a rank communicates in a step.")
     names = [name for name in _WHICH if several[name]]
 
-    def case(each: PlanCommunication) -> list[str]:
+    def case(each: communication.PlanCommunication) -> list[str]:
         return [_text(_WHICH[name](each)) for name in names] + [str(each.estimate.plan)]
 
     columns = [Column(name, name=name == "model") for name in names] + [Column("plan", name=True, whole=True)]
@@ -95,7 +90,7 @@ def _report(found: CommStudy, top: int) -> None:
          "" if each.fit.value == "fits" else each.fit.value] for each in shown])
     out.line("Exposed: what the step would save if communication cost nothing. Alone: all of it, one after another, "
              "of one stage; in a pipeline others wait for it too. Sent: bytes that leave the rank.")
-    causes = [cause for cause in CommCause if any(cause in each.exposed for each in shown)]
+    causes = [cause for cause in communication.CommCause if any(cause in each.exposed for each in shown)]
     if len(cases) > 1:
         headed = [*columns, *(Column(cause.value.replace(" ", "\n", 1)) for cause in causes)]
         out.table("Exposed by cause, ms", headed, [
@@ -131,7 +126,7 @@ def _text(value: str | int) -> str:
     return value if isinstance(value, str) else f"{value:,}"
 
 
-def _models(found: CommStudy) -> str:
+def _models(found: parallel_comm_study.CommStudy) -> str:
     names = list(dict.fromkeys(each.model for each in found.cases))
     return names[0] if len(names) == 1 else f"{len(names)} models"
 
@@ -140,15 +135,13 @@ def _ms(us: float) -> str:
     return f"{us / 1e3:,.1f}" if us >= 1e4 else f"{us / 1e3:,.3g}"
 
 
-def _gb(each: PlanCommunication, cause: object) -> str:
+def _gb(each: communication.PlanCommunication, cause: object) -> str:
     sent = [row.wire_bytes for row in each.messages if row.cause is cause]
     return f"{sum(sent) / 1e9:,.4g}" if sent else ""
 
 
 def _bytes(value: float) -> str:
-    from graph_predictor.comm.units import bytes_text
-
-    return bytes_text(value)
+    return units.bytes_text(value)
 
 
 def _size_names() -> list[str]:
@@ -157,7 +150,7 @@ def _size_names() -> list[str]:
     return [f"below\n{ends[0]}", *between, f"from\n{ends[-1]}"]
 
 
-def _counts(each: PlanCommunication) -> list[str]:
+def _counts(each: communication.PlanCommunication) -> list[str]:
     found = [0.0] * (len(SIZES) + 1)
     for (_, power), (number, _) in each.histogram().items():
         found[sum(2 ** power >= size for size in SIZES)] += number

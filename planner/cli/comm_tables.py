@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json
+from graph_predictor.comm import contention, volumes
+from graph_predictor.comm import report as comm_report
 from graph_predictor.comm.units import bytes_text
-from kernel_models.collectives import CollectiveKind
-from kernel_models.collectives.call import DTYPES
-
-if TYPE_CHECKING:
-    from graph_predictor.comm.contention import SlowDown
-    from graph_predictor.comm.report import CommReport
-    from graph_predictor.comm.volumes import VolumeCheck
-    from graph_predictor.prediction.tuned_workload import TunedWorkload
-    from kernel_models.collectives import CollectiveMeasurements, CommProfile
-    from kernel_models.collectives.tuner import Crossover, TunedChoice
+from graph_predictor.prediction import tuned_workload
+from kernel_models import collectives
+from kernel_models.collectives import CollectiveKind, call, tuner
 
 
-def report_fit(profile: CommProfile, rows: CollectiveMeasurements, out: str, notes: list[str], json: bool) -> None:
+def report_fit(profile: collectives.CommProfile, rows: collectives.CollectiveMeasurements, out: str, notes: list[str],
+               json: bool) -> None:
     """Show what was fitted."""
     found: list[dict[str, Any]] = []
     for name in profile.backend_names():
         for (kind, dtype, ranks, nodes, *_), (size,
                                               time_us) in sorted(rows.of_backend(name).aggregated().curves().items()):
-            found.append({"backend": name, "collective": CollectiveKind(kind).label, "dtype": DTYPES[dtype],
+            found.append({"backend": name, "collective": CollectiveKind(kind).label, "dtype": call.DTYPES[dtype],
                           "ranks": ranks,
                           "nodes": nodes, "sizes": len(size), "smallest_bytes": float(size[0]),
                           "largest_bytes": float(size[-1]), "latency_us": float(time_us[0]),
@@ -56,7 +52,7 @@ def report_fit(profile: CommProfile, rows: CollectiveMeasurements, out: str, not
     report.notes(notes)
 
 
-def tuned_json(tuned: TunedWorkload | None) -> dict[str, Any] | None:
+def tuned_json(tuned: tuned_workload.TunedWorkload | None) -> dict[str, Any] | None:
     """A workload's steps as plain values."""
     if tuned is None:
         return None
@@ -67,8 +63,8 @@ def tuned_json(tuned: TunedWorkload | None) -> dict[str, Any] | None:
             "missing": tuned.missing, "unmeasured": tuned.unmeasured}
 
 
-def report_tuning(backends: list[str], choices: list[TunedChoice], changes: list[Crossover],
-                  tuned: TunedWorkload | None, notes: list[str]) -> None:
+def report_tuning(backends: list[str], choices: list[tuner.TunedChoice], changes: list[tuner.Crossover],
+                  tuned: tuned_workload.TunedWorkload | None, notes: list[str]) -> None:
     """Show winners, crossovers and the steps of a workload."""
     report = Report()
     report.table("Times in µs, and who wins (ties within 5% stay with the default)",
@@ -96,8 +92,8 @@ def report_tuning(backends: list[str], choices: list[TunedChoice], changes: list
     report.notes(notes)
 
 
-def report_found(found: CommReport, beside: dict[str, SlowDown], checks: list[VolumeCheck],
-                 notes: list[str]) -> None:
+def report_found(found: comm_report.CommReport, beside: dict[str, contention.SlowDown],
+                 checks: list[volumes.VolumeCheck], notes: list[str]) -> None:
     """Show what a job communicated."""
     report = Report()
     if not found.traffic:

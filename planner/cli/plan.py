@@ -9,14 +9,21 @@ import typer
 from graph_predictor.cli.console import print_json, working
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.html import Html, check_html, write_html
+from graph_predictor.cli.lists import numbers
 from graph_predictor.cli.options import Debug, Json, Top, axis, shared
 from graph_predictor.cli.profiles import profile_of
+from graph_predictor.comm import units
+from kernel_models import device_choice
+from planner.cli.plan_exploration import cases_of, plain_exploration, report_exploration
+from planner.cli.plan_report import plain, report
+from planner.parallel import exploration, page, planning, search, technology, timeline_file
+from planner.parallel import pieces as parallel_pieces
+from tracer import output_kind
+from tracer.parallel_plan import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from planner.parallel.planning import Plans
-    from planner.parallel.technology import Case
 
 BEST = 10
 
@@ -82,34 +89,22 @@ def plan(
     Ends with status 1 where no plan is possible.
     """
     with one_sentence(debug):
-        from graph_predictor.cli.lists import numbers
-        from graph_predictor.comm.units import parse_memory
-        from kernel_models.device_choice import find_device
-        from planner.cli.plan_exploration import cases_of, plain_exploration, report_exploration
-        from planner.cli.plan_report import plain, report
-        from planner.parallel.exploration import explore
-        from planner.parallel.pieces import LayerPieces
-        from planner.parallel.planning import check_finite, framework_of
-        from planner.parallel.planning import plan as planned
-        from planner.parallel.search import BEST as LEAST_BEST
-        from tracer.output_kind import TIMELINE, check_output
-
-        check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
-        check_finite(host, "--host", "a factor of the host time")
+        planning.check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
+        planning.check_finite(host, "--host", "a factor of the host time")
         sizes = numbers(gpus, "--gpus", "64,128,256")
         check_html(html, [])
         if timeline is not None:
-            check_output(timeline, [], TIMELINE)
-        wanted, target = framework_of(framework), None if export is None else framework_of(export)
+            output_kind.check_output(timeline, [], output_kind.TIMELINE)
+        wanted, target = planning.framework_of(framework), None if export is None else planning.framework_of(export)
         if target is not None and wanted not in (None, target):
             raise _contradiction(framework, export)
-        limit = None if memory_limit is None else parse_memory(memory_limit, "--memory-limit", "80GiB")
+        limit = None if memory_limit is None else units.parse_memory(memory_limit, "--memory-limit", "80GiB")
         changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
         cases = cases_of(device, topology, price, changes, max(sizes))
 
-        def plans(case: Case, size: int, only: str | None, pieces: LayerPieces, best: int,
-                  **more: Any) -> Plans:
-            return planned(
+        def plans(case: technology.Case, size: int, only: str | None, pieces: parallel_pieces.LayerPieces, best: int,
+                  **more: Any) -> planning.Plans:
+            return planning.plan(
                 source, size, device=case.device, topology=case.topology, settings=assignments or (), preset=preset,
                 global_batch=global_batch, only=only, framework=(target or wanted or "any"), best=best,
                 memory_limit=limit, linears=linears.strip().lower(), launch_us=launch_us, host=host,
@@ -125,7 +120,8 @@ def plan(
             if len(sizes) > 1:
                 raise _of_one(f"--gpus {gpus}")
             with working("Tracing and pricing"):
-                explored = explore(cases, only, lambda case, only, pieces: plans(case, sizes[0], only, pieces, 1,
+                explored = exploration.explore(cases, only, lambda case, only,
+                                               pieces: plans(case, sizes[0], only, pieces, 1,
                                                                                          simulated=False))
             if json:
                 print_json(plain_exploration(explored))
@@ -136,20 +132,18 @@ def plan(
             return
         case = cases[0]
         with working("Tracing and pricing"):
-            spec = find_device(case.device)
+            spec = device_choice.find_device(case.device)
             known = profile_of(profile, spec)
-            pieces = LayerPieces(case.technology.device(spec), known)
-            found: list[Plans] = []
+            pieces = parallel_pieces.LayerPieces(case.technology.device(spec), known)
+            found: list[planning.Plans] = []
             for size in sizes:
-                found.append(plans(case, size, only, pieces, max(LEAST_BEST, top or 0), profile=known,
+                found.append(plans(case, size, only, pieces, max(search.BEST, top or 0), profile=known,
                                    comm_profile=comm_profile, comm_choices=comm_choices,
                                    measured=found[0].calibration if found else runs))
         if timeline is not None and any(each.plans for each in found):
             _write_timeline(found, timeline)
         if html is not None:
-            from planner.parallel.page import plans_page
-
-            write_html(html, [source], lambda where: plans_page(found, where))
+            write_html(html, [source], lambda where: page.plans_page(found, where))
         if json:
             print_json(plain(found, case.price, top, target))
         else:
@@ -158,27 +152,20 @@ def plan(
         raise typer.Exit(1)
 
 
-def _write_timeline(found: Sequence[Plans], path: str) -> None:
+def _write_timeline(found: Sequence[planning.Plans], path: str) -> None:
     """Write what was simulated of the only size. Raises ``ForetraceError``."""
-    from planner.parallel.timeline_file import write_plan_timeline
-    from tracer.parallel_plan import PlanError
-
     if len(found) > 1:
         raise _of_one("--timeline")
     if found[0].simulated is None:
         raise PlanError(f"There is no simulated step to write to {path}: {found[0].notes[-1]}")
-    write_plan_timeline(found[0].simulated, path)
+    timeline_file.write_plan_timeline(found[0].simulated, path)
 
 
 def _of_one(name: str) -> Exception:
-    from tracer.parallel_plan import PlanError
-
     return PlanError(f"{name} is of one device and one size of a job, and several cases are compared; leave it out, or "
                      "name one device without several factors.")
 
 
 def _contradiction(framework: str, export: str | None) -> Exception:
-    from tracer.parallel_plan import PlanError
-
     return PlanError(f"--framework {framework} looks for plans that --export {export} need not have; give both the "
                      "same name, or one of them.")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graph_predictor.cli.console import Column, Report, percent
-
-if TYPE_CHECKING:
-    from planner.parallel.exploration import Explored
-    from planner.parallel.technology import Case
+from kernel_models import collectives, device_choice
+from kernel_models.collectives import topology as collectives_topology
+from planner.parallel import exploration, planning, technology
+from tracer.parallel_plan import PlanError
 
 
 def cases_of(devices: str, topologies: str | None, prices: str | None, changes: Mapping[str, str | None],
-             gpus: int) -> list[Case]:
+             gpus: int) -> list[technology.Case]:
     """Return every device with every combination of changes.
 
     Args:
@@ -25,33 +25,30 @@ def cases_of(devices: str, topologies: str | None, prices: str | None, changes: 
     Raises:
         ForetraceError: a name or a number is none, or there are more than ``MOST_CASES``.
     """
-    from kernel_models.collectives import topology, topology_of
-    from kernel_models.device_choice import find_device
-    from planner.parallel.technology import AXES, MOST_CASES, Case, Technology, factors_of
-    from tracer.parallel_plan import PlanError
 
     names = [name.strip() for name in devices.split(",")]
     where = _each(topologies, len(names), "--topology")
     costs = [None if text is None else _price(text) for text in _each(prices, len(names), "--price")]
     found = []
     for name, on, cost in zip(names, where, costs, strict=True):
-        spec = find_device(name)
+        spec = device_choice.find_device(name)
 
         def link_gbps(on: str | None = on, spec: Any = spec) -> float:
-            return (topology(on) if on is not None else topology_of(spec, gpus)).node.peer_gbps
+            where = collectives.topology_of(spec, gpus) if on is None else collectives_topology.find_topology(on)
+            return where.node.peer_gbps
 
-        factors = [factors_of(axis, changes.get(axis), spec, link_gbps) for axis in AXES]
-        found += [Case(name, on, Technology(**dict(zip(AXES, values, strict=True))), cost)
+        factors = [technology.factors_of(axis, changes.get(axis), spec, link_gbps) for axis in technology.AXES]
+        found += [technology.Case(name, on, technology.Technology(**dict(zip(technology.AXES, values, strict=True))),
+                                  cost)
                   for values in product(*factors)]
-    if len(found) > MOST_CASES:
-        raise PlanError(f"{len(found)} devices and changes are more than the {MOST_CASES} that are searched at once; "
+    if len(found) > technology.MOST_CASES:
+        raise PlanError(f"{len(found)} devices and changes are more than the {technology.MOST_CASES} that are searched "
+                        f"at once; "
                         "name fewer values.")
     return found
 
 
 def _each(text: str | None, count: int, option: str) -> list[str | None]:
-    from tracer.parallel_plan import PlanError
-
     parts: list[str | None] = [None] if text is None else [part.strip() for part in text.split(",")]
     if len(parts) not in (1, count):
         raise PlanError(f"{option} has {len(parts)} values for {count} {'device' if count == 1 else 'devices'}; give "
@@ -60,26 +57,23 @@ def _each(text: str | None, count: int, option: str) -> list[str | None]:
 
 
 def _price(text: str) -> float:
-    from planner.parallel.planning import check_finite
-    from tracer.parallel_plan import PlanError
-
     try:
         found = float(text)
     except ValueError:
         found = -1.0
-    check_finite(found, "--price", "the price of one GPU and hour")
+    planning.check_finite(found, "--price", "the price of one GPU and hour")
     if found < 0:
         raise PlanError(f"--price {text[:40]} is no price of one device and hour; give a number, such as 2.5.")
     return found
 
 
-def plain_exploration(found: Sequence[Explored]) -> dict[str, Any]:
+def plain_exploration(found: Sequence[exploration.Explored]) -> dict[str, Any]:
     """Return every case as values."""
     return {"model": found[0].plans.model, "gpus": found[0].plans.gpus, "cases": [_values(each) for each in found],
             "notes": list(dict.fromkeys(note for each in found for note in each.plans.notes))}
 
 
-def _values(each: Explored) -> dict[str, Any]:
+def _values(each: exploration.Explored) -> dict[str, Any]:
     from dataclasses import asdict
 
     best = each.best
@@ -95,7 +89,7 @@ def _values(each: Explored) -> dict[str, Any]:
         "cost_per_million_tokens": each.cost_per_million_tokens, "binds": each.binds, "gains": dict(each.gains)}
 
 
-def report_exploration(found: Sequence[Explored]) -> None:
+def report_exploration(found: Sequence[exploration.Explored]) -> None:
     """Print the table of all cases and, over two changed figures, the map of what binds."""
     out, first = Report(), found[0].plans
     out.line(f"{first.model} on {first.gpus} GPUs, the best plan of each device that was asked for.")
@@ -129,7 +123,7 @@ def report_exploration(found: Sequence[Explored]) -> None:
     out.notes(dict.fromkeys(note for each in found for note in each.plans.notes))
 
 
-def _sources(found: Sequence[Explored]) -> list[str]:
+def _sources(found: Sequence[exploration.Explored]) -> list[str]:
     """Say of every changed device where its figures are from; figures of one source together."""
     lines = {}
     for each in found:
@@ -143,11 +137,10 @@ def _sources(found: Sequence[Explored]) -> list[str]:
     return list(lines.values())
 
 
-def _report_map(out: Report, found: Sequence[Explored]) -> None:
+def _report_map(out: Report, found: Sequence[exploration.Explored]) -> None:
     """Print what binds over two figures, with the step's time beside the first case's."""
-    from planner.parallel.technology import AXES
-
-    values = {axis: list(dict.fromkeys(getattr(each.case.technology, axis) for each in found)) for axis in AXES}
+    values = {axis: list(dict.fromkeys(getattr(each.case.technology, axis) for each in found))
+              for axis in technology.AXES}
     axes = [axis for axis, factors in values.items() if len(factors) > 1]
     if len(axes) != 2 or len({each.case.device for each in found}) > 1:
         return
@@ -157,7 +150,7 @@ def _report_map(out: Report, found: Sequence[Explored]) -> None:
     start = min(found, key=lambda each: abs(getattr(each.case.technology, down) - 1)
                 + abs(getattr(each.case.technology, across) - 1)).best
 
-    def cell(each: Explored) -> str:
+    def cell(each: exploration.Explored) -> str:
         if each.best is None or start is None:
             return each.binds
         return f"{each.binds} ×{each.best.estimate.time_us / start.estimate.time_us:.2f}"

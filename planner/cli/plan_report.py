@@ -5,22 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graph_predictor.cli.console import Column, Report, percent
-from graph_predictor.request.memory_fit import Fit
-from kernel_models.model import Source
-from planner.parallel.compare import differences, front, separation, tied
-from planner.parallel.export import exported
+from graph_predictor.request import memory_fit
+from kernel_models import model
+from planner.parallel import compare, estimate, export, frameworks, planning, search, simulated_plan
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
-from tracer.shape_only.transformer import TransformerShape
-
-if TYPE_CHECKING:
-    from planner.parallel.estimate import Estimate
-    from planner.parallel.frameworks import Framework
-    from planner.parallel.planning import Plans
-    from planner.parallel.search import Ranked
-    from planner.parallel.simulated_plan import SimulatedPlan
+from tracer.shape_only import transformer
 
 MOST_FRONT = 6
 """Rows of the table of plans that trade time for memory and GPUs."""
@@ -28,23 +20,25 @@ _SCHEDULES = {Schedule.GPIPE: "gpipe", Schedule.ONE_F_ONE_B: "1f1b", Schedule.IN
               Schedule.ZERO_BUBBLE: "zero-b"}
 
 
-def plain(found: Sequence[Plans], price: float | None, top: int | None, target: Framework | None) -> dict[str, Any]:
+def plain(found: Sequence[planning.Plans], price: float | None, top: int | None, target: frameworks.Framework
+          | None) -> dict[str, Any]:
     """Return everything as values: of one size itself, of several each and what is worth having of all."""
     every = [_plain_size(each, price, top, target) for each in found]
     return every[0] if len(every) == 1 else {
-        "sizes": every, "front": [_figures(each, price) for each in front(_all(found))]}
+        "sizes": every, "front": [_figures(each, price) for each in compare.front(_all(found))]}
 
 
-def _all(found: Sequence[Plans]) -> list[Ranked]:
+def _all(found: Sequence[planning.Plans]) -> list[search.Ranked]:
     return [ranked for each in found for ranked in each.plans]
 
 
-def _plain_size(found: Plans, price: float | None, top: int | None, target: Framework | None) -> dict[str, Any]:
+def _plain_size(found: planning.Plans, price: float | None, top: int | None, target: frameworks.Framework
+                | None) -> dict[str, Any]:
     values = {
         "model": found.model, "parameters": found.shape.parameters, "shape": asdict(found.shape), "gpus": found.gpus,
         "device": found.device, "topology": found.topology, "considered": found.considered,
         "plans": [_plain_plan(each, found.plans[0], price) for each in found.plans[:top or None]],
-        "front": [_figures(each, price) for each in front(found.plans)],
+        "front": [_figures(each, price) for each in compare.front(found.plans)],
         "slower": {"plans": found.slower, "least_ms": found.slower_us / 1e3 if found.slower else None},
         "refused": [asdict(each) for each in found.refused], "notes": found.notes}
     if found.stages:
@@ -66,15 +60,15 @@ def _plain_size(found: Plans, price: float | None, top: int | None, target: Fram
     if found.calibration is not None:
         values["calibration"] = found.calibration.to_dict()
     if target is not None and found.plans:
-        values["export"] = {target.value: exported(found.plans[0].plan, found.shape, target)}
+        values["export"] = {target.value: export.exported(found.plans[0].plan, found.shape, target)}
     return values
 
 
-def _cost(each: Ranked, price: float | None) -> float | None:
+def _cost(each: search.Ranked, price: float | None) -> float | None:
     return None if price is None else price * each.plan.world_size * each.estimate.time_us / 3.6e9
 
 
-def _figures(each: Ranked, price: float | None) -> dict[str, Any]:
+def _figures(each: search.Ranked, price: float | None) -> dict[str, Any]:
     e = each.estimate
     return {"plan": str(e.plan), "gpus": e.plan.world_size, "step_ms": e.time_us / 1e3,
             "memory_gb": each.memory.total / 1e9, "sequences_per_second": e.plan.global_batch / e.time_us * 1e6,
@@ -82,20 +76,20 @@ def _figures(each: Ranked, price: float | None) -> dict[str, Any]:
             "cost_per_step": _cost(each, price)}
 
 
-def _plain_plan(each: Ranked, first: Ranked, price: float | None) -> dict[str, Any]:
+def _plain_plan(each: search.Ranked, first: search.Ranked, price: float | None) -> dict[str, Any]:
     e, m = each.estimate, each.memory
     return {
         **_figures(each, price), "frameworks": [name.value for name in each.frameworks],
         "interval_ms": [e.low_us / 1e3, e.high_us / 1e3], "exposed_communication_ms": e.exposed_us / 1e3,
-        "bubble": e.bubble, "bound": e.bound, "tied_with_first": tied(first.estimate, e),
-        "more_than_first_ms": {name: us / 1e3 for name, us in differences(first.estimate, e).items()},
+        "bubble": e.bubble, "bound": e.bound, "tied_with_first": compare.tied(first.estimate, e),
+        "more_than_first_ms": {name: us / 1e3 for name, us in compare.differences(first.estimate, e).items()},
         "parts_ms": {name: getattr(e, name) / 1e3 for name in (
             "products", "others", "host", "layers", "pipeline", "data", "optimizer", "fixed", "stragglers", "hidden")},
         "fits": each.fit.value, "memory_parts_gb": {name: size / 1e9 for name, size in m.parts.items()},
-        "sources": {Source(source).label: share for source, share in e.sources.items()}}
+        "sources": {model.Source(source).label: share for source, share in e.sources.items()}}
 
 
-def heads_text(shape: TransformerShape, *, sized: bool = False) -> str:
+def heads_text(shape: transformer.TransformerShape, *, sized: bool = False) -> str:
     """Heads of attention, and how many layers have attention and state-space mixers where not all have the one.
 
     Args:
@@ -113,7 +107,7 @@ def heads_text(shape: TransformerShape, *, sized: bool = False) -> str:
     return f"{heads}{of}, state-space mixers in {mixed}"
 
 
-def report(found: Sequence[Plans], price: float | None, top: int, target: Framework | None) -> None:
+def report(found: Sequence[planning.Plans], price: float | None, top: int, target: frameworks.Framework | None) -> None:
     """Print the tables of every size, and of all sizes what is worth having."""
     out, shape = Report(), found[0].shape
     count = shape.parameters
@@ -130,16 +124,16 @@ def report(found: Sequence[Plans], price: float | None, top: int, target: Framew
         if target is not None and each.plans:
             out.line()
             out.line(f"{each.plans[0].plan} as {target.value}'s arguments", style="bold")
-            for line in exported(each.plans[0].plan, shape, target).splitlines():
+            for line in export.exported(each.plans[0].plan, shape, target).splitlines():
                 out.line(line)
     out.notes(note for each in found for note in each.notes)
 
 
-def _linears(shape: TransformerShape) -> str:
+def _linears(shape: transformer.TransformerShape) -> str:
     return f", linear layers in {shape.linears}" if shape.linears else ""
 
 
-def _report_size(out: Report, found: Plans, price: float | None, top: int) -> None:
+def _report_size(out: Report, found: planning.Plans, price: float | None, top: int) -> None:
     plans = "plan" if found.considered == 1 else "plans"
     possible = f"{len(found.plans):,} estimated" if found.slower else f"{len(found.plans):,} possible"
     # The topology's name has the device's, unless this one was changed or stands in another's nodes.
@@ -163,8 +157,8 @@ def _report_size(out: Report, found: Plans, price: float | None, top: int) -> No
         assert first is not None
         cells = {**_sizes(e.plan), "step\nms": f"{e.time_us / 1e3:,.1f}",
                  "80% between\nms": f"{e.low_us / 1e3:,.1f} – {e.high_us / 1e3:,.1f}",
-                 "tie": "=" if tied(first, e) else "",
-                 "memory\nGB": f"{each.memory.total / 1e9:.1f}{'?' if each.fit is Fit.TIGHT else ''}",
+                 "tie": "=" if compare.tied(first, e) else "",
+                 "memory\nGB": f"{each.memory.total / 1e9:.1f}{'?' if each.fit is memory_fit.Fit.TIGHT else ''}",
                  "exposed\nms": f"{e.exposed_us / 1e3:,.1f}", "bubble": percent(e.bubble), "binds": e.bound,
                  "has it": " ".join(name.value[0].upper() for name in each.frameworks) or "none",
                  "cost\na step": f"{_cost(each, price) or 0:.3g}"}
@@ -201,15 +195,15 @@ def _report_size(out: Report, found: Plans, price: float | None, top: int) -> No
             for each in found.relief])
 
 
-def _report_order(out: Report, found: Plans, top: int) -> None:
+def _report_order(out: Report, found: planning.Plans, top: int) -> None:
     """Say which plans the estimate cannot tell apart, and what separates the first from the next."""
     first = found.plans[0].estimate
-    ties = sum(tied(first, each.estimate) for each in found.plans[1:])
+    ties = sum(compare.tied(first, each.estimate) for each in found.plans[1:])
     out.line()
     away = "; h: the optimizer in the hosts' memory" * any(each.plan.offload_optimizer for each in found.plans[:top])
     out.line(f"s: sequence parallelism, o: its collectives overlapped; ×: copies of sharded state{away}; M, T, F: "
              "Megatron-Core, torchtitan, FSDP. exposed: communication that no work of the rank hides.")
-    if any(each.fit is Fit.TIGHT for each in found.plans[:top]):
+    if any(each.fit is memory_fit.Fit.TIGHT for each in found.plans[:top]):
         out.line("?: may not fit: what fragmentation and communication's buffers take is not known to so little.")
     if ties:
         out.line(f"= {ties:,} {'plan takes' if ties == 1 else 'plans take'} as long as the first as far as can be "
@@ -217,14 +211,14 @@ def _report_order(out: Report, found: Plans, top: int) -> None:
     if len(found.plans) == 1:
         return
     second = found.plans[1].estimate
-    out.line(f"The second against the first: {separation(first, second)}.")
-    apart = next((each.estimate for each in found.plans[1:] if not tied(first, each.estimate)), None)
+    out.line(f"The second against the first: {compare.separation(first, second)}.")
+    apart = next((each.estimate for each in found.plans[1:] if not compare.tied(first, each.estimate)), None)
     if apart is not None and apart is not second:
-        out.line(f"The first that is surely slower ({apart.plan}): {separation(first, apart)}.")
+        out.line(f"The first that is surely slower ({apart.plan}): {compare.separation(first, apart)}.")
 
 
-def _report_front(out: Report, found: Sequence[Plans], price: float | None) -> None:
-    every = front(_all(found))
+def _report_front(out: Report, found: Sequence[planning.Plans], price: float | None) -> None:
+    every = compare.front(_all(found))
     if len(every) < 2:
         return
     columns = [Column("GPUs"), Column("step\nms"), Column("sequences\na second"), Column("memory\nGB"),
@@ -242,7 +236,7 @@ def _report_front(out: Report, found: Sequence[Plans], price: float | None) -> N
     out.table("No other of these is at least as quick with no more memory and GPUs", columns, rows)
 
 
-def _report_simulated(out: Report, simulated: SimulatedPlan, first: Estimate) -> None:
+def _report_simulated(out: Report, simulated: simulated_plan.SimulatedPlan, first: estimate.Estimate) -> None:
     ranks = "one rank" if first.plan.pp == 1 else "one rank of each stage"
     apart = first.time_us / simulated.time_us - 1
     how = f"{abs(apart):.1%} {'longer' if apart > 0 else 'shorter'}"

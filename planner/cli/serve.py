@@ -11,6 +11,12 @@ from graph_predictor.cli.edit_options import chosen_edits, with_edits_but
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, StepRegion, Top, shared
 from graph_predictor.cli.profiles import profile_of
+from graph_predictor.edits import registry
+from kernel_models import device_choice
+from planner.cli.serve_report import report, report_choices
+from planner.serving import search
+from planner.serving import serve as serving_serve
+from planner.serving.errors import ServingError
 
 
 @with_edits_but("cuda-graphs")
@@ -88,15 +94,8 @@ def serve(
     With --target ends with status 1 where nothing meets it.
     """
     with one_sentence(debug):
-        from graph_predictor.edits.registry import chosen, made
-        from kernel_models.device_choice import find_device
-        from planner.cli.serve_report import report, report_choices
-        from planner.serving.errors import ServingError
-        from planner.serving.search import serve_search
-        from planner.serving.serve import serve as served
-
-        changes = made(chosen(chosen_edits(edits)))
-        known = profile_of(profile, find_device(device))
+        changes = registry.made(registry.chosen(chosen_edits(edits)))
+        known = profile_of(profile, device_choice.find_device(device))
         if target is not None:
             if given := [name for name, value, usual in (
                     ("--tp", tp, 1), ("--pp", pp, 1), ("--ep", ep, 1), ("--attention-dp", attention_dp, 1),
@@ -108,7 +107,7 @@ def serve(
                 raise ServingError(f"--target searches splits and loads of the engine as it is taken to be, which "
                                    f"{given[0]} says otherwise; leave one of them out.")
             with working("Pricing and serving"):
-                choices = serve_search(
+                choices = search.serve_search(
                     source, 8 if gpus is None else gpus, target=target, device=device, topology=topology,
                     settings=assignments or (), preset=preset, prompt=prompt or 1024, output=output or 256, rate=rate,
                     precision=precision, experts=experts, kv_dtype=kv_dtype, engine=engine, cuda_graphs=cuda_graphs,
@@ -125,7 +124,7 @@ def serve(
             raise ServingError("--gpus is of --target, which searches how to split them; give --tp, --pp, --ep and "
                                "--attention-dp for one copy.")
         with working("Pricing"):
-            found = served(
+            found = serving_serve.serve(
                 source, device=device, topology=topology, settings=assignments or (), preset=preset, tp=tp, pp=pp,
                 ep=ep, attention_dp=attention_dp, precision=precision, experts=experts, kv_dtype=kv_dtype,
                 engine=engine, chunk=chunk, cuda_graphs=cuda_graphs, speculate=speculate, batch=batch, context=context,

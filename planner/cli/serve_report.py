@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from graph_predictor.cli.console import Column, Report, percent
-
-if TYPE_CHECKING:
-    from planner.serving.search import ServingChoices
-    from planner.serving.serve import Figure80, Served, ServedLoad
-    from planner.serving.steps import ServedOperation, StepTime
+from planner.serving import search, serve, steps
 
 MOST_OPERATIONS = 8
 MOST_CHOICES = 10
 
 
-def report(found: Served, top: int | None) -> None:
+def report(found: serve.Served, top: int | None) -> None:
     """Print the steps, their operations, the memory, and the load."""
     out, setup, cache = Report(), found.setup, found.cache
     copies = f"{setup.gpus} GPUs" if setup.gpus > 1 else "one GPU"
@@ -50,7 +45,7 @@ def report(found: Served, top: int | None) -> None:
     out.notes(found.notes)
 
 
-def report_choices(found: ServingChoices, top: int | None) -> None:
+def report_choices(found: search.ServingChoices, top: int | None) -> None:
     """Print the best configurations."""
     out = Report()
     what = f"{found.rate:g} requests/s" if found.rate else "as many clients as there may be"
@@ -72,12 +67,12 @@ def report_choices(found: ServingChoices, top: int | None) -> None:
     out.notes(found.notes)
 
 
-def _step(step: StepTime) -> list[str]:
+def _step(step: steps.StepTime) -> list[str]:
     return [f"{step.us / 1e3:,.2f}", f"{step.low / 1e3:,.2f} – {step.high / 1e3:,.2f}",
             *(f"{us / 1e3:,.2f}" for us in (step.products, step.others, step.collectives, step.host, step.engine))]
 
 
-def _operations(out: Report, title: str, found: Sequence[ServedOperation], top: int | None) -> None:
+def _operations(out: Report, title: str, found: Sequence[steps.ServedOperation], top: int | None) -> None:
     total = sum(each.us for each in found) or 1.0
     out.table(title, [Column("operation", name=True, whole=True), Column("kernels"), Column("ms"), Column("share"),
                       Column("bound", name=True), Column("source", name=True)], [
@@ -85,7 +80,7 @@ def _operations(out: Report, title: str, found: Sequence[ServedOperation], top: 
          max(each.sources, key=each.sources.__getitem__)] for each in found[:top or MOST_OPERATIONS]])
 
 
-def _load(out: Report, served: ServedLoad) -> None:
+def _load(out: Report, served: serve.ServedLoad) -> None:
     load, got = served.load, served.requests
     what = f"{load.concurrency:,} clients" if load.concurrency else f"{load.rate:g} requests/s"
     rows = [_latency("time to first token, ms", served.ttft_ms, served.ttft_percentiles, 0),
@@ -100,7 +95,7 @@ def _load(out: Report, served: ServedLoad) -> None:
              f"{f'; {got.preempted:,} sequences thrown out for want of memory' if got.preempted else ''}.")
 
 
-def _latency(name: str, figure: Figure80, percentiles: Mapping[int, float], decimals: int) -> list[str]:
+def _latency(name: str, figure: serve.Figure80, percentiles: Mapping[int, float], decimals: int) -> list[str]:
     if not math.isfinite(figure.value):
         return [name, *["–"] * 5]
     return [name, f"{figure.value:,.{decimals}f}", f"{figure.low:,.{decimals}f} – {figure.high:,.{decimals}f}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +12,10 @@ from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Top, shared
 from graph_predictor.cli.profiles import profile_of
 from graph_predictor.figures import signed_percent
-
-if TYPE_CHECKING:
-    from planner.parallel.shapes import ShapeAdvice, ShapeReport
+from kernel_models import device_choice, op_call
+from kernel_models.heuristics import shape_terms
+from planner.cli.plan_report import heads_text
+from planner.parallel import shapes as parallel_shapes
 
 BEST = 12
 MOST_LOSING = 5
@@ -48,19 +49,17 @@ def shapes(
     Collectives, the optimizer and the host are left out: foretrace plan has them.
     """
     with one_sentence(debug):
-        from kernel_models.device_choice import find_device
-        from planner.parallel.shapes import shapes as advised
-
         with working("Tracing and pricing"):
-            found = advised(source, device=device, settings=assignments or (), preset=preset, parallel=parallel,
-                            profile=profile_of(profile, find_device(device)))
+            found = parallel_shapes.shapes(source, device=device, settings=assignments or (), preset=preset,
+                                           parallel=parallel,
+                                           profile=profile_of(profile, device_choice.find_device(device)))
         if json:
             print_json(_plain(found, top))
         else:
             _report(found, top or BEST)
 
 
-def _plain(found: ShapeReport, top: int | None) -> dict[str, Any]:
+def _plain(found: parallel_shapes.ShapeReport, top: int | None) -> dict[str, Any]:
     return {
         "model": found.model, "device": found.device.name, "plan": str(found.plan), "shape": asdict(found.shape),
         "parameters": found.shape.parameters, "us_per_token": found.cost.total_us, "lost": found.cost.lost(),
@@ -69,22 +68,19 @@ def _plain(found: ShapeReport, top: int | None) -> dict[str, Any]:
                     for change, reason in found.refused], "notes": found.notes}
 
 
-def _values(each: ShapeAdvice) -> dict[str, Any]:
+def _values(each: parallel_shapes.ShapeAdvice) -> dict[str, Any]:
     return {"setting": each.change.setting, "value": each.change.value, "us_per_token": each.us, "gain": each.gain,
             "interval": [each.low, each.high], "sure": each.sure, "parameters_ratio": each.parameters,
             "per_parameter": each.change.credited, "reasons": dict(each.reasons)}
 
 
-def _report(found: ShapeReport, top: int) -> None:
-    from kernel_models.heuristics.shape_terms import TERMS
-    from planner.cli.plan_report import heads_text
-
+def _report(found: parallel_shapes.ShapeReport, top: int) -> None:
     out, shape, cost = Report(), found.shape, found.cost
     out.line(f"{found.model} on {found.device.name}: {shape.layers} layers of width {shape.hidden:,}, "
              f"{heads_text(shape, sized=True)}, inner width {shape.ffn:,}, vocabulary {shape.vocab:,}, {shape.dtype}; "
              f"a rank's micro-batch is {found.plan.samples} × {shape.seq:,} tokens, tp={found.plan.tp}.")
     lost = {term: share for term, share in cost.lost().items() if share >= 0.0005}
-    said = ", ".join(f"{percent(share)} for {TERMS[term]}" for term, share in lost.items()) or "nothing"
+    said = ", ".join(f"{percent(share)} for {shape_terms.TERMS[term]}" for term, share in lost.items()) or "nothing"
     out.line(f"A token takes {cost.total_us:,.4g} µs of a GPU, forward and backward. Of this its sizes cost: {said}.")
     out.table("Changes, the greatest gain first", [
         Column("change", name=True, whole=True), Column("GPU µs\na token"), Column("gain"), Column("80% between"),
@@ -107,19 +103,17 @@ def _report(found: ShapeReport, top: int) -> None:
     out.notes(found.notes)
 
 
-def _now(found: ShapeReport, setting: str) -> str:
+def _now(found: parallel_shapes.ShapeReport, setting: str) -> str:
     if setting in ("microbatch", "tp"):
         return str(found.plan.samples if setting == "microbatch" else found.plan.tp)
     more = f" of {found.shape.width_of_head}" if setting == "heads" else ""
     return f"{getattr(found.shape, setting):,}{more}"
 
 
-def _report_losing(out: Report, found: ShapeReport) -> None:
+def _report_losing(out: Report, found: parallel_shapes.ShapeReport) -> None:
     """The kernels whose sizes cost most."""
     import numpy as np
 
-    from kernel_models.heuristics.shape_terms import TERMS
-    from kernel_models.op_call import DIMENSIONS
 
     cost = found.cost
     total = np.sum(list(cost.lost_us.values()), axis=0)
@@ -129,10 +123,11 @@ def _report_losing(out: Report, found: ShapeReport) -> None:
         call, worst = cost.calls[i], max(cost.lost_us, key=lambda name: cost.lost_us[name][i])
         if total[i] < 0.0005 * cost.total_us:
             break
-        sizes = " ".join(f"{name}={size:,}" for name, size in zip(DIMENSIONS[call.family], call.dims, strict=False)
+        sizes = " ".join(f"{name}={size:,}" for name,
+                         size in zip(op_call.DIMENSIONS[call.family], call.dims, strict=False)
                          if size > 1)
         rows.append([f"{call.kind} {call.layout}".strip(), sizes, percent(cost.us[i] / cost.total_us),
-                     percent(total[i] / cost.total_us), TERMS[worst]])
+                     percent(total[i] / cost.total_us), shape_terms.TERMS[worst]])
     if rows:
         out.table("Kernels that lose most", [
             Column("kernel", name=True), Column("sizes", name=True, whole=True), Column("of the time"), Column("lost"),

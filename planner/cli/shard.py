@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,11 +11,12 @@ from graph_predictor.cli.console import Column, Report, percent, print_json, wor
 from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, StepRegion, Top, shared
 from graph_predictor.cli.profiles import profile_of
-
-if TYPE_CHECKING:
-    from planner.sharding.estimate import ShardedStep
-    from planner.sharding.planning import Shardings
-    from planner.sharding.problem import ShardingProblem
+from graph_predictor.comm import units
+from kernel_models import device_choice, model
+from planner.sharding import estimate, planning, sources
+from planner.sharding import problem as sharding_problem
+from tracer import output_kind
+from tracer.lookup_data import plan_file, reuse
 
 BEST = 5
 PROVEN = "Every sharding was weighed: by the search's sums over the tables of a rank no other is faster."
@@ -68,23 +69,17 @@ def shard(
     foretrace shard tables.csv --gpus 16 --device h200-sxm --batch 4096 --out plan.json
     """
     with one_sentence(debug):
-        from graph_predictor.comm.units import parse_memory
-        from kernel_models.device_choice import find_device
-        from planner.sharding.planning import shard as sharded
-        from planner.sharding.sources import device_of
-        from tracer.output_kind import SHARDING_PLAN, check_output
-
         if out is not None:
-            check_output(out, [source], SHARDING_PLAN)
-        limit = None if memory is None else parse_memory(memory, "--memory", "80GiB")
-        host_limit = 0.0 if host_memory is None else parse_memory(host_memory, "--host-memory", "1.5TB")
+            output_kind.check_output(out, [source], output_kind.SHARDING_PLAN)
+        limit = None if memory is None else units.parse_memory(memory, "--memory", "80GiB")
+        host_limit = 0.0 if host_memory is None else units.parse_memory(host_memory, "--host-memory", "1.5TB")
         pinned = _pins(pin or [])
         exponents = _exponents(skews)
         allowed = [] if kinds is None else kinds.split(",")
         with working("Searching"):
-            spec = device_of(source) if device is None else find_device(device)
+            spec = sources.device_of(source) if device is None else device_choice.find_device(device)
             known = profile_of(profile, spec)
-            found = sharded(
+            found = planning.shard(
                 source, gpus, device=spec, topology=topology, memory=limit, host_memory=host_limit, batch=batch,
                 top=top or BEST, pinned=pinned, kinds=allowed, skews=exponents, preset=preset,
                 settings=assignments or (), profile=known, comm_profile=comm_profile, comm_choices=comm_choices,
@@ -99,24 +94,19 @@ def shard(
 
 def _pins(texts: Sequence[str]) -> dict[str, int]:
     """Tables and ranks of ``--pin``. Raises ``ForetraceError``."""
-    from tracer.lookup_data.plan_file import ShardingError
-
     found: dict[str, int] = {}
     for text in texts:
         name, equals, rank = text.rpartition("=")
         if not equals or not name or not rank.isdecimal() or not rank.isascii() or len(rank) > 9:
-            raise ShardingError(f"--pin {text!r} is no TABLE=RANK; write one such as --pin tables.3=0.")
+            raise plan_file.ShardingError(f"--pin {text!r} is no TABLE=RANK; write one such as --pin tables.3=0.")
         if name in found:
-            raise ShardingError(f"--pin names table {name!r} twice; a table lies on one rank.")
+            raise plan_file.ShardingError(f"--pin names table {name!r} twice; a table lies on one rank.")
         found[name] = int(rank)
     return found
 
 
 def _exponents(text: str | None) -> list[float]:
     """Exponents of ``--skews``. Raises ``ForetraceError``."""
-    from tracer.lookup_data.plan_file import ShardingError
-    from tracer.lookup_data.reuse import STEEPEST_SKEW
-
     found = []
     for each in (text or "").split(","):
         if not each.strip():
@@ -125,14 +115,14 @@ def _exponents(text: str | None) -> list[float]:
             value = float(each)
         except ValueError:
             value = -1.0
-        if not 0 <= value <= STEEPEST_SKEW:
-            raise ShardingError(f"--skews {each.strip()!r} is no exponent; give numbers from 0 (even) to "
-                                f"{STEEPEST_SKEW:g}, such as 0,0.8,1.2.")
+        if not 0 <= value <= reuse.STEEPEST_SKEW:
+            raise plan_file.ShardingError(f"--skews {each.strip()!r} is no exponent; give numbers from 0 (even) to "
+                                          f"{reuse.STEEPEST_SKEW:g}, such as 0,0.8,1.2.")
         found.append(value)
     return found
 
 
-def _plain(found: Shardings) -> dict[str, Any]:
+def _plain(found: planning.Shardings) -> dict[str, Any]:
     problem = found.problem
     return {
         "model": found.name, "tables": len(problem.tables), "samples_per_gpu": problem.samples, "gpus": problem.ranks,
@@ -145,13 +135,10 @@ def _plain(found: Shardings) -> dict[str, Any]:
         "notes": list(found.notes)}
 
 
-def _step(each: ShardedStep) -> dict[str, Any]:
-    from kernel_models.model import Source
-    from planner.sharding.planning import kinds_text
-
+def _step(each: estimate.ShardedStep) -> dict[str, Any]:
     whole = sum(each.sources.values()) or 1.0
     return {
-        "kinds": kinds_text(each), "step_ms": each.time_us / 1e3,
+        "kinds": planning.kinds_text(each), "step_ms": each.time_us / 1e3,
         "interval_ms": [each.low_us / 1e3, each.high_us / 1e3],
         "phases_ms": {name: us / 1e3 for name, us in each.phases.items()}, "bound": each.bound,
         "communication_ms": each.communication_us / 1e3, "imbalance": each.imbalance,
@@ -161,10 +148,10 @@ def _step(each: ShardedStep) -> dict[str, Any]:
                   for forward, backward, sent, index, memory, host in zip(
                       each.forward_us.tolist(), each.backward_us.tolist(), each.sent_bytes.tolist(),
                       each.index_bytes.tolist(), each.memory, each.host_bytes.tolist(), strict=True)],
-        "sources": {Source(source).label: us / whole for source, us in each.sources.items()}}
+        "sources": {model.Source(source).label: us / whole for source, us in each.sources.items()}}
 
 
-def _report(found: Shardings, out: str | None) -> None:
+def _report(found: planning.Shardings, out: str | None) -> None:
     report, problem = Report(), found.problem
     size = sum(table.weight_bytes for table in problem.tables)
     tables = f"{len(problem.tables):,} table{'s' * (len(problem.tables) != 1)}"
@@ -194,10 +181,8 @@ def _report(found: Shardings, out: str | None) -> None:
     report.notes(found.notes)
 
 
-def _cells(problem: ShardingProblem, name: str, each: ShardedStep) -> list[str]:
-    from planner.sharding.planning import kinds_text
-
-    return [name, kinds_text(each), f"{each.time_us / 1e3:,.3f}",
+def _cells(problem: sharding_problem.ShardingProblem, name: str, each: estimate.ShardedStep) -> list[str]:
+    return [name, planning.kinds_text(each), f"{each.time_us / 1e3:,.3f}",
             f"{each.low_us / 1e3:,.3f} – {each.high_us / 1e3:,.3f}", f"{each.compute_us.max() / 1e3:,.3f}",
             f"{each.communication_us / 1e3:,.3f}", f"{each.imbalance:.2f}", f"{each.fullest.total / 1e9:.1f}",
             *([_size_text(each.host_bytes.sum() / 1e9)] if problem.host_bytes else []), each.bound]

@@ -25,7 +25,7 @@ from graph_predictor.prediction.result import Prediction
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.study import Study
 from graph_predictor.simulation.program import NEVER
-from kernel_models.collectives import topology
+from kernel_models.collectives import find_topology
 from kernel_models.collectives.profile import CommProfile
 from tracer.errors import ForetraceError
 from tracer.graph import KernelKind
@@ -75,7 +75,7 @@ def edits_of(which: Program, folder: Path, other: tuple[str, str] | None = None,
     found["comm_backend"] = {"topology": CLUSTER, "comm_backend": "gloo"}
     found["comm_choices"] = {"topology": CLUSTER, "comm_choices": "auto"}
     profile = folder / "collectives.json"
-    CommProfile(topology(CLUSTER)).save(profile)
+    CommProfile(find_topology(CLUSTER)).save(profile)
     found["comm_profile"] = {"comm_profile": str(profile)}
     batch = which.sizes["batch"]
     size = {"sizes": (f"batch={batch}:{2 * batch}",)}

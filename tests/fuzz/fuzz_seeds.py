@@ -247,10 +247,10 @@ def _collectives(folder: Path) -> None:
     frame.to_csv(folder / "collectives.tsv", index=False, sep="\t")
     frame.to_json(folder / "collectives.jsonl", orient="records", lines=True)
     frame.to_parquet(folder / "collectives.parquet")
-    from kernel_models.collectives import CommProfile, topology
+    from kernel_models.collectives import CommProfile, find_topology
     from kernel_models.collectives.readers import Hints, read_log
 
-    one = CommProfile.fit(read_log(str(folder / "nccl.log")), topology("dgx-h100"), ["a log"])
+    one = CommProfile.fit(read_log(str(folder / "nccl.log")), find_topology("dgx-h100"), ["a log"])
     one.save(folder / "comm.json")
     CommProfile(one.topology, {"nccl": one.backends["nccl"], "mpi": CommProfile.fit(read_log(
         str(folder / "osu.log"), Hints(8)), one.topology).backends["nccl"]}).save(folder / "choices.json")

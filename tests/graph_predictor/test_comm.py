@@ -23,9 +23,9 @@ from kernel_models.collectives import (
     CommError,
     CommProfile,
     Placement,
+    find_topology,
     make_measurements,
     price_calls,
-    topology,
 )
 from kernel_models.collectives.measurements import join
 from kernel_models.collectives.readers.traces import read_matched
@@ -58,7 +58,7 @@ def two_ranks(elements: int = 1024) -> list[Micro]:
 
 def test_transfer_times_are_replaced_and_waiting_is_not(tmp_path: Path):
     built = build_program(read_ranks(two_ranks(), tmp_path))
-    where = topology("dgx-v100")
+    where = find_topology("dgx-v100")
     found, unknown = find_collectives(built, where)
     assert unknown == 0 and len(found) == 1
     call = found[0].call
@@ -77,9 +77,9 @@ def test_transfer_times_are_replaced_and_waiting_is_not(tmp_path: Path):
 
 def test_a_rank_alone_is_priced_without_its_wait(tmp_path: Path):
     built = build_program(read_ranks(two_ranks()[:1], tmp_path))
-    (found,), _ = find_collectives(built, topology("dgx-v100"))
+    (found,), _ = find_collectives(built, find_topology("dgx-v100"))
     assert found.alone and found.call.ranks == 2
-    times = price_calls([found.call], CollectiveModel(topology("dgx-v100")))
+    times = price_calls([found.call], CollectiveModel(find_topology("dgx-v100")))
     kernel = found.members[0][1]
     duration = with_transfers(built, [found], times.time_us).kernel_duration[kernel]
     assert duration == round(times.time_us[0] * 1e3) < 40_000
@@ -87,10 +87,10 @@ def test_a_rank_alone_is_priced_without_its_wait(tmp_path: Path):
 
 def test_measurements_from_a_recorded_job(tmp_path: Path):
     built = build_program(read_ranks(two_ranks(), tmp_path))
-    rows = read_matched(built.graphs, built.rendezvous.groups, built.rendezvous.intrinsic_ns, topology("dgx-v100"))
+    rows = read_matched(built.graphs, built.rendezvous.groups, built.rendezvous.intrinsic_ns, find_topology("dgx-v100"))
     assert rows.time_us.tolist() == [40.0] and rows.batch.payload_bytes.tolist() == [4096]
     with pytest.raises(CommError, match="No collective in the trace"):
-        read_matched(built.graphs, [], [], topology("dgx-v100"))
+        read_matched(built.graphs, [], [], find_topology("dgx-v100"))
 
 
 def test_a_report(tmp_path: Path):
@@ -203,7 +203,7 @@ def test_a_workload_is_tuned_for_each_collective(tmp_path: Path):
         return make_measurements([("all_reduce", "float", Placement((2,)), s, time_us) for s in (1024, 4096, 2**20)],
                                  name)
 
-    profile = CommProfile.fit(join([flat(90.0, "nccl"), flat(40.0, "oneshot")]), topology("dgx-v100"))
+    profile = CommProfile.fit(join([flat(90.0, "nccl"), flat(40.0, "oneshot")]), find_topology("dgx-v100"))
     tuned = tune_workload(built, backends_of([profile]), profile.topology)
     # Steps of 600 (no collective) and 275 us with 40 us, as recorded; 50 us more with 90.
     assert tuned.best_ns == 437_500 and tuned.step_ns == {"nccl": 462_500, "oneshot": 437_500}
@@ -213,7 +213,7 @@ def test_a_workload_is_tuned_for_each_collective(tmp_path: Path):
 @pytest.mark.real_traces
 def test_predicted_collectives_of_the_eight_rank_job(real_trace: Callable[[str], Path]):
     built = build_program(read_job(real_trace("dlrm-8xV100-2023")).graphs)
-    where = topology("dgx-v100")
+    where = find_topology("dgx-v100")
     found, unknown = find_collectives(built, where)
     assert unknown == 0 and len(found) == 8
     time_us = price_calls([each.call for each in found], CollectiveModel(where)).time_us

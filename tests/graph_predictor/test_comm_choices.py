@@ -9,7 +9,7 @@ import pytest
 from micro import Micro
 from said import Run, plain
 
-from kernel_models.collectives import CollectiveMeasurements, CommProfile, Placement, make_measurements, topology
+from kernel_models.collectives import CollectiveMeasurements, CommProfile, Placement, find_topology, make_measurements
 from kernel_models.collectives.backends import SWITCH_US
 from kernel_models.collectives.measurements import join
 
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "job").mkdir()
     for number in range(2):
         rank(number).write(found / "job" / f"rank{number}.json")
-    where = topology("dgx-a100")
+    where = find_topology("dgx-a100")
     CommProfile.fit(join([measured("nccl", NCCL_US), measured("fast", FAST_US)]), where).save(found / "two.json")
     CommProfile.fit(measured("nccl", NCCL_US), where).save(found / "one.json")
     return found
@@ -120,7 +120,7 @@ def test_backends_are_joined_from_profiles_and_logs(run: Run, folder: Path, tmp_
             ((folder / "one.json", f"mpi={log}"), "give --ranks")):
         code, _, err = run("comm", "backends", *arguments, "-o", tmp_path / "no.json")
         assert code == 2 and sentence in plain(err) and not (tmp_path / "no.json").exists()
-    CommProfile.fit(measured("nccl", NCCL_US), topology("dgx-h100")).save(tmp_path / "h100.json")
+    CommProfile.fit(measured("nccl", NCCL_US), find_topology("dgx-h100")).save(tmp_path / "h100.json")
     code, _, err = run("comm", "backends", folder / "one.json", f"b={tmp_path / 'h100.json'}", "-o",
                        tmp_path / "no.json")
     assert code == 2 and "join backends of one cluster" in plain(err)

@@ -11,7 +11,7 @@ import pytest
 from said import Run, plain
 from test_comm import two_ranks
 
-from kernel_models.collectives import CommError, CommProfile, topology
+from kernel_models.collectives import CommError, CommProfile, find_topology
 
 LOG = """# Collective test starting: all_reduce_perf
 {devices}#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong
@@ -94,7 +94,7 @@ def test_a_log_of_another_gpu_is_refused(run, tmp_path: Path):
     code, out, err = run("fit", log(tmp_path, "a.log", 20, 100), "-o", tmp_path / "p.json", "--topology", "dgx-a100")
     assert code == 2 and "are of NVIDIA H100, and dgx-a100 has a100-sxm-80g" in err and out == ""
     with pytest.raises(CommError, match=r"p\.json cannot be written \(No such file") as error:
-        CommProfile(topology("dgx-h100")).save(tmp_path / "absent" / "p.json")
+        CommProfile(find_topology("dgx-h100")).save(tmp_path / "absent" / "p.json")
     assert "Errno" not in str(error.value) and ".tmp" not in str(error.value)
 
 

@@ -15,7 +15,8 @@ from micro import Micro
 from report_support import ROOT, real_trace
 from said import Run, plain
 
-from graph_predictor.diff import Difference, DifferenceKind, diff_jobs
+from graph_predictor.diff.jobs import diff_jobs
+from graph_predictor.diff.result import Difference, DifferenceKind
 from graph_predictor.diff.step_tree import StepTree, _digests, _sizes
 from graph_predictor.diff.tree_alignment import align_trees
 from graph_predictor.prediction.replay import replay

@@ -17,9 +17,8 @@ from said import Run
 from said_facts import rows_of_table
 from test_diff import BLOCK, host_step, job, two_kernels
 
-from graph_predictor.diff import Difference, DifferenceKind, Part, diff_jobs
-from graph_predictor.diff.jobs import LEAST_ALIGNED
-from graph_predictor.diff.result import UNEXPLAINED
+from graph_predictor.diff.jobs import LEAST_ALIGNED, diff_jobs
+from graph_predictor.diff.result import UNEXPLAINED, Difference, DifferenceKind, Part
 from graph_predictor.pages.parts import MOST_ROWS
 from tracer.errors import ForetraceError
 from tracer.job import Job, read_job

@@ -15,7 +15,8 @@ from planted import KINDS, record
 from graph_predictor.check import gate
 from graph_predictor.check.captures import find_captures
 from graph_predictor.check.machine import disturbance
-from graph_predictor.diff import DifferenceKind, diff_jobs
+from graph_predictor.diff.jobs import diff_jobs
+from graph_predictor.diff.result import DifferenceKind
 from tracer.job import read_job
 
 STEPS = 12

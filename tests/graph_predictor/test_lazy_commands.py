@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
+import planner
 from foretrace.commands import COMMANDS, app
-from graph_predictor.cli.lazy_commands import LazyCommands
+from graph_predictor.cli.lazy_commands import LazyCommands, imported_late
 
 
 def test_sentences_of_the_help_are_those_of_the_commands() -> None:
@@ -41,3 +46,26 @@ def test_commands_can_be_added_and_deleted_as_in_any_group() -> None:
     del commands["predict"]
     assert commands["again"] is made and "predict" not in commands and list(commands)[-1] == "again"
     assert len(commands) == len(COMMANDS)
+
+
+def test_a_command_imports_what_it_works_with_only_when_it_works() -> None:
+    code = ("import sys; from foretrace.commands import app\n"
+            "try: app(['predict', '--help'])\nexcept SystemExit: pass\n"
+            "sys.exit('numpy' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_a_late_module_runs_once_where_imports_go_in_a_circle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "first.py").write_text("import sys\nsys.runs = getattr(sys, 'runs', 0) + 1\nclass Kind: pass\n"
+                                       "from planner import second\nkinds = [Kind, *second.kinds()]\n")
+    (tmp_path / "second.py").write_text("from planner.first import Kind\ndef kinds(): return [Kind]\n")
+    monkeypatch.setattr(planner, "__path__", [*planner.__path__, str(tmp_path)])
+    with imported_late():
+        first = importlib.import_module("planner.first")
+    assert not hasattr(sys, "runs")
+    one, other = first.kinds
+    assert one is other and sys.runs == 1  # type: ignore[attr-defined]
+    assert "planner.first" in sys.modules and type(first) is ModuleType
+    for name in ("first", "second"):
+        del sys.modules[f"planner.{name}"], planner.__dict__[name]
+    del sys.runs  # type: ignore[attr-defined]

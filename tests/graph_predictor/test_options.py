@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from graph_predictor.cli.options import SHARED
 from graph_predictor.edits.registry import OPTIONS
-from kernel_models.collectives import CommError, CommProfile, topology
+from kernel_models.collectives import CommError, CommProfile, find_topology
 from kernel_models.device import FOLDER, DeviceError, device_names
 from kernel_models.device_choice import find_device, shape_device
 from tracer.shape_only.devices import TracedDevice
@@ -198,7 +198,7 @@ def test_a_device_that_is_not_complete_is_told(old: str, new: str, says: str, tm
 
 
 def test_a_cluster_of_ones_own_is_predicted_and_kept_in_profiles(own_node: Path, tmp_path: Path) -> None:
-    where = topology(f"{own_node}x4@my-net")
+    where = find_topology(f"{own_node}x4@my-net")
     assert (where.nodes, where.gpus, where.network.card_gbps) == (4, 32, 99)
     assert find_device(where.node.device).name == "my-gpu"
     said = run("comm", "predict", "all_reduce", "--bytes", "64MiB", "--topology", f"{own_node}x4", "--json")
@@ -207,7 +207,7 @@ def test_a_cluster_of_ones_own_is_predicted_and_kept_in_profiles(own_node: Path,
     CommProfile(where).save(kept)
     own_node.unlink()
     assert CommProfile.load(kept).topology == where
-    known = topology("dgx-h200x4@roce-100")
+    known = find_topology("dgx-h200x4@roce-100")
     CommProfile(known).save(kept)
     assert json.loads(kept.read_text())["topology"] == "dgx-h200x4@roce-100"
     assert CommProfile.load(kept).topology == known
@@ -225,9 +225,9 @@ def test_a_cluster_of_ones_own_is_predicted_and_kept_in_profiles(own_node: Path,
 def test_a_node_that_is_not_complete_is_told(old: str, new: str, says: str, own_node: Path) -> None:
     own_node.write_text(own_node.read_text().replace(old, new))
     with pytest.raises(CommError, match=says):
-        topology(str(own_node))
+        find_topology(str(own_node))
     with pytest.raises(CommError, match="does not exist; check the path"):
-        topology(str(own_node.with_name("absent.tomlx2")))
+        find_topology(str(own_node.with_name("absent.tomlx2")))
 
 
 def test_devices_and_topologies_are_listed_with_their_sources() -> None:

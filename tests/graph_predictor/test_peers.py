@@ -13,7 +13,7 @@ from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.collectives import CollectiveCall, CollectiveKind, CollectiveModel, price_calls, topology
+from kernel_models.collectives import CollectiveCall, CollectiveKind, CollectiveModel, find_topology, price_calls
 from kernel_models.device import device
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -45,8 +45,8 @@ def baseline(folder: Path, *ranks: Micro) -> Baseline:
 
 def longest_us() -> float:
     """Upper end of what the model says of the all-reduce."""
-    call = CollectiveCall(CollectiveKind.ALL_REDUCE, 4.0 * ELEMENTS, topology("dgx-a100").first(WORLD), "float32")
-    return float(price_calls([call], CollectiveModel(topology("dgx-a100"))).high_us[0])
+    call = CollectiveCall(CollectiveKind.ALL_REDUCE, 4.0 * ELEMENTS, find_topology("dgx-a100").first(WORLD), "float32")
+    return float(price_calls([call], CollectiveModel(find_topology("dgx-a100"))).high_us[0])
 
 
 @pytest.mark.parametrize(("recorded", "transfers"), [

@@ -17,7 +17,7 @@ from graph_predictor.prediction.predictor import Baseline  # noqa: E402
 from graph_predictor.prediction.scenario import EditError  # noqa: E402
 from graph_predictor.request.parallel_ranks import on_ranks  # noqa: E402
 from graph_predictor.synthesis.baseline import baseline_of  # noqa: E402
-from kernel_models.collectives import CollectiveModel, topology  # noqa: E402
+from kernel_models.collectives import CollectiveModel, find_topology  # noqa: E402
 from tracer import workloads  # noqa: E402
 from tracer.capture import CaptureOptions  # noqa: E402
 from tracer.capture.script import run_workload  # noqa: E402
@@ -52,7 +52,7 @@ def test_collectives_are_those_of_a_captured_fake_world(alone: Baseline, tmp_pat
 
 
 def test_ranks_meet_in_their_collectives_so_that_one_straggler_holds_up_all(alone: Baseline) -> None:
-    spread = on_ranks(alone, ParallelPlan.parse("ddp=2"), CollectiveModel(topology("cpu")))
+    spread = on_ranks(alone, ParallelPlan.parse("ddp=2"), CollectiveModel(find_topology("cpu")))
     even = spread.predict()
     slowed = spread.predict([Straggler(1, 1.0)])
     first, last = slowed.per_rank
@@ -65,7 +65,8 @@ def test_ranks_meet_in_their_collectives_so_that_one_straggler_holds_up_all(alon
 
 
 def test_a_slower_cluster_takes_longer(alone: Baseline) -> None:
-    spread = [on_ranks(alone, ParallelPlan.parse("fsdp2=2"), CollectiveModel(topology(name))).predict().step_time_us
+    plan = ParallelPlan.parse("fsdp2=2")
+    spread = [on_ranks(alone, plan, CollectiveModel(find_topology(name))).predict().step_time_us
               for name in ("dgx-h100", "cpu")]
     assert spread[0] < spread[1]
 
@@ -91,7 +92,7 @@ def test_plans_that_cannot_be_are_told(alone: Baseline) -> None:
     with pytest.raises(PlanError, match="heads=4"):
         on_ranks(alone, ParallelPlan.parse("tp=3"))
     with pytest.raises(PlanError, match="do not fit"):
-        on_ranks(alone, ParallelPlan.parse("ddp=16"), CollectiveModel(topology("dgx-h100")))
+        on_ranks(alone, ParallelPlan.parse("ddp=16"), CollectiveModel(find_topology("dgx-h100")))
     with pytest.raises(EditError, match="no rank 2"):
         on_ranks(alone, ParallelPlan.parse("ddp=2"), also=[2])
     with pytest.raises(EditError, match="no rank 5"):

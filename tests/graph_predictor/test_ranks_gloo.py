@@ -17,7 +17,8 @@ from foretrace.commands import app
 from graph_predictor.comm.host_collectives import with_host_collectives
 from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.replay import replay
-from graph_predictor.reports.ranks import JobReport, rank_report, recorded_times
+from graph_predictor.reports.ranks.report import JobReport, rank_report
+from graph_predictor.reports.ranks.times import recorded_times
 from tracer.graph import NONE
 from tracer.job import Job, read_job
 

@@ -28,7 +28,7 @@ from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.parallel_ranks import on_ranks, with_ddp
 from graph_predictor.request.recorded_ddp import NOTE, Gradient, buckets_of, gradients_of
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from tracer.graph import NONE, ExecutionGraph
 from tracer.job import read_job
@@ -73,7 +73,7 @@ def test_all_reduces_are_those_of_the_program_run_again(alone: Baseline, plan: s
 
 def test_a_step_with_ddp_takes_as_long_as_that_of_the_program_run_again(alone: Baseline) -> None:
     pytest.importorskip("torch")
-    ranks, where = ParallelPlan.parse("ddp=2"), CollectiveModel(topology("cpu"))
+    ranks, where = ParallelPlan.parse("ddp=2"), CollectiveModel(find_topology("cpu"))
     found = with_ddp(alone, ranks, where).predict()
     assert found.step_time_us == pytest.approx(on_ranks(alone, ranks, where).predict().step_time_us, rel=0.05)
     assert NOTE in found.notes and found.edits == ["ddp=2 on 2 ranks, approximate"]
@@ -83,14 +83,14 @@ def test_a_step_with_ddp_takes_as_long_as_that_of_the_program_run_again(alone: B
                          ids=lambda edit: edit.describe())
 def test_edits_of_a_cpus_work_change_as_much_of_it_with_ddp(alone: Baseline, edit: Edit) -> None:
     """Its collectives are all the device work there is: operations still compute on the host, DDP's own among them."""
-    spread = with_ddp(alone, ParallelPlan.parse("ddp=2"), CollectiveModel(topology("cpu")))
+    spread = with_ddp(alone, ParallelPlan.parse("ddp=2"), CollectiveModel(find_topology("cpu")))
     changed, before = alone.predict([edit]).step_time_us, alone.predict().step_time_us
     found = spread.predict([edit]).step_time_us - spread.predict().step_time_us
     assert 0.6 < found / (changed - before) < 1.7
 
 
 def test_kernels_launches_and_waits_of_a_cpus_job_are_refused(alone: Baseline) -> None:
-    spread = with_ddp(alone, ParallelPlan.parse("ddp=2"), CollectiveModel(topology("cpu")))
+    spread = with_ddp(alone, ParallelPlan.parse("ddp=2"), CollectiveModel(find_topology("cpu")))
     for edit in (CudaGraphs(), FreeLaunches(), ScaleKernels(0.5), Device(device("h200-sxm"))):
         with pytest.raises(EditError, match="no GPU work"):
             spread.predict([edit])
@@ -102,7 +102,7 @@ def test_work_whose_sizes_were_not_recorded_is_no_obstacle(alone: Baseline) -> N
     graph = replace(recorded, ops=recorded.ops.take(np.arange(len(recorded.ops))))
     products = [code for code, text in enumerate(graph.strings) if text == "aten::mm"]
     graph.ops.shapes[np.isin(graph.ops.name, products)] = NONE
-    found = with_ddp(baseline_of(graph), ParallelPlan.parse("ddp=2"), CollectiveModel(topology("cpu")))
+    found = with_ddp(baseline_of(graph), ParallelPlan.parse("ddp=2"), CollectiveModel(find_topology("cpu")))
     assert found.predict().step_time_us > 0
 
 
@@ -154,7 +154,7 @@ def on_gpu(passes: int = 1, dims: bool = True) -> Micro:
 def test_on_a_gpu_all_but_the_last_bucket_lie_beside_backward(tmp_path: Path) -> None:
     job = read_job(on_gpu().write(tmp_path / "trace.json"))
     baseline = baseline_of(job, device=device("h100-sxm"))
-    spread = with_ddp(baseline, ParallelPlan.parse("ddp=8"), CollectiveModel(topology("dgx-h100")))
+    spread = with_ddp(baseline, ParallelPlan.parse("ddp=8"), CollectiveModel(find_topology("dgx-h100")))
     graph = spread.built.graphs[0]
     assert graph.collectives.elements_in.tolist() == [1024 * 256, 2048 * 256]
     settled = spread.simulated()

@@ -18,8 +18,8 @@ from kernel_models.collectives import (
     CollectiveCall,
     CollectiveKind,
     CollectiveModel,
+    find_topology,
     price_calls,
-    topology,
     topology_of,
 )
 from kernel_models.device import device
@@ -34,7 +34,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
 
 def all_reduce_us(ranks: int) -> float:
     """What the model says of the all-reduce on the usual nodes."""
-    where = topology("dgx-a100" if ranks <= 8 else f"dgx-a100x{ranks // 8}")
+    where = find_topology("dgx-a100" if ranks <= 8 else f"dgx-a100x{ranks // 8}")
     call = CollectiveCall(CollectiveKind.ALL_REDUCE, 4.0 * ELEMENTS, where.first(ranks), "float32")
     return float(price_calls([call], CollectiveModel(where)).time_us[0])
 

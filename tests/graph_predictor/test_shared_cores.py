@@ -11,7 +11,7 @@ from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.request.parallel_ranks import on_ranks
 from graph_predictor.synthesis.baseline import baseline_of
 from graph_predictor.synthesis.shared_cores import BUSY, SharedCores, cores_shared
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from tracer.graph import NONE, Meta
 from tracer.job import read_job
 from tracer.parallel_plan import ParallelPlan
@@ -48,7 +48,7 @@ def llama() -> Baseline:
 
 def spread(alone: Baseline, plan: str) -> float:
     """The step of a plan, µs."""
-    return on_ranks(alone, ParallelPlan.parse(plan), CollectiveModel(topology("cpu"))).predict().step_time_us
+    return on_ranks(alone, ParallelPlan.parse(plan), CollectiveModel(find_topology("cpu"))).predict().step_time_us
 
 
 def test_ranks_beyond_the_cores_take_turns(llama: Baseline) -> None:
@@ -56,13 +56,13 @@ def test_ranks_beyond_the_cores_take_turns(llama: Baseline) -> None:
     two, four = spread(llama, "ddp=2"), spread(llama, "ddp=4")
     assert alone_us < two < 1.9 * alone_us
     assert 2 * alone_us < four
-    said = on_ranks(llama, ParallelPlan.parse("ddp=4"), CollectiveModel(topology("cpu"))).predict()
+    said = on_ranks(llama, ParallelPlan.parse("ddp=4"), CollectiveModel(find_topology("cpu"))).predict()
     assert any("4 ranks share 2 cores of the recorded host" in note for note in said.notes)
 
 
 def test_sharding_costs_the_host_its_hooks(llama: Baseline) -> None:
     """What FSDP adds beyond its collectives is milliseconds of Python, which no recording without it has."""
-    plan, cpu = ParallelPlan.parse("fsdp2=2"), CollectiveModel(topology("cpu"))
+    plan, cpu = ParallelPlan.parse("fsdp2=2"), CollectiveModel(find_topology("cpu"))
     sharded = on_ranks(llama, plan, cpu)
     host_ms = sharded.pieces.ns[sharded.pieces.rank == 0].sum() / 1e6
     alone_ms = llama.pieces.ns.sum() / llama.cycle.steps / 1e6

@@ -22,9 +22,9 @@ from kernel_models.collectives import (
     CommProfile,
     Placement,
     Topology,
+    find_topology,
     make_measurements,
     price_calls,
-    topology,
 )
 from kernel_models.collectives.measurements import join
 from kernel_models.device import device
@@ -71,8 +71,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
 @pytest.mark.parametrize(("name", "faster"), [("dgx-h100", True), ("pcie-a100", False)])
 def test_the_transfer_takes_the_models_ratio_and_nothing_else_changes(pair: Baseline, name: str, faster: bool) -> None:
     assert pair.predict().step_time_us == 1000
-    said = pair.predict([OnTopology(CollectiveModel(topology(name)))])
-    ratio = all_reduce_us(topology(name), 2) / all_reduce_us(topology("dgx-a100"), 2)
+    said = pair.predict([OnTopology(CollectiveModel(find_topology(name)))])
+    ratio = all_reduce_us(find_topology(name), 2) / all_reduce_us(find_topology("dgx-a100"), 2)
     assert (ratio < 1) == faster
     assert said.step_time_us == pytest.approx(1000 - TRANSFER + TRANSFER * ratio, abs=0.01)
     assert said.interval_us[0] < said.step_time_us < said.interval_us[1]
@@ -82,7 +82,7 @@ def test_the_transfer_takes_the_models_ratio_and_nothing_else_changes(pair: Base
 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
 def test_faster_links_are_another_network(pair: Baseline, factor: float) -> None:
-    usual = topology("dgx-a100")
+    usual = find_topology("dgx-a100")
     ratio = all_reduce_us(usual.with_links(factor), 2) / all_reduce_us(usual, 2)
     assert (ratio < 1) == (factor > 1) and (ratio == 1) == (factor == 1)
     said = pair.predict([ScaleLink(factor)])
@@ -92,14 +92,14 @@ def test_faster_links_are_another_network(pair: Baseline, factor: float) -> None
 
 
 def test_where_it_was_recorded_it_takes_what_it_took(pair: Baseline) -> None:
-    for edit in (OnTopology(CollectiveModel(topology("dgx-a100"))),
-                 OnTopology(CollectiveModel(topology("pcie-a100")), topology("pcie-a100"))):
+    for edit in (OnTopology(CollectiveModel(find_topology("dgx-a100"))),
+                 OnTopology(CollectiveModel(find_topology("pcie-a100")), find_topology("pcie-a100"))):
         assert pair.predict([edit]).step_time_us == 1000
 
 
 def test_one_recorded_rank_of_two_nodes_on_a_slower_network(tmp_path: Path) -> None:
     alone = baseline_of(rank(3, 16).read(tmp_path), device=device("h100-sxm"))
-    slow, usual = topology("dgx-h100x2", 8.0), topology("dgx-h100x2")
+    slow, usual = find_topology("dgx-h100x2", 8.0), find_topology("dgx-h100x2")
     ratio = all_reduce_us(slow, 16) / all_reduce_us(usual, 16)
     assert ratio > 1.5
     said = alone.predict([OnTopology(CollectiveModel(slow))])
@@ -111,14 +111,14 @@ def test_one_recorded_rank_of_two_nodes_on_a_slower_network(tmp_path: Path) -> N
 def test_a_cluster_that_is_too_small_is_refused(tmp_path: Path) -> None:
     alone = baseline_of(rank(3, 16).read(tmp_path), device=device("h100-sxm"))
     with pytest.raises(EditError, match=r"16 ranks do not fit on dgx-h100, which has 8 GPUs; name .* dgx-h100x2"):
-        alone.predict([OnTopology(CollectiveModel(topology("dgx-h100")))])
+        alone.predict([OnTopology(CollectiveModel(find_topology("dgx-h100")))])
     with pytest.raises(EditError, match="16 ranks do not fit on dgx-h100"):
-        alone.predict([OnTopology(CollectiveModel(topology("dgx-h100x2")), topology("dgx-h100"))])
+        alone.predict([OnTopology(CollectiveModel(find_topology("dgx-h100x2")), find_topology("dgx-h100"))])
 
 
 def test_two_networks_contradict_each_other_and_none_is_needed_without_collectives(
         pair: Baseline, tmp_path: Path) -> None:
-    edit, other = (OnTopology(CollectiveModel(topology(name))) for name in ("dgx-h100", "pcie-a100"))
+    edit, other = (OnTopology(CollectiveModel(find_topology(name))) for name in ("dgx-h100", "pcie-a100"))
     with pytest.raises(EditError, match="the network"):
         pair.predict([edit, other])
     plain = Micro().calibrate()
@@ -134,7 +134,7 @@ def test_another_backend_is_priced_as_it_was_measured(pair: Baseline) -> None:
         return make_measurements([("all_reduce", "float", Placement((2,)), size, time_us)
                                   for size in (1024, 1 << 20, 4 * ELEMENTS, 1 << 30)], name)
 
-    where = topology("dgx-a100")
+    where = find_topology("dgx-a100")
     profile = CommProfile.fit(join([flat(500.0, "nccl"), flat(2000.0, "gloo")]), where)
     steps = {name: pair.predict([OnTopology(CollectiveModel(where, profile, name))]) for name in (None, "nccl", "gloo")}
     assert steps["gloo"].edits == ["collectives on dgx-a100 by gloo"]
@@ -146,8 +146,8 @@ def test_another_backend_is_priced_as_it_was_measured(pair: Baseline) -> None:
 
 @pytest.mark.parametrize(("where", "usual", "other"), [("dgx-a100", "nccl", "gloo"), ("cpu", "gloo", "nccl")])
 def test_a_backend_that_nobody_measured_is_told(where: str, usual: str, other: str) -> None:
-    assert price_calls([], CollectiveModel(topology(where), None, usual)).time_us.size == 0
+    assert price_calls([], CollectiveModel(find_topology(where), None, usual)).time_us.size == 0
     with pytest.raises(PlanError, match=f"Nothing is known of {other}'s collectives on {where}.*only {usual}'s"):
-        CollectiveModel(topology(where), None, other)
+        CollectiveModel(find_topology(where), None, other)
     result = CliRunner().invoke(app, ["predict", str(ROOT / "traces" / "llama-cpu"), "--comm-backend", "gloo"])
     assert result.exit_code == 2 and "name it with --topology" in plain(result.stderr)

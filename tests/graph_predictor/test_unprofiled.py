@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from foretrace.edits import Compile, Edit, FusedOptimizer, HostFrom, NoDataLoading, ScaleHost, Sizes
 from graph_predictor import baseline_of, breakdown, replay
-from graph_predictor.diff import diff_jobs
-from graph_predictor.reports.ranks import recorded_times
+from graph_predictor.diff.jobs import diff_jobs
+from graph_predictor.reports.ranks.times import recorded_times
 from graph_predictor.simulation.build import build_program
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph

@@ -15,14 +15,14 @@ from kernel_models.collectives import (
     CommProfile,
     Level,
     Placement,
+    find_topology,
     make_measurements,
     price_calls,
-    topology,
 )
 from kernel_models.collectives.backends import PINNED, SWITCH_US, Backends
 from kernel_models.collectives.measurements import join
 
-H100, TWO = topology("dgx-h100"), topology("dgx-h100x2")
+H100, TWO = find_topology("dgx-h100"), find_topology("dgx-h100x2")
 NODE = Placement((8,))
 REDUCE, GATHER = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER
 SIZES = [2.0**i for i in range(10, 29, 2)]

@@ -17,7 +17,7 @@ from kernel_models.collectives import (
     Placement,
     bus_factor,
     collective_kind,
-    topology,
+    find_topology,
     uneven_all_to_all,
 )
 from kernel_models.collectives.contention import overlap_slowdown
@@ -31,7 +31,7 @@ KINDS = list(CollectiveKind)
 
 
 def line(cluster: str, kind: CollectiveKind, group: RankGroup, algorithm: Algorithm, protocol: Protocol):
-    found = [way for way in lines(topology(cluster), kind, group)
+    found = [way for way in lines(find_topology(cluster), kind, group)
              if way.algorithm is algorithm and way.protocol is protocol]
     assert len(found) == 1
     return found[0]
@@ -59,13 +59,13 @@ def test_an_unknown_collective_is_told_with_the_known_ones():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_world_of_one_rank_communicates_nothing(kind):
-    times = CommProfile(topology("dgx-h100")).predict(CollectiveBatch.of(kind, [0, 1, 1e9], Placement((1,))))
+    times = CommProfile(find_topology("dgx-h100")).predict(CollectiveBatch.of(kind, [0, 1, 1e9], Placement((1,))))
     assert times.time_us.tolist() == times.high_us.tolist() == [0.0, 0.0, 0.0]
     assert set(times.level) == {int(Level.NOTHING_TO_DO)}
 
 
 def test_zero_bytes_take_no_time_but_a_barrier_takes_that_of_four_bytes():
-    profile = CommProfile(topology("dgx-h100"))
+    profile = CommProfile(find_topology("dgx-h100"))
     for kind in KINDS:
         time_us = profile.predict(CollectiveBatch.of(kind, 0, Placement((8,)))).time_us[0]
         # Ring and LL: 6.6 + 14 steps of 0.6 us, and 4 bytes.
@@ -94,7 +94,7 @@ def test_a_ring_over_two_nodes_has_network_steps():
 
 def test_a_group_that_crosses_nodes_unevenly_is_held_up_by_its_narrowest_node():
     # Seven ranks here and one there: the one rank's card carries the ring, 25 GB/s less headers.
-    cluster = topology("dgx-a100x2")
+    cluster = find_topology("dgx-a100x2")
     assert cluster.node_gbps(1) == pytest.approx(25 * 0.994)
     way = line("dgx-a100x2", CollectiveKind.ALL_REDUCE, RankGroup(8, 2, 7, 1), Algorithm.RING, Protocol.SIMPLE)
     assert way.us_per_byte == pytest.approx(1.75 / (25 * 0.994 * 0.92) * 1e-3)
@@ -102,7 +102,7 @@ def test_a_group_that_crosses_nodes_unevenly_is_held_up_by_its_narrowest_node():
     way = line("dgx-a100x2", CollectiveKind.ALL_TO_ALL, RankGroup(8, 2, 7, 1), Algorithm.DIRECT, Protocol.SIMPLE)
     assert way.us_per_byte == pytest.approx((7 / 8 / (25 * 0.994 * 0.92) + 1 / 8 / 480) * 1e-3)
     # A hierarchical all-reduce or one in the switch needs as many ranks on every node.
-    uneven = {w.algorithm for w in lines(topology("dgx-h100x2"), CollectiveKind.ALL_REDUCE, RankGroup(8, 2, 7, 1))}
+    uneven = {w.algorithm for w in lines(find_topology("dgx-h100x2"), CollectiveKind.ALL_REDUCE, RankGroup(8, 2, 7, 1))}
     assert uneven == {Algorithm.RING, Algorithm.TREE}
 
 
@@ -114,7 +114,7 @@ def test_a_hierarchical_all_reduce():
 
 
 def test_the_switch_reduces_large_messages_of_full_h100_nodes_only():
-    model = DatasheetModel(topology("dgx-h100"))
+    model = DatasheetModel(find_topology("dgx-h100"))
 
     def chosen(size: float, ranks: int) -> str:
         times = model.predict(CollectiveBatch.of(CollectiveKind.ALL_REDUCE, size, Placement((ranks,))))
@@ -126,24 +126,24 @@ def test_the_switch_reduces_large_messages_of_full_h100_nodes_only():
 
 
 def test_two_pods_share_an_oversubscribed_network():
-    full, half = topology("dgx-h100x4"), topology("dgx-h100x4", 2.0)
+    full, half = find_topology("dgx-h100x4"), find_topology("dgx-h100x4", 2.0)
     assert half.node_gbps(8) == pytest.approx(full.node_gbps(8) / 2)
     with pytest.raises(CommError, match="oversubscription"):
-        topology("dgx-h100x4", 0.5)
+        find_topology("dgx-h100x4", 0.5)
 
 
 def test_names_of_topologies():
-    assert (topology("dgx-h100").gpus, topology("dgx-h100x16").gpus) == (8, 128)
-    assert topology("dgx-a100x4@roce-100").network.title.startswith("RoCE")
-    assert topology("dgx-a100x4@roce-100").name == "dgx-a100x4@roce-100"
-    assert topology("HGX-A100-4").gpus == 4
+    assert (find_topology("dgx-h100").gpus, find_topology("dgx-h100x16").gpus) == (8, 128)
+    assert find_topology("dgx-a100x4@roce-100").network.title.startswith("RoCE")
+    assert find_topology("dgx-a100x4@roce-100").name == "dgx-a100x4@roce-100"
+    assert find_topology("HGX-A100-4").gpus == 4
     for name in node_names():
-        assert topology(f"{name}x3").nodes == 3
+        assert find_topology(f"{name}x3").nodes == 3
     for wrong, said in (("dgx-h10", "did you mean dgx-h100"), ("dgx-h100x0", "0 nodes"), ("dgx-h100@token-ring",
                                                                                           "token-"),
                         ("../dgx-h100", "no node type"), ("", "no node type"), ("networks", "no node type")):
         with pytest.raises(CommError, match=said):
-            topology(wrong)
+            find_topology(wrong)
 
 
 @pytest.mark.parametrize("name", node_names())
@@ -178,7 +178,7 @@ def test_a_broken_node_file_is_told_in_one_sentence(tmp_path):
 
 
 def test_where_ranks_lie():
-    cluster = topology("dgx-a100x2")
+    cluster = find_topology("dgx-a100x2")
     assert cluster.place([0, 1, 2, 8]).per_node == (3, 1)
     assert cluster.place(range(0, 16, 8)).per_node == (1, 1)
     assert cluster.first(11).per_node == (8, 3)
@@ -205,7 +205,7 @@ def test_an_uneven_all_to_all_is_as_large_as_its_busiest_rank():
 def test_batches_and_calls_agree():
     calls = [CollectiveCall(CollectiveKind.ALL_GATHER, 2.0**i, Placement.even(n, 8), "float16")
              for i in (10, 20) for n in (3, 8, 12)]
-    profile = CommProfile(topology("dgx-h100x2"))
+    profile = CommProfile(find_topology("dgx-h100x2"))
     together = profile.predict(CollectiveBatch.from_calls(calls))
     for i, call in enumerate(calls):
         alone = profile.predict(CollectiveBatch.of(call.kind, call.payload_bytes, call.placement, call.dtype))
@@ -214,7 +214,7 @@ def test_batches_and_calls_agree():
 
 @pytest.mark.parametrize("name", node_names())
 def test_formulas_never_fall_with_size_and_contain_themselves(name):
-    profile = CommProfile(topology(f"{name}x4"))
+    profile = CommProfile(find_topology(f"{name}x4"))
     sizes = np.geomspace(1, 2**34, 200)
     for kind in KINDS:
         for placement in ((2,), (4,), (3, 1), (4, 4), (4, 4, 4, 1)):
@@ -237,5 +237,5 @@ def test_placements_need_ranks():
         Placement((4, 0))
     with pytest.raises(CommError):
         Placement.even(0, 8)
-    assert math.isfinite(CommProfile(topology("cpu")).predict(
+    assert math.isfinite(CommProfile(find_topology("cpu")).predict(
         CollectiveBatch.of(CollectiveKind.ALL_REDUCE, 1e6, Placement((4,)))).time_us[0])

@@ -15,15 +15,15 @@ from kernel_models.collectives import (
     CommProfile,
     Level,
     Placement,
+    find_topology,
     make_measurements,
-    topology,
 )
 from kernel_models.collectives.cluster import gpu_of_system, of_cluster, same_gpu
 from kernel_models.collectives.measurements import join
 from kernel_models.collectives.readers import read_log
 from kernel_models.model import Source
 
-A100 = topology("dgx-a100")
+A100 = find_topology("dgx-a100")
 
 
 def rows(device: str = "", system: str = "", count: int = 3) -> CollectiveMeasurements:
@@ -37,7 +37,7 @@ def rows(device: str = "", system: str = "", count: int = 3) -> CollectiveMeasur
     ("NVIDIA H100 80GB HBM3", "dgx-a100", False), ("NVIDIA H100 80GB HBM3", "dgx-h200", False),
     ("H200-SXM-141GB", "dgx-h100", False), ("V100", "dgx-v100", True), ("a card of ours", "dgx-a100", False)])
 def test_which_reported_gpu_is_a_topologys(name, node, same):
-    assert same_gpu(name, topology(node)) is same
+    assert same_gpu(name, find_topology(node)) is same
 
 
 def test_a_systems_name_tells_its_gpu():
@@ -107,7 +107,7 @@ def test_tables_and_logs_say_what_they_were_measured_on(tmp_path):
 @given(st.lists(st.floats(2.0, 400.0), min_size=2, max_size=9), st.sampled_from((9, 15, 20)),
        st.sampled_from(("dgx-h100x4", "dgx-a100x4", "pcie-l40sx4")))
 def test_no_level_and_no_change_of_levels_makes_a_larger_collective_faster(times, first, node):
-    where = topology(node)
+    where = find_topology(node)
     table = make_measurements([("all_reduce", "half", Placement((n,)), 2.0**(first + i), t * n**0.5)
                                for n in (2, 8) for i, t in enumerate(times)])
     profile = CommProfile.fit(table, where)
@@ -126,7 +126,7 @@ def test_levels_are_sources_of_all_kernel_models_and_intervals_say_whether_they_
     assert [level.source for level in (Level.MEASURED, Level.INTERPOLATED, Level.FITTED, Level.DATASHEET)] == [
         Source.MEASURED, Source.LEARNED, Source.LEARNED, Source.DATASHEET]
     kind, eight = CollectiveKind.ALL_REDUCE, Placement((8,))
-    checked = [CommProfile(topology(name)).interval_checked(kind, placement, Level.DATASHEET)
+    checked = [CommProfile(find_topology(name)).interval_checked(kind, placement, Level.DATASHEET)
                for name, placement in (("dgx-h100", eight), ("dgx-h100x2", Placement((8, 8))),
                                        ("dgx-h100x4", Placement((8,) * 4)), ("dgx-b200", eight), ("cpu", eight))]
     assert checked == [True, True, False, False, False]

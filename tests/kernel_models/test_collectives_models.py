@@ -18,8 +18,8 @@ from kernel_models.collectives import (
     CommProfile,
     Level,
     Placement,
+    find_topology,
     make_measurements,
-    topology,
 )
 from kernel_models.collectives.curve import BLENDS, Curve, choose_blend
 from kernel_models.collectives.fitted import CurvePieces, FittedModel
@@ -94,7 +94,7 @@ def test_repeats_become_their_median_before_anything_else():
 def test_backends_and_dtypes_are_not_mixed():
     rows = join([table(alpha=10), table(alpha=20, backend="gloo"), table(alpha=30, dtype="int8")]).aggregated()
     assert len(rows) == 3 * 21
-    profile = CommProfile.fit(rows, topology("dgx-h100"))
+    profile = CommProfile.fit(rows, find_topology("dgx-h100"))
     assert one(profile, 512).time_us[0] == pytest.approx(10, rel=1e-3)
     gloo = profile.predict(CollectiveBatch.of(REDUCE, [512], Placement((8,)), "float16"), "gloo")
     assert gloo.time_us[0] == pytest.approx(20, rel=1e-3)
@@ -146,7 +146,7 @@ def test_two_parameters_follow_the_many_and_not_the_few():
 
 
 def test_a_fit_on_one_node_tells_of_more_nodes_and_other_sizes_of_groups():
-    where = topology("dgx-h100x4")
+    where = find_topology("dgx-h100x4")
     sheet = CommProfile(where)
     size = 2.0**28
     measured = 1.5 * one(sheet, size).time_us[0]
@@ -161,14 +161,14 @@ def test_a_fit_on_one_node_tells_of_more_nodes_and_other_sizes_of_groups():
 
 
 def test_far_below_the_measured_sizes_the_formula_gives_the_shape():
-    profile = CommProfile.fit(table(first=24, last=29, alpha=100), topology("dgx-h100"))
+    profile = CommProfile.fit(table(first=24, last=29, alpha=100), find_topology("dgx-h100"))
     tiny, edge = one(profile, 1024), one(profile, 2.0**24)
     assert tiny.level[0] == int(Level.FITTED) and tiny.time_us[0] < 0.5 * edge.time_us[0]
 
 
 def test_a_profile_comes_back_from_its_file(tmp_path):
     rows = join([table(n, alpha=5.0 * n, backend=b) for n in (2, 4, 8) for b in ("nccl", "gloo")])
-    profile = CommProfile.fit(rows, topology("dgx-h100x4", 2.0), ["a log"])
+    profile = CommProfile.fit(rows, find_topology("dgx-h100x4", 2.0), ["a log"])
     path = tmp_path / "p.json"
     profile.save(path)
     again = CommProfile.load(path)
@@ -193,7 +193,7 @@ def test_a_profile_comes_back_from_its_file(tmp_path):
     (lambda s: s.replace('"time_us": [', '"time_us": [-1, '), "damaged profile")])
 def test_a_broken_profile_is_refused_in_one_sentence(tmp_path, change, said):
     path = tmp_path / "p.json"
-    CommProfile.fit(table(), topology("dgx-h100")).save(path)
+    CommProfile.fit(table(), find_topology("dgx-h100")).save(path)
     path.write_text(change(path.read_text()))
     with pytest.raises(CommError, match=said) as error:
         CommProfile.load(path)
@@ -204,7 +204,7 @@ def test_a_broken_profile_is_refused_in_one_sentence(tmp_path, change, said):
 
 def test_a_failed_save_leaves_the_old_file(tmp_path):
     path = tmp_path / "p.json"
-    profile = CommProfile.fit(table(), topology("dgx-h100"), ["old"])
+    profile = CommProfile.fit(table(), find_topology("dgx-h100"), ["old"])
     profile.save(path)
     profile.sources = [object()]  # type: ignore[list-item]
     with pytest.raises(TypeError):
@@ -221,7 +221,7 @@ def test_wrong_measurements_are_refused():
 def test_the_tuner_finds_where_two_backends_cross():
     # 2 us + 20 ns/kB against 10 us + 10 ns/kB: equal at 800 kB, a tie of 5% from about 729 kB on.
     profile = CommProfile.fit(join([table(alpha=10, gbps=100), table(alpha=2, gbps=50, backend="oneshot")]),
-                              topology("dgx-h200"))
+                              find_topology("dgx-h200"))
     backends = backends_of([profile])
     exact = crossovers(backends, REDUCE, Placement((8,)), 512, 2**29, margin=0.0)
     assert [(c.before, c.after) for c in exact] == [("oneshot", "nccl")]
@@ -233,11 +233,11 @@ def test_the_tuner_finds_where_two_backends_cross():
     with pytest.raises(CommError, match="no backend 'mpi'"):
         choose(backends, REDUCE, Placement((8,)), [1], default="mpi")
     with pytest.raises(CommError, match="measured backend"):
-        backends_of([CommProfile(topology("dgx-h100"))])
+        backends_of([CommProfile(find_topology("dgx-h100"))])
 
 
 def test_the_plugin_file_covers_every_size_once():
-    text = nccl_tuner_csv(topology("dgx-h100x4"), [(REDUCE, Placement((8,) * 4)), (CollectiveKind.ALL_TO_ALL,
+    text = nccl_tuner_csv(find_topology("dgx-h100x4"), [(REDUCE, Placement((8,) * 4)), (CollectiveKind.ALL_TO_ALL,
                                                                                    Placement((8,))),
                                                    (CollectiveKind.ALL_GATHER, Placement((8,)))])
     rows = [line.split(",") for line in text.splitlines()[1:]]
@@ -277,7 +277,7 @@ def test_left_out_sizes_of_a_real_table(data_folder: Path):
 def test_a_size_that_two_logs_measured_is_one_point_of_the_curve():
     first, second = table(last=20), table(last=20)
     second.device = ["NVIDIA H100"] * len(second)
-    profile = CommProfile.fit(join([first, second]), topology("dgx-h100"))
+    profile = CommProfile.fit(join([first, second]), find_topology("dgx-h100"))
     assert all((np.diff(curve.size) > 0).all() for curve in profile.backends["nccl"].measured.curves.values())
     json.dumps(profile.state(), allow_nan=False)
 
@@ -289,7 +289,7 @@ def test_a_size_that_two_logs_measured_is_one_point_of_the_curve():
     lambda state: state["backends"]["nccl"]["fitted"].update(oversubscription=1e308),
     lambda state: state["backends"].update(nccl=[]), lambda state: state.update(sources=3)])
 def test_states_that_do_not_fit_together_are_refused(change):
-    state = json.loads(json.dumps(CommProfile.fit(table(), topology("dgx-h100")).state()))
+    state = json.loads(json.dumps(CommProfile.fit(table(), find_topology("dgx-h100")).state()))
     change(state)
     with pytest.raises(CommError):
         CommProfile.from_state(state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernel_models.collectives import CollectiveKind, CommError, topology
+from kernel_models.collectives import CollectiveKind, CommError, find_topology
 from kernel_models.collectives.readers import Hints, read_log
 from kernel_models.collectives.readers.traces import payload_bytes
 from tracer.errors import ForetraceError
@@ -159,7 +159,7 @@ def test_sizes_of_recorded_collectives():
     assert payload_bytes(kind.ALL_TO_ALL, 3392, 1792, 4, 8) == 4 * 3392
     assert np.isnan(payload_bytes(kind.BROADCAST, -1, -1, 4, 8))
     assert payload_bytes(kind.BARRIER, -1, -1, 4, 8) == 4
-    assert topology("dgx-v100").place(range(8)).per_node == (8,)
+    assert find_topology("dgx-v100").place(range(8)).per_node == (8,)
 
 
 def test_empty_cells_of_the_backend_are_no_backend_of_their_own(tmp_path):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import foretrace
 from foretrace.commands import app
 from graph_predictor.comm.volumes import SHARDING, JobShape, expected_volumes
-from kernel_models.collectives import CollectiveKind, CollectiveModel, topology
+from kernel_models.collectives import CollectiveKind, CollectiveModel, find_topology
 from kernel_models.device_choice import find_device
 from planner.parallel.comm_study import CommStudy, comm_study, usual_plans
 from planner.parallel.communication import CommCause, StepMessages, messages_of
@@ -24,7 +24,7 @@ from tracer import workloads
 from tracer.parallel_plan import ParallelPlan, PlanError
 
 KINDS = CollectiveKind
-NODE = CollectiveModel(topology("dgx-h100"))
+NODE = CollectiveModel(find_topology("dgx-h100"))
 BATCH, SEQ = 8, 16
 SMALL = ["width=256", "depth=4", "heads=8", "kv_heads=8", "hidden=512", "vocabulary=512", "seq=512"]
 
@@ -215,7 +215,7 @@ def test_one_gpu_communicates_nothing() -> None:
 def test_every_usual_plan_can_be() -> None:
     for source, preset, gpus in (("llama", "70b", 64), ("gpt2", "xl", 16), ("moe", "8x7b", 128), ("llama", "8b", 2)):
         shape = read_decoder(source, (), preset)[1]
-        on = topology("dgx-h100x16")
+        on = find_topology("dgx-h100x16")
         for text in usual_plans(shape, gpus, on):
             plan = ParallelPlan.parse(text, gpus)
             rows = [messages_of(plan, shape, CollectiveModel(on), stage) for stage in range(plan.pp)]

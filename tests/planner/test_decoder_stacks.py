@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.estimate import Rates, estimate
@@ -32,7 +32,7 @@ def pieces() -> LayerPieces:
 
 @pytest.fixture(scope="module")
 def cluster() -> CollectiveModel:
-    return CollectiveModel(topology("dgx-h200x2"))
+    return CollectiveModel(find_topology("dgx-h200x2"))
 
 
 @pytest.mark.parametrize(("layers", "stages", "chunks", "values", "expected"), [

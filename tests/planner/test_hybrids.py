@@ -9,7 +9,7 @@ import pytest
 
 from graph_predictor.comm.traffic import Pass, of_block
 from kernel_models.collectives import CollectiveKind
-from kernel_models.collectives.topology import topology
+from kernel_models.collectives.topology import find_topology
 from kernel_models.device_choice import find_device
 from planner.parallel.config_file import decoder_of_config
 from planner.parallel.loads import plan_calls
@@ -106,7 +106,7 @@ def test_time_and_memory_of_a_mixer_grow_with_tokens_and_not_with_their_square()
 def test_parts_of_a_block_decide_what_tensor_parallel_ranks_reduce() -> None:
     shape = decoder_of_config(CONFIGS["nemotron-h-8b"], "x", "x").shape
     plan = ParallelPlan(tp=2, cp=2, dp=2, sequence_parallel=True)
-    calls = plan_calls(plan, shape, topology("dgx-h100x1"))
+    calls = plan_calls(plan, shape, find_topology("dgx-h100x1"))
     for row, kind in enumerate(shape.kinds):
         assert sum(count for _, count in calls.of[(row, "block forward")]) == 2  # one part: a gather and a scatter
         there = [calls.calls[at] for at, _ in calls.of[(row, "context forward")]]
@@ -124,7 +124,7 @@ def test_parts_of_a_block_decide_what_tensor_parallel_ranks_reduce() -> None:
 def test_groups_and_heads_limit_how_a_mixer_is_split() -> None:
     from planner.parallel.decoder import check_decoder_plan
 
-    shape, on = decoder_of_config(CONFIGS["nemotron-h-8b"], "x", "x").shape, topology("dgx-h100x32")
+    shape, on = decoder_of_config(CONFIGS["nemotron-h-8b"], "x", "x").shape, find_topology("dgx-h100x32")
     check_decoder_plan(ParallelPlan(tp=8, cp=8), shape, on)
     with pytest.raises(PlanError, match="8 groups of a state-space mixer cannot be split evenly by tp=16"):
         check_decoder_plan(ParallelPlan(tp=16), shape, on)

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.decoder import check_decoder_plan, decoder_of
 from planner.parallel.estimate import Rates, estimate, slowest_of
@@ -38,7 +38,7 @@ def pieces() -> LayerPieces:
 
 @pytest.fixture(scope="module")
 def cluster() -> CollectiveModel:
-    return CollectiveModel(topology("dgx-h200x2"))
+    return CollectiveModel(find_topology("dgx-h200x2"))
 
 
 @pytest.mark.parametrize(("text", "says"), [

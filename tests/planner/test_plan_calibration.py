@@ -13,7 +13,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.calibrate import SPREADS, MeasuredPlan, MeasuredPlanError, calibrate, fit_rates
 from planner.parallel.estimate import Rates, estimate
@@ -30,7 +30,7 @@ PLANS = ("ddp=8,microbatch=2", "dp=4,tp=2,microbatch=4", "fsdp2=8,microbatch=4",
 
 @pytest.fixture(scope="module")
 def loads() -> list[Loads]:
-    pieces, cluster = LayerPieces(device("h100-sxm")), CollectiveModel(topology("dgx-h100"))
+    pieces, cluster = LayerPieces(device("h100-sxm")), CollectiveModel(find_topology("dgx-h100"))
     return [loads_of(ParallelPlan.parse(text), SHAPE, pieces, cluster) for text in PLANS]
 
 

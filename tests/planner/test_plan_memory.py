@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from foretrace.commands import app
 from graph_predictor.request.memory_fit import Fit, fit_of
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.estimate import Rates, estimate
 from planner.parallel.export import exported
@@ -74,7 +74,7 @@ def test_an_optimizer_in_the_hosts_memory_frees_its_state_and_takes_the_link_and
     here, there = (state_of(each, SHAPE, 0) for each in (plan, away))
     assert here.total - there.total == here.optimizer_state == 12 / 4 * (
         SHAPE.layers * SHAPE.block_parameters() + SHAPE.root_parameters())
-    cluster = CollectiveModel(topology("dgx-h100"))
+    cluster = CollectiveModel(find_topology("dgx-h100"))
     usual, offloaded = (loads_of(each, SHAPE, pieces, cluster) for each in (plan, away))
     share = here.optimizer_state / 12
     # Gradients of 4 bytes there and parameters of 2 back over the link; 28 bytes of fp32 and the copy on the host.
@@ -98,7 +98,7 @@ def test_gradients_in_half_precision_take_half_the_memory_and_half_the_way(piece
     half = replace(plan, half_gradients=True)
     usual, small = (state_of(each, SHAPE, 0) for each in (plan, half))
     assert small.gradients == usual.gradients / 2 and small.optimizer_state == usual.optimizer_state
-    cluster = CollectiveModel(topology("dgx-h100"))
+    cluster = CollectiveModel(find_topology("dgx-h100"))
     whole, part = (loads_of(each, SHAPE, pieces, cluster) for each in (plan, half))
     assert part.reduce[0].us < whole.reduce[0].us and part.gather == whole.gather
     assert "--grad-reduce-in-bf16" in exported(half, SHAPE, Framework.MEGATRON)
@@ -150,7 +150,7 @@ def test_a_plan_is_refused_only_where_it_cannot_fit(pieces: LayerPieces) -> None
 def test_what_would_make_a_plan_fit_frees_what_it_says(pieces: LayerPieces) -> None:
     plan = ParallelPlan.parse("dp=8,microbatch=4,microbatches=2")
     needs = fullest_of(plan, SHAPE, pieces).account.total
-    found = relief(plan, SHAPE, pieces, topology("dgx-h100"), 0.9 * needs)
+    found = relief(plan, SHAPE, pieces, find_topology("dgx-h100"), 0.9 * needs)
     assert {each.plan.world_size for each in found} == {8} and {each.plan.global_batch for each in found} == {64}
     for each in found:
         assert fullest_of(each.plan, SHAPE, pieces).account.total == pytest.approx(needs - each.frees_bytes)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.estimate import Rates, estimate
 from planner.parallel.loads import Loads, loads_of
@@ -32,7 +32,7 @@ def pieces() -> LayerPieces:
 
 @pytest.fixture(scope="module")
 def cluster() -> CollectiveModel:
-    return CollectiveModel(topology("dgx-h200x2"))
+    return CollectiveModel(find_topology("dgx-h200x2"))
 
 
 @pytest.mark.parametrize(("stages", "count"), [(1, 2), (2, 2), (4, 8), (8, 32)])

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.bounds import Bounds
 from planner.parallel.estimate import Rates
@@ -31,7 +31,7 @@ def pieces() -> LayerPieces:
 
 @pytest.fixture(scope="module")
 def cluster() -> CollectiveModel:
-    return CollectiveModel(topology("dgx-h100x2"))
+    return CollectiveModel(find_topology("dgx-h100x2"))
 
 
 @pytest.mark.parametrize(("shape", "gpus"), [(SMALL, 8), (replace(SMALL, experts=2, top_k=1), 2)])

@@ -18,7 +18,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from kernel_models.collectives import CollectiveModel, topology, uneven_all_to_all
+from kernel_models.collectives import CollectiveModel, find_topology, uneven_all_to_all
 from kernel_models.device import device
 from planner.sharding.baselines import NAMES
 from planner.sharding.choices import Choices, Scope, choices_of
@@ -40,7 +40,7 @@ H100 = device("h100-sxm")
 
 
 def problem(tables: list[EmbeddingTable], ranks: int = 4, nodes: int = 1, **changed: Any) -> ShardingProblem:
-    where = topology("dgx-h100" if nodes == 1 else f"dgx-h100x{nodes}")
+    where = find_topology("dgx-h100" if nodes == 1 else f"dgx-h100x{nodes}")
     return ShardingProblem(tuple(tables), changed.pop("samples", 1024), ranks, H100, CollectiveModel(where), **changed)
 
 

@@ -15,7 +15,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.sharding.anchors import Anchors, WorkAnchor
 from planner.sharding.choices import choices_of
@@ -42,7 +42,7 @@ BOTH: dict[str, Any] = {"memory_bytes": 20e9, "host_bytes": 60e9}
 
 def problem(tables: list[EmbeddingTable], ranks: int = 2, **changed: Any) -> ShardingProblem:
     return ShardingProblem(tuple(tables), changed.pop("samples", 2048), ranks, device("h100-sxm"),
-                           CollectiveModel(topology("dgx-h100")), **changed)
+                           CollectiveModel(find_topology("dgx-h100")), **changed)
 
 
 def step(made: ShardingProblem, *shardings: TableSharding) -> ShardedStep:

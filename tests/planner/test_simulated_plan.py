@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from kernel_models.collectives import CollectiveModel, topology
+from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel import plan_program
 from planner.parallel.decoder import check_decoder_plan
@@ -29,7 +29,7 @@ from tracer.parallel_plan import ParallelPlan, PlanError
 SIZES = ["width=2048", "depth=8", "heads=16", "kv_heads=8", "hidden=4096", "vocabulary=8192", "seq=2048"]
 QUIET = replace(Rates(), host_us=0.0, host_collective_us=0.0, jitter=0.0)
 """A host that costs nothing, and equal GPUs."""
-CLUSTER = CollectiveModel(topology("dgx-h100x4"))
+CLUSTER = CollectiveModel(find_topology("dgx-h100x4"))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from os import PathLike
 from types import ModuleType
 from typing import Any, Literal
 
-from tracer.capture.options import CaptureOptions, CaptureWarning
+from tracer.capture.options import CaptureOptions, CaptureWarning, world_of
 from tracer.capture.session import Capture
 from tracer.errors import CaptureError
 
@@ -65,23 +65,6 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
     options = CaptureOptions(steps, warmup, timed, cycles, execution_trace, form, stacks, replace, lookups,
                              python_calls)
     return Capture(out, options, world_of(world_size, rank))
-
-
-def world_of(world_size: int | None, rank: int) -> tuple[int, int] | None:
-    """The checked (world size, rank) of a fake world; ``None`` where none is asked for. Raises ``CaptureError``."""
-    if world_size is None:
-        if rank != 0:
-            raise CaptureError(f"rank={rank} is of a fake world; give its world_size too. (A rank of a real job is "
-                               "known from torch.distributed.)")
-        return None
-    from tracer.fake_world.errors import FakeWorldError
-    from tracer.fake_world.fit import check_world
-
-    try:
-        check_world(world_size, rank)
-    except FakeWorldError as error:
-        raise CaptureError(str(error)) from None
-    return world_size, rank
 
 
 class _CallableModule(ModuleType):

@@ -78,3 +78,20 @@ class CaptureOptions:
                            *([f"{self.timed} timed"] if self.timed else []),
                            window if self.cycles == 1 else f"{self.cycles} × ({window})",
                            *([f"{self.traced_steps} traced"] if self.traced_steps else [])])
+
+
+def world_of(world_size: int | None, rank: int) -> tuple[int, int] | None:
+    """The checked (world size, rank) of a fake world; ``None`` where none is asked for. Raises ``CaptureError``."""
+    if world_size is None:
+        if rank != 0:
+            raise CaptureError(f"rank={rank} is of a fake world; give its world_size too. (A rank of a real job is "
+                               "known from torch.distributed.)")
+        return None
+    from tracer.fake_world.errors import FakeWorldError
+    from tracer.fake_world.fit import check_world
+
+    try:
+        check_world(world_size, rank)
+    except FakeWorldError as error:
+        raise CaptureError(str(error)) from None
+    return world_size, rank
