@@ -25,10 +25,6 @@ def report(found: serve.Served, top: int | None) -> None:
         [name, *_step(step)] for name, step in (
             (f"decode {found.batch:,} × {found.context:,}", found.decode),
             (f"prefill {setup.attention_dp if setup.attention_dp > 1 else 1:,} × {found.prompt:,}", found.prefill))])
-    simulated = [f"{name} {us / 1e3:,.2f} ms" for name, us in (
-        ("decode", found.simulated_decode_us), ("prefill", found.simulated_prefill_us)) if us is not None]
-    if simulated:
-        out.line(f"Simulated kernel by kernel: {', '.join(simulated)}.")
     drafted = f", {setup.yielded:g} tokens a step" if setup.speculation is not None else ""
     out.line(f"Decoding alone yields {found.tokens_per_second:,.0f} tokens/s{drafted}.")
     _operations(out, "Decode, by operation of one GPU", found.decode_operations, top)

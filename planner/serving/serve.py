@@ -29,7 +29,6 @@ from planner.serving.engines import engine_of
 from planner.serving.errors import ServingError
 from planner.serving.load import Lengths, Requests
 from planner.serving.setup import ServingSetup, Speculation, weight_type
-from planner.serving.simulated import simulate_step
 from planner.serving.source import ServedDecoder, served_decoder
 from planner.serving.spreads import BETWEEN_TOKENS, FIRST_LEAST, FIRST_TOKEN
 from planner.serving.steps import PromptPiece, ServedOperation, ServedStep, ServingModel, StepTime, rates_of
@@ -42,8 +41,6 @@ PERCENTILES = (50, 90, 99)
 LATE = 0.05
 """A load is not kept up with where waiting grows by more than this share of the time that requests come for."""
 MOST_BATCH = 1 << 20
-MOST_SIMULATED = 4
-"""Steps of a prompt that are simulated kernel by kernel; each takes some tenths of a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +115,6 @@ class Served(Shown):
         notes: what was assumed.
         calibration: on measured rows, where there were some.
         edits: what is changed, a phrase each.
-        simulated_decode_us, simulated_prefill_us: the same steps kernel by kernel on the simulator; ``None`` with
-            speculative decoding, and for prompts of more than ``MOST_SIMULATED`` steps.
     """
 
     model: str
@@ -139,8 +134,6 @@ class Served(Shown):
     notes: tuple[str, ...]
     calibration: ServingCalibration | None = None
     edits: tuple[str, ...] = ()
-    simulated_decode_us: float | None = None
-    simulated_prefill_us: float | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -180,7 +173,6 @@ class Served(Shown):
             "cache_bytes_per_token": cache.token, "cache_bytes_per_sequence": cache.sequence,
             "largest_batch": self.largest_batch, "load": None if self.served is None else self.served.plain(),
             "edits": list(self.edits),
-            "simulated_ms": {"decode": _ms(self.simulated_decode_us), "prefill": _ms(self.simulated_prefill_us)},
             "calibration": None if self.calibration is None else self.calibration.to_dict(), "notes": list(self.notes)}
 
     def _steps(self) -> pandas.DataFrame:
@@ -317,8 +309,7 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
         model.time(decode), prompt_time(model, math.ceil(prompts.mean)), tuple(model.operations(decode)),
         tuple(model.operations(prefill)), cache, cache.largest_batch(context), served,
         (*notes, *_notes(decoder, setup, spec, collectives, step_us, calibration)), calibration,
-        tuple(edit.describe() for edit in edits), _simulated_us(plain, [decode], edits),
-        _simulated_us(plain, prompt_steps(setup, math.ceil(prompts.mean)), edits))
+        tuple(edit.describe() for edit in edits))
 
 
 def served_device(name: str) -> DeviceSpec:
@@ -360,14 +351,6 @@ def prompt_steps(setup: ServingSetup, tokens: int) -> list[ServedStep]:
     count = setup.attention_dp
     return [*(ServedStep(0, 0, (PromptPiece(count, setup.step_tokens, past),))
               for past in range(0, tokens - setup.step_tokens, setup.step_tokens)), prompt_step(setup, tokens)]
-
-
-def _simulated_us(model: ServingModel, steps: Sequence[ServedStep], edits: Sequence[Edit]) -> float | None:
-    if len(steps) > MOST_SIMULATED:
-        return None
-    found = [simulate_step(model, step, edits) for step in steps]
-    times = [each.step_time_us for each in found if each is not None]
-    return sum(times) if len(times) == len(steps) else None
 
 
 def prompt_time(model: ServingModel, tokens: int) -> StepTime:
@@ -453,10 +436,6 @@ def _notes(decoder: ServedDecoder, setup: ServingSetup, spec: DeviceSpec, collec
                      f"{setup.engine.sequence_us:g} µs for each of its sequences; give --step-us where it is known, or "
                      "--calibrate.")
     return notes
-
-
-def _ms(us: float | None) -> float | None:
-    return None if us is None else us / 1e3
 
 
 def _step_ms(step: StepTime) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""``served_scenario``: a served step as the ``Scenario`` that edits change and the simulator runs.
+"""``served_scenario``: a served step as the ``Scenario`` that edits change.
 
 One rank of the copy, whose peers do the same at the same time. Its host prepares the step (the engine's time), launches
 its kernels, one by one or as one CUDA graph, and waits for them, since it needs the sampled tokens::
