@@ -6,10 +6,24 @@ from typing import Annotated
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Scheduler, Step, StepRegion, Top, Window, Workers
+from graph_predictor.cli.console import Column, Report, print_json, read
+from graph_predictor.cli.options import (
+    Debug,
+    Html,
+    Json,
+    Paths,
+    Profiled,
+    Scheduler,
+    Step,
+    StepRegion,
+    Top,
+    Window,
+    Workers,
+    check_html,
+    write_html,
+)
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.figures import count, microseconds, milliseconds, percent
 from graph_predictor.pages import recording
 from graph_predictor.prediction import replay as prediction_replay
 from graph_predictor.prediction import result as prediction_result

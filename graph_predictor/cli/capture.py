@@ -12,9 +12,8 @@ import typer
 from typer.core import TyperCommand
 
 from graph_predictor.cli.console import Report
-from graph_predictor.cli.errors import FAILED, INTERRUPTED, TERMINATED, one_sentence
 from graph_predictor.cli.options import Debug, shared
-from graph_predictor.cli.text import tell
+from graph_predictor.cli.terminal import FAILED, INTERRUPTED, TERMINATED, one_sentence, tell
 from tracer import workloads as tracer_workloads
 from tracer.capture import interruption, session
 from tracer.capture import options as capture_options

@@ -14,11 +14,11 @@ from graph_predictor.check import baseline, captures, pairs_gate
 from graph_predictor.check import gate as check_gate
 from graph_predictor.check import reports as check_reports
 from graph_predictor.check import verdict as check_verdict
-from graph_predictor.cli.console import Column, Report, milliseconds, print_json, working
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, StepRegion, shared
+from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.options import Debug, Html, Json, StepRegion, check_html, shared, write_html
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.diff import jobs, result
+from graph_predictor.figures import milliseconds
 from graph_predictor.pages import checks
 from kernel_models import profile as kernel_models_profile
 from tracer import output_file

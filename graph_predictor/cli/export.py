@@ -8,12 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Report, count, print_json, read, working
-from graph_predictor.cli.edit_options import chosen_edits, with_edits
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Step, StepRegion, Window, shared
-from graph_predictor.cli.profiles import loaded_profiles
+from graph_predictor.cli.console import Report, print_json, read, working
+from graph_predictor.cli.options import (
+    Debug,
+    Json,
+    Step,
+    StepRegion,
+    Window,
+    chosen_edits,
+    loaded_profiles,
+    shared,
+    with_edits,
+)
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.exports import export as exports_export
+from graph_predictor.figures import count
 from graph_predictor.prediction import replay as prediction_replay
 from graph_predictor.reports import breakdown as reports_breakdown
 from graph_predictor.request import configuration

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
-from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, StepRegion, Window, shared
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import units
 from graph_predictor.request import fit_batch as request_fit_batch
 from graph_predictor.request import memory_fit, study

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
-from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import Debug, Json, StepRegion, Top, Window, shared
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.figures import percent
 from graph_predictor.request import program_memory as request_program_memory
 from graph_predictor.request import study
 from tracer import graph as tracer_graph

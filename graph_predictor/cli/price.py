@@ -11,21 +11,20 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, shared
+from graph_predictor.cli.options import Debug, Json, profile_of, shared
 from graph_predictor.cli.price_arguments import (
     MOST,
     Asked,
     PriceError,
     asked,
+    check,
     full_name,
     is_empty,
     missing,
     near_operations,
     registry_names,
 )
-from graph_predictor.cli.price_checks import check
-from graph_predictor.cli.profiles import profile_of
+from graph_predictor.cli.terminal import one_sentence
 from kernel_models import device as kernel_models_device
 from kernel_models import device_choice, dtypes, model, op_call, pricing
 from kernel_models import operation as kernel_models_operation

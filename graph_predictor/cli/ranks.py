@@ -7,10 +7,22 @@ from typing import Annotated
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read, working
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window, shared
+from graph_predictor.cli.console import Column, Report, print_json, read, working
+from graph_predictor.cli.options import (
+    Debug,
+    Html,
+    Json,
+    Profiled,
+    Step,
+    StepRegion,
+    Top,
+    Window,
+    check_html,
+    shared,
+    write_html,
+)
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.figures import count, milliseconds, percent
 from graph_predictor.pages import recording
 from graph_predictor.prediction import result
 from graph_predictor.recorded import damage

@@ -5,9 +5,19 @@ from __future__ import annotations
 from typing import Annotated
 
 from graph_predictor.cli.console import Report, print_json, read, working
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Step, StepRegion, Window, shared
+from graph_predictor.cli.options import (
+    Debug,
+    Json,
+    Paths,
+    Profiled,
+    Step,
+    StepRegion,
+    Window,
+    check_html,
+    shared,
+    write_html,
+)
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.pages import recording
 from graph_predictor.request import program_memory as request_program_memory
 from tracer.errors import ForetraceError

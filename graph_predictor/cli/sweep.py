@@ -11,11 +11,9 @@ import typer
 
 from graph_predictor import sweep as graph_predictor_sweep
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.edit_options import with_axes
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import (
     Debug,
+    Html,
     Json,
     Profiled,
     Scheduler,
@@ -25,8 +23,12 @@ from graph_predictor.cli.options import (
     Window,
     Workers,
     axis,
+    check_html,
     shared,
+    with_axes,
+    write_html,
 )
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import units
 from graph_predictor.pages import sweeps
 from graph_predictor.request import configuration

@@ -15,8 +15,8 @@ from graph_predictor.cli.console import (
     read,
     working,
 )
-from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import clusters, host_collectives, units, volumes
 from graph_predictor.comm import contention as comm_contention
 from graph_predictor.comm import report as comm_report
@@ -37,9 +37,8 @@ from kernel_models.collectives import (
 from kernel_models.collectives import times as collectives_times
 from kernel_models.collectives import topology as collectives_topology
 from kernel_models.collectives.readers import hints as readers_hints
-from planner.cli.comm_backends import backends, read_measurements
 from planner.cli.comm_study import study
-from planner.cli.comm_tables import report_fit, report_found, report_tuning, tuned_json
+from planner.cli.comm_tables import backends, read_measurements, report_fit, report_found, report_tuning, tuned_json
 from tracer import comm_bench, output_file
 from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
@@ -99,8 +98,8 @@ def predict(
             names = {a.label: a for a in nccl_constants.Algorithm}
             if algorithm.lower() not in names:
                 raise collectives.CommError(f"{algorithm!r} is no algorithm; it is one of {', '.join(names)}.")
-            times = datasheet.DatasheetModel(where,
-                                             names[algorithm.lower()]).predict(collectives.CollectiveBatch.from_calls([call]))
+            formulas_alone = datasheet.DatasheetModel(where, names[algorithm.lower()])
+            times = formulas_alone.predict(collectives.CollectiveBatch.from_calls([call]))
             if times.level[0] == int(collectives_times.Level.UNKNOWN):
                 raise collectives.CommError(f"A {kind.label} of this group cannot be done by {algorithm}; leave "
                                             f"--algorithm out.")

@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, count, percent, print_json, working
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.lists import numbers
-from graph_predictor.cli.options import Debug, Json, Top, axis, shared
-from graph_predictor.cli.profiles import profile_of
+from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.options import Debug, Json, Top, axis, numbers, profile_of, shared
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import units
+from graph_predictor.figures import count, percent
 from kernel_models import device_choice
 from planner.parallel import comm_study as parallel_comm_study
 from planner.parallel import communication

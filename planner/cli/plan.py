@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graph_predictor.cli.console import print_json, working
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.lists import numbers
-from graph_predictor.cli.options import Debug, Json, Top, axis, shared
-from graph_predictor.cli.profiles import profile_of
+from graph_predictor.cli.options import (
+    Debug,
+    Html,
+    Json,
+    Top,
+    axis,
+    check_html,
+    numbers,
+    profile_of,
+    shared,
+    write_html,
+)
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import units
 from kernel_models import device_choice
 from planner.cli.plan_exploration import cases_of, plain_exploration, report_exploration

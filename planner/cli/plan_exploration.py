@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from graph_predictor.cli.console import Column, Report, percent
+from graph_predictor.cli.console import Column, Report
+from graph_predictor.figures import percent
 from kernel_models import collectives, device_choice
 from kernel_models.collectives import topology as collectives_topology
 from planner.parallel import exploration, planning, technology

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from graph_predictor.cli.console import Column, Report, percent
+from graph_predictor.cli.console import Column, Report
+from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
 from kernel_models import model
 from planner.parallel import compare, estimate, export, frameworks, planning, search, simulated_plan

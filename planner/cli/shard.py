@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, percent, print_json, working
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, StepRegion, Top, shared
-from graph_predictor.cli.profiles import profile_of
+from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.options import Debug, Json, StepRegion, Top, profile_of, shared
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import units
+from graph_predictor.figures import percent
 from kernel_models import device_choice, model
 from planner.sharding import estimate, planning, sources
 from planner.sharding import problem as sharding_problem
