@@ -10,11 +10,10 @@ import typer
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import Debug, Json, Top, axis, numbers, profile_of, shared
 from graph_predictor.cli.terminal import one_sentence
-from graph_predictor.comm import units
+from graph_predictor.comm import traffic
 from graph_predictor.figures import count, percent
 from kernel_models import device_choice
-from planner.parallel import comm_study as parallel_comm_study
-from planner.parallel import communication
+from planner.parallel import comm_study, communication
 
 BEST = 40
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
@@ -52,7 +51,7 @@ def study(
     """
     with one_sentence(debug):
         with working("Tracing and pricing"):
-            found = parallel_comm_study.comm_study(
+            found = comm_study.comm_study(
                 source, numbers(gpus, "--gpus", "64,128"), device=device, topology=topology,
                 settings=assignments or (), presets=[each.strip() for each in preset.split(",")] if preset else (),
                 seqs=numbers(seq, "--seq", "4096,8192") if seq else (), plans=parallel or (),
@@ -67,7 +66,7 @@ def study(
             _report(found, top or BEST)
 
 
-def _report(found: parallel_comm_study.CommStudy, top: int) -> None:
+def _report(found: comm_study.CommStudy, top: int) -> None:
     out, cases = Report(), found.cases
     several = {name: len({getter(each) for each in cases}) > 1 for name, getter in _WHICH.items()}
     shown = cases[:top]
@@ -125,7 +124,7 @@ def _text(value: str | int) -> str:
     return value if isinstance(value, str) else f"{value:,}"
 
 
-def _models(found: parallel_comm_study.CommStudy) -> str:
+def _models(found: comm_study.CommStudy) -> str:
     names = list(dict.fromkeys(each.model for each in found.cases))
     return names[0] if len(names) == 1 else f"{len(names)} models"
 
@@ -140,7 +139,7 @@ def _gb(each: communication.PlanCommunication, cause: object) -> str:
 
 
 def _bytes(value: float) -> str:
-    return units.bytes_text(value)
+    return traffic.bytes_text(value)
 
 
 def _size_names() -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from graph_predictor.cli.console import Column, Report
 from graph_predictor.figures import percent
 from kernel_models import collectives, device_choice
-from kernel_models.collectives import topology as collectives_topology
+from kernel_models.collectives import topology
 from planner.parallel import exploration, planning, technology
 from tracer.parallel_plan import PlanError
 
@@ -35,7 +35,7 @@ def cases_of(devices: str, topologies: str | None, prices: str | None, changes: 
         spec = device_choice.find_device(name)
 
         def link_gbps(on: str | None = on, spec: Any = spec) -> float:
-            where = collectives.topology_of(spec, gpus) if on is None else collectives_topology.find_topology(on)
+            where = collectives.topology_of(spec, gpus) if on is None else topology.find_topology(on)
             return where.node.peer_gbps
 
         factors = [technology.factors_of(axis, changes.get(axis), spec, link_gbps) for axis in technology.AXES]
