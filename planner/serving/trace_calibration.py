@@ -1,4 +1,4 @@
-"""``read_anchor``: a server's trace as the calibration of predictions: its kernels' times over those predicted of its steps.
+"""``read_anchor``: a server's trace as the calibration of predictions: its kernels' times over those predicted.
 
 vLLM names its steps by what they work on, so that each can be predicted as it was:
 
