@@ -16,7 +16,7 @@ from graph_predictor.cli.progress_line import ProgressLine
 from graph_predictor.cli.text import tell
 from graph_predictor.figures import signed_percent
 from graph_predictor.prediction import host_calibration
-from kernel_models.host import hosts
+from kernel_models.host import model as hosts
 from tracer.campaign import host_programs, host_rounds
 from tracer.errors import ForetraceError
 from tracer.output_kind import HOST, check_output
