@@ -24,8 +24,9 @@ from graph_predictor.comm import units
 from kernel_models import device_choice
 from planner.cli.plan_exploration import cases_of, plain_exploration, report_exploration
 from planner.cli.plan_report import plain, report
-from planner.parallel import exploration, page, planning, search, technology, timeline_file
+from planner.parallel import exploration, page, planning, search, technology
 from planner.parallel import pieces as parallel_pieces
+from planner.parallel import timeline as step_timeline
 from tracer import output_kind
 from tracer.parallel_plan import PlanError
 
@@ -80,8 +81,7 @@ def plan(
     runs: Annotated[str | None, shared(
         "--calibrate", "plans with columns plan, step_ms and, if need be, gpus, model, preset and set; kernels, "
         "collectives and host are fitted to them")] = None,
-    timeline: Annotated[str | None, shared("--timeline", "the best plan's step, simulated: tasks and streams of a rank "
-                                                         "of each stage")] = None,
+    timeline: Annotated[str | None, shared("--timeline", "the best plan's step: tasks of a rank of each stage")] = None,
     html: Html = None,
     top: Top = None,
     json: Json = False,
@@ -128,9 +128,8 @@ def plan(
             if len(sizes) > 1:
                 raise _of_one(f"--gpus {gpus}")
             with working("Tracing and pricing"):
-                explored = exploration.explore(cases, only, lambda case, only,
-                                               pieces: plans(case, sizes[0], only, pieces, 1,
-                                                                                         simulated=False))
+                explored = exploration.explore(cases, only, lambda case, only, pieces: plans(case, sizes[0], only,
+                                                                                             pieces, 1))
             if json:
                 print_json(plain_exploration(explored))
             else:
@@ -161,12 +160,12 @@ def plan(
 
 
 def _write_timeline(found: Sequence[planning.Plans], path: str) -> None:
-    """Write what was simulated of the only size. Raises ``ForetraceError``."""
+    """Write the step of the only size. Raises ``ForetraceError``."""
     if len(found) > 1:
         raise _of_one("--timeline")
-    if found[0].simulated is None:
-        raise PlanError(f"There is no simulated step to write to {path}: {found[0].notes[-1]}")
-    timeline_file.write_plan_timeline(found[0].simulated, path)
+    assert found[0].schedule is not None
+    step_timeline.write_step_timeline(step_timeline.StepTimeline.of(
+        found[0].schedule, found[0].plans[0].estimate), path)
 
 
 def _of_one(name: str) -> Exception:

@@ -11,7 +11,7 @@ from graph_predictor.cli.console import Column, Report
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
 from kernel_models import model
-from planner.parallel import compare, estimate, export, frameworks, planning, search, simulated_plan
+from planner.parallel import compare, export, frameworks, planning, search
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only import transformer
 
@@ -49,12 +49,6 @@ def _plain_size(found: planning.Plans, price: float | None, top: int | None, tar
             "memory_gb": [each.low / 1e9, each.high / 1e9],
             "timeline": [{"task": at.task, "microbatch": at.microbatch, "chunk": at.chunk, "before_gb": at.before / 1e9,
                           "peak_gb": at.peak / 1e9} for at in points]} for each, points in found.stages]
-    if found.simulated is not None:
-        values["simulated"] = {
-            "plan": str(found.plans[0].plan), "step_ms": found.simulated.time_us / 1e3,
-            "estimate_over_simulated": found.plans[0].estimate.time_us / found.simulated.time_us,
-            "stage_end_ms": [us / 1e3 for us in found.simulated.stage_us],
-            "busy": found.simulated.compute_busy()}
     if found.relief:
         values["relief"] = [{"change": each.change, "plan": str(each.plan), "frees_gb": each.frees_bytes / 1e9,
                              "fits": each.fits} for each in found.relief]
@@ -167,8 +161,6 @@ def _report_size(out: Report, found: planning.Plans, price: float | None, top: i
     out.table("Best plans, fastest first", columns, rows)
     if first is not None:
         _report_order(out, found, top)
-    if found.simulated is not None and first is not None:
-        _report_simulated(out, found.simulated, first)
     if found.refused:
         out.line()
         out.line("Not possible", style="bold")
@@ -235,15 +227,6 @@ def _report_front(out: Report, found: Sequence[planning.Plans], price: float | N
             row.insert(-1, f"{values['cost_per_step']:.3g}")
         rows.append(row)
     out.table("No other of these is at least as quick with no more memory and GPUs", columns, rows)
-
-
-def _report_simulated(out: Report, simulated: simulated_plan.SimulatedPlan, first: estimate.Estimate) -> None:
-    ranks = "one rank" if first.plan.pp == 1 else "one rank of each stage"
-    apart = first.time_us / simulated.time_us - 1
-    how = f"{abs(apart):.1%} {'longer' if apart > 0 else 'shorter'}"
-    waits = f", {first.stragglers / 1e3:,.1f} of them for the slowest GPU" if first.stragglers >= 50 else ""
-    out.line(f"Simulated, {ranks} with {len(simulated.made.name):,} pieces of work in all, the first plan takes "
-             f"{simulated.time_us / 1e3:,.1f} ms{waits}: its estimate is {how}.")
 
 
 def _sizes(plan: ParallelPlan) -> dict[str, str]:

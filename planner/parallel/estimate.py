@@ -114,6 +114,29 @@ class Estimate:
         return max(parts, key=lambda name: parts[name])
 
 
+@dataclass(frozen=True, slots=True)
+class StepSchedule:
+    """A plan's step on the estimate's clock, µs: the tasks of every stage, and what follows them.
+
+    Attributes:
+        run: the tasks.
+        exposed: gradients and parameters of replicas that nothing hides, of each stage.
+        optimizer: its work, of each stage.
+        hidden: gradients and parameters that work hides, of the average stage.
+    """
+
+    run: Pipelined
+    exposed: list[float]
+    optimizer: list[float]
+    hidden: float
+
+    @property
+    def ends(self) -> list[float]:
+        """Return when each stage has ended."""
+        return [float(tasks) + data + work for tasks, data, work in zip(
+            self.run.stage_end, self.exposed, self.optimizer, strict=True)]
+
+
 @dataclass(slots=True)
 class _Stretch:
     """Work of one stage for one micro-batch: device µs by kind, collectives it waits for, hidden ones, host µs."""
@@ -148,24 +171,9 @@ def estimate(loads: Loads, rates: Rates = Rates()) -> Estimate:
     Every stage does forward and backward of its blocks for each micro-batch in the schedule's order; the replicas'
     collectives follow, beside the last backward where they can, and the optimizer.
     """
-    plan = loads.plan
-    stages, chunks = plan.pp, plan.chunks
-    forward, backward = (_stretches(of, loads, rates) for of in (_forward, _backward))
-    f = np.array([[each.us(rates) for each in row] for row in forward])
-    b = np.array([[each.us(rates) for each in row] for row in backward])
-    transfer = np.array([exchange_us(each, rates) + each.count * rates.host_collective_us for each in loads.transfer])
-    run = simulate(order_of(plan.schedule, stages, plan.passes, chunks), f, b, transfer,
-                   plan.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B), _of_weights(loads, rates, backward, b))
-    ends, data, hidden = [], [], 0.0
-    for stage in range(stages):
-        exposed, beside = _replicas(loads, rates, stage, _since_gradients(run, stage), float(f[stage].sum()),
-                                    float(b[stage].sum()))
-        if stage in (0, stages - 1):
-            exposed += exchange_us(loads.tied, rates)
-        optimizer = _optimizer(loads, rates, stage)
-        ends.append(float(run.stage_end[stage]) + exposed + optimizer)
-        data.append(exposed)
-        hidden += beside / stages
+    plan, stages = loads.plan, loads.plan.pp
+    forward, backward, step = _laid_out(loads, rates)
+    run, ends, hidden = step.run, step.ends, step.hidden
     stragglers = max(ends) * rates.jitter * slowest_of(plan.world_size)
     total = max(ends) + stragglers + rates.step_us
     count = plan.passes / stages
@@ -174,8 +182,7 @@ def estimate(loads: Loads, rates: Rates = Rates()) -> Estimate:
     others = count * sum(each.others for each in every)
     waits = count * sum(each.waits for each in every)
     busy = float(run.busy.mean())
-    optimizer = float(np.mean([_optimizer(loads, rates, stage) for stage in range(stages)]))
-    mean_data = float(np.mean(data))
+    optimizer, mean_data = float(np.mean(step.optimizer)), float(np.mean(step.exposed))
     pipeline = max(ends) - busy - mean_data - optimizer
     hidden += count * sum(each.hidden for each in every)
     host = busy - products - others - waits
@@ -187,6 +194,32 @@ def estimate(loads: Loads, rates: Rates = Rates()) -> Estimate:
                      waits, max(pipeline, 0.0), mean_data, optimizer, rates.step_us, stragglers, hidden,
                      _sources(loads), spreads)
     return found if rates.likeness is None else found.times(float(np.exp(rates.likeness.correction(loads))))
+
+
+def step_schedule(loads: Loads, rates: Rates) -> StepSchedule:
+    """Return when the work of a plan's step is done, as ``estimate`` has it."""
+    return _laid_out(loads, rates)[2]
+
+
+def _laid_out(loads: Loads, rates: Rates) -> tuple[list[list[_Stretch]], list[list[_Stretch]], StepSchedule]:
+    """Forward and backward of every stage's chunks, and when each is done."""
+    plan = loads.plan
+    forward, backward = (_stretches(of, loads, rates) for of in (_forward, _backward))
+    f = np.array([[each.us(rates) for each in row] for row in forward])
+    b = np.array([[each.us(rates) for each in row] for row in backward])
+    transfer = np.array([exchange_us(each, rates) + each.count * rates.host_collective_us for each in loads.transfer])
+    run = simulate(order_of(plan.schedule, plan.pp, plan.passes, plan.chunks), f, b, transfer,
+                   plan.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B), _of_weights(loads, rates, backward, b))
+    data, optimizer, hidden = [], [], 0.0
+    for stage in range(plan.pp):
+        exposed, beside = _replicas(loads, rates, stage, _since_gradients(run, stage), float(f[stage].sum()),
+                                    float(b[stage].sum()))
+        if stage in (0, plan.pp - 1):
+            exposed += exchange_us(loads.tied, rates)
+        optimizer.append(_optimizer(loads, rates, stage))
+        data.append(exposed)
+        hidden += beside / plan.pp
+    return forward, backward, StepSchedule(run, data, optimizer, hidden)
 
 
 def _stretches(of: Callable[[Loads, Rates, int, int], _Stretch], loads: Loads, rates: Rates) -> list[list[_Stretch]]:

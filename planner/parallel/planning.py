@@ -24,7 +24,7 @@ from planner.parallel.calibrate import PlanCalibration, calibrate
 from planner.parallel.communication import mixture_of_plan
 from planner.parallel.config_file import ConfigModel, config_path, decoder_of_config, read_config
 from planner.parallel.decoder import DECODERS, decoder_of, published
-from planner.parallel.estimate import Rates
+from planner.parallel.estimate import Rates, StepSchedule, step_schedule
 from planner.parallel.frameworks import Framework, frameworks_of
 from planner.parallel.loads import loads_of
 from planner.parallel.measured_plans import read_measured_plans
@@ -33,11 +33,9 @@ from planner.parallel.narrow import narrow_type
 from planner.parallel.pieces import LayerPieces
 from planner.parallel.plan_batch import says_batch, with_batch
 from planner.parallel.plan_host import launch_us as launch_us_on
-from planner.parallel.plan_program import TooManyKernels
 from planner.parallel.published_configs import CONFIGS
 from planner.parallel.relief import Relief
 from planner.parallel.search import BEST, Ranked, Refused, price_plan, search
-from planner.parallel.simulated_plan import SimulatedPlan, simulate_plan
 from planner.parallel.spreads import PUBLISHED
 from planner.parallel.technology import Technology
 from tracer.charts import MOST_BARS, Chart, ChartSeries
@@ -71,7 +69,7 @@ class Plans(Shown):
         calibration: on measured steps, where there were some.
         relief: where the one plan that was asked for does not fit, what would have to change.
         stages: of the one plan that was asked for, the memory of each stage, and over its step.
-        simulated: the fastest plan's step on the simulator, where that was asked for and is not too long for it.
+        schedule: when the work of the fastest plan's step is done.
     """
 
     model: str
@@ -87,7 +85,7 @@ class Plans(Shown):
     calibration: PlanCalibration | None = None
     relief: tuple[Relief, ...] = ()
     stages: tuple[tuple[StageMemory, list[MemoryPoint]], ...] = ()
-    simulated: SimulatedPlan | None = None
+    schedule: StepSchedule | None = None
 
     @property
     def considered(self) -> int:
@@ -124,7 +122,7 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
          comm_choices: str | None = None, linears: str = "",
          launch_us: float | None = None, host: float = 1.0, host_from: str | None = None,
          measured: str | PlanCalibration | None = None, pieces: LayerPieces | None = None,
-         technology: Technology = Technology(), simulated: bool = True) -> Plans:  # noqa: B008
+         technology: Technology = Technology()) -> Plans:  # noqa: B008
     """Find the best plans there are: data, tensor, sequence, pipeline, context and expert parallelism, schedules,
     micro-batch, recomputation, sharding and copies of it.
 
@@ -152,7 +150,6 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
             are calibrated; or what another call has learned of one.
         pieces: what another call with this device and profile has traced, for jobs of several sizes.
         technology: factors on the device's and its nodes' figures; what was measured of them is then not known.
-        simulated: whether the fastest plan's step is simulated too, as a check of its estimate.
 
     Raises:
         PlanError: the source is no decoder, the plan is none, or the batch can be split by no number of replicas.
@@ -232,15 +229,12 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
                      "--host-from.")
     if comm_choices is not None and found.plans:
         notes += mixture_of_plan(found.plans[0].plan, shape, cluster(gpus)).sentences()
-    program = None
-    if simulated and found.plans:
-        try:
-            program = simulate_plan(loads_of(found.plans[0].plan, shape, pieces, cluster(gpus)), rates)
-        except TooManyKernels as error:
-            notes.append(str(error))
+    schedule = None
+    if found.plans:
+        schedule = step_schedule(loads_of(found.plans[0].plan, shape, pieces, cluster(gpus)), rates)
     label = f"{known_device.name} ({technology})" if str(technology) else known_device.name
     return Plans(name, shape, gpus, label, on.name, tuple(found.plans), tuple(found.refused), tuple(notes),
-                 found.slower, found.slower_us, calibration, tuple(found.relief), tuple(found.stages), program)
+                 found.slower, found.slower_us, calibration, tuple(found.relief), tuple(found.stages), schedule)
 
 
 def _with_launches(us: float, spread: float) -> Rates:
