@@ -22,10 +22,9 @@ from graph_predictor.cli.options import (
 from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import units
 from kernel_models import device_choice
-from planner.cli.plan_exploration import cases_of, plain_exploration, report_exploration
+from planner.cli.plan_exploration import plain_exploration, report_exploration
 from planner.cli.plan_report import plain, report
-from planner.parallel import exploration, page, planning, search, technology
-from planner.parallel import pieces as parallel_pieces
+from planner.parallel import exploration, layer_costs, page, planning, search
 from planner.parallel import timeline as step_timeline
 from tracer import output_kind
 from tracer.parallel_plan import PlanError
@@ -108,9 +107,9 @@ def plan(
             raise _contradiction(framework, export)
         limit = None if memory_limit is None else units.parse_memory(memory_limit, "--memory-limit", "80GiB")
         changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
-        cases = cases_of(device, topology, price, changes, max(sizes))
+        cases = exploration.cases_of(device, topology, price, changes, max(sizes))
 
-        def plans(case: technology.Case, size: int, only: str | None, pieces: parallel_pieces.LayerPieces, best: int,
+        def plans(case: exploration.Case, size: int, only: str | None, pieces: layer_costs.LayerCosts, best: int,
                   **more: Any) -> planning.Plans:
             return planning.plan(
                 source, size, device=case.device, topology=case.topology, settings=assignments or (), preset=preset,
@@ -141,7 +140,7 @@ def plan(
         with working("Tracing and pricing"):
             spec = device_choice.find_device(case.device)
             known = profile_of(profile, spec)
-            pieces = parallel_pieces.LayerPieces(case.technology.device(spec), known)
+            pieces = layer_costs.LayerCosts(case.technology.device(spec), known)
             found: list[planning.Plans] = []
             for size in sizes:
                 found.append(plans(case, size, only, pieces, max(search.BEST, top or 0), profile=known,

@@ -2,70 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Sequence
 from typing import Any
 
 from graph_predictor.cli.console import Column, Report
 from graph_predictor.figures import percent
-from kernel_models import collectives, device_choice
-from kernel_models.collectives import topology as collectives_topology
-from planner.parallel import exploration, planning, technology
-from tracer.parallel_plan import PlanError
-
-
-def cases_of(devices: str, topologies: str | None, prices: str | None, changes: Mapping[str, str | None],
-             gpus: int) -> list[technology.Case]:
-    """Return every device with every combination of changes.
-
-    Args:
-        devices, topologies, prices: separated by commas; of the latter one for all, or as many as there are devices.
-        changes: texts of ``technology.AXES``.
-        gpus: of the job, whose usual nodes a link's value is of.
-
-    Raises:
-        ForetraceError: a name or a number is none, or there are more than ``MOST_CASES``.
-    """
-
-    names = [name.strip() for name in devices.split(",")]
-    where = _each(topologies, len(names), "--topology")
-    costs = [None if text is None else _price(text) for text in _each(prices, len(names), "--price")]
-    found = []
-    for name, on, cost in zip(names, where, costs, strict=True):
-        spec = device_choice.find_device(name)
-
-        def link_gbps(on: str | None = on, spec: Any = spec) -> float:
-            where = collectives.topology_of(spec, gpus) if on is None else collectives_topology.find_topology(on)
-            return where.node.peer_gbps
-
-        factors = [technology.factors_of(axis, changes.get(axis), spec, link_gbps) for axis in technology.AXES]
-        found += [technology.Case(name, on, technology.Technology(**dict(zip(technology.AXES, values, strict=True))),
-                                  cost)
-                  for values in product(*factors)]
-    if len(found) > technology.MOST_CASES:
-        raise PlanError(f"{len(found)} devices and changes are more than the {technology.MOST_CASES} that are searched "
-                        f"at once; "
-                        "name fewer values.")
-    return found
-
-
-def _each(text: str | None, count: int, option: str) -> list[str | None]:
-    parts: list[str | None] = [None] if text is None else [part.strip() for part in text.split(",")]
-    if len(parts) not in (1, count):
-        raise PlanError(f"{option} has {len(parts)} values for {count} {'device' if count == 1 else 'devices'}; give "
-                        "one for all, or as many as there are.")
-    return parts * count if len(parts) == 1 else parts
-
-
-def _price(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = -1.0
-    planning.check_finite(found, "--price", "the price of one GPU and hour")
-    if found < 0:
-        raise PlanError(f"--price {text[:40]} is no price of one device and hour; give a number, such as 2.5.")
-    return found
+from planner.parallel import exploration, technology
 
 
 def plain_exploration(found: Sequence[exploration.Explored]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from graph_predictor.cli.console import Column, Report
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
 from kernel_models import model
-from planner.parallel import compare, export, frameworks, planning, search
+from planner.parallel import compare, frameworks, planning, search
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only import transformer
 
@@ -55,7 +55,7 @@ def _plain_size(found: planning.Plans, price: float | None, top: int | None, tar
     if found.calibration is not None:
         values["calibration"] = found.calibration.to_dict()
     if target is not None and found.plans:
-        values["export"] = {target.value: export.exported(found.plans[0].plan, found.shape, target)}
+        values["export"] = {target.value: frameworks.exported(found.plans[0].plan, found.shape, target)}
     return values
 
 
@@ -119,7 +119,7 @@ def report(found: Sequence[planning.Plans], price: float | None, top: int, targe
         if target is not None and each.plans:
             out.line()
             out.line(f"{each.plans[0].plan} as {target.value}'s arguments", style="bold")
-            for line in export.exported(each.plans[0].plan, shape, target).splitlines():
+            for line in frameworks.exported(each.plans[0].plan, shape, target).splitlines():
                 out.line(line)
     out.notes(note for each in found for note in each.notes)
 

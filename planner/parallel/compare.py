@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from math import hypot
 
 from graph_predictor.figures import signed_percent
+from planner.parallel.corrections import Z80
 from planner.parallel.estimate import Estimate
 from planner.parallel.search import Ranked
-from planner.parallel.spreads import Z80
 
 PARTS = {"arithmetic": ("products",), "memory traffic": ("others", "optimizer"), "host": ("host", "fixed"),
          "exposed communication": ("layers", "data"), "pipeline bubble": ("pipeline",), "slowest GPU": ("stragglers",)}

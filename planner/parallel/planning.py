@@ -8,38 +8,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.prediction.host_names import host_by_name
 from graph_predictor.request.memory_fit import StageMemory
-from kernel_models.collectives import CollectiveModel, Topology, topology_of
-from kernel_models.device import DeviceSpec
+from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
-from planner.parallel.calibrate import PlanCalibration, calibrate
-from planner.parallel.communication import mixture_of_plan
-from planner.parallel.config_file import ConfigModel, config_path, decoder_of_config, read_config
-from planner.parallel.decoder import DECODERS, decoder_of, published
-from planner.parallel.estimate import Rates, StepSchedule, step_schedule
+from planner.parallel.calibrate import PlanCalibration, calibrate, read_measured_plans
+from planner.parallel.comm_study import mixture_of_plan
+from planner.parallel.corrections import PUBLISHED, CorrectionFactors
+from planner.parallel.decoder import other_nodes, read_decoder
+from planner.parallel.estimate import StepSchedule, step_schedule
 from planner.parallel.frameworks import Framework, frameworks_of
-from planner.parallel.loads import loads_of
-from planner.parallel.measured_plans import read_measured_plans
-from planner.parallel.memory_timeline import MemoryPoint
-from planner.parallel.narrow import narrow_type
-from planner.parallel.pieces import LayerPieces
+from planner.parallel.layer_costs import LayerCosts, narrow_type
+from planner.parallel.memory import MemoryPoint
 from planner.parallel.plan_batch import says_batch, with_batch
+from planner.parallel.plan_costs import costs_of_plan
 from planner.parallel.plan_host import launch_us as launch_us_on
-from planner.parallel.published_configs import CONFIGS
-from planner.parallel.relief import Relief
-from planner.parallel.search import BEST, Ranked, Refused, price_plan, search
-from planner.parallel.spreads import PUBLISHED
+from planner.parallel.search import BEST, Ranked, Refused, Relief, price_plan, search
 from planner.parallel.technology import Technology
 from tracer.charts import MOST_BARS, Chart, ChartSeries
-from tracer.errors import ForetraceError
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape
@@ -50,8 +41,6 @@ if TYPE_CHECKING:
 
 TOLD_HOST = 0.3
 """Spread of the host's time where a user says what a launch takes: of other operations it is another one."""
-_MOST_DIGITS = 10
-"""Most digits of a number of samples, and one."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,7 +110,7 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
          memory_limit: float | None = None, profile: DeviceProfile | None = None, comm_profile: str | None = None,
          comm_choices: str | None = None, linears: str = "",
          launch_us: float | None = None, host: float = 1.0, host_from: str | None = None,
-         measured: str | PlanCalibration | None = None, pieces: LayerPieces | None = None,
+         measured: str | PlanCalibration | None = None, pieces: LayerCosts | None = None,
          technology: Technology = Technology()) -> Plans:  # noqa: B008
     """Find the best plans there are: data, tensor, sequence, pipeline, context and expert parallelism, schedules,
     micro-batch, recomputation, sharding and copies of it.
@@ -185,8 +174,8 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         return collectives or CollectiveModel(technology.cluster(topology_of(known_device, size)),
                                               mixed=comm_choices is not None)
 
-    pieces = pieces or LayerPieces(spec, profile)
-    start = Rates()
+    pieces = pieces or LayerCosts(spec, profile)
+    start = CorrectionFactors()
     if host_from is not None:
         known_host = host_by_name(host_from, lambda path: read_job([path]))
         start = _with_launches(launch_us_on(known_host, shape, spec), known_host.spread)
@@ -231,15 +220,15 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         notes += mixture_of_plan(found.plans[0].plan, shape, cluster(gpus)).sentences()
     schedule = None
     if found.plans:
-        schedule = step_schedule(loads_of(found.plans[0].plan, shape, pieces, cluster(gpus)), rates)
+        schedule = step_schedule(costs_of_plan(found.plans[0].plan, shape, pieces, cluster(gpus)), rates)
     label = f"{known_device.name} ({technology})" if str(technology) else known_device.name
     return Plans(name, shape, gpus, label, on.name, tuple(found.plans), tuple(found.refused), tuple(notes),
                  found.slower, found.slower_us, calibration, tuple(found.relief), tuple(found.stages), schedule)
 
 
-def _with_launches(us: float, spread: float) -> Rates:
+def _with_launches(us: float, spread: float) -> CorrectionFactors:
     """Return the usual rates with what a launch costs the host."""
-    return replace(Rates(), host_us=us, host_collective_us=us, spreads=replace(PUBLISHED, host=spread))
+    return replace(CorrectionFactors(), host_us=us, host_collective_us=us, spreads=replace(PUBLISHED, host=spread))
 
 
 def _check_numbers(gpus: int, global_batch: int | None, best: int | None, memory_limit: float | None,
@@ -252,13 +241,6 @@ def _check_numbers(gpus: int, global_batch: int | None, best: int | None, memory
                                ("memory_limit", memory_limit, "bytes of a device")):
         if number is not None and (not isinstance(number, (int, float)) or not math.isfinite(number) or number < 0):
             raise PlanError(f"{name}={number!r} is no figure to compute with; give {what}, 0 or more.")
-
-
-def other_nodes(on: Topology, spec: DeviceSpec) -> list[str]:
-    """Say where a topology's nodes have another device than the one that computes."""
-    node = find_device(on.node.device).name
-    return [] if node == spec.name else [
-        f"The nodes of the topology have {node}, not {spec.name}; their network is taken."]
 
 
 def framework_of(name: str | None) -> Framework | None:
@@ -277,71 +259,6 @@ def check_finite(value: float | None, name: str, what: str) -> None:
     like any other."""
     if value is not None and not math.isfinite(value):
         raise PlanError(f"{name} {value:g} is no figure to compute with; give {what}.")
-
-
-def read_decoder(source: str | Job, assignments: Sequence[str] = (),
-                 preset: str | None = None) -> tuple[str, TransformerShape, int, tuple[str, ...]]:
-    """Return what is planned, the decoder of a workload's or a model's name, a config or a trace, the sequences of its
-    step, and what was assumed."""
-    from tracer import workloads
-
-    if isinstance(source, str) and (model := config_model(source, assignments)) is not None:
-        if preset is not None:
-            raise PlanError(f"{source} says itself which sizes its model has; leave --preset {preset} out.")
-        changed = f" with {', '.join(assignments)}" if assignments else ""
-        return f"{model.name}{changed}", model.shape, model.batch, model.notes
-    if isinstance(source, str) and source in workloads.names():
-        chosen, own = published(source, preset)
-        settings = workloads.parse(source, [*own, *assignments], preset="real" if own else chosen)
-        changed = f" with {', '.join(assignments)}" if assignments else ""
-        return (f"{source} {chosen}{changed}", decoder_of(source, workloads.as_plain(settings)),
-                settings.samples_per_step, ())
-    job = _read(source) if isinstance(source, str) else source
-    meta, said = job.graphs[0].meta, source if isinstance(source, str) else "The job"
-    if not meta.workload:
-        raise PlanError(f"{said} does not say which model it is of, so that how to split its layers is not known; "
-                        "give a workload, or a capture or trace made with --workload.")
-    if preset is not None:
-        raise PlanError(f"{said} says itself which sizes its model has; leave --preset {preset} out.")
-    values = {**meta.workload["settings"], **dict(item.partition("=")[::2] for item in assignments)}
-    return (f"{meta.workload['name']} of {said}", decoder_of(meta.workload["name"], values),
-            _whole(values, "batch") * _whole(values, "accumulation"), ())
-
-
-def _check_there(source: str) -> None:
-    """Raise ``PlanError`` for a word that is neither a path nor a name of a model."""
-    if Path(source).name != source or Path(source).suffix or Path(source).exists():
-        return
-    names = [*DECODERS, *CONFIGS]
-    near = get_close_matches(source.lower(), names, n=3)
-    said = f"did you mean {' or '.join(near)}?" if near else f"known models are {', '.join(names)}."
-    raise PlanError(f"{source} is neither a path nor a model that is known; {said}")
-
-
-def _read(source: str) -> Job:
-    """Return a capture or trace; for what is none, say too that it is no model's config."""
-    _check_there(source)
-    try:
-        return read_job([source])
-    except ForetraceError as error:
-        raise PlanError(f"{error} Nor is {source} a model's config.json, which has a model_type, or a folder with "
-                        "one.") from None
-
-
-def config_model(source: str, assignments: Sequence[str]) -> ConfigModel | None:
-    """Return the model of a config's path or of a published model's name; ``None`` for another source."""
-    if source in CONFIGS:
-        return decoder_of_config(CONFIGS[source], source, source, assignments)
-    path = config_path(source)
-    return None if path is None else read_config(path, assignments)
-
-
-def _whole(values: Mapping[str, Any], name: str) -> int:
-    """Return a setting that is a number of samples, 1 if it is not there. Raises ``PlanError``."""
-    text = str(values.get(name, 1))
-    if not (text.isascii() and text.isdecimal() and 0 < len(text) < _MOST_DIGITS and int(text)):
-        raise PlanError(f"The setting {name}={text[:_MOST_DIGITS]} is no number of samples; give --set {name}=8.")
-    return int(text)
 
 
 def _not_considered(batch: int, gpus: int) -> list[str]:

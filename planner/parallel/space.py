@@ -64,11 +64,11 @@ class PlanFamily:
         """Return one of them."""
         layout = self.layout
         schedule, chunks, size, count, sequence_parallel, overlap, etp = self.work
-        sharding, copies, again, layers = state
+        sharding, copies, recomputed, layers = state
         return ParallelPlan(
             dp=layout.dp, tp=layout.tp, pp=layout.pp, cp=layout.cp, ep=layout.ep, microbatch=size, microbatches=count,
             chunks=chunks, schedule=schedule, sharding=sharding, sequence_parallel=sequence_parallel,
-            tensor_overlap=overlap, recompute=again, recompute_layers=layers, replicate=copies, etp=etp)
+            tensor_overlap=overlap, recompute=recomputed, recompute_layers=layers, replicate=copies, etp=etp)
 
 
 def candidates(shape: TransformerShape, gpus: int, global_batch: int, framework: Framework | None = None, *,
@@ -108,8 +108,8 @@ def families(layout: MeshSizes, shape: TransformerShape, global_batch: int, fram
         shared = list(_shared(ways, each, layout, node))
         for work in _works(ways, layout, shape, global_batch, node):
             states = found.setdefault(work, {})
-            again = list(_recomputations(ways, work[0], shape, layout.pp * work[1]))
-            states.update(((*one, *two), None) for one, two in product(shared, again))
+            recomputed = list(_recomputations(ways, work[0], shape, layout.pp * work[1]))
+            states.update(((*one, *two), None) for one, two in product(shared, recomputed))
     yield from (PlanFamily(layout, work, tuple(states)) for work, states in found.items())
 
 

@@ -130,7 +130,7 @@ def _first(kinds: tuple[int, ...], layers: int) -> tuple[int, ...]:
 def recomputed_of_stage(plan: ParallelPlan, shape: TransformerShape, stage: int) -> list[int]:
     """Return how many blocks of each of ``blocks_of_stage``'s kinds are computed again in backward."""
     columns = zip(*spread(plan, shape)[stage], strict=True), zip(*recomputed(plan, shape)[stage], strict=True)
-    return [sum(again) for held, again in zip(*columns, strict=True) if sum(held)]
+    return [sum(rerun) for held, rerun in zip(*columns, strict=True) if sum(held)]
 
 
 def blocks_of_stage(plan: ParallelPlan, shape: TransformerShape, stage: int) -> list[tuple[TransformerShape, int]]:

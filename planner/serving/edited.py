@@ -22,7 +22,7 @@ from graph_predictor.prediction.scenario import OTHER_RANKS, Scenario
 from kernel_models.collectives import CollectiveCall, CommTimes
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import PricedCalls
-from planner.parallel.estimate import Rates
+from planner.parallel.corrections import CorrectionFactors
 from planner.serving.errors import ServingError
 from planner.serving.setup import ServingSetup
 from planner.serving.step_scenario import ServedHost, ServedKernel, served_scenario
@@ -60,7 +60,7 @@ class EditedServingModel(ServingModel):
         self.waits, self.hides = edited.launches.waits, edited.launches.hidden_collectives
         self.rates, self.setup = self._on_host(edited, model.rates)
 
-    def _on_host(self, edited: Scenario, rates: Rates) -> tuple[Rates, ServingSetup]:
+    def _on_host(self, edited: Scenario, rates: CorrectionFactors) -> tuple[CorrectionFactors, ServingSetup]:
         weight = 1.0 if edited.host.weight is None else float(np.mean(edited.host.weight))
         factor = edited.host.factor * weight
         launch = factor if self._launches.cost else 0.0

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from planner.parallel.planning import config_model, read_decoder
+from planner.parallel.decoder import config_model, read_decoder
 from planner.parallel.published_configs import CONFIGS
 from planner.serving.errors import ServingError
 from planner.serving.quantised import WeightTypes, types_of_config
