@@ -73,8 +73,7 @@ class StepLimits:
 
     def _check(self, build: Callable[[], Callable[[], Any]], limits: dict[str, Any]) -> tuple[Any, str]:
         """The prediction, and what is broken."""
-        from graph_predictor.check.step_limits import StepBounds, broken_limits, predict_step
-        from graph_predictor.check.step_store import StepStore
+        from graph_predictor.check.step_limits import StepBounds, StepStore, broken_limits, predict_step
 
         self._calls += 1
         name = self._test if self._calls == 1 else f"{self._test}#{self._calls}"

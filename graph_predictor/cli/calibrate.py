@@ -17,12 +17,12 @@ from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.terminal import INTERRUPTED, one_sentence, tell
 from graph_predictor.figures import count, microseconds, signed_percent
-from graph_predictor.prediction import host_calibration
-from graph_predictor.prediction import overheads as prediction_overheads
+from graph_predictor.prediction import host_calibration, overheads
 from kernel_models import calibration
 from kernel_models import profile as kernel_models_profile
-from kernel_models.calibration import run as calibration_run
-from kernel_models.host import hosts, overheads, segments
+from kernel_models.calibration import run
+from kernel_models.host import hosts, segments
+from kernel_models.host import overheads as host_overheads
 from tracer import graph, job
 from tracer.campaign import host_programs, host_rounds
 from tracer.errors import ForetraceError
@@ -175,7 +175,7 @@ def calibrate(
                  f"{again.strip()}.")
             raise typer.Exit(INTERRUPTED) from None
         line.end()
-        calibration_run.write_profile(found, out)
+        run.write_profile(found, out)
         if json:
             print_json(_as_json(out, folder, found))
         else:
@@ -190,8 +190,8 @@ def _beside(output: str) -> str:
     return str(path.with_name(path.name.removesuffix(".profile") + WORK_ENDING))
 
 
-def _host(graphs: Sequence[graph.ExecutionGraph]) -> overheads.HostOverheads:
-    return prediction_overheads.measure_overheads(job.Job(list(graphs))).overheads
+def _host(graphs: Sequence[graph.ExecutionGraph]) -> host_overheads.HostOverheads:
+    return overheads.measure_overheads(job.Job(list(graphs))).overheads
 
 
 def _best(found: calibration.Calibration) -> list[kernel_models_profile.ProfileEntry]:
@@ -218,9 +218,9 @@ def _report(output: str, folder: Path, found: calibration.Calibration) -> None:
     report.line(f"Device: memory {spec.memory_bandwidth_gbps:.4g} GB/s; TFLOP/s: {rates}", indent=8)
     if profile.host is not None:
         table = profile.host.table
-        told = [f"{kind.label} {microseconds(table[kind, overheads.ANY, overheads.ANY].quantiles_ns[2])} µs"
+        told = [f"{kind.label} {microseconds(table[kind, host_overheads.ANY, host_overheads.ANY].quantiles_ns[2])} µs"
                 for kind in segments.Overhead
-                if (kind, overheads.ANY, overheads.ANY) in table]
+                if (kind, host_overheads.ANY, host_overheads.ANY) in table]
         report.line(f"Host overheads (medians): {', '.join(told)}", indent=8)
     lacking = [entry.model.family.value for entry in _best(found) if not (entry.facts.get("held_out") or {}).get("n")]
     if lacking:

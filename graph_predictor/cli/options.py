@@ -14,12 +14,12 @@ import typer
 
 from graph_predictor.cli.console import working
 from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS, EditOption, Value
-from graph_predictor.pages import page, parts, provenance, scripts
+from graph_predictor.pages import page, provenance
+from graph_predictor.pages import parts as pages_parts
 from kernel_models import device
 from kernel_models import profile as kernel_models_profile
 from kernel_models.collectives import topology
-from tracer import rank_classes
-from tracer import workloads as tracer_workloads
+from tracer import rank_classes, workloads
 from tracer.errors import ForetraceError
 from tracer.parallel_plan import PlanError
 
@@ -95,7 +95,7 @@ def complete_cluster(incomplete: str) -> list[str]:
 
 def complete_workload(incomplete: str) -> list[str]:
     """Names of the suite's workloads that begin so, for the shell."""
-    return [name for name in tracer_workloads.names() if name.startswith(incomplete)]
+    return [name for name in workloads.names() if name.startswith(incomplete)]
 
 
 _COMPLETED = {"--device": complete_device, "--from-device": complete_device, "--topology": complete_cluster,
@@ -218,15 +218,15 @@ def numbers(text: str, option: str, example: str) -> list[int]:
         PlanError: there is something else, or more than ``MOST_NUMBERS``.
     """
 
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) > MOST_NUMBERS or not all(
+    pages_parts = [part.strip() for part in text.split(",")]
+    if len(pages_parts) > MOST_NUMBERS or not all(
             part.isascii() and part.isdecimal() and len(part) <= len(str(rank_classes.MOST_RANKS))
             and 0 < int(part) <= rank_classes.MOST_RANKS
-            for part in parts):
+            for part in pages_parts):
         raise PlanError(f"{option} {text[:40]} is not possible; give a whole number from 1 to "
                         f"{rank_classes.MOST_RANKS:,}, or up to "
                         f"{MOST_NUMBERS} separated by commas, such as {example}.")
-    return list(dict.fromkeys(int(part) for part in parts))
+    return list(dict.fromkeys(int(part) for part in pages_parts))
 
 
 def loaded_profiles(paths: Sequence[str] | None) -> list[kernel_models_profile.DeviceProfile]:
@@ -263,13 +263,13 @@ Html = Annotated[str | None, shared("--html")]
 def check_html(path: str | None, inputs: Sequence[str]) -> None:
     """Refuse a page that could not be written, before the long work. Raises ``ForetraceError``."""
     if path is not None:
-        scripts.check_installed()
+        page.check_installed()
 
         page.check_page(path, list(inputs))
 
 
 def write_html(path: str | None, sources: Sequence[str],
-               make: Callable[[provenance.Provenance], parts.ReportPage]) -> None:
+               make: Callable[[provenance.Provenance], pages_parts.ReportPage]) -> None:
     """Write the page that ``make`` returns; nothing without a path.
 
     Raises:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from kernel_models import dtypes, op_call
+from kernel_models import dtypes as kernel_models_dtypes
+from kernel_models import op_call
 from kernel_models import operation as kernel_models_operation
-from kernel_models.families import arguments as families_arguments
-from kernel_models.families import registry as families_registry
+from kernel_models.families import arguments, registry
 from tracer.errors import ForetraceError
 
 MOST = 2**40
@@ -68,15 +68,15 @@ def full_name(name: str) -> str:
 
     if re.fullmatch(r"\w+(::\w+)+(\.\w+)?", name, re.ASCII):
         return name
-    if re.fullmatch(r"[\w.]+", name, re.ASCII) and families_registry.forward_rule(f"aten::{name}") is not None:
+    if re.fullmatch(r"[\w.]+", name, re.ASCII) and registry.forward_rule(f"aten::{name}") is not None:
         return f"aten::{name}"
     raise PriceError(f"There is no operation {name!r} that foretrace knows{near_operations(name)}.")
 
 
 def near_operations(name: str) -> str:
     """Names like it, as the end of a sentence."""
-    families_registry.forward_rule("aten::mm")  # loads the families
-    near = difflib.get_close_matches(name if "::" in name else f"aten::{name}", list(families_registry.FORWARD), n=3,
+    registry.forward_rule("aten::mm")  # loads the families
+    near = difflib.get_close_matches(name if "::" in name else f"aten::{name}", list(registry.FORWARD), n=3,
                                      cutoff=0.6)
     return f"; did you mean {' or '.join(near)}" if near else "; names look like aten::linear"
 
@@ -88,7 +88,7 @@ def asked(name: str, shapes: str, dtype: str, values: Sequence[str] = ()) -> Ask
         PriceError: the sizes, types or numbers cannot be understood, or the operation has no such argument.
     """
 
-    rule = families_registry.forward_rule(name)
+    rule = registry.forward_rule(name)
     names = rule.names if rule is not None else ()
     found = Asked(put_together(name, (), ()))
     found.values = dict(_value(name, text) for text in values)
@@ -124,14 +124,14 @@ def _placed(name: str, names: Sequence[str], given: list[_Given], found: Asked) 
     placed: list[_Given] = []
     numbers: list[Any] = []
     for argument in names:
-        value, kind = found.values.get(argument), families_arguments.kind_of(name, argument)
+        value, kind = found.values.get(argument), arguments.kind_of(name, argument)
         if value is not None or kind == "number":
             if value is None and argument == "size" and not placed and queue and queue[0].sizes is not None:
                 value, found.values["size"] = [list(queue[0].shapes[0])] * 2
                 queue.pop(0)
             elif queue and queue[0].sizes is None:
                 queue.pop(0)
-            if value is None and (value := families_arguments.default_of(name, argument)) is not None:
+            if value is None and (value := arguments.default_of(name, argument)) is not None:
                 found.assumed[argument] = value
             placed.append(_Given(None))
             numbers.append(value)
@@ -139,7 +139,7 @@ def _placed(name: str, names: Sequence[str], given: list[_Given], found: Asked) 
         one = queue.pop(0) if queue else _Given(None)
         if kind == "list" and isinstance(one.sizes, tuple):
             one = _Given([one.sizes], one.dtype, one.own_dtype)
-        usual = families_arguments.element_type(argument)
+        usual = arguments.element_type(argument)
         if one.sizes is not None and usual and not one.own_dtype:
             one.dtype = found.assumed[argument] = usual
         placed.append(one)
@@ -155,7 +155,7 @@ def _placed(name: str, names: Sequence[str], given: list[_Given], found: Asked) 
 def _as_lists(name: str, names: Sequence[str], given: list[_Given], found: Asked) -> list[_Given]:
     """Entries with the tensors of operations over lists gathered, and one list repeated for all that it takes."""
     foreach = "_foreach_" in name and not names
-    if not foreach and not (names and families_arguments.kind_of(name, names[0]) == "list"):
+    if not foreach and not (names and arguments.kind_of(name, names[0]) == "list"):
         return list(given)
     rest = [one for one in given if one.sizes is not None]
     lists = [one for one in rest if isinstance(one.sizes, list)]
@@ -166,7 +166,7 @@ def _as_lists(name: str, names: Sequence[str], given: list[_Given], found: Asked
                          "brackets.")
     count = 1
     if foreach:
-        count = families_arguments.lists_of_foreach(name, bool(found.values))
+        count = arguments.lists_of_foreach(name, bool(found.values))
     elif "_fused_" in name:
         count = len(names) - (1 if "_fused_adam" in name and "adagrad" not in name and not found.values.pop(
             "amsgrad", False) else 0)
@@ -177,8 +177,8 @@ def _as_lists(name: str, names: Sequence[str], given: list[_Given], found: Asked
 
 
 def _joined(entries: list[_Given]) -> _Given:
-    return _Given([shape for one in entries for shape in one.shapes], dtypes.promoted([one.dtype for one in entries]),
-                  True)
+    return _Given([shape for one in entries for shape in one.shapes],
+                  kernel_models_dtypes.promoted([one.dtype for one in entries]), True)
 
 
 def _completed(
@@ -202,7 +202,7 @@ def _completed(
 
 def registry_names(name: str) -> tuple[str, ...]:
     """Names of the operation's arguments, as far as they count."""
-    rule = families_registry.forward_rule(name)
+    rule = registry.forward_rule(name)
     return rule.names if rule is not None else ()
 
 
@@ -224,7 +224,7 @@ def is_empty(calls: Sequence[op_call.OpCall], wanted: Asked) -> bool:
 
 
 def _more(name: str) -> tuple[str, ...]:
-    return families_arguments.more_values(name)
+    return arguments.more_values(name)
 
 
 def _split(shapes: str) -> list[str]:
@@ -258,8 +258,9 @@ def _types(given: list[_Given], dtype: str) -> list[_Given]:
     types = [text.strip() for text in dtype.split(",")]
     nothing = ("none", "-")
     for text in types:
-        if not dtypes.short_dtype(text) and (text not in nothing or len(types) == 1):
-            raise PriceError(f"There is no element type {text!r}; known are {', '.join(dtypes.ITEMSIZE)}.")
+        if not kernel_models_dtypes.short_dtype(text) and (text not in nothing or len(types) == 1):
+            raise PriceError(f"There is no element type {text!r}; known are "
+                             f"{', '.join(kernel_models_dtypes.ITEMSIZE)}.")
     tensors = [one for one in given if one.sizes is not None]
     if len(types) == 1:
         chosen = types * len(tensors)
@@ -270,7 +271,7 @@ def _types(given: list[_Given], dtype: str) -> list[_Given]:
     if len(chosen) != len(tensors) or any(text in nothing for text in chosen):
         raise PriceError(f"{len(types)} element types are given for {len(tensors)} tensors; give one, or one for each.")
     for one, text in zip(tensors, chosen, strict=True):
-        one.dtype, one.own_dtype = dtypes.short_dtype(text), len(types) > 1
+        one.dtype, one.own_dtype = kernel_models_dtypes.short_dtype(text), len(types) > 1
     return given
 
 
@@ -279,11 +280,11 @@ def _value(operation: str, text: str) -> tuple[str, Any]:
     name, _, written = (part.strip() for part in text.partition("="))
     if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or not written:
         raise PriceError(f"--value {text!r} is no number of an argument; write it like stride=2 or is_causal=true.")
-    listed = families_arguments.is_listed(operation, name)
+    listed = arguments.is_listed(operation, name)
     if written.lower() in ("true", "false"):
         return name, written.lower() == "true"
-    if name in ("dtype", "out_dtype", "input_dtype") and dtypes.short_dtype(written):
-        return name, dtypes.short_dtype(written)
+    if name in ("dtype", "out_dtype", "input_dtype") and kernel_models_dtypes.short_dtype(written):
+        return name, kernel_models_dtypes.short_dtype(written)
     if name == "padding" and written in ("same", "valid"):
         return name, written
     bare = written.strip("[]()")
@@ -342,10 +343,10 @@ def check(name: str, wanted: Asked) -> None:
         PriceError: they do not fit each other.
     """
 
-    given, rule = wanted.operation.arguments, families_registry.forward_rule(name)
+    given, rule = wanted.operation.arguments, registry.forward_rule(name)
     if not name.startswith("aten::") or not given or rule is None:
         return
-    plain = families_registry.plain_name(name)
+    plain = registry.plain_name(name)
     if plain in ("cat", "concat", "concatenate", "stack"):
         _check_joined(name, plain, given[0].shape, int(wanted.values.get("dim", 0)))
     pairs = [(one, argument) for one, argument in zip(registry_names(name), given, strict=False)
@@ -465,7 +466,7 @@ def _normalised(sizes: _Sizes) -> None:
             raise PriceError(f"The {one} {shown(shape)} of {sizes.name} does not fit its {what} {shown(over)}.")
 
 
-def _broadcast(sizes: _Sizes, rule: families_registry.Rule) -> None:
+def _broadcast(sizes: _Sizes, rule: registry.Rule) -> None:
     """Tensors of an element-by-element operation broadcast; a loss has a target for each of its inputs."""
     first, target = sizes.tensors.get("self"), sizes.tensors.get("target")
     if sizes.plain in _OF_CLASSES:

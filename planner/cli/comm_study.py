@@ -10,7 +10,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import Debug, Json, Top, axis, numbers, profile_of, shared
 from graph_predictor.cli.terminal import one_sentence
-from graph_predictor.comm import units
+from graph_predictor.comm import traffic
 from graph_predictor.figures import count, percent
 from kernel_models import device_choice
 from planner.parallel import comm_study
@@ -139,7 +139,7 @@ def _gb(each: comm_study.PlanCommunication, cause: object) -> str:
 
 
 def _bytes(value: float) -> str:
-    return units.bytes_text(value)
+    return traffic.bytes_text(value)
 
 
 def _size_names() -> list[str]:

@@ -12,9 +12,9 @@ import typer
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.terminal import one_sentence
-from graph_predictor.comm import contention, volumes
+from graph_predictor.comm import contention, traffic
 from graph_predictor.comm import report as comm_report
-from graph_predictor.comm.units import bytes_text
+from graph_predictor.comm.traffic import bytes_text
 from graph_predictor.figures import count, milliseconds, percent
 from graph_predictor.prediction import tuned_workload
 from graph_predictor.simulation import build
@@ -104,7 +104,7 @@ def report_tuning(backends: list[str], choices: list[tuner.TunedChoice], changes
 
 
 def report_found(found: comm_report.CommReport, beside: dict[str, contention.SlowDown],
-                 checks: list[volumes.VolumeCheck], notes: list[str]) -> None:
+                 checks: list[traffic.VolumeCheck], notes: list[str]) -> None:
     """Show what a job communicated."""
     report = Report()
     if not found.traffic:

@@ -20,7 +20,7 @@ from graph_predictor.cli.options import (
     write_html,
 )
 from graph_predictor.cli.terminal import one_sentence
-from graph_predictor.comm import units
+from graph_predictor.comm import traffic
 from kernel_models import device_choice
 from planner.cli.plan_exploration import plain_exploration, report_exploration
 from planner.cli.plan_report import plain, report
@@ -105,7 +105,7 @@ def plan(
         wanted, target = planning.framework_of(framework), None if export is None else planning.framework_of(export)
         if target is not None and wanted not in (None, target):
             raise _contradiction(framework, export)
-        limit = None if memory_limit is None else units.parse_memory(memory_limit, "--memory-limit", "80GiB")
+        limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
         changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
         cases = exploration.cases_of(device, topology, price, changes, max(sizes))
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from graph_predictor.figures import count, signed_milliseconds
+from graph_predictor.pages.comparison import interval_plot
 from graph_predictor.pages.events import KIND_CODE, EventNames, Track, pack
 from graph_predictor.pages.memory import MemoryMoments, memory_section
 from graph_predictor.pages.page import notes_part
@@ -28,9 +29,7 @@ from graph_predictor.pages.parts import (
     text_column,
 )
 from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.pages.prediction import sentence
-from graph_predictor.pages.provenance import Provenance, provenance_section
-from graph_predictor.pages.what_ifs import interval_plot
+from graph_predictor.pages.provenance import Provenance, provenance_section, sentence
 from kernel_models.model import Source
 from planner.parallel.compare import differences, front, tied
 from planner.parallel.planning import Plans

@@ -19,7 +19,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from graph_predictor.comm.host_collectives import with_host_collectives
+from graph_predictor.comm.recorded_calls import with_host_collectives
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import DeviceSpec

@@ -11,7 +11,7 @@ import pytest
 from forks import run_ranks
 from recordings import recorded_until, worst_closing
 
-from graph_predictor.comm.host_collectives import with_host_collectives
+from graph_predictor.comm.recorded_calls import with_host_collectives
 from tracer import workloads
 from tracer.job import Job, read_job
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
