@@ -23,14 +23,13 @@ from weak_scaling import DATA, Job, dgx_jobs
 
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import device
-from planner.parallel.compare import separation, tied
 from planner.parallel.decoder import PUBLISHED, decoder_of
 from planner.parallel.estimate import estimate
 from planner.parallel.frameworks import Framework
 from planner.parallel.layer_costs import LayerCosts
-from planner.parallel.memory import memory_of
+from planner.parallel.memory import fullest_of
 from planner.parallel.plan_costs import costs_of_plan
-from planner.parallel.search import search
+from planner.parallel.search import search, separation, tied
 from tracer.parallel_plan import ParallelPlan
 from tracer.shape_only.transformer import TransformerShape
 
@@ -81,7 +80,7 @@ def publishers(data: Path) -> None:
             shape, plan, gpus, batch = job.shape, job.plan, job.plan.world_size, job.plan.global_batch
             cluster = CollectiveModel(topology_of(spec, gpus))
             published = estimate(costs_of_plan(plan, shape, pieces, cluster))
-            needs = memory_of(plan, shape, pieces).total
+            needs = fullest_of(plan, shape, pieces).account.total
             print(f"\n{job.name} GPUs, {batch:,} sequences (measured {job.seconds:.2f} s)")
             _line("published", plan, published.time_us, needs, limit)
             # MaxText's recipe is FSDP alone.

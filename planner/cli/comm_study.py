@@ -100,7 +100,7 @@ def _report(found: comm_study.CommStudy, top: int) -> None:
         out.table("Collectives", [
             Column("for", name=True), Column("kind", name=True), Column("ranks"), Column("nodes"), Column("each"),
             Column("calls"), Column("µs each"), Column("ms alone"), Column("GB sent")], [
-            [row.cause.value, row.kind.label, count(row.ranks), count(row.nodes), _bytes(row.payload_bytes),
+            [row.cause.value, row.kind.label, count(row.ranks), count(row.nodes), traffic.bytes_text(row.payload_bytes),
              f"{row.count:,.4g}", f"{row.us:,.1f}", _ms(row.count * row.us), f"{row.wire_bytes / 1e9:,.4g}"]
             for row in first.messages])
         out.table("By cause", [Column("for", name=True), Column("exposed ms"), Column("80% between")], [
@@ -138,12 +138,8 @@ def _gb(each: comm_study.PlanCommunication, cause: object) -> str:
     return f"{sum(sent) / 1e9:,.4g}" if sent else ""
 
 
-def _bytes(value: float) -> str:
-    return traffic.bytes_text(value)
-
-
 def _size_names() -> list[str]:
-    ends = [_bytes(size) for size in SIZES]
+    ends = [traffic.bytes_text(size) for size in SIZES]
     between = [f"{low} –\n{high}" for low, high in pairwise(ends)]
     return [f"below\n{ends[0]}", *between, f"from\n{ends[-1]}"]
 

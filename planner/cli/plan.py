@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,8 +23,7 @@ from graph_predictor.cli.options import (
 from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import traffic
 from kernel_models import device_choice
-from planner.cli.plan_exploration import plain_exploration, report_exploration
-from planner.cli.plan_report import plain, report
+from planner.cli.plan_report import plain, plain_exploration, report, report_exploration
 from planner.parallel import exploration, layer_costs, page, planning, search
 from planner.parallel import timeline as step_timeline
 from tracer import output_kind
@@ -109,14 +109,11 @@ def plan(
         changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
         cases = exploration.cases_of(device, topology, price, changes, max(sizes))
 
-        def plans(case: exploration.Case, size: int, only: str | None, pieces: layer_costs.LayerCosts, best: int,
-                  **more: Any) -> planning.Plans:
-            return planning.plan(
-                source, size, device=case.device, topology=case.topology, settings=assignments or (), preset=preset,
-                global_batch=global_batch, only=only, framework=(target or wanted or "any"), best=best,
-                memory_limit=limit, linears=linears.strip().lower(), launch_us=launch_us, host=host,
-                host_from=host_from, pieces=pieces, technology=case.technology, **more)
-
+        case = cases[0]
+        request = planning.PlanRequest(
+            source, sizes[0], settings=assignments or (), preset=preset, global_batch=global_batch, only=only,
+            framework=(target or wanted or "any"), memory_limit=limit, linears=linears.strip().lower(),
+            launch_us=launch_us, host=host, host_from=host_from)
         if len(cases) > 1:
             for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
                                 ("--comm-choices", comm_choices),
@@ -127,8 +124,7 @@ def plan(
             if len(sizes) > 1:
                 raise _of_one(f"--gpus {gpus}")
             with working("Tracing and pricing"):
-                explored = exploration.explore(cases, only, lambda case, only, pieces: plans(case, sizes[0], only,
-                                                                                             pieces, 1))
+                explored = exploration.explore(cases, request)
             if json:
                 print_json(plain_exploration(explored))
             else:
@@ -136,16 +132,16 @@ def plan(
             if not any(each.plans.plans for each in explored):
                 raise typer.Exit(1)
             return
-        case = cases[0]
         with working("Tracing and pricing"):
             spec = device_choice.find_device(case.device)
             known = profile_of(profile, spec)
-            pieces = layer_costs.LayerCosts(case.technology.device(spec), known)
-            found: list[planning.Plans] = []
-            for size in sizes:
-                found.append(plans(case, size, only, pieces, max(search.BEST, top or 0), profile=known,
-                                   comm_profile=comm_profile, comm_choices=comm_choices,
-                                   measured=found[0].calibration if found else runs))
+            request = replace(request, device=case.device, topology=case.topology, technology=case.technology,
+                              pieces=layer_costs.LayerCosts(case.technology.device(spec), known), profile=known,
+                              comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
+                              best=max(search.BEST, top or 0))
+            found = [planning.find_plans(request)]
+            for size in sizes[1:]:
+                found.append(planning.find_plans(replace(request, gpus=size, measured=found[0].calibration or runs)))
         if timeline is not None and any(each.plans for each in found):
             _write_timeline(found, timeline)
         if html is not None:

@@ -37,7 +37,6 @@ from planner.parallel.decoder import other_nodes, read_decoder
 from planner.parallel.estimate import Estimate, estimate
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import fullest_of
-from planner.parallel.plan_batch import with_batch
 from planner.parallel.plan_costs import (
     BlockCosts,
     CallName,
@@ -48,11 +47,12 @@ from planner.parallel.plan_costs import (
     plan_calls,
     stage_parameters,
 )
-from planner.parallel.stages import recomputed, spread
+from planner.parallel.space import with_batch
+from planner.parallel.stages import counts_of_stage
 from tracer.job import Job
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Sharding
 from tracer.shape_only.transformer import TransformerShape
-from tracer.shown import Shown
+from tracer.shown import Shown, frame_of
 
 if TYPE_CHECKING:
     import pandas
@@ -244,7 +244,7 @@ def _counts(calls: PlanCalls, plan: ParallelPlan, shape: TransformerShape, stage
     counts: dict[CallName, int] = {"embedding": first * every, "tied": int(first or last)}
     for name in ("loss", "head backward"):
         counts[name] = last * every * (1 + shape.predictions)
-    for row, (blocks, rerun) in enumerate(_held(plan, shape, stage)):
+    for row, (blocks, rerun) in enumerate(counts_of_stage(plan, shape, stage)):
         for name in ("block", "experts", "context"):
             counts[row, f"{name} forward"] = every * (blocks + rerun)
             counts[row, f"{name} backward"] = every * blocks
@@ -260,18 +260,11 @@ def _counts(calls: PlanCalls, plan: ParallelPlan, shape: TransformerShape, stage
     return {key: count for key, count in counts.items() if count and key in calls.of}
 
 
-def _held(plan: ParallelPlan, shape: TransformerShape, stage: int) -> list[tuple[int, int]]:
-    """Return a stage's blocks of each of ``shape.kinds``, and those of them that are computed again."""
-    chunks = zip(spread(plan, shape)[stage], recomputed(plan, shape)[stage], strict=True)
-    rows = [list(zip(held, rerun, strict=True)) for held, rerun in chunks]
-    return [(sum(held for held, _ in kind), sum(rerun for _, rerun in kind)) for kind in zip(*rows, strict=True)]
-
-
 def _parts(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
     """Messages that a stage's gradients or parameters are cut into: its blocks where FSDP keeps them, Megatron-Core's
     buckets else."""
     if plan.sharding is Sharding.PARAMETERS:
-        return sum(count for count, _ in _held(plan, shape, stage))
+        return sum(count for count, _ in counts_of_stage(plan, shape, stage))
     if not plan.overlap:
         return 1
     bucket = max(BUCKET_PARAMETERS, BUCKET_PARAMETERS_A_REPLICA * plan.dp * plan.cp)
@@ -283,7 +276,7 @@ def _last_left_out(calls: PlanCalls, key: CallName, row: int, plan: ParallelPlan
     """Calls less where not all of a block is computed again: the one after its last product."""
     if calls.calls[row].kind is CollectiveKind.ALL_GATHER:
         return 0
-    return plan.passes * sum(rerun for kind, (_, rerun) in enumerate(_held(plan, shape, stage))
+    return plan.passes * sum(rerun for kind, (_, rerun) in enumerate(counts_of_stage(plan, shape, stage))
                              if (kind, "block forward") == key)
 
 
@@ -346,9 +339,10 @@ class CommStudy(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
         """Make one row a plan, a cause of it, its equal messages, and its messages of about one size."""
-        return {"plans": partial(_frame, self.cases, _plan_rows), "causes": partial(_frame, self.cases, _cause_rows),
-                "messages": partial(_frame, self.cases, _message_rows),
-                "sizes": partial(_frame, self.cases, _size_rows)}
+        return {"plans": partial(_rows_of, self.cases, _plan_rows),
+                "causes": partial(_rows_of, self.cases, _cause_rows),
+                "messages": partial(_rows_of, self.cases, _message_rows),
+                "sizes": partial(_rows_of, self.cases, _size_rows)}
 
 
 def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sxm", topology: str | None = None,
@@ -435,11 +429,9 @@ def case_row(each: PlanCommunication) -> dict[str, Any]:
             "plan": str(each.estimate.plan)}
 
 
-def _frame(cases: Sequence[PlanCommunication],
-           rows: Callable[[PlanCommunication], list[dict[str, Any]]]) -> pandas.DataFrame:
-    import pandas
-
-    return pandas.DataFrame([case_row(case) | row for case in cases for row in rows(case)])
+def _rows_of(cases: Sequence[PlanCommunication],
+             rows: Callable[[PlanCommunication], list[dict[str, Any]]]) -> pandas.DataFrame:
+    return frame_of(case_row(case) | row for case in cases for row in rows(case))
 
 
 def _plan_rows(each: PlanCommunication) -> list[dict[str, Any]]:

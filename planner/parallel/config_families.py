@@ -118,6 +118,44 @@ SEQUENCE = 4096
 pre-training; a config's ``max_position_embeddings`` is what later stages stretch it to."""
 
 
+Family = Callable[[ConfigFields], TransformerShape]
+"""The decoder of a model type's fields."""
+
+
+def _like(family: Family, **values: Any) -> Family:
+    """A family like another, but for some values: constants, or functions of the fields."""
+    return lambda f: replace(family(f), **{
+        name: value(f) if callable(value) else value for name, value in values.items()})
+
+
+def _flag(name: str, default: bool) -> Callable[[ConfigFields], bool]:
+    return lambda f: f.flag(name, default=default)
+
+
+def _head(default: int) -> Callable[[ConfigFields], int]:
+    return lambda f: f.size("head_dim", default=default)
+
+
+def _near(family: Family, near: Callable[[int], bool], default: int = 0, switch: str = "") -> Family:
+    """A family with a window where ``layer_types`` says so, else on the layers that are near; where it has a switch,
+    only with it."""
+    return lambda f: family(f) if switch and not f.flag(switch, default=False) else _windowed(
+        f, family(f), near, default)
+
+
+def _routed(family: Family, *names: str) -> Family:
+    """A family with experts in every layer; the names of their number."""
+    def made(f: ConfigFields) -> TransformerShape:
+        experts = f.size(*names)
+        return replace(family(f), experts=experts, top_k=top_k_of(f, experts), imbalance=IMBALANCE)
+
+    return made
+
+
+def _shared(f: ConfigFields) -> int:
+    return f.size("shared_expert_intermediate_size", default=0, least=0)
+
+
 def llama(f: ConfigFields) -> TransformerShape:
     """Llama, Mistral and what has their fields: RMSNorm, rotary positions, grouped queries, a gate."""
     heads = f.size("num_attention_heads")
@@ -133,22 +171,6 @@ def llama(f: ConfigFields) -> TransformerShape:
         tied=f.flag("tie_word_embeddings", default=False))
 
 
-def mistral(f: ConfigFields) -> TransformerShape:
-    """Llama with a window on all layers, if any."""
-    return _windowed(f, llama(f), lambda layer: True)
-
-
-def phi3(f: ConfigFields) -> TransformerShape:
-    """Llama with a window on all layers, if any."""
-    return mistral(f)
-
-
-def mixtral(f: ConfigFields) -> TransformerShape:
-    """Llama with experts in every layer."""
-    return replace(mistral(f), experts=f.size("num_local_experts"), top_k=top_k_of(f, f.size("num_local_experts")),
-                   imbalance=IMBALANCE)
-
-
 def qwen2(f: ConfigFields) -> TransformerShape:
     """Llama with biases of queries, keys and values."""
     shape = replace(llama(f), qkv_bias=True)
@@ -156,33 +178,6 @@ def qwen2(f: ConfigFields) -> TransformerShape:
         return shape
     first = f.size("max_window_layers", default=0, least=0)
     return _windowed(f, shape, lambda layer: layer >= first)
-
-
-def qwen2_moe(f: ConfigFields) -> TransformerShape:
-    """Qwen2 with experts in most layers, and one that all tokens go to."""
-    return _sparse(f, qwen2(f), f.size("shared_expert_intermediate_size", default=0, least=0))
-
-
-def qwen3(f: ConfigFields) -> TransformerShape:
-    """Llama with heads of 128 and normalised queries and keys."""
-    shape = replace(llama(f), head_size=f.size("head_dim", default=128), qk_norm=True)
-    return _windowed(f, shape, lambda layer: True) if f.flag("use_sliding_window", default=False) else shape
-
-
-def qwen3_moe(f: ConfigFields) -> TransformerShape:
-    """Qwen3 with experts in most layers."""
-    return _sparse(f, qwen3(f), 0)
-
-
-def gemma(f: ConfigFields) -> TransformerShape:
-    """Llama with wide heads and a tied matrix."""
-    tied = f.flag("tie_word_embeddings", default=True)
-    return replace(llama(f), head_size=f.size("head_dim", default=256), tied=tied)
-
-
-def gemma2(f: ConfigFields) -> TransformerShape:
-    """Gemma with norms on both sides, and a window on every other layer."""
-    return _windowed(f, replace(gemma(f), norms=4), lambda layer: layer % 2 == 0, default=4096)
 
 
 def gemma3(f: ConfigFields) -> TransformerShape:
@@ -193,7 +188,7 @@ def gemma3(f: ConfigFields) -> TransformerShape:
         f = ConfigFields({"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4,
                           **f.within("text_config").values}, f"text_config of {f.where}", f.notes)
     every = f.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return _windowed(f, replace(gemma(f), norms=4, qk_norm=True), lambda layer: (layer + 1) % every != 0, default=4096)
+    return _windowed(f, replace(GEMMA(f), norms=4, qk_norm=True), lambda layer: (layer + 1) % every != 0, default=4096)
 
 
 def gpt2(f: ConfigFields) -> TransformerShape:
@@ -214,14 +209,6 @@ def gpt_neox(f: ConfigFields) -> TransformerShape:
         f.size("num_hidden_layers", most=MOST_LAYERS), hidden, heads, heads,
         f.size("intermediate_size", default=4 * hidden), f.size("vocab_size"), sequence_of(f), rotary=True,
         bias=f.flag("attention_bias", default=True), tied=f.flag("tie_word_embeddings", default=False))
-
-
-def gpt_oss(f: ConfigFields) -> TransformerShape:
-    """Llama with experts, biases everywhere, and a window on every other layer."""
-    experts = f.size("num_local_experts", "num_experts")
-    shape = replace(llama(f), bias=True, qkv_bias=True, experts=experts, top_k=top_k_of(f, experts),
-                    imbalance=IMBALANCE)
-    return _windowed(f, shape, lambda layer: layer % 2 == 0, default=128)
 
 
 def deepseek(f: ConfigFields) -> TransformerShape:
@@ -246,12 +233,6 @@ def deepseek(f: ConfigFields) -> TransformerShape:
     every = f.size("moe_layer_freq", default=1)
     kinds = [routed if layer >= first and layer % every == 0 else dense for layer in range(dense.layers)]
     return replace(stacked(routed, kinds), predictions=f.size("num_nextn_predict_layers", default=0, least=0, most=16))
-
-
-def minimax_m2(f: ConfigFields) -> TransformerShape:
-    """Llama with experts in every layer, and queries and keys normalised."""
-    experts = f.size("num_local_experts")
-    return replace(llama(f), qk_norm=True, experts=experts, top_k=top_k_of(f, experts), imbalance=IMBALANCE)
 
 
 def sparse_deepseek(f: ConfigFields) -> TransformerShape:
@@ -321,13 +302,6 @@ def dbrx(f: ConfigFields) -> TransformerShape:
         imbalance=IMBALANCE, tied=f.flag("tie_word_embeddings", default=False))
 
 
-def grok(f: ConfigFields) -> TransformerShape:
-    """Llama with experts in every layer, norms on both sides and a tied matrix."""
-    experts = f.size("num_experts", "num_local_experts")
-    return replace(llama(f), norms=4, experts=experts, top_k=top_k_of(f, experts), imbalance=IMBALANCE,
-                   tied=f.flag("tie_word_embeddings", default=True))
-
-
 def by_fields(f: ConfigFields) -> TransformerShape:
     """A type that is not known: what its fields are usually taken to mean."""
     if f.has("kv_lora_rank"):
@@ -335,19 +309,46 @@ def by_fields(f: ConfigFields) -> TransformerShape:
     if f.has("n_embd"):
         return gpt2(f)
     if f.has("num_local_experts"):
-        return mixtral(f)
+        return FAMILIES["mixtral"](f)
     if f.has("num_experts", "n_routed_experts"):
-        return _sparse(f, llama(f), f.size("shared_expert_intermediate_size", default=0, least=0))
-    return mistral(f)
+        return _sparse(f, llama(f), _shared(f))
+    return MISTRAL(f)
 
 
-FAMILIES: dict[str, Callable[[ConfigFields], TransformerShape]] = {
-    "llama": llama, "mistral": mistral, "mixtral": mixtral, "qwen2": qwen2, "qwen2_moe": qwen2_moe, "qwen3": qwen3,
-    "qwen3_moe": qwen3_moe, "gemma": gemma, "gemma2": gemma2, "gemma3": gemma3, "gemma3_text": gemma3, "phi3": phi3,
-    "gpt2": gpt2, "gpt_neox": gpt_neox, "gpt_oss": gpt_oss, "deepseek_v2": deepseek, "deepseek_v3": deepseek,
-    "kimi_k2": deepseek, "deepseek_v32": sparse_deepseek,
-    "glm_moe_dsa": sparse_deepseek, "minimax_m2": minimax_m2,
-    "falcon": falcon, "mpt": mpt, "opt": opt, "bloom": bloom, "dbrx": dbrx, "grok-1": grok}
+MISTRAL = _near(llama, lambda layer: True)
+QWEN3 = _near(_like(llama, head_size=_head(128), qk_norm=True), lambda layer: True, switch="use_sliding_window")
+GEMMA = _like(llama, head_size=_head(256), tied=_flag("tie_word_embeddings", default=True))
+FAMILIES: dict[str, Family] = {
+    "llama": llama,
+    "mistral": MISTRAL,
+    "phi3": MISTRAL,
+    "mixtral": _routed(MISTRAL, "num_local_experts"),
+    "qwen2": qwen2,
+    "qwen2_moe": lambda f: _sparse(f, qwen2(f), _shared(f)),
+    "qwen3": QWEN3,
+    "qwen3_moe": lambda f: _sparse(f, QWEN3(f), 0),
+    "gemma": GEMMA,
+    "gemma2": _near(_like(GEMMA, norms=4), lambda layer: layer % 2 == 0, default=4096),
+    "gemma3": gemma3,
+    "gemma3_text": gemma3,
+    "gpt2": gpt2,
+    "gpt_neox": gpt_neox,
+    "gpt_oss": _near(_routed(_like(llama, bias=True, qkv_bias=True), "num_local_experts", "num_experts"),
+                     lambda layer: layer % 2 == 0, default=128),
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
+    "kimi_k2": deepseek,
+    "deepseek_v32": sparse_deepseek,
+    "glm_moe_dsa": sparse_deepseek,
+    "minimax_m2": _routed(_like(llama, qk_norm=True), "num_local_experts"),
+    "falcon": falcon,
+    "mpt": mpt,
+    "opt": opt,
+    "bloom": bloom,
+    "dbrx": dbrx,
+    "grok-1": _routed(_like(llama, norms=4, tied=_flag("tie_word_embeddings", default=True)),
+                      "num_experts", "num_local_experts"),
+}
 """Model types that are known, by their ``model_type``."""
 
 
@@ -518,7 +519,7 @@ def qwen3_next(f: ConfigFields) -> TransformerShape:
     return stacked(mixed, _named(f, words, "layer_types", shape.layers, {"mamba": mixed, "attention": shape}))
 
 
-HYBRIDS: dict[str, Callable[[ConfigFields], TransformerShape]] = {
+HYBRIDS: dict[str, Family] = {
     "mamba2": mamba2, "bamba": bamba, "falcon_h1": falcon_h1, "granitemoehybrid": granite_hybrid,
     "nemotron_h": nemotron_h, "qwen3_next": qwen3_next, "qwen3_5_moe": qwen3_next}
 """Model types that are known, by their ``model_type``."""

@@ -171,12 +171,10 @@ def step_schedule(costs: PlanCosts, rates: CorrectionFactors) -> StepSchedule:
 def _laid_out(costs: PlanCosts, rates: CorrectionFactors) -> tuple[_Stretches, _Stretches, StepSchedule]:
     """Forward and backward of every stage's chunks, and when each is done."""
     plan = costs.plan
-    forward, backward = (_stretches(of, costs, rates) for of in (_forward, _backward))
-    f = np.array([[each.us(rates) for each in row] for row in forward])
-    b = np.array([[each.us(rates) for each in row] for row in backward])
+    forward, backward, f, b, weights = _passes(costs, rates)
     transfer = np.array([exchange_us(each, rates) + each.count * rates.host_collective_us for each in costs.transfer])
     run = simulate(order_of(plan.schedule, plan.pp, plan.passes, plan.chunks), f, b, transfer,
-                   plan.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B), _of_weights(costs, rates, backward, b))
+                   plan.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B), weights)
     data, optimizer, hidden = [], [], 0.0
     for stage in range(plan.pp):
         exposed, beside = _replicas(costs, rates, stage, _since_gradients(run, stage), float(f[stage].sum()),
@@ -207,11 +205,17 @@ def _stretches(of: Callable[[PlanCosts, CorrectionFactors, int, int], _Stretch],
     return rows
 
 
-def stretches(costs: PlanCosts, rates: CorrectionFactors) -> tuple[Float64, Float64, Float64 | None]:
-    """Return µs of forward, backward and, done apart, weights' gradients of one micro-batch, each [stage, chunk]."""
+def _passes(costs: PlanCosts, rates: CorrectionFactors
+            ) -> tuple[_Stretches, _Stretches, Float64, Float64, Float64 | None]:
+    """Forward and backward of every stage's chunks, and what ``passes_us`` returns of them."""
     forward, backward = (_stretches(of, costs, rates) for of in (_forward, _backward))
     f, b = (np.array([[each.us(rates) for each in row] for row in rows]) for rows in (forward, backward))
-    return f, b, _of_weights(costs, rates, backward, b)
+    return forward, backward, f, b, _of_weights(costs, rates, backward, b)
+
+
+def passes_us(costs: PlanCosts, rates: CorrectionFactors) -> tuple[Float64, Float64, Float64 | None]:
+    """Return µs of forward, backward and, done apart, weights' gradients of one micro-batch, each [stage, chunk]."""
+    return _passes(costs, rates)[2:]
 
 
 def slowest_of(ranks: int) -> float:

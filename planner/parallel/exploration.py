@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -11,7 +11,7 @@ from kernel_models.collectives import find_topology, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from planner.parallel.layer_costs import LayerCosts
-from planner.parallel.planning import Plans, check_finite
+from planner.parallel.planning import PlanRequest, Plans, check_finite, find_plans
 from planner.parallel.search import Ranked
 from planner.parallel.technology import AXES, Technology, factors_of
 from tracer.parallel_plan import PlanError
@@ -43,10 +43,6 @@ class Case:
     topology: str | None
     technology: Technology
     price: float | None = None
-
-
-Run = Callable[[Case, "str | None", LayerCosts], Plans]
-"""Plans of a case: of all that there are, or of one alone; what has been traced of its device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,7 @@ class Explored:
         return None if self.case.price is None or not rate else self.case.price / 3600 / rate * 1e6
 
 
-def explore(cases: Iterable[Case], only: str | None, run: Run) -> list[Explored]:
+def explore(cases: Iterable[Case], request: PlanRequest) -> list[Explored]:
     """Find the best plan of every case, and what binds it.
 
     What is traced for one device serves all of its generation. Twice as much of each figure is priced for the best plan
@@ -114,8 +110,7 @@ def explore(cases: Iterable[Case], only: str | None, run: Run) -> list[Explored]
 
     Args:
         cases: devices and how they are changed.
-        only: one plan alone.
-        run: makes the plans of a case.
+        request: what is wanted of each; its own device is not looked at.
 
     Raises:
         ForetraceError: a device or a plan is not known, or cannot be.
@@ -123,21 +118,21 @@ def explore(cases: Iterable[Case], only: str | None, run: Run) -> list[Explored]
     traced: list[LayerCosts] = []
     found = []
     for case in cases:
-        pieces = _pieces(case, traced)
-        plans = run(case, only, pieces)
-        found.append(Explored(case, pieces.device, plans, _gains(case, plans, only, run, traced)))
+        plans = _best_of(case, request, traced)
+        found.append(Explored(case, traced[-1].device, plans, _gains(case, plans, request, traced)))
     return found
 
 
-def _pieces(case: Case, traced: list[LayerCosts]) -> LayerCosts:
-    """Pieces of a case's device, with what devices that run the same operations have traced."""
+def _best_of(case: Case, request: PlanRequest, traced: list[LayerCosts]) -> Plans:
+    """Find a case's best plan with what devices that run the same operations have traced, and note its own."""
     spec = case.technology.device(find_device(case.device))
     pieces = LayerCosts(spec, like=next((each for each in traced if each.runs_as(spec)), None))
     traced.append(pieces)
-    return pieces
+    return find_plans(replace(request, device=case.device, topology=case.topology, technology=case.technology,
+                              pieces=pieces, best=1))
 
 
-def _gains(case: Case, plans: Plans, only: str | None, run: Run, traced: list[LayerCosts]) -> dict[str, float]:
+def _gains(case: Case, plans: Plans, request: PlanRequest, traced: list[LayerCosts]) -> dict[str, float]:
     if not plans.plans:
         return {}
     best = plans.plans[0]
@@ -146,9 +141,9 @@ def _gains(case: Case, plans: Plans, only: str | None, run: Run, traced: list[La
         more = replace(case, technology=replace(case.technology, **{
             name: TWICE * getattr(case.technology, name) for name in figures}))
         whole = what == "capacity"
-        if whole and only is not None:
+        if whole and request.only is not None:
             continue  # the plan fits, and no other is asked for
-        there = run(more, only if whole else str(best.plan), _pieces(more, traced))
+        there = _best_of(more, request if whole else replace(request, only=str(best.plan)), traced)
         gains[what] = 1.0 - there.plans[0].estimate.time_us / best.estimate.time_us if there.plans else 0.0
     return gains
 

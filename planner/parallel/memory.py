@@ -31,12 +31,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.request.memory_fit import CONTEXT, ERROR, FRAGMENTED, StageMemory
+from graph_predictor.request.memory_fit import StageMemory, with_waste
 from kernel_models.collectives.nccl_constants import COMMUNICATOR_BYTES
 from planner.parallel.layer_costs import LayerCosts, narrow_type
 from planner.parallel.plan_costs import gradient_bytes, optimizer_parameters, stage_parameters
 from planner.parallel.schedule import BACKWARD, FORWARD, WEIGHTS, order_of
-from planner.parallel.stages import blocks_of_stage, recomputed_of_stage
+from planner.parallel.stages import blocks_of_stage
 from tracer.memory_account import MemoryAccount
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
@@ -80,7 +80,7 @@ def _gradient_stand_ins(plan: ParallelPlan, shape: TransformerShape, stage: int)
     if shape.dtype == "fp32":
         return 0
     sizes: set[tuple[str, int]] = set()
-    for kind, _ in blocks_of_stage(plan, shape, stage):
+    for kind, *_ in blocks_of_stage(plan, shape, stage):
         sizes.add(("attention", kind.attention_parameters(plan.tp)))
         sizes.add(("state-space mixer", kind.state_parameters(plan.tp)))
         if not kind.experts:
@@ -136,7 +136,7 @@ def moments_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, 
         logits = _logits(plan, shape) * (flying if plan.schedule is Schedule.GPIPE else 1)
         found.append(Moment("loss", flying * one + logits, _beside_loss(plan, shape)))
         logits -= _logits(plan, shape)
-    beside = max(_beside_block(plan, kind) for kind, _ in blocks_of_stage(plan, shape, stage))
+    beside = max(_beside_block(plan, kind) for kind, *_ in blocks_of_stage(plan, shape, stage))
     found.append(Moment("a block's backward", flying * one + recomputed + logits, beside))
     if stage == 0:
         whole = shape.vocabulary_parameters(plan.tp) * shape.element_bytes
@@ -153,8 +153,7 @@ def kept_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, sta
     fused = plan.recompute is Recomputation.SELECTIVE
     stream = stream_bytes(plan, shape)
     total, largest = stream, 0.0
-    kinds = zip(blocks_of_stage(plan, shape, stage), recomputed_of_stage(plan, shape, stage), strict=True)
-    for (kind, count), recomputed in kinds:
+    for kind, count, recomputed in blocks_of_stage(plan, shape, stage):
         block = float(plan.samples * pieces.saved_bytes(replace(kind, flash=True) if fused else kind, part))
         if plan.cp > 1 and kind.attends:
             block += tokens_of(plan, kind) * kind.heads / plan.tp * kind.width_of_values * kind.element_bytes
@@ -240,29 +239,23 @@ def timeline(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, st
     taken to keep equally much.
     """
     order = order_of(plan.schedule, plan.pp, plan.passes, plan.chunks)
+    names = {FORWARD: "forward", BACKWARD: "backward", WEIGHTS: "weights"}
     held = state_of(plan, shape, stage).total
     one, _ = kept_of(plan, shape, pieces, stage)
     each = one / plan.chunks
-    moments = moments_of(plan, shape, pieces, stage)
-    most = max(moment.total for moment in moments)
+    most = max(moment.total for moment in moments_of(plan, shape, pieces, stage))
     kinds = order.kind[stage]
     lets_go = WEIGHTS if plan.schedule is Schedule.ZERO_BUBBLE else BACKWARD
-    steps = np.where(kinds == FORWARD, each, np.where(kinds == lets_go, -each, 0.0))
-    after = np.cumsum(steps)
+    after = np.cumsum(np.where(kinds == FORWARD, each, np.where(kinds == lets_go, -each, 0.0)))
     # The step's fullest moment is a backward while most is kept.
     beside = most - float(np.max(after))
     found = []
     for i, kind in enumerate(kinds.tolist()):
         before = held + (float(after[i - 1]) if i else 0.0)
         peak = held + float(after[i]) if kind == FORWARD else before + max(beside, 0.0)
-        name = "forward" if kind == FORWARD else "weights" if kind == WEIGHTS else "backward"
-        found.append(MemoryPoint(name, int(order.microbatch[stage, i]), int(order.chunk[stage, i]), before, peak))
+        found.append(MemoryPoint(names[kind], int(order.microbatch[stage, i]), int(order.chunk[stage, i]), before,
+                                 peak))
     return found
-
-
-def memory_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts) -> MemoryAccount:
-    """Return the memory of the stage that needs most."""
-    return fullest_of(plan, shape, pieces).account
 
 
 def fullest_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts) -> StageMemory:
@@ -277,18 +270,14 @@ def fullest_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts) 
 
 def stage_memory(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, stage: int) -> StageMemory:
     """Return what a rank of a stage holds at its fullest moment."""
-    moment: Moment = max(moments_of(plan, shape, pieces, stage), key=lambda each: each.total)
+    moment = max(moments_of(plan, shape, pieces, stage), key=lambda each: each.total)
     held = state_of(plan, shape, stage)
     narrow = narrow_type(shape.linears, pieces.device)
     if narrow is not None and plan.sharding is not Sharding.PARAMETERS:
         # Cast weights are kept from the step's first micro-batch to its last.
         held = replace(held, parameters=held.parameters + narrow.bytes * narrow.copies * sum(
             count * kind.block_parameters(plan.tp, plan.ep, plan.etp)
-            for kind, count in blocks_of_stage(plan, shape, stage)))
+            for kind, count, _ in blocks_of_stage(plan, shape, stage)))
     account = replace(held, activations=moment.activations, temporaries=moment.temporaries)
     groups = sum(size > 1 for size in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep))
-    outside = CONTEXT + groups * COMMUNICATOR_BYTES
-    allocated = account.total
-    return StageMemory(
-        stage, moment.name, replace(account, reserved=outside + FRAGMENTED * moment.total),
-        low=allocated * (1 - ERROR) + CONTEXT, high=allocated * (1 + ERROR) + outside + 3 * FRAGMENTED * moment.total)
+    return with_waste(account, stage, moment.name, groups * COMMUNICATOR_BYTES)

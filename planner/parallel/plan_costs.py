@@ -268,7 +268,7 @@ def gradient_bytes(plan: ParallelPlan, shape: TransformerShape) -> int:
 def stage_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
     """Parameters of one rank of a stage."""
     held = blocks_of_stage(plan, shape, stage)
-    count = sum(blocks * kind.block_parameters(plan.tp, plan.ep, plan.etp) for kind, blocks in held)
+    count = sum(blocks * kind.block_parameters(plan.tp, plan.ep, plan.etp) for kind, blocks, _ in held)
     if plan.pp == 1:
         return count + shape.root_parameters(plan.tp)
     if stage == 0:
@@ -281,7 +281,7 @@ def stage_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int) ->
 def stage_experts(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
     """Parameters of one rank of a stage that are experts'."""
     return sum(blocks * kind.expert_parameters(plan.ep, plan.expert_tp)
-               for kind, blocks in blocks_of_stage(plan, shape, stage))
+               for kind, blocks, _ in blocks_of_stage(plan, shape, stage))
 
 
 def optimizer_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int) -> float:

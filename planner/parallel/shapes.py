@@ -27,7 +27,7 @@ from tracer.job import Job
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
-from tracer.shown import Shown
+from tracer.shown import Shown, frame_of
 
 if TYPE_CHECKING:
     import pandas
@@ -255,30 +255,17 @@ class ShapeReport(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
         """Make the changes, the greatest gain first; the kernels with what their sizes cost; and what cannot be."""
-        return {"changes": self._changes, "kernels": self._kernels, "refused": self._refused}
-
-    def _changes(self) -> pandas.DataFrame:
-        import pandas
-
-        return pandas.DataFrame([{
+        cost = self.cost
+        return {"changes": lambda: frame_of({
             "setting": each.change.setting, "value": each.change.value, "us_per_token": each.us, "gain": each.gain,
             "low": each.low, "high": each.high, "sure": each.sure, "parameters_ratio": each.parameters,
-            "per_parameter": each.change.credited, "why": each.why()} for each in self.advice])
-
-    def _kernels(self) -> pandas.DataFrame:
-        import pandas
-
-        cost = self.cost
-        return pandas.DataFrame([{
-            "kind": call.kind, "layout": call.layout, "sizes": call.dims, "us_per_token": float(cost.us[row]),
-            **{f"lost_to_{name}_us": float(us[row]) for name, us in cost.lost_us.items()}}
-            for row, call in enumerate(cost.calls)])
-
-    def _refused(self) -> pandas.DataFrame:
-        import pandas
-
-        return pandas.DataFrame([{"setting": change.setting, "value": change.value, "reason": reason}
-                                 for change, reason in self.refused], columns=["setting", "value", "reason"])
+            "per_parameter": each.change.credited, "why": each.why()} for each in self.advice),
+            "kernels": lambda: frame_of({
+                "kind": call.kind, "layout": call.layout, "sizes": call.dims, "us_per_token": float(cost.us[row]),
+                **{f"lost_to_{name}_us": float(us[row]) for name, us in cost.lost_us.items()}}
+                for row, call in enumerate(cost.calls)),
+            "refused": lambda: frame_of(({"setting": change.setting, "value": change.value, "reason": reason}
+                                         for change, reason in self.refused), ["setting", "value", "reason"])}
 
 
 def shapes(source: str | Job, *, device: str = "h200-sxm", settings: Sequence[str] = (), preset: str | None = None,

@@ -49,6 +49,9 @@ class Technology:
         return on.with_links(self.link)
 
 
+AS_IT_IS = Technology()
+
+
 def factors_of(axis: str, text: str | None, spec: DeviceSpec, link_gbps: Callable[[], float]) -> list[float]:
     """Return the factors of an option: "1.5" and "x1.5" are factors, "2100MHz" or "6TB/s" values.
 

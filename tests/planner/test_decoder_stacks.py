@@ -14,7 +14,7 @@ from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.estimate import estimate
 from planner.parallel.layer_costs import LayerCosts
-from planner.parallel.memory import memory_of
+from planner.parallel.memory import fullest_of
 from planner.parallel.plan_costs import BlockCosts, costs_of_plan, optimizer_parameters, stage_parameters
 from planner.parallel.stages import blocks_of_stage, layers_of
 from tracer.parallel_plan import ParallelPlan, PlanError, Sharding
@@ -77,8 +77,8 @@ def test_plans_say_their_layers() -> None:
 def test_stages_hold_their_kinds_of_blocks() -> None:
     plan = ParallelPlan(pp=4)
     assert [blocks_of_stage(plan, MIXED, stage) for stage in range(4)] == [
-        [(DENSE.one_layer(), 1)], [(DENSE.one_layer(), 1), (ROUTED.one_layer(), 1)], [(ROUTED.one_layer(), 2)],
-        [(ROUTED.one_layer(), 1)]]
+        [(DENSE.one_layer(), 1, 0)], [(DENSE.one_layer(), 1, 0), (ROUTED.one_layer(), 1, 0)],
+        [(ROUTED.one_layer(), 2, 0)], [(ROUTED.one_layer(), 1, 0)]]
     assert sum(stage_parameters(plan, MIXED, stage) for stage in range(4)) == MIXED.parameters
     assert MIXED.parameters == DENSE.parameters + ROUTED.layers * ROUTED.block_parameters()
     assert MIXED.cut(3).stack == (DENSE, replace(ROUTED, layers=1))
@@ -92,7 +92,7 @@ def test_a_stack_of_equal_runs_is_the_plain_decoder_to_the_digit(
     stacked = replace(ROUTED, stack=(replace(ROUTED, layers=1), replace(ROUTED, layers=3)))
     plain, same = (estimate(costs_of_plan(plan, shape, pieces, cluster)) for shape in (ROUTED, stacked))
     assert plain == same
-    assert memory_of(plan, ROUTED, pieces) == memory_of(plan, stacked, pieces)
+    assert fullest_of(plan, ROUTED, pieces).account == fullest_of(plan, stacked, pieces).account
 
 
 def test_a_mixed_decoder_lies_between_its_kinds(pieces: LayerCosts, cluster: CollectiveModel) -> None:
@@ -179,6 +179,7 @@ def test_a_tied_matrix_lies_on_both_ends_of_a_pipeline(pieces: LayerCosts, clust
 def test_prediction_modules_are_on_the_last_stage(pieces: LayerCosts, cluster: CollectiveModel) -> None:
     shape, plan = replace(MIXED, predictions=1), ParallelPlan(pp=2)
     assert blocks_of_stage(plan, shape, 0) == blocks_of_stage(plan, MIXED, 0)
-    assert blocks_of_stage(plan, shape, 1) == [(ROUTED.one_layer(), 3), (replace(ROUTED.one_layer(), merges=True), 1)]
+    assert blocks_of_stage(plan, shape, 1) == [
+        (ROUTED.one_layer(), 3, 0), (replace(ROUTED.one_layer(), merges=True), 1, 0)]
     more, less = (estimate(costs_of_plan(plan, each, pieces, cluster)) for each in (shape, MIXED))
     assert more.products > less.products

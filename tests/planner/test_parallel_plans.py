@@ -20,7 +20,7 @@ from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan, decoder_of
 from planner.parallel.estimate import estimate, slowest_of
 from planner.parallel.layer_costs import LayerCosts
-from planner.parallel.memory import in_flight, memory_of
+from planner.parallel.memory import fullest_of, in_flight
 from planner.parallel.plan_costs import PlanCosts, costs_of_plan, stage_parameters
 from planner.parallel.schedule import order_of, simulate
 from planner.parallel.search import search
@@ -135,7 +135,7 @@ def test_what_recomputation_keeps_is_not_run_again_and_takes_memory(
         found = estimate(costs_of_plan(plan, SHAPE, pieces, cluster),
                          CorrectionFactors(host_us=0.0, host_collective_us=0.0))
         products[kind] = found.products
-        bytes_held[kind] = memory_of(plan, SHAPE, pieces).activations
+        bytes_held[kind] = fullest_of(plan, SHAPE, pieces).account.activations
     again = {kind: us - products["none"] for kind, us in products.items()}
     assert again["needed"] > again["projections"] > again["operators"] > 0
     assert bytes_held["needed"] < bytes_held["projections"] < bytes_held["operators"] < bytes_held["none"]
@@ -213,14 +213,14 @@ def test_parameters_are_all_on_some_stage_and_shared_evenly() -> None:
 def test_memory_shrinks_with_sharding_recomputation_and_shards(pieces: LayerCosts) -> None:
     def total(**values: object) -> float:
         plan = ParallelPlan(**{"dp": 4, "microbatch": 2, "microbatches": 4, **values})  # type: ignore[arg-type]
-        return memory_of(plan, SHAPE, pieces).total
+        return fullest_of(plan, SHAPE, pieces).account.total
 
     zero = [total(sharding=each) for each in Sharding]
     assert zero == sorted(zero, reverse=True)
     assert len(set(zero)) == 4
     assert total(recompute=Recomputation.FULL) < total()
     # Of so small a model the buffers of one communicator more weigh more than half of its tensors.
-    halved, whole = (memory_of(ParallelPlan(dp=4, tp=tp, microbatch=2, microbatches=4), SHAPE, pieces)
+    halved, whole = (fullest_of(ParallelPlan(dp=4, tp=tp, microbatch=2, microbatches=4), SHAPE, pieces).account
                      for tp in (2, 1))
     assert halved.allocated < whole.allocated
 
@@ -329,12 +329,14 @@ def test_a_blocks_activations_are_those_of_the_literature(plan: str, factor: flo
     more or less, so that embedding and head do not count. What fused attention adds is a log-sum a row and head."""
     pieces = LayerCosts(device("a100-sxm-80g"))
     parsed = ParallelPlan.parse(f"microbatch=1,{plan}".strip(","))
-    more, fewer = (memory_of(parsed, replace(GPT_175B, layers=layers), pieces).activations for layers in (3, 2))
+    more, fewer = (fullest_of(parsed, replace(GPT_175B, layers=layers), pieces).account.activations
+                   for layers in (3, 2))
     assert (more - fewer) / SBH == pytest.approx(factor, rel=2e-3)
 
 
 def test_full_recomputation_keeps_each_blocks_input() -> None:
     """2·s·b·h a layer (the same table)."""
     pieces, parsed = LayerCosts(device("a100-sxm-80g")), ParallelPlan.parse("microbatch=1,tp=8,recompute=full")
-    more, fewer = (memory_of(parsed, replace(GPT_175B, layers=layers), pieces).activations for layers in (3, 2))
+    more, fewer = (fullest_of(parsed, replace(GPT_175B, layers=layers), pieces).account.activations
+                   for layers in (3, 2))
     assert (more - fewer) / SBH == pytest.approx(2)

@@ -15,7 +15,7 @@ from kernel_models.device import device
 from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.estimate import estimate
 from planner.parallel.layer_costs import LayerCosts
-from planner.parallel.memory import in_flight, memory_of
+from planner.parallel.memory import fullest_of, in_flight
 from planner.parallel.plan_costs import PlanCosts, costs_of_plan
 from planner.parallel.schedule import BACKWARD, FORWARD, WEIGHTS, order_of, simulate
 from tracer.parallel_plan import ParallelPlan, Schedule
@@ -78,7 +78,7 @@ def test_sharded_parameters_in_a_pipeline_are_gathered_and_reduced_once_a_step(
     few, many, zero = of("fsdp2=4,pp=2,microbatches=2"), of("fsdp2=4,pp=2,microbatches=8"), of(
         "dp=4,pp=2,microbatches=8,sharding=1")
     assert few.blocks[0].gather.us == 0 and few.reduce == many.reduce == zero.reduce and few.gather == zero.gather
-    memory = [memory_of(ParallelPlan.parse(text), SHAPE, pieces) for text in (
+    memory = [fullest_of(ParallelPlan.parse(text), SHAPE, pieces).account for text in (
         "fsdp2=4,pp=2,microbatches=2", "dp=4,pp=2,microbatches=2,sharding=1")]
     # A quarter of everything in fp32 is the rank's own, beside what is gathered and reduced once.
     count = memory[1].parameters / 2
@@ -97,7 +97,7 @@ def test_copies_of_shared_state_gather_within_a_node_and_reduce_a_share_beyond(
     assert every[0].between_nodes and every[0].ranks == 16
     assert not own[0].between_nodes and own[0].ranks == 8
     assert (own[1].count, every[1].count) == (2, 1) and own[1].between_nodes
-    state = [memory_of(each.plan, SHAPE, pieces).optimizer_state for each in (whole, copies)]
+    state = [fullest_of(each.plan, SHAPE, pieces).account.optimizer_state for each in (whole, copies)]
     assert state[1] == pytest.approx(2 * state[0])
 
 
@@ -107,7 +107,7 @@ def test_some_blocks_computed_again_cost_their_share_of_time_and_memory(
         "none", "full,recompute_layers=1", "full,recompute_layers=3", "full")]
     products = [estimate(costs_of_plan(plan, SHAPE, pieces, cluster), QUIET).products for plan in plans]
     assert np.diff(products) == pytest.approx((products[3] - products[0]) * np.array([0.25, 0.5, 0.25]))
-    kept = [memory_of(plan, SHAPE, pieces).activations for plan in plans]
+    kept = [fullest_of(plan, SHAPE, pieces).account.activations for plan in plans]
     assert kept == sorted(kept, reverse=True)
     everything = replace(plans[3], recompute_layers=100)
     assert estimate(costs_of_plan(everything, SHAPE, pieces, cluster), QUIET).products == products[3]
