@@ -38,7 +38,7 @@ from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import Models, PricedCalls
 from kernel_models.trace_calls import FAMILIES
-from planner.parallel.estimate import Rates
+from planner.parallel.corrections import CorrectionFactors
 from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.steps import GRAPH_LAUNCH_US, ServedStep, ServingModel
 from tracer.arrays import Float64, Int64
@@ -201,7 +201,7 @@ class EditedServingModel(ServingModel):
         self.waits, self.hides = edited.launches.waits, edited.launches.hidden_collectives
         self.rates, self.setup = self._on_host(edited, model.rates)
 
-    def _on_host(self, edited: Scenario, rates: Rates) -> tuple[Rates, ServingSetup]:
+    def _on_host(self, edited: Scenario, rates: CorrectionFactors) -> tuple[CorrectionFactors, ServingSetup]:
         weight = 1.0 if edited.host.weight is None else float(np.mean(edited.host.weight))
         factor = edited.host.factor * weight
         launch = factor if self._launches.cost else 0.0
