@@ -330,7 +330,7 @@ def predict_cases(captures: Sequence[tuple[Sizes, Path]], wanted: Sequence[Sizes
     """Predict a program's step at sizes from its captures at others.
 
     Args:
-        captures: sizes and directory of each; laws through several are of those after the first.
+        captures: sizes and directory of each; each size is predicted from the nearest one.
         wanted: sizes to predict.
         profiles: files with fitted models of the machine.
         code: "train.py:build", to trace the program again at each size.

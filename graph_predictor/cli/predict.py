@@ -98,7 +98,7 @@ def predict(
     code: Annotated[str | None, shared(
         "--code", "FUNCTION takes the sizes of --set by name and returns the step")] = None,
     also: Annotated[list[str] | None, shared(
-        "--also", "such as runs/b:batch=64; sizes and times follow laws through the captures")] = None,
+        "--also", "such as runs/b:batch=64; the nearest capture is scaled")] = None,
     step: Step = None,
     price: Annotated[float | None, shared("--price", least=0)] = None,
     html: Html = None,

@@ -18,7 +18,7 @@ class Configuration:
         comm_profile: path of measured collectives; comm_backend: whose they are, such as "gloo".
         comm_choices: path of several backends' measured collectives, or "auto": each is done by the best of them.
         sizes: as ``--set`` takes them.
-        also: further captures, for laws of sizes.
+        also: further captures at other sizes; the nearest one is scaled.
         code: the program, as SCRIPT.py:FUNCTION.
         edits: their values by the name of their option, such as ``{"clock": 1.5, "cuda-graphs": True}``.
     """

@@ -20,7 +20,7 @@ from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.prediction.shared import Shared
 from graph_predictor.request.configuration import Configuration
-from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_sets, samples_of
+from graph_predictor.sizes.named_sizes import captured_sizes, nearest, parse_also, parse_sets, samples_of
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import find_device, shape_device, traced_device
 from tracer.errors import ForetraceError
@@ -172,7 +172,7 @@ class Study:
         """
         wanted = self._with_law(configuration)
         if wanted.also and wanted.parallel is not None:
-            raise EditError("Laws of several captures are of their own ranks; leave --also or --parallel out.")
+            raise EditError("Several captures are of their own ranks; leave --also or --parallel out.")
         if (wanted.also or wanted.code is not None) and not wanted.sizes:
             raise EditError("--also and --code are for other sizes; name one with --set, such as --set batch=64.")
         collectives = self._cluster(wanted, alone)
@@ -249,7 +249,7 @@ class Study:
         made: Job | None = None
         workload = None if self._job is None else self._job.graphs[0].meta.workload
         if wanted.also:
-            raise EditError("Laws of sizes rest on recorded steps, and this one never ran; leave --also out.")
+            raise EditError("--also is for recorded steps, and this one never ran; leave it out.")
         old, new = parse_sets(sizes)
         again = bool(workload or self._code)
         if wanted.code is not None:
@@ -267,7 +267,7 @@ class Study:
                 if wanted.parallel is not None or set(old) != set(new):
                     raise
         if sizes:
-            from graph_predictor.sizes.sizes import Sizes
+            from graph_predictor.sizes.scaling import Sizes
 
             edits.append(Sizes.parse(list(sizes)))
         start = baseline_of(made or self.job, device=spec, models=self._models_of_traced(spec), host=host,
@@ -356,13 +356,13 @@ class Study:
         Device(find_device(device)).apply(self._recorded.scenario)
 
     def _sized(self, wanted: Configuration) -> tuple[Baseline, list[Edit]]:
-        """Other sizes by the best way there is: the program traced again, the laws of several captures, one capture."""
+        """Other sizes by the best way there is: the program traced again, or the nearest capture scaled."""
         recorded = self._recorded
         assert recorded is not None
         if not wanted.sizes:
             return recorded, []
         from graph_predictor.sizes.retrace import recorded_sizes, why_not
-        from graph_predictor.sizes.sizes import Sizes
+        from graph_predictor.sizes.scaling import Sizes
 
         old, new = parse_sets(wanted.sizes)
         reason = why_not(recorded, wanted.code)
@@ -371,9 +371,11 @@ class Study:
         if wanted.code is not None:
             raise EditError(f"{reason}; leave --code out.")
         if wanted.also:
-            return recorded, [self._once("laws", self._laws, wanted.also, tuple(new.items()), tuple(old.items()))]
+            start, edit = self._once("nearest", self._nearest, wanted.also, tuple(new.items()), tuple(old.items()))
+            return start, [edit]
         noted = recorded_sizes(recorded)
-        return recorded, [Sizes.parse(list(wanted.sizes), noted, reason if noted and reason else "")]
+        because = f"{reason}; the sizes of one capture were scaled instead." if noted and reason else ""
+        return recorded, [Sizes.parse(list(wanted.sizes), noted, because)]
 
     def _retraced(self, new: tuple[tuple[str, int], ...], old: tuple[tuple[str, int], ...],
                   code: str | None) -> Baseline:
@@ -382,18 +384,27 @@ class Study:
         assert self._recorded is not None
         return retrace(self._recorded, dict(new), dict(old), code=code)
 
-    def _laws(self, also: tuple[str, ...], new: tuple[tuple[str, int], ...],
-              old: tuple[tuple[str, int], ...]) -> Edit:
-        from graph_predictor.sizes.laws import SizeLaws
+    def _nearest(self, also: tuple[str, ...], new: tuple[tuple[str, int], ...],
+                 old: tuple[tuple[str, int], ...]) -> tuple[Baseline, Edit]:
+        """Return the capture whose sizes are nearest to those asked for, and the change of its sizes."""
+        from graph_predictor.sizes.scaling import Sizes
 
         assert self._recorded is not None
         others = [parse_also(text) for text in also]
         source = self._recorded.scenario.devices.source
-        captures = [self._recorded, *(baseline_of(self._once("captures", self._other, path), device=source,
-                                                  profiled=self._profiled) for path, _ in others)]
-        graphs = [one.built.graphs[0] for one in captures]
-        sizes = [dict(old), *(sizes for _, sizes in others)]
-        return SizeLaws(captures, captured_sizes(graphs, sizes, dict(new)), dict(new))
+        captures = [self._recorded, *(self._once("capture", self._capture, path, source) for path, _ in others)]
+        sizes = captured_sizes([one.built.graphs[0] for one in captures],
+                               [dict(old), *(sizes for _, sizes in others)], dict(new))
+        wanted = {**sizes[0], **dict(new)}
+        chosen = nearest(sizes, wanted)
+        at = [", ".join(f"{name}={size}" for name, size in one.items()) for one in sizes]
+        changes = tuple((name, size, wanted[name]) for name, size in sizes[chosen].items() if size != wanted[name])
+        return captures[chosen], Sizes(changes, f"Of the captures at {' and '.join(at)} the one at {at[chosen]} is "
+                                                "nearest and was scaled.")
+
+    def _capture(self, path: str, device: DeviceSpec | None) -> Baseline:
+        found = baseline_of(self._once("captures", self._other, path), device=device, profiled=self._profiled)
+        return found.with_models(self._profiles)
 
     # -- shared -------------------------------------------------------------------------------------------------------
 

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import payload_ratios
-from graph_predictor.prediction.anchoring import resized_on_cpu, shrinking
+from graph_predictor.prediction.anchoring import prices_of, resized_on_cpu, shrinking
 from graph_predictor.prediction.memory import most_activations, with_sizes
 from graph_predictor.prediction.new_calls import resized_calls
+from graph_predictor.prediction.operation_costs import every_operation, operation_costs
+from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.sizes.named_sizes import LEADING, MOST, no_size, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
-from graph_predictor.sizes.size_kinds import ScaledRank
-from graph_predictor.sizes.size_times import computing_kinds, host_factors, log_work
 from graph_predictor.sizes.unrolled import unrolled_size
 from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation
+from kernel_models.operation import Operation, calls_of, is_free
 from kernel_models.spreads import RESIZED_WITH_DATA
 from tracer.arrays import Bool, Float64, Int64
 
@@ -33,8 +33,6 @@ MOST_UNSIZED = 0.05
 """Share of the kernels' time whose sizes may be missing."""
 MOST_KEPT = 50_000
 """Operations of a job whose layouts are kept for the next prediction: some kilobytes each."""
-SAME = 1e-9
-"""A factor that is 1 but for rounding."""
 LEAST_MOVED = 0.01
 """Share of the step's work by which a new size should change it at least; less is said."""
 
@@ -51,7 +49,7 @@ class Sizes:
 
     Attributes:
         changes: (name, old, new).
-        because: why no better way than one capture was taken, as a sentence without its end.
+        because: a sentence on why this capture was scaled, for the notes.
     """
 
     changes: tuple[tuple[str, int, int], ...]
@@ -111,7 +109,7 @@ class Sizes:
         _check_rolled(scaled, self)
         _check_decided(scenario, scaled, self)
         if self.because:
-            scenario = scenario.with_note(f"{self.because}; the sizes of one capture were scaled instead.")
+            scenario = scenario.with_note(self.because)
         samples = next((new / old for name, old, new in self.changes if name.lower() in LEADING), 1.0)
         batch = next((old for name, old, _ in self.changes if name.lower() in LEADING), None)
         grown = math.prod(new / old for _, old, new in self.changes)
@@ -129,7 +127,7 @@ def _check_rolled(scaled: list[ScaledShapes], sizes: Sizes) -> None:
             raise EditError(f"{sizes.describe()} may change how many operations there are: the step goes along a "
                             f"dimension of {size} piece by piece (a recurrent layer, a loop, micro-batches), and one "
                             "capture does not say whether there are then more pieces or longer ones; trace the program "
-                            "again (--code), or, if there are as many at every size, capture it at two (--also).")
+                            "again (--code).")
 
 
 def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> None:
@@ -148,8 +146,7 @@ def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes)
     share = undecided / max(int(ns.sum()), 1)
     if share > MOST_UNDECIDED:
         raise EditError(f"{sizes.describe()} is ambiguous: parameters have as many rows as there are samples, and "
-                        f"{share:.0%} of the work is on matrices that may be either; capture the step at another size, "
-                        "or two sizes.")
+                        f"{share:.0%} of the work is on matrices that may be either; capture the step at another size.")
 
 
 def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tuple[str, int, int], ...]) -> Scenario:
@@ -208,14 +205,10 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
     known: Bool = np.zeros(len(pieces), np.bool_)
     doubtful: Bool = np.zeros(len(pieces), np.bool_)
     for number, shapes in enumerate(scaled):
-        rank = ScaledRank(scenario, number, shapes)
-        factor *= host_factors(scenario, rank, log_work(scenario, rank), np.zeros(2))
-        computes = computing_kinds(scenario, rank)
-        undecided = computes & np.array([kind.undecided for kind in rank.kinds], np.bool_)
-        none = np.zeros(len(rank.kind) + 1)
-        known, doubtful = (so_far | (rank.costs[0].by_piece(pieces, kinds[rank.kind].astype(np.float64), none, 0.0, 0.0)
-                                     > 0) for so_far, kinds in ((known, computes), (doubtful, undecided)))
-    changed = np.abs(factor - 1.0) > SAME
+        growth, computes, undecided = _computing(scenario, number, shapes)
+        factor *= growth
+        known, doubtful = known | computes, doubtful | undecided
+    changed = factor != 1.0
     if not changed.any():
         raise EditError("No operation that computes has one of the sizes: nothing would change.")
     ns = was * factor
@@ -237,6 +230,56 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
         "host's time stays." + (" The interval holds a step in which that shrinks too." if less else ""))
 
 
+def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[Float64, Bool, Bool]:
+    """Return how much more a rank's pieces of host time compute, which compute, and which of these are undecided."""
+    pieces, graph = scenario.pieces, shapes.graph
+    costs = operation_costs(scenario.cycle, pieces, number, every_operation(graph))
+    ops, numbers = graph.ops, dict[tuple[Any, ...], int]()
+    columns = np.stack([ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars])[:, costs.op].T.tolist()
+    kind = np.array([numbers.setdefault((*key, shapes.layouts(op)), len(numbers))
+                     for op, key in zip(costs.op.tolist(), columns, strict=True)], np.int64)
+    examples = costs.op[np.unique(kind, return_index=True)[1]].tolist()
+    growth = _growth_of_work(scenario, shapes, examples)
+    computes = np.append(computing_operations(graph), False)[costs.op]
+    computes &= np.array([not is_free(graph.string(int(ops.name[op]))) for op in examples], np.bool_)[kind]
+    undecided = computes & np.array([shapes.undecided(op) for op in examples], np.bool_)[kind]
+    none = np.zeros(len(kind) + 1)
+    known, doubtful = (costs.by_piece(pieces, rows.astype(np.float64), none, 0.0, 0.0) > 0
+                       for rows in (computes, undecided))
+    return (costs.by_piece(pieces, np.where(computes, growth[kind], 1.0), none + 1.0, 1.0, 1.0), known, doubtful)
+
+
+def _growth_of_work(scenario: Scenario, shapes: ScaledShapes, ops: list[int]) -> Float64:
+    """Work of operations at the new sizes over the recorded work, by the models.
+
+    Of collectives it is the growth of what they move, and where the models know no time that of the elements of all
+    arguments.
+    """
+    pairs = [(Operation.from_graph(shapes.graph, op), shapes.operation_of(op)) for op in ops]
+    calls = [calls_of(one) for pair in pairs for one in pair]
+    times = prices_of(calls, scenario.known_source(), scenario.devices.source_models).time_us.reshape(-1, 2)
+    sized = np.array([bool(one) and not any("unsized" in call.flags for call in one) for one in calls], np.bool_)
+    known = (sized.reshape(times.shape) & (times > 0)).all(axis=1)
+    table = shapes.graph.collectives
+    row_of = {op: row for row, op in reversed(list(enumerate(table.op.tolist())))}
+    found = np.where(known, times[:, 1], 1.0) / np.where(known, times[:, 0], 1.0)
+    for number, op in enumerate(ops):
+        if op in row_of:
+            moved = max(int(table.elements_in[row_of[op]]), int(table.elements_out[row_of[op]]), 0)
+            found[number] = (1.0 + moved * float(shapes.payload(row_of[op]))) / (1.0 + moved)
+        elif not known[number]:
+            before, after = (sum(_elements(argument.shape) for argument in one.arguments) for one in pairs[number])
+            found[number] = (1.0 + after) / (1.0 + before)
+    return found
+
+
+def _elements(shape: Any) -> float:
+    """Elements of a tensor, or of all tensors of a list."""
+    if not shape:
+        return 0.0
+    return float(math.prod(shape)) if all(isinstance(one, int) for one in shape) else sum(map(_elements, shape))
+
+
 def _moving(scenario: Scenario, changes: tuple[tuple[str, int, int], ...], moved: float) -> Scenario:
     """The scenario with a warning where new sizes change next to nothing.
 
@@ -252,7 +295,7 @@ def _moving(scenario: Scenario, changes: tuple[tuple[str, int, int], ...], moved
     return replace(scenario, warnings=(*scenario.warnings, (
         f"{said} changes {moved:.2%} of the step's work, as hardly any operation has that size: what follows it in "
         "another way (a loop, a loader, a size that is worked out from it) is not in this number; trace the program "
-        "again (--code), or capture it at two sizes (--also).")))
+        "again (--code).")))
 
 
 def _either(changes: tuple[tuple[str, int, int], ...]) -> float:
