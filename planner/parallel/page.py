@@ -29,7 +29,7 @@ from graph_predictor.pages.parts import (
     text_column,
 )
 from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.pages.prediction import Provenance, provenance_section, sentence
+from graph_predictor.pages.provenance import Provenance, provenance_section, sentence
 from kernel_models.model import Source
 from planner.parallel.compare import differences, front, tied
 from planner.parallel.planning import Plans

@@ -21,10 +21,8 @@ from kernel_models.device import DeviceSpec
 from kernel_models.pricing import Models
 from planner.parallel.estimate import Rates
 from planner.serving.batching import simulate_serving
-from planner.serving.cache import CacheAccount, cache_account
-from planner.serving.errors import ServingError
-from planner.serving.load import Lengths, Requests
-from planner.serving.setup import ServingSetup
+from planner.serving.load import CacheAccount, Lengths, Requests, cache_account
+from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.steps import ServingModel
 from tracer.arrays import Float64
 from tracer.shape_only.transformer import TransformerShape

@@ -52,7 +52,7 @@ host 6 to 60 µs)."""
 
 
 @dataclass(frozen=True, slots=True)
-class PromptPiece:
+class PrefillChunk:
     """Pieces of equal prompts that a step reads: how many, their tokens, and those of each that the cache has."""
 
     prompts: int
@@ -62,7 +62,7 @@ class PromptPiece:
 
 @dataclass(frozen=True, slots=True)
 class ServedStep:
-    """What a step of all of a copy's GPUs works on.
+    """What a step of all of a replica's GPUs works on.
 
     Attributes:
         sequences: that decode.
@@ -73,7 +73,7 @@ class ServedStep:
 
     sequences: float
     context: float = 0.0
-    pieces: tuple[PromptPiece, ...] = ()
+    pieces: tuple[PrefillChunk, ...] = ()
     finished: float = 0.0
 
 
@@ -124,7 +124,7 @@ SomeModel = TypeVar("SomeModel", bound="ServingModel")
 
 
 class ServingModel:
-    """Prices steps of one copy.
+    """Prices steps of one replica.
 
     Args:
         shape: of the decoder.
@@ -453,7 +453,7 @@ class StepSurface:
         self._step_us = rates.step_us
         self._each_us = setup.engine.sequence_us * rates.step_us / setup.engine.step_us if setup.engine.step_us else 0.0
 
-    def us(self, sequences: float, context: float, pieces: Sequence[PromptPiece] = (), finished: float = 0.0) -> float:
+    def us(self, sequences: float, context: float, pieces: Sequence[PrefillChunk] = (), finished: float = 0.0) -> float:
         """Return the time of a step, as ``ServingModel.time`` has it."""
         share = self._share
         own = sequences * share
