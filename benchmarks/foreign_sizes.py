@@ -33,8 +33,7 @@ from pathlib import Path
 import numpy as np
 from foreign_turns import ratios
 
-from graph_predictor.request.configuration import Configuration
-from graph_predictor.request.study import Study
+from graph_predictor.request.study import Configuration, Study
 from kernel_models.profile import DeviceProfile, load_profile
 from tracer.capture_layout import read_context
 from tracer.errors import ForetraceError

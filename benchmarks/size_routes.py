@@ -30,8 +30,7 @@ from foretrace.edits import Sizes
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.sizes.retrace import retrace
 from graph_predictor.synthesis.baseline import baseline_of
-from graph_predictor.synthesis.operation_match import match, names_of_both
-from graph_predictor.synthesis.recorded_operations import recorded_operations
+from graph_predictor.synthesis.recorded_operations import match, names_of_both, recorded_operations
 from kernel_models.operation import Operation
 from kernel_models.profile import load_profile
 from tracer import workloads

@@ -19,8 +19,7 @@ from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import replay
-from graph_predictor.request.configuration import Configuration
-from graph_predictor.request.study import Study
+from graph_predictor.request.study import Configuration, Study
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import OpCall
@@ -36,7 +35,6 @@ from tracer.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 LEAST_SIZED = 0.1
 """Least share of device time with recorded sizes for which kernel models are judged."""

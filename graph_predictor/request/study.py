@@ -10,16 +10,15 @@ for is imported by the method that answers: most predictions need none of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from graph_predictor.edits.registry import made
+from graph_predictor.edits.registry import Value, chosen, made
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.prediction.shared import Shared
-from graph_predictor.request.configuration import Configuration
 from graph_predictor.sizes.named_sizes import captured_sizes, nearest, parse_also, parse_sets, samples_of
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import find_device, shape_device, traced_device
@@ -37,6 +36,50 @@ if TYPE_CHECKING:
     from kernel_models.host.model import HostModel
     from kernel_models.profile import DeviceProfile
     from tracer.shape_only.devices import TracedDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Changes of a source; see the options of ``foretrace predict`` for how texts are written.
+
+    Attributes:
+        device, parallel, topology, from_topology: None for that of the source.
+        host_from: path of the capture whose host is taken.
+        comm_profile: path of measured collectives; comm_backend: whose they are, such as "gloo".
+        comm_choices: path of several backends' measured collectives, or "auto": each is done by the best of them.
+        sizes: as ``--set`` takes them.
+        also: further captures at other sizes; the nearest one is scaled.
+        code: the program, as SCRIPT.py:FUNCTION.
+        edits: their values by the name of their option, such as ``{"clock": 1.5, "cuda-graphs": True}``.
+    """
+
+    device: str | None = None
+    parallel: str | None = None
+    topology: str | None = None
+    from_topology: str | None = None
+    comm_profile: str | None = None
+    comm_backend: str | None = None
+    comm_choices: str | None = None
+    host_from: str | None = None
+    sizes: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    code: str | None = None
+    edits: Mapping[str, Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "edits", chosen(self.edits))
+
+    def with_values(self, **values: object) -> Configuration:
+        """Return the same with other values of some attributes."""
+        return replace(self, **values)  # type: ignore[arg-type]
+
+    def differences(self) -> dict[str, object]:
+        """Return the attributes that are not as the source has them, as plain values."""
+        plain = Configuration()
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
+                if value != getattr(plain, name)}
+
 
 DEFAULT_DEVICE = "h200-sxm"
 """A script is traced for this device where none is named."""

@@ -1,11 +1,18 @@
 """Another batch size or sequence length, from one capture: the operations' sizes scaled consistently, then priced
-again."""
+again.
+
+Refused are steps that a program takes one after another along a dimension of its data (``unrolled_size``): another
+length is another number of operations, which one recording does not have. Whatever takes the dimension apart (a slice,
+``split``, ``chunk``, ``unbind``, an index) takes a part of it from one place to another. Where parts of one length
+cover the dimension, the step goes along it piece by piece.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,13 +24,16 @@ from graph_predictor.prediction.new_calls import resized_calls
 from graph_predictor.prediction.operation_costs import every_operation, operation_costs
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.sizes.layouts import Dim, Shape
 from graph_predictor.sizes.named_sizes import LEADING, MOST, no_size, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
-from graph_predictor.sizes.unrolled import unrolled_size
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of, is_free
 from kernel_models.spreads import RESIZED_WITH_DATA
 from tracer.arrays import Bool, Float64, Int64
+from tracer.decode import list_of
+from tracer.graph import OpKind
+from tracer.views import Argument
 
 MOST_GROWTH = 1000
 """Times the recorded size, up or down: beyond it (``anchoring.MOST_RATIO``) one recorded time says nothing."""
@@ -35,6 +45,13 @@ MOST_KEPT = 50_000
 """Operations of a job whose layouts are kept for the next prediction: some kilobytes each."""
 LEAST_MOVED = 0.01
 """Share of the step's work by which a new size should change it at least; less is said."""
+
+
+Part = tuple[int, int]
+"""A part of a dimension: its begin and its end."""
+_FEW, _MOST_OF = 2, 4
+"""Elements that no part holds, at most, where the others are gone along (the last target, a class token), and at most
+one in so many."""
 
 
 @dataclass(frozen=True)
@@ -240,8 +257,8 @@ def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[F
                      for op, key in zip(costs.op.tolist(), columns, strict=True)], np.int64)
     examples = costs.op[np.unique(kind, return_index=True)[1]].tolist()
     growth = _growth_of_work(scenario, shapes, examples)
-    computes = np.append(computing_operations(graph), False)[costs.op]
-    computes &= np.array([not is_free(graph.string(int(ops.name[op]))) for op in examples], np.bool_)[kind]
+    takes_time = np.array([not is_free(graph.string(int(ops.name[op]))) for op in examples], np.bool_)[kind]
+    computes: Bool = computing_operations(graph)[costs.op] & takes_time
     undecided = computes & np.array([shapes.undecided(op) for op in examples], np.bool_)[kind]
     none = np.zeros(len(kind) + 1)
     known, doubtful = (costs.by_piece(pieces, rows.astype(np.float64), none, 0.0, 0.0) > 0
@@ -259,7 +276,7 @@ def _growth_of_work(scenario: Scenario, shapes: ScaledShapes, ops: list[int]) ->
     calls = [calls_of(one) for pair in pairs for one in pair]
     times = prices_of(calls, scenario.known_source(), scenario.devices.source_models).time_us.reshape(-1, 2)
     sized = np.array([bool(one) and not any("unsized" in call.flags for call in one) for one in calls], np.bool_)
-    known = (sized.reshape(times.shape) & (times > 0)).all(axis=1)
+    known: Bool = np.asarray((sized.reshape(times.shape) & (times > 0)).all(axis=1))
     table = shapes.graph.collectives
     row_of = {op: row for row, op in reversed(list(enumerate(table.op.tolist())))}
     found = np.where(known, times[:, 1], 1.0) / np.where(known, times[:, 0], 1.0)
@@ -354,3 +371,131 @@ def _collectives(scenario: Scenario, scaled: list[ScaledShapes]) -> tuple[Float6
             own = kernels[rows]
             time[own] = payload_ratios(graph, rows.tolist(), moved[own].tolist(), scenario.known_source())
     return time, int((moved != 1).sum())
+
+
+def unrolled_size(scaled: ScaledShapes) -> int | None:
+    """The old size of a dimension that changes and that the step goes along piece by piece; ``None`` if there is none.
+
+    Trusts the arguments' values; a trace without them has no such dimension.
+    """
+    taken: dict[tuple[Shape, int, Dim], set[Part]] = {}
+    for row in _rows(scaled):
+        operation = Operation.from_graph(scaled.graph, row)
+        value = scaled.flow.values(row).get((0, -1))
+        place, parts = _VIEWS[operation.name]
+        dim = _whole(operation.arguments, place)
+        if value is None or dim is None or not -len(value.shape) <= dim < len(value.shape):
+            continue
+        at = dim % len(value.shape)
+        size, follows = value.shape[at], value.layouts[0][at]
+        if scaled.sizes.resized(size, follows) != size:
+            taken.setdefault((value.shape, at, follows), set()).update(parts(operation.arguments, size))
+    for (shape, at, follows), found in taken.items():
+        if _gone_along(shape[at], found, math.prod(old**power for old, power in zip(
+                scaled.sizes.old, follows.powers, strict=True))):
+            return shape[at]
+    return None
+
+
+def _rows(scaled: ScaledShapes) -> list[int]:
+    """One row of each way in which the step takes a part of a tensor."""
+    ops, strings = scaled.graph.ops, scaled.graph.strings
+    named = np.array([*(text in _VIEWS for text in strings), False], np.bool_)[ops.name]
+    rows = np.flatnonzero(named & (ops.kind == OpKind.OPERATION))
+    if not len(rows):
+        return []
+    _, first = np.unique(np.stack([ops.name[rows], ops.shapes[rows], ops.scalars[rows]]), axis=1, return_index=True)
+    found: list[int] = rows[first].tolist()
+    return found
+
+
+def _gone_along(size: int, parts: Iterable[Part], named: int) -> bool:
+    """Return whether parts of one length cover a dimension, and would be more at another size.
+
+    Args:
+        size: elements of the dimension.
+        parts: what is taken of it.
+        named: the named sizes' product that the dimension follows. Parts of that length, or of some of it, are as many
+            at every size: the halves of two batches that were put together.
+    """
+    inside = sorted({part for part in parts if part[0] < part[1]})
+    for length in {stop - start for start, stop in inside if 2 * (stop - start) <= size}:
+        if length % named == 0 and size // length % named:
+            continue
+        left, reached = 0, 0
+        for start, stop in inside:
+            if stop - start <= length:
+                left += max(start - reached, 0)
+                reached = max(reached, stop)
+        if left + size - reached <= min(_FEW, size // _MOST_OF):
+            return True
+    return False
+
+
+def _all(arguments: tuple[Argument, ...], size: int) -> list[Part]:
+    """Parts of ``aten::unbind``."""
+    del arguments
+    return [(at, at + 1) for at in range(size)]
+
+
+def _selected(arguments: tuple[Argument, ...], size: int) -> list[Part]:
+    """That of ``aten::select``, which takes one."""
+    index = _whole(arguments, 2)
+    return [] if index is None else [(index % size, index % size + 1)]
+
+
+def _sliced(arguments: tuple[Argument, ...], size: int) -> list[Part]:
+    """That of ``aten::slice``; none where it leaves elements out in between."""
+    start, stop, step = (_whole(arguments, place) for place in (2, 3, 4))
+    return [_within(start or 0, size if stop is None else stop, size)] if step in (None, 1) else []
+
+
+def _narrowed(arguments: tuple[Argument, ...], size: int) -> list[Part]:
+    """That of ``aten::narrow``, which is given a length."""
+    start, length = (_whole(arguments, place) for place in (2, 3))
+    if start is None or length is None:
+        return []
+    start = start % size
+    return [_within(start, start + length, size)]
+
+
+def _split(arguments: tuple[Argument, ...], size: int) -> list[Part]:
+    """Return the parts of ``aten::split``, of one length or of a list of them."""
+    length = _whole(arguments, 1)
+    if length is not None:
+        return [_within(start, start + length, size) for start in range(0, size, length)] if length > 0 else []
+    lengths = [one for one in list_of(arguments[1].value) if type(one) is int]
+    ends = np.cumsum([0, *lengths]).tolist()
+    return [_within(start, stop, size) for start, stop in pairwise(ends)]
+
+
+def _chunked(arguments: tuple[Argument, ...], size: int) -> list[Part]:
+    """Return the parts of ``aten::chunk``, at most as many as it is given."""
+    count = _whole(arguments, 1)
+    if count is None or count < 1:
+        return []
+    length = -(-size // count)
+    return [_within(start, start + length, size) for start in range(0, size, length)]
+
+
+def _within(start: int, stop: int, size: int) -> Part:
+    """A part whose ends may count from the dimension's own end, or lie beyond it."""
+    first, last = (min(max(end + size if end < 0 else end, 0), size) for end in (start, stop))
+    return first, last
+
+
+def _whole(arguments: tuple[Argument, ...], place: int) -> int | None:
+    """The whole number that an argument is; ``None`` where it is none, or not recorded."""
+    try:
+        return int(arguments[place].value) if place < len(arguments) else None
+    except ValueError:
+        return None
+
+
+_VIEWS: dict[str, tuple[int, Callable[[tuple[Argument, ...], int], list[Part]]]] = {
+    "aten::unbind": (1, _all), "aten::select": (1, _selected), "aten::slice": (1, _sliced),
+    "aten::narrow": (1, _narrowed), "aten::split": (2, _split), "aten::split_with_sizes": (2, _split),
+    "aten::unsafe_split": (2, _split), "aten::unsafe_split_with_sizes": (2, _split), "aten::chunk": (2, _chunked),
+    "aten::unsafe_chunk": (2, _chunked),
+}
+"""Operations that take parts of a tensor: the argument that names the dimension, and which parts they take."""

@@ -17,7 +17,7 @@ import msgspec
 
 import kernel_models
 import tracer
-from graph_predictor.synthesis import modelled
+from graph_predictor.synthesis import step
 from kernel_models.device import DeviceSpec
 from planner.parallel.shipped_pieces import shipped_piece, torch_version
 from tracer.kept_files import drop_oldest, kept_folders, read_kept, write_kept
@@ -83,7 +83,7 @@ def _surroundings() -> str:
         return ""
     found = hashlib.sha256(version.encode())
     files = [*(each for package in (tracer, kernel_models) for each in Path(package.__path__[0]).rglob("*.py")),
-             Path(modelled.__file__), *Path(__file__).parent.glob("*.py")]
+             Path(step.__file__), *Path(__file__).parent.glob("*.py")]
     for file in sorted(files):
         found.update(file.read_bytes())
     return found.hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graph_predictor.prediction.host_steps import traced_host_step
-from graph_predictor.synthesis.modelled import calls_by_operation
+from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import shape_device
 from kernel_models.host.model import HostModel

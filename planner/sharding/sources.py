@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from graph_predictor.prediction.predictor import recorded_device
-from graph_predictor.synthesis.modelled import calls_by_operation
+from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, shape_device
 from kernel_models.op_call import Family, OpCall
