@@ -5,7 +5,7 @@
     source ──> recorded Baseline ──(plan, sizes: traced again, once each)──> Baseline ──(other edits)──> Prediction
 
 What the configurations of one source share (a trace under a plan, a host, a cluster) is made once. What only some ask
-for is imported by the method that answers: most predictions need none of it.
+for and costs a tenth of a second to import is imported by the method that answers.
 """
 
 from __future__ import annotations
@@ -14,17 +14,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from graph_predictor.edits.device import Device
+from graph_predictor.edits.host_from import HostFrom
 from graph_predictor.edits.registry import Value, chosen, made
+from graph_predictor.edits.straggler import Straggler
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.prediction.shared import Shared
 from graph_predictor.sizes.named_sizes import captured_sizes, nearest, parse_also, parse_sets, samples_of
+from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import find_device, shape_device, traced_device
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
+from tracer.lookup_data.indices import LAW
+from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.errors import UnknownSizeError
 
 if TYPE_CHECKING:
@@ -242,8 +248,6 @@ class Study:
         if len(laws) > 1 or "indices" in wanted.edits:
             raise EditError(f"--set {LAW_SETTING}= says by which law rows are looked up, and so does another option; "
                             "give one of them.")
-        from tracer.lookup_data.indices import LAW
-
         others = tuple(text for text in wanted.sizes if not text.strip().startswith(f"{LAW_SETTING}="))
         return wanted.with_values(sizes=others, edits={**wanted.edits, "indices": f"{LAW}{laws[0].rpartition(':')[2]}"})
 
@@ -327,8 +331,6 @@ class Study:
     def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...],
                 device: str | TracedDevice, also: tuple[int, ...]) -> Job:
         from graph_predictor.request.parallel_ranks import traced
-        from graph_predictor.sizes.retrace import trace_again
-        from tracer.parallel_plan import ParallelPlan
 
         graph = None if self._job is None else self._job.graphs[0]
         if parallel is None:
@@ -350,14 +352,11 @@ class Study:
         else:
             start, edits = self._sized(wanted)
         if wanted.device is not None:
-            from graph_predictor.edits.device import Device
-
             spec = find_device(wanted.device)
             if wanted.parallel is not None:  # its collectives must not hide that a CPU's step has no kernels
                 self._once("device", self._can_move, wanted.device)
             edits.append(Device(spec, self._profiles.get(spec.name)))
         if wanted.host_from is not None:
-            from graph_predictor.edits.host_from import HostFrom
             from kernel_models.host.hosts import host_names, is_host_file
 
             if wanted.host_from in host_names() or "," in wanted.host_from or is_host_file(wanted.host_from):
@@ -371,7 +370,6 @@ class Study:
     def _on_ranks(self, parallel: str, sizes: tuple[str, ...], where: tuple[str | None, ...],
                   also: tuple[int, ...]) -> Baseline:
         from graph_predictor.request.parallel_ranks import on_ranks, settings_under
-        from tracer.parallel_plan import ParallelPlan
 
         assert self._recorded is not None
         topology, profile, device, backend, choices, alone = where
@@ -393,8 +391,6 @@ class Study:
         return found if samples is None else found.with_items(samples * plan.dp / plan.world_size)
 
     def _can_move(self, device: str) -> None:
-        from graph_predictor.edits.device import Device
-
         assert self._recorded is not None
         Device(find_device(device)).apply(self._recorded.scenario)
 
@@ -404,13 +400,13 @@ class Study:
         assert recorded is not None
         if not wanted.sizes:
             return recorded, []
-        from graph_predictor.sizes.retrace import recorded_sizes, why_not
         from graph_predictor.sizes.scaling import Sizes
 
         old, new = parse_sets(wanted.sizes)
         reason = why_not(recorded, wanted.code)
         if reason is None and (wanted.code is not None or not wanted.also):
-            return self._once("retraced", self._retraced, tuple(new.items()), tuple(old.items()), wanted.code), []
+            key = (tuple(new.items()), tuple(old.items()), wanted.code)
+            return self._shared.once("retraced", key, lambda: retrace(recorded, new, old, code=wanted.code)), []
         if wanted.code is not None:
             raise EditError(f"{reason}; leave --code out.")
         if wanted.also:
@@ -419,13 +415,6 @@ class Study:
         noted = recorded_sizes(recorded)
         because = f"{reason}; the sizes of one capture were scaled instead." if noted and reason else ""
         return recorded, [Sizes.parse(list(wanted.sizes), noted, because)]
-
-    def _retraced(self, new: tuple[tuple[str, int], ...], old: tuple[tuple[str, int], ...],
-                  code: str | None) -> Baseline:
-        from graph_predictor.sizes.retrace import retrace
-
-        assert self._recorded is not None
-        return retrace(self._recorded, dict(new), dict(old), code=code)
 
     def _nearest(self, also: tuple[str, ...], new: tuple[tuple[str, int], ...],
                  old: tuple[tuple[str, int], ...]) -> tuple[Baseline, Edit]:
@@ -464,7 +453,6 @@ class Study:
         if wanted.parallel is None or wanted.device is None:
             return None
         from kernel_models.collectives import CollectiveModel, topology_of
-        from tracer.parallel_plan import ParallelPlan, PlanError
 
         ranks = ParallelPlan.parse(wanted.parallel).world_size
         try:
@@ -477,7 +465,6 @@ class Study:
         """The cluster of a configuration's texts; where they name none, usual nodes of its device for its ranks."""
         from graph_predictor.comm.clusters import cluster_of
         from kernel_models.collectives import topology_of
-        from tracer.parallel_plan import ParallelPlan
 
         def usual() -> Topology:
             graphs = self.job.graphs
@@ -507,6 +494,4 @@ class Study:
 
 def _straggling(wanted: Configuration) -> list[int]:
     """Return the ranks that are slower than others, which none stands for."""
-    from graph_predictor.edits.straggler import Straggler
-
     return [edit.rank for edit in made(wanted.edits) if isinstance(edit, Straggler)]

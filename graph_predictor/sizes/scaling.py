@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -20,14 +21,15 @@ import numpy as np
 from graph_predictor.comm.recorded_calls import payload_ratios
 from graph_predictor.prediction.anchoring import prices_of, resized_on_cpu, shrinking
 from graph_predictor.prediction.memory import most_activations, with_sizes
-from graph_predictor.prediction.new_calls import resized_calls
 from graph_predictor.prediction.operation_costs import every_operation, operation_costs
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.sizes.layout_rules import whole_number
 from graph_predictor.sizes.layouts import Dim, Shape
 from graph_predictor.sizes.named_sizes import LEADING, MOST, no_size, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
-from kernel_models.op_call import OpCall
+from kernel_models.families.copy import memset, transfer
+from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of, is_free
 from kernel_models.spreads import RESIZED_WITH_DATA
 from tracer.arrays import Bool, Float64, Int64
@@ -71,6 +73,16 @@ class Sizes:
 
     changes: tuple[tuple[str, int, int], ...]
     because: str = ""
+
+    @property
+    def growth(self) -> float:
+        """Return the factor on the product of all sizes."""
+        return math.prod(new / old for _, old, new in self.changes)
+
+    @property
+    def either(self) -> float:
+        """Return the log half width of the interval of work that follows the sizes or does not: both are in it."""
+        return math.fsum(abs(math.log(new / old)) for _, old, new in self.changes)
 
     @classmethod
     def parse(cls, texts: Sequence[str], known: Mapping[str, int] | None = None, because: str = "") -> Sizes:
@@ -123,28 +135,41 @@ class Sizes:
             keep=lambda found: sum(len(graph.ops) for graph in graphs) <= MOST_KEPT)
         for rank in scaled:
             rank.check()
-        _check_rolled(scaled, self)
+            if (size := unrolled_size(rank)) is not None:
+                raise EditError(f"{self.describe()} may change how many operations there are: the step goes along a "
+                                f"dimension of {size} piece by piece (a recurrent layer, a loop, micro-batches), and "
+                                "one capture does not say whether there are then more pieces or longer ones; trace the "
+                                "program again (--code).")
         _check_decided(scenario, scaled, self)
         if self.because:
             scenario = scenario.with_note(self.because)
-        samples = next((new / old for name, old, new in self.changes if name.lower() in LEADING), 1.0)
-        batch = next((old for name, old, _ in self.changes if name.lower() in LEADING), None)
-        grown = math.prod(new / old for _, old, new in self.changes)
-        scenario = scenario.with_samples(samples, batch, grown)
-        if scenario.built.computes_on_host:
-            return _resized_on_cpu(scenario, scaled, self.changes)
-        return _resized(scenario, scaled, self.changes)
+        batch = next((one for one in self.changes if one[0].lower() in LEADING), None)
+        samples, recorded = (1.0, None) if batch is None else (batch[2] / batch[1], batch[1])
+        scenario = self._with_activations(scenario.with_samples(samples, recorded, self.growth))
+        resized = (_resized_on_cpu if scenario.built.computes_on_host else _resized)(scenario, scaled, self)
+        return replace(resized, items_per_rank=None if batch is None else float(batch[2]))
 
+    def _with_activations(self, scenario: Scenario) -> Scenario:
+        """Memory that grows with the sizes; a note says where the trace knows no moment with activations."""
+        changed = with_sizes(scenario, self.growth)
+        graphs = scenario.built.graphs
+        if self.growth > 1 and any(graph.meta.memory and not most_activations(graph) for graph in graphs):
+            return changed.with_note(
+                "Peak memory is that of a moment without activations (the optimizer's step): what they need at the new "
+                "sizes is not known from it and may be more; trace the program again at the new sizes (--code, or "
+                "SCRIPT.py:FUNCTION as the source) for the peak there.")
+        return changed
 
-def _check_rolled(scaled: list[ScaledShapes], sizes: Sizes) -> None:
-    """Raise ``EditError`` where another size is another number of operations."""
-    for rank in scaled:
-        size = unrolled_size(rank)
-        if size is not None:
-            raise EditError(f"{sizes.describe()} may change how many operations there are: the step goes along a "
-                            f"dimension of {size} piece by piece (a recurrent layer, a loop, micro-batches), and one "
-                            "capture does not say whether there are then more pieces or longer ones; trace the program "
-                            "again (--code).")
+    def warned(self, scenario: Scenario, moved: float) -> Scenario:
+        """Return the same with a warning where the sizes change next to nothing; ``moved`` is the share of the work
+        that they change."""
+        if moved >= LEAST_MOVED * min(abs(math.log(self.growth)), 1.0):
+            return scenario
+        said = " and ".join(f"{name} {old} → {new}" for name, old, new in self.changes)
+        return replace(scenario, warnings=(*scenario.warnings, (
+            f"{said} changes {moved:.2%} of the step's work, as hardly any operation has that size: what follows it in "
+            "another way (a loop, a loader, a size that is worked out from it) is not in this number; trace the "
+            "program again (--code).")))
 
 
 def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> None:
@@ -166,7 +191,7 @@ def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes)
                         f"{share:.0%} of the work is on matrices that may be either; capture the step at another size.")
 
 
-def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tuple[str, int, int], ...]) -> Scenario:
+def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Scenario:
     """New calls for every piece of device work; where they cannot be made, it grows with its data."""
     work = scenario.work
     known: dict[tuple[Any, ...], tuple[tuple[OpCall, ...] | None, float]] = {}
@@ -182,7 +207,7 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
         key = (number, rank, *(int(column[op]) for column in (ops.name, ops.shapes, ops.dtypes, ops.strides,
                                                               ops.scalars)), shapes.layouts(op))
         if key not in known:
-            known[key] = (resized_calls(calls[i], Operation.from_graph(shapes.graph, op), shapes.operation_of(op),
+            known[key] = (_new_calls(calls[i], Operation.from_graph(shapes.graph, op), shapes.operation_of(op),
                                         shapes.growth(op)), float(shapes.growth(op)))
         new, growth = known[key]
         calls[i], factor[i] = (calls[i], growth) if new is None else (new, 1.0)
@@ -195,14 +220,12 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
     spread = np.where(kernel_factor != 1.0, RESIZED_WITH_DATA, 0.0)
     if doubtful.any():
         mine = (work.piece >= 0) & doubtful[np.maximum(work.piece, 0)]
-        spread = np.hypot(spread, np.where(mine, _either(changes), 0.0))
-    batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
+        spread = np.hypot(spread, np.where(mine, sizes.either, 0.0))
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
     sized = (factor != 1.0) | np.isin(resized.group, list(after))
-    scenario = _moving(scenario, changes, float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1))
+    scenario = sizes.warned(scenario, float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1))
     kernels = replace(scenario.kernels.scaled(kernel_factor).widened(spread), calls=after)
-    changed = replace(_with_activations(scenario, changes), regrouped=resized,
-                      kernels=kernels, items_per_rank=None if batch is None else float(batch))
+    changed = replace(scenario, regrouped=resized, kernels=kernels)
     if doubtful.any():
         changed = changed.with_note(_doubt(work.measured_ns[doubtful].sum() / max(int(work.measured_ns.sum()), 1)))
     return changed.with_note(
@@ -213,8 +236,21 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
             if exchanged else ""))
 
 
-def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tuple[str, int, int], ...]) -> \
-        Scenario:
+def _new_calls(old: tuple[OpCall, ...], before: Operation, after: Operation, growth: Fraction) -> tuple[
+        OpCall, ...] | None:
+    """Return the calls of recorded work at its new sizes; ``None`` where they cannot be made.
+
+    A lone copy or memset has ``growth`` times the bytes. Of other work the calls are those of the operation, unless at
+    the old sizes these are not what was recorded: then the formulas do not say what the operation did.
+    """
+    if len(old) == 1 and old[0].family in (Family.TRANSFER, Family.MEMSET) and "unsized" not in old[0].flags:
+        size = round(old[0].dims[0] * growth)
+        return (memset(size) if old[0].family is Family.MEMSET else transfer(old[0].kind, size, old[0].flags),)
+    tf32 = any(call.dtype == "tf32" for call in old)
+    return calls_of(after, tf32) if calls_of(before, tf32) == old else None
+
+
+def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Scenario:
     """On a CPU the operations are the kernels: the own time of those that compute × model(new sizes) / model(old)."""
     scenario = scenario.claim("the host's computation", "--set")
     pieces, working = scenario.pieces, scenario.cycle.working[scenario.pieces.item]
@@ -230,19 +266,16 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
         raise EditError("No operation that computes has one of the sizes: nothing would change.")
     ns = was * factor
     moved = abs(float((ns - was)[changed].sum())) / max(float(was[working].sum()), 1.0)
-    scenario = _moving(scenario, changes, moved)
+    scenario = sizes.warned(scenario, moved)
     share, doubt = (float(pieces.ns[rows].sum()) / max(float(pieces.ns[working].sum()), 1.0)
                     for rows in (changed, doubtful))
     stays = float(ns[working & ~pieces.fetched & ~known].sum())
-    less = shrinking(stays, float(ns[working].sum()), math.prod(new / old for _, old, new in changes))
+    less = shrinking(stays, float(ns[working].sum()), sizes.growth)
     host = scenario.host.widened(resized_on_cpu(ns[changed], factor[changed], float(ns[working].sum())))
     host = host.widened(less)
     if doubt:
-        scenario, host = scenario.with_note(_doubt(doubt)), host.widened(doubt * _either(changes))
-    batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
-    changed_step = replace(_with_activations(scenario, changes), host=replace(host, ns=ns),
-                           items_per_rank=None if batch is None else float(batch))
-    return changed_step.with_note(
+        scenario, host = scenario.with_note(_doubt(doubt)), host.widened(doubt * sizes.either)
+    return replace(scenario, host=replace(host, ns=ns)).with_note(
         f"{share:.0%} of the step is operations that compute on the CPU and grow by their models; the rest of the "
         "host's time stays." + (" The interval holds a step in which that shrinks too." if less else ""))
 
@@ -297,45 +330,9 @@ def _elements(shape: Any) -> float:
     return float(math.prod(shape)) if all(isinstance(one, int) for one in shape) else sum(map(_elements, shape))
 
 
-def _moving(scenario: Scenario, changes: tuple[tuple[str, int, int], ...], moved: float) -> Scenario:
-    """The scenario with a warning where new sizes change next to nothing.
-
-    Args:
-        scenario: with the sizes changed.
-        changes: (name, old, new).
-        moved: share of the work that they change.
-    """
-    growth = math.prod(new / old for _, old, new in changes)
-    if moved >= LEAST_MOVED * min(abs(math.log(growth)), 1.0):
-        return scenario
-    said = " and ".join(f"{name} {old} → {new}" for name, old, new in changes)
-    return replace(scenario, warnings=(*scenario.warnings, (
-        f"{said} changes {moved:.2%} of the step's work, as hardly any operation has that size: what follows it in "
-        "another way (a loop, a loader, a size that is worked out from it) is not in this number; trace the program "
-        "again (--code).")))
-
-
-def _either(changes: tuple[tuple[str, int, int], ...]) -> float:
-    """Log half width of the interval of work that follows the sizes or does not: both are in it."""
-    return math.fsum(abs(math.log(new / old)) for _, old, new in changes)
-
-
 def _doubt(share: float) -> str:
     return (f"{share:.1%} of the work is on tensors that may be parameters or samples, for all the trace says; their "
             "interval holds both.")
-
-
-def _with_activations(scenario: Scenario, changes: tuple[tuple[str, int, int], ...]) -> Scenario:
-    """Memory that grows with the sizes; a note says where the trace knows no moment with activations."""
-    factor = math.prod(new / old for _, old, new in changes)
-    changed = with_sizes(scenario, factor)
-    graphs = scenario.built.graphs
-    if factor > 1 and any(graph.meta.memory and not most_activations(graph) for graph in graphs):
-        return changed.with_note(
-            "Peak memory is that of a moment without activations (the optimizer's step): what they need at the new "
-            "sizes is not known from it and may be more; trace the program again at the new sizes (--code, or "
-            "SCRIPT.py:FUNCTION as the source) for the peak there.")
-    return changed
 
 
 def payload_factors(scenario: Scenario, scaled: list[ScaledShapes]) -> Float64:
@@ -383,7 +380,7 @@ def unrolled_size(scaled: ScaledShapes) -> int | None:
         operation = Operation.from_graph(scaled.graph, row)
         value = scaled.flow.values(row).get((0, -1))
         place, parts = _VIEWS[operation.name]
-        dim = _whole(operation.arguments, place)
+        dim = whole_number(operation.arguments, place)
         if value is None or dim is None or not -len(value.shape) <= dim < len(value.shape):
             continue
         at = dim % len(value.shape)
@@ -440,19 +437,19 @@ def _all(arguments: tuple[Argument, ...], size: int) -> list[Part]:
 
 def _selected(arguments: tuple[Argument, ...], size: int) -> list[Part]:
     """That of ``aten::select``, which takes one."""
-    index = _whole(arguments, 2)
+    index = whole_number(arguments, 2)
     return [] if index is None else [(index % size, index % size + 1)]
 
 
 def _sliced(arguments: tuple[Argument, ...], size: int) -> list[Part]:
     """That of ``aten::slice``; none where it leaves elements out in between."""
-    start, stop, step = (_whole(arguments, place) for place in (2, 3, 4))
+    start, stop, step = (whole_number(arguments, place) for place in (2, 3, 4))
     return [_within(start or 0, size if stop is None else stop, size)] if step in (None, 1) else []
 
 
 def _narrowed(arguments: tuple[Argument, ...], size: int) -> list[Part]:
     """That of ``aten::narrow``, which is given a length."""
-    start, length = (_whole(arguments, place) for place in (2, 3))
+    start, length = (whole_number(arguments, place) for place in (2, 3))
     if start is None or length is None:
         return []
     start = start % size
@@ -461,7 +458,7 @@ def _narrowed(arguments: tuple[Argument, ...], size: int) -> list[Part]:
 
 def _split(arguments: tuple[Argument, ...], size: int) -> list[Part]:
     """Return the parts of ``aten::split``, of one length or of a list of them."""
-    length = _whole(arguments, 1)
+    length = whole_number(arguments, 1)
     if length is not None:
         return [_within(start, start + length, size) for start in range(0, size, length)] if length > 0 else []
     lengths = [one for one in list_of(arguments[1].value) if type(one) is int]
@@ -471,7 +468,7 @@ def _split(arguments: tuple[Argument, ...], size: int) -> list[Part]:
 
 def _chunked(arguments: tuple[Argument, ...], size: int) -> list[Part]:
     """Return the parts of ``aten::chunk``, at most as many as it is given."""
-    count = _whole(arguments, 1)
+    count = whole_number(arguments, 1)
     if count is None or count < 1:
         return []
     length = -(-size // count)
@@ -482,14 +479,6 @@ def _within(start: int, stop: int, size: int) -> Part:
     """A part whose ends may count from the dimension's own end, or lie beyond it."""
     first, last = (min(max(end + size if end < 0 else end, 0), size) for end in (start, stop))
     return first, last
-
-
-def _whole(arguments: tuple[Argument, ...], place: int) -> int | None:
-    """The whole number that an argument is; ``None`` where it is none, or not recorded."""
-    try:
-        return int(arguments[place].value) if place < len(arguments) else None
-    except ValueError:
-        return None
 
 
 _VIEWS: dict[str, tuple[int, Callable[[tuple[Argument, ...], int], list[Part]]]] = {
