@@ -29,8 +29,14 @@ from graph_predictor.prediction.repeat import steps_of
 from graph_predictor.prediction.scenario import OTHER_RANKS, Scenario
 from graph_predictor.prediction.work import COLLECTIVE, Work
 from graph_predictor.simulation.host_pieces import host_pieces
-from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
-from graph_predictor.synthesis.program import RankTimes, plain_constants, synthesize
+from graph_predictor.synthesis.program import (
+    DeviceWork,
+    HostCall,
+    OperationTimes,
+    RankTimes,
+    plain_constants,
+    synthesize,
+)
 from kernel_models.collectives import CollectiveCall, CommTimes
 from kernel_models.collectives.readers.traces import element_bytes
 from kernel_models.device import DeviceSpec
