@@ -112,7 +112,7 @@ def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]
     else:
         work = scenario.work
         rows = np.flatnonzero(work.sized).tolist()
-        pieces = [work.calls[work.group[row]] for row in rows], work.measured_ns[rows].astype(np.float64)
+        pieces = [work.calls[work.call_row[row]] for row in rows], work.measured_ns[rows].astype(np.float64)
         total = float(work.measured_ns.sum())
     calls, measured = pieces
     if not len(measured) or measured.sum() < LEAST_SIZED * total:

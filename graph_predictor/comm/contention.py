@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.simulation.beside import Beside, KernelsBeside
 from graph_predictor.simulation.build import Built, build_program
+from graph_predictor.simulation.overlapping import Overlapping, OverlappingKernels
 from kernel_models.collectives.readers.traces import kind_of
 from kernel_models.spreads import END
 from tracer.arrays import Bool, Float64, Int8, Int32, Int64
@@ -98,7 +98,7 @@ class Contention:
         """Return whether anything is known to slow anything down."""
         return bool(self.of_transfer.any() or self.of_waiting.any() or self.of_computing.any())
 
-    def log_factor(self, shares: Beside) -> Float64:
+    def log_factor(self, shares: Overlapping) -> Float64:
         """Return the logarithm of how much longer than alone each kernel takes at some shares."""
         found: Float64 = (self.of_transfer * shares.transfer + self.of_waiting * shares.waiting
                           + self.of_computing * shares.computing)
@@ -110,7 +110,7 @@ def contention(built: Built) -> Contention:
     program = built.program
     kind = kernel_kinds(built.graphs)
     transfer_ns = recorded_transfers(built)
-    shares = KernelsBeside.of(program.kernel_ptr, kind, program.kernel_group).shares(
+    shares = OverlappingKernels.of(program.kernel_ptr, kind, program.kernel_group).shares(
         program.recorded_kernel_start, program.recorded_kernel_end, transfer_ns)
     own = kind == KernelKind.COMPUTE
     recorded = program.recorded_kernel_end - program.recorded_kernel_start
@@ -132,7 +132,7 @@ def contention_of(graphs: Sequence[ExecutionGraph]) -> dict[str, SlowDown]:
             "transfers beside kernels": found.computing}
 
 
-def fitted(code: Int64, own: Bool, logs: Float64, shares: Beside, used: Bool) -> Contention:
+def fitted(code: Int64, own: Bool, logs: Float64, shares: Overlapping, used: Bool) -> Contention:
     """Fit slow-downs to the ``used`` ones of some instances.
 
     Args:

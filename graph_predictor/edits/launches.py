@@ -85,7 +85,7 @@ def waits_for_batches(scenario: Scenario) -> bool:
 
 def loading_ns(scenario: Scenario) -> float:
     """Return the host time that the step's own threads spend on loading, as recorded, ns."""
-    pieces = scenario.pieces
+    pieces = scenario.slices
     return float(pieces.ns[pieces.data & scenario.cycle.working[pieces.item]].sum())
 
 

@@ -247,7 +247,7 @@ class _Shown:
         times = self.times
         rank = int(times.program.thread_rank[self.thread_of[items[0]]])
         clock = times.built.clock_ns[rank]
-        known, after = known_times(times.built.recorded_program, times.simulated, times.pieces, times.host_ns, items,
+        known, after = known_times(times.built.recorded_program, times.simulated, times.slices, times.host_ns, items,
                                    times.item[items], clock)
         before = known - clock
         inside = (start >= before[0]) & (end <= before[-1])

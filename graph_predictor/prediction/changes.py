@@ -12,7 +12,7 @@ from enum import Enum
 
 import numpy as np
 
-from graph_predictor.prediction.fetching import Fetching
+from graph_predictor.prediction.data_loading import DataLoading
 from graph_predictor.prediction.loader import Loader
 from kernel_models.device import DeviceSpec
 from kernel_models.device_edit import scaled_device
@@ -77,7 +77,7 @@ class KernelChange:
     """Device work, by kernel of the recorded program.
 
     Attributes:
-        calls: new calls of groups of pieces (see ``Work.calls``) that an edit changed.
+        calls: new calls of groups of slices (see ``Work.calls``) that an edit changed.
         call_edits: changes of every call that has not been replaced, by name of the edit, applied in the names' order.
         factor: on the duration of each kernel; ``spread`` the log half width of its 80% interval.
         change_known: how work changes on one device was measured, so that ``spread`` alone is the interval of changed
@@ -110,13 +110,13 @@ class KernelChange:
 
 @dataclass(frozen=True)
 class HostChange:
-    """Host time, by piece of ``Scenario.pieces``.
+    """Host time, by slice of ``Scenario.slices``.
 
     Attributes:
         ns: times of another host, or at other sizes; ``None`` for those recorded.
         spread: log half width of what changes add to the interval of the host's time.
         factor: on all host time.
-        weight: factor on each piece.
+        weight: factor on each slice.
         constants: launch constants of another host, by rank.
         source: where the times come from before any edit.
     """
@@ -129,7 +129,7 @@ class HostChange:
     source: Source = Source.MEASURED
 
     def scaled(self, weight: Float64) -> HostChange:
-        """Return the same with one more factor on each piece."""
+        """Return the same with one more factor on each slice."""
         return replace(self, weight=weight if self.weight is None else weight * self.weight)
 
     def widened(self, spread: float) -> HostChange:
@@ -168,12 +168,12 @@ class BatchChange:
 
     Attributes:
         loader: worker processes that make batches, where there are any.
-        fetching: what another number of samples makes of loading batches in the training process.
+        data_loading: what another number of samples makes of loading batches in the training process.
         loading: where batches are loaded: by the training thread, as recorded; beside it; or nowhere.
     """
 
     loader: Loader | None = None
-    fetching: Fetching | None = None
+    data_loading: DataLoading | None = None
     loading: Loading = Loading.INLINE
 
     @property

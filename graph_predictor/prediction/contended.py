@@ -15,7 +15,7 @@ import numpy as np
 from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.steady_state import Steady
-from graph_predictor.simulation.beside import Beside, KernelsBeside
+from graph_predictor.simulation.overlapping import Overlapping, OverlappingKernels
 from kernel_models.model import Source
 from kernel_models.spreads import CONTENTION
 from tracer.arrays import Float64, Int8, Int64
@@ -30,15 +30,15 @@ TOLD = 0.01
 """Change of a kernel's time from which it is no longer measured."""
 
 
-def steady_shares(steady: Steady, kinds: Int8) -> Beside:
+def steady_shares(steady: Steady, kinds: Int8) -> Overlapping:
     """Return the shares of each recorded kernel in a copy that has others before and behind it; 0 of the others'."""
     repeated, simulated = steady.repeated, steady.simulated
     program = repeated.program
 
-    def asked() -> tuple[Int64, Int64, Int64, KernelsBeside]:
+    def asked() -> tuple[Int64, Int64, Int64, OverlappingKernels]:
         mine, kind = repeated.copy_of_kernel == repeated.copies - 2, kinds[repeated.kernel]
         rows = np.flatnonzero(mine)
-        return rows, repeated.kernel[rows], np.flatnonzero(kind == KernelKind.COLLECTIVE), KernelsBeside.of(
+        return rows, repeated.kernel[rows], np.flatnonzero(kind == KernelKind.COLLECTIVE), OverlappingKernels.of(
             program.kernel_ptr, kind, program.kernel_group, mine)
 
     rows, recorded, collectives, beside = repeated.shared.once("beside", (kinds,), asked)
@@ -52,7 +52,7 @@ def steady_shares(steady: Steady, kinds: Int8) -> Beside:
         by_recorded = np.zeros(len(kinds))
         by_recorded[recorded] = values[rows]
         shares.append(by_recorded)
-    return Beside(*shares)
+    return Overlapping(*shares)
 
 
 def matters(change: Float64, times: KernelTimes, steady: Steady) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.prediction.repeat import Cycle, Repeated
-from graph_predictor.simulation.program import Anchor, ItemKind, Program, whole_ns
+from graph_predictor.simulation.program import ItemKind, LaunchReference, Program, whole_ns
 from graph_predictor.simulation.tape import Rows
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import NONE
@@ -102,7 +102,7 @@ class FedCopies:
     @classmethod
     def of(cls, program: Program) -> FedCopies:
         """Find those of a recorded program."""
-        kernel = np.flatnonzero((program.kernel_anchor == Anchor.STAGED) & (program.kernel_item >= 0))
+        kernel = np.flatnonzero((program.kernel_reference == LaunchReference.STAGED) & (program.kernel_item >= 0))
         kernel = kernel[program.kernel_duration[kernel] > 0]
         item = program.kernel_item[kernel]
         feeding = program.recorded_item_end[item] - np.maximum(program.recorded_kernel_start[kernel],

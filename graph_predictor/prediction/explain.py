@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.prediction.deciding import deciding
+from graph_predictor.prediction.bottleneck import bottleneck
 from graph_predictor.prediction.edited_host import kinds_of
 from graph_predictor.prediction.path_operations import step_names
 from graph_predictor.prediction.repeat import Repeated
@@ -55,7 +55,7 @@ def explain(scenario: Scenario, steady: Steady) -> list[Explained]:
         zip(starts, sums_back(causes, starts).tolist(), strict=True))]
 
 
-def deciding_rank(period_ns: Int64, ranks: list[Explained]) -> int:
+def bottleneck_rank(period_ns: Int64, ranks: list[Explained]) -> int:
     """Return the rank whose path is the job's: of the slowest ranks the one that waits least for others.
 
     Ranks that meet in collectives all take as long as the one they wait for.
@@ -89,7 +89,7 @@ def _of_rank(steady: Steady, rank: int, causes: Causes, start: PathStart, sums: 
     bounds = {label: float(ns) for label, ns in zip(_LABELS, sums, strict=True)}
     own, simulated = layout.computing[rank], steady.simulated
     active = active_ns(simulated.kernel_start[own], simulated.kernel_end[own], layout.device[rank])
-    return Explained(bounds, deciding(bounds), active, causes, start)
+    return Explained(bounds, bottleneck(bounds), active, causes, start)
 
 
 def path_entries(scenario: Scenario, steady: Steady, path: Path) -> list[PathItem]:

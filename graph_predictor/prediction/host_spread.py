@@ -12,7 +12,7 @@ import numpy as np
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.recorded.step_lengths import typical
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_pieces import HostPieces
+from graph_predictor.simulation.host_slices import HostSlices
 from graph_predictor.simulation.host_waits import waiting_calls
 from kernel_models.spreads import END, USUAL_STEPS
 from tracer.arrays import Bool, Float64, Int64
@@ -64,26 +64,26 @@ def drift(times: Float64) -> float | None:
     return total if one_way and abs(total) > DRIFT else None
 
 
-def step_totals(built: Built, cycle: Cycle, pieces: HostPieces) -> Float64:
+def step_totals(built: Built, cycle: Cycle, slices: HostSlices) -> Float64:
     """Host time of each step of the cycle, ns, of the first rank."""
-    return _totals(built, cycle, pieces, np.ones(len(pieces), np.bool_))
+    return _totals(built, cycle, slices, np.ones(len(slices), np.bool_))
 
 
-def unblocked_totals(built: Built, cycle: Cycle, pieces: HostPieces) -> Float64:
+def unblocked_totals(built: Built, cycle: Cycle, slices: HostSlices) -> Float64:
     """The same without the calls that wait for the device: what they take beyond the wait for known device work is
     the driver's and the device's, and goes from one step to another; how fast the host works it does not say."""
-    program, mine = built.program, (pieces.rank == 0) & pieces.is_cost
-    waits = np.zeros(len(pieces), np.bool_)
-    waits[mine] = waiting_calls(built.graphs[0])[program.item_row[pieces.item[mine]]]
-    return _totals(built, cycle, pieces, ~waits)
+    program, mine = built.program, (slices.rank == 0) & slices.is_cost
+    waits = np.zeros(len(slices), np.bool_)
+    waits[mine] = waiting_calls(built.graphs[0])[program.item_row[slices.item[mine]]]
+    return _totals(built, cycle, slices, ~waits)
 
 
-def _totals(built: Built, cycle: Cycle, pieces: HostPieces, counted: Bool) -> Float64:
+def _totals(built: Built, cycle: Cycle, slices: HostSlices, counted: Bool) -> Float64:
     program, graph = built.program, built.graphs[0]
     start = graph.steps.start_ns[cycle.row[0]]
-    rows = np.flatnonzero(counted & (pieces.rank == 0) & cycle.working[pieces.item])
-    when = program.recorded_item_start[pieces.item[rows]] - built.clock_ns[0]
+    rows = np.flatnonzero(counted & (slices.rank == 0) & cycle.working[slices.item])
+    when = program.recorded_item_start[slices.item[rows]] - built.clock_ns[0]
     # The end of a step is the instant at which the next one begins: what it ends with is its own.
     place = np.clip(np.searchsorted(start, when, side="left") - 1, 0, None)
-    totals = np.bincount(place, weights=pieces.ns[rows], minlength=cycle.steps)
+    totals = np.bincount(place, weights=slices.ns[rows], minlength=cycle.steps)
     return np.asarray(totals, np.float64)

@@ -107,15 +107,15 @@ def _recorded(baseline: Baseline) -> HostStep:
 
 def _measured(baseline: Baseline) -> tuple[OperationCosts, float]:
     """Return what a recording's operations cost without the profiler, and what is left of its calls' time: a share."""
-    scenario, pieces = baseline.scenario, baseline.scenario.pieces
+    scenario, slices = baseline.scenario, baseline.scenario.slices
     graph = scenario.built.graphs[0]
     owner = operations_named(graph, (name for name in graph.strings if is_flat(name)))
     of_calls = 1.0
     if scenario.profiled:
         share = profiler_share(scenario)
-        of_calls = 1.0 - float(share.calls.sum()) / max(float(pieces.ns[pieces.is_cost].sum()), 1.0)
-        pieces = replace(pieces, ns=whole_ns(pieces.ns - share.ns))
-    return operation_costs(scenario.cycle, pieces, 0, owner), of_calls
+        of_calls = 1.0 - float(share.calls.sum()) / max(float(slices.ns[slices.is_cost].sum()), 1.0)
+        slices = replace(slices, ns=whole_ns(slices.ns - share.ns))
+    return operation_costs(scenario.cycle, slices, 0, owner), of_calls
 
 
 def _step(graph: ExecutionGraph, rows: Int64, before: np.ndarray, inside: np.ndarray,

@@ -20,7 +20,7 @@ import numpy as np
 from graph_predictor.prediction.host_spread import mean_spread, unprofiled_stretches
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_pieces import WORKERS
+from graph_predictor.simulation.host_slices import WORKERS
 from graph_predictor.simulation.program import ItemKind
 from tracer.arrays import Float64
 from tracer.graph import ExecutionGraph

@@ -1,4 +1,4 @@
-"""A path's time by operation, of the step as edited: host work is split by what its pieces take after the edits.
+"""A path's time by operation, of the step as edited: host work is split by what its slices take after the edits.
 
 ::
 
@@ -19,7 +19,7 @@ from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.causes import Bound, StartCause
 from graph_predictor.simulation.critical_path import Path
 from graph_predictor.simulation.engine import Simulated
-from graph_predictor.simulation.host_pieces import HostPieces
+from graph_predictor.simulation.host_slices import HostSlices
 from graph_predictor.simulation.program import ItemKind
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph
@@ -48,14 +48,14 @@ class OperationNames:
 
     Args:
         built: the job.
-        pieces: its host time.
-        ns: what each piece takes.
-        kernel_labels, piece_labels: names of work that has taken the place of other work.
+        slices: its host time.
+        ns: what each slice takes.
+        kernel_labels, slice_labels: names of work that has taken the place of other work.
         graphed: whether calls are one launch of a CUDA graph.
     """
 
-    def __init__(self, built: Built, pieces: HostPieces, ns: Float64, *, kernel_labels: Mapping[int, str] | None = None,
-                 piece_labels: Mapping[int, str] | None = None, graphed: bool = False) -> None:
+    def __init__(self, built: Built, slices: HostSlices, ns: Float64, *, kernel_labels: Mapping[int, str] | None = None,
+                 slice_labels: Mapping[int, str] | None = None, graphed: bool = False) -> None:
         self._graphs = built.graphs
         self._offset = np.concatenate([[0], np.cumsum([len(graph.strings) for graph in built.graphs])])
         self._more: list[str] = []
@@ -63,22 +63,22 @@ class OperationNames:
             self._numbers(rank, graph, graph.kernels.op, graph.kernels.name)
             for rank, graph in enumerate(built.graphs))])
         self._label(self._kernel, kernel_labels or {})
-        rows = np.flatnonzero(~pieces.is_cost & (ns > 0))
-        rows = rows[np.argsort(pieces.item[rows], kind="stable")]
+        rows = np.flatnonzero(~slices.is_cost & (ns > 0))
+        rows = rows[np.argsort(slices.item[rows], kind="stable")]
         program = built.program
-        of_piece: Int64 = np.full(len(pieces), NONE, np.int64)
+        of_slice: Int64 = np.full(len(slices), NONE, np.int64)
         self._item: Int64 = np.full(len(program.item_kind), NONE, np.int64)
         for rank, graph in enumerate(built.graphs):
-            mine = pieces.of_rank(rank)
-            of_piece[mine] = self._numbers(rank, graph, pieces.op[mine])
-        self._label(of_piece, piece_labels or {})
-        self._of_row, self._ns = of_piece[rows], ns[rows]
-        count = np.bincount(pieces.item[rows], minlength=len(program.item_kind))
+            mine = slices.of_rank(rank)
+            of_slice[mine] = self._numbers(rank, graph, slices.op[mine])
+        self._label(of_slice, slice_labels or {})
+        self._of_row, self._ns = of_slice[rows], ns[rows]
+        count = np.bincount(slices.item[rows], minlength=len(program.item_kind))
         self._pointer = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
-        self._total = np.bincount(pieces.item[rows], weights=ns[rows], minlength=len(program.item_kind))
+        self._total = np.bincount(slices.item[rows], weights=ns[rows], minlength=len(program.item_kind))
         # A marker is in the operation that most of the host time before it was spent in.
         longest = rows[np.argsort(ns[rows], kind="stable")]
-        self._item[pieces.item[longest]] = of_piece[longest]
+        self._item[slices.item[longest]] = of_slice[longest]
         is_call = program.item_kind == ItemKind.CALL
         rank_of = program.thread_rank[program.item_thread()]
         for rank, graph in enumerate(built.graphs):
@@ -144,6 +144,6 @@ class OperationNames:
 def step_names(scenario: Scenario, host: EditedHost) -> OperationNames:
     """Return what the operations of an edited step are called; made once for all with the same host."""
     on_host, labels = scenario.built.computes_on_host, host.labels
-    return scenario.shared.once("names", (scenario.built, scenario.pieces, host), lambda: OperationNames(
-        scenario.built, scenario.pieces, host.ns, kernel_labels={} if on_host else labels,
-        piece_labels=labels if on_host else {}, graphed=scenario.launches.graphed))
+    return scenario.shared.once("names", (scenario.built, scenario.slices, host), lambda: OperationNames(
+        scenario.built, scenario.slices, host.ns, kernel_labels={} if on_host else labels,
+        slice_labels=labels if on_host else {}, graphed=scenario.launches.graphed))

@@ -89,8 +89,8 @@ def _priced(scenario: Scenario) -> KernelTimes:
     notes: list[str] = []
     ratio, ratio_low, ratio_high, changed, said = _shared_ratios(scenario)
     notes += said
-    of = np.maximum(work.piece, 0)
-    inside = work.piece >= 0
+    of = np.maximum(work.kernel_group, 0)
+    inside = work.kernel_group >= 0
     if len(ratio):
         touched = inside & changed[of]
         ns[touched] *= ratio[of[touched]]
@@ -127,7 +127,7 @@ def _shared_ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.nd
     devices, kernels = scenario.devices, scenario.kernels
     of = (devices.clock, devices.bandwidth, scenario.work, devices.target, devices.source, devices.target_models,
           devices.source_models, kernels.calls, kernels.change_known, kernels.call_edits)
-    most = min(max(NUMBERS_KEPT // max(len(scenario.work.group), 1), KEPT), RATIOS_KEPT)
+    most = min(max(NUMBERS_KEPT // max(len(scenario.work.call_row), 1), KEPT), RATIOS_KEPT)
     return scenario.shared.once("ratios", of, make, most=most)
 
 
@@ -138,7 +138,7 @@ class _EditedCalls:
     Attributes:
         new: what each group becomes, to be priced with the ladders of work without sizes.
         unlike: groups that become others.
-        unsized: pieces without sizes, and the logs of what they took, µs, by the code of their family.
+        unsized: kernel groups without sizes, and the logs of what they took, µs, by the code of their family.
         ladders: typical work of these families.
     """
 
@@ -157,9 +157,9 @@ class _EditedCalls:
         unlike = np.array([after is not before and after != before
                            for after, before in zip(new, work.calls, strict=True)], np.bool_)
         without = np.array([any("unsized" in call.flags for call in calls) for calls in work.calls], np.bool_)
-        rows = np.flatnonzero(without[work.group]) if len(without) else np.zeros(0, np.int64)
+        rows = np.flatnonzero(without[work.call_row]) if len(without) else np.zeros(0, np.int64)
         code = np.array([FAMILIES.index(calls[0].family) if calls else COLLECTIVE for calls in work.calls], np.int64)
-        family, log_us = code[work.group[rows]], np.log(np.maximum(work.measured_ns[rows] / 1e3, 0.1))
+        family, log_us = code[work.call_row[rows]], np.log(np.maximum(work.measured_ns[rows] / 1e3, 0.1))
         unsized = {each: (rows[family == each], log_us[family == each]) for each in np.unique(family).tolist()}
         families = tuple(FAMILIES[each] for each in unsized)
         ladders = Ladders(families, source) if families else None
@@ -168,9 +168,9 @@ class _EditedCalls:
 
 
 def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Float64, np.ndarray]:
-    """Ratio of every piece with the logs of its interval's ends, and which pieces have one."""
+    """Ratio of every kernel group with the logs of its interval's ends, and which kernel groups have one."""
     work, devices, kernels = scenario.work, scenario.devices, scenario.kernels
-    none = np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(len(work.group), np.bool_)
+    none = np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(len(work.call_row), np.bool_)
     if not work.calls or not (devices.moved or kernels.calls or kernels.call_edits):
         return none
     source, target = scenario.known_source(), scenario.known_target()
@@ -184,8 +184,8 @@ def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Flo
     after, typical_us = edited.new.prices(target, devices.models)
     found = anchored(before, after, np.sqrt(1 - SHARED_VARIANCE) if devices.elsewhere else
                      0.0 if kernels.change_known else None)
-    changed = (edited.unlike | devices.moved)[work.group]
-    ratio, low, high = (column[work.group] for column in (found.ratio, found.low, found.high))
+    changed = (edited.unlike | devices.moved)[work.call_row]
+    ratio, low, high = (column[work.call_row] for column in (found.ratio, found.low, found.high))
     if edited.ladders is not None:
         _typical(scenario, edited, edited.ladders, typical_us, (ratio, low, high), changed, notes)
     return ratio, low, high, changed
@@ -193,7 +193,7 @@ def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Flo
 
 def _typical(scenario: Scenario, edited: _EditedCalls, ladders: Ladders, typical_us: Float64,
              found: tuple[Float64, Float64, Float64], changed: Bool, notes: list[str]) -> None:
-    """Ratios of pieces without sizes (see ``typical``)."""
+    """Ratios of kernel groups without sizes (see ``typical``)."""
     work, models = scenario.work, scenario.devices.source_models
     ratio, low, high = found
     before = scenario.shared.once("typical times", (ladders, models), lambda: ladders.times(

@@ -32,7 +32,7 @@ MOST_TAKEN = 0.6
 """Share of a host's time that events are believed to cost where no step was timed without them: 0.15 to 0.49 of 27
 programs'. Where operations that only call others take longer than that allows, the host is slow for another reason."""
 LEAST_LEFT = 0.1
-"""Share of a piece of host time that is left in any case: an event's cost is a mean."""
+"""Share of a slice of host time that is left in any case: an event's cost is a mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,19 @@ def profiler_cost(scenario: Scenario) -> ProfilerCost | None:
     unprofiled = unprofiled_step_ns(scenario)
     if not unprofiled:
         return None
-    cycle, pieces = scenario.cycle, scenario.pieces
+    cycle, slices = scenario.cycle, scenario.slices
     events = events_of(scenario)
-    mine = cycle.working[pieces.item] & (pieces.rank == 0)
+    mine = cycle.working[slices.item] & (slices.rank == 0)
     profiled = float(np.median(cycle.recorded_ns(0)))
     event_ns = _event_ns(scenario, float(events[mine].sum()) / cycle.steps, profiled - unprofiled, unprofiled)
     if not scenario.built.computes_on_host:
         return ProfilerCost(event_ns, 1.0)
-    left = float(_less(pieces.ns[mine].astype(np.float64), events[mine], event_ns).sum()) / cycle.steps
+    left = float(_less(slices.ns[mine].astype(np.float64), events[mine], event_ns).sum()) / cycle.steps
     return ProfilerCost(event_ns, unprofiled / left if left > 0 else 1.0)
 
 
 def without_profiler(scenario: Scenario, ns: Float64, cost: ProfilerCost) -> Float64:
-    """Times of the host's pieces without the profiler's cost, ns."""
+    """Times of the host's slices without the profiler's cost, ns."""
     return _less(ns, events_of(scenario), cost.event_ns) * cost.factor
 
 
@@ -87,8 +87,8 @@ class ProfilerShare:
     """The profiler's share of a recorded job's host time, by what its events cost.
 
     Attributes:
-        ns: of each piece.
-        calls: of each piece, what of it is calls' rather than operations'.
+        ns: of each slice.
+        calls: of each slice, what of it is calls' rather than operations'.
         event_ns: cost of an event, by rank.
         events, step_ns: events of a step, and what they cost, by rank.
         believed: the recording's word for it was taken on all ranks (see ``MOST_TAKEN``).
@@ -102,7 +102,7 @@ class ProfilerShare:
     believed: bool
 
     def ends(self, ns: Float64) -> tuple[float, float]:
-        """Return what is left of host times (ns, of each piece) in the mean at both ends of the 80% interval."""
+        """Return what is left of host times (ns, of each slice) in the mean at both ends of the 80% interval."""
         operations, calls = float((self.ns - self.calls).sum()), float(self.calls.sum())
         total = float(ns.sum())
         if not self.believed:
@@ -114,49 +114,49 @@ class ProfilerShare:
 
 def profiler_share(scenario: Scenario) -> ProfilerShare:
     """Return the profiler's share of a recorded job where no step was timed without it."""
-    pieces, graphs = scenario.pieces, scenario.built.graphs
+    slices, graphs = scenario.slices, scenario.built.graphs
     ns = scenario.host_times()
     costs = np.array([event_cost(graph).ns for graph in graphs])
-    on_device = np.array([len(graph.kernels) > 0 for graph in graphs])[pieces.rank]
-    events = events_of(scenario) + np.where(pieces.is_cost & on_device, CALL_EVENTS - 1.0, 0.0)
+    on_device = np.array([len(graph.kernels) > 0 for graph in graphs])[slices.rank]
+    events = events_of(scenario) + np.where(slices.is_cost & on_device, CALL_EVENTS - 1.0, 0.0)
     for rank, graph in enumerate(graphs):
-        mine = pieces.rank == rank
+        mine = slices.rank == rank
         events[mine] += PYTHON_EVENTS * graph.meta.python_events * ns[mine] / max(float(ns[mine].sum()), 1.0)
-    cost = events * costs[pieces.rank]
-    left = _less(ns, events, costs[pieces.rank])
-    # An event's cost is a mean: what pieces shorter than it cannot hold lies in the others.
+    cost = events * costs[slices.rank]
+    left = _less(ns, events, costs[slices.rank])
+    # An event's cost is a mean: what slices shorter than it cannot hold lies in the others.
     believed = True
     for rank in range(len(graphs)):
-        mine = pieces.rank == rank
+        mine = slices.rank == rank
         total, costs_ns = float(ns[mine].sum()), float(cost[mine].sum())
         believed &= costs_ns <= MOST_TAKEN * total
         left[mine] *= (total - min(costs_ns, MOST_TAKEN * total)) / max(float(left[mine].sum()), 1.0)
     taken = ns - left
-    working = scenario.cycle.working[pieces.item]
+    working = scenario.cycle.working[slices.item]
     per_step, taken_ns = (
-        np.bincount(pieces.rank[working], weights=of[working], minlength=len(graphs)) / scenario.cycle.steps
+        np.bincount(slices.rank[working], weights=of[working], minlength=len(graphs)) / scenario.cycle.steps
         for of in (events, taken))
-    return ProfilerShare(taken, np.where(pieces.is_cost, taken, 0.0), costs, per_step, taken_ns,
+    return ProfilerShare(taken, np.where(slices.is_cost, taken, 0.0), costs, per_step, taken_ns,
                          believed)
 
 
 def events_of(scenario: Scenario) -> Float64:
-    """Recorded events whose cost each piece of host time holds: its call, and of the operations inside its operation
+    """Recorded events whose cost each slice of host time holds: its call, and of the operations inside its operation
     (in a gap: of those inside none) the share that goes with its length."""
-    pieces = scenario.pieces
-    count = pieces.is_cost.astype(np.float64)
+    slices = scenario.slices
+    count = slices.is_cost.astype(np.float64)
     for rank, graph in enumerate(scenario.built.graphs):
-        rows = np.flatnonzero((pieces.rank == rank) & ~pieces.is_cost)
-        inside, within = pieces.op[rows] >= 0, rows[pieces.op[rows] >= 0]
-        op, first = np.unique(pieces.op[within], return_index=True)
+        rows = np.flatnonzero((slices.rank == rank) & ~slices.is_cost)
+        inside, within = slices.op[rows] >= 0, rows[slices.op[rows] >= 0]
+        op, first = np.unique(slices.op[within], return_index=True)
         around = _around(graph)[op]
-        owner = np.where(around >= 0, around, len(graph.ops) + pieces.item[within[first]])
-        place = np.where(inside, pieces.op[rows], len(graph.ops) + pieces.item[rows])
+        owner = np.where(around >= 0, around, len(graph.ops) + slices.item[within[first]])
+        place = np.where(inside, slices.op[rows], len(graph.ops) + slices.item[rows])
         size = int(max(owner.max(initial=0), place.max(initial=0))) + 1
         events = np.bincount(owner, minlength=size)
-        length = np.bincount(place, weights=pieces.ns[rows], minlength=size)
-        count[rows] += events[place] * pieces.ns[rows] / np.maximum(length[place], 1.0)
-        # Where there is no piece of the time around, the operation's own holds it.
+        length = np.bincount(place, weights=slices.ns[rows], minlength=size)
+        count[rows] += events[place] * slices.ns[rows] / np.maximum(length[place], 1.0)
+        # Where there is no slice of the time around, the operation's own holds it.
         homeless = length[owner] <= 0
         count[within[first[homeless]]] += 1.0
     return count

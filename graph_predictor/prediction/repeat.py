@@ -222,7 +222,7 @@ def _repeated(cycle: Cycle, copies: int) -> Repeated:
         after_ptr=after_ptr, after_item=after_item, after_lag=after_lag,
         wait_ptr=wait_ptr, wait_kernel=wait_kernel, wait_lag=wait_lag,
         kernel_ptr=kernel_ptr, kernel_item=items.at(p.kernel_item[kernels.of], kernels.copy),
-        kernel_anchor=p.kernel_anchor[kernels.of], kernel_latency=p.kernel_latency[kernels.of],
+        kernel_reference=p.kernel_reference[kernels.of], kernel_latency=p.kernel_latency[kernels.of],
         kernel_previous=previous, kernel_gap=p.kernel_gap[kernels.of], kernel_duration=duration,
         kernel_external=np.full(len(kernels.of), NEVER, np.int64),
         edge_ptr=edge_ptr, edge_kernel=edge_kernel, edge_fraction=edge_fraction, edge_lag=edge_lag,

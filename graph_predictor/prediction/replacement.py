@@ -10,13 +10,13 @@ from tracer.arrays import Bool, Float64, Int64
 
 
 @dataclass(slots=True)
-class Units:
+class WorkUnits:
     """Columns of equal length, sorted by rank, lane and time.
 
     Attributes:
         rank: position in the job.
         lane: the stream (on a CPU: the thread).
-        row: the piece of ``Scenario.work`` (on a CPU: the operation).
+        row: the kernel group of ``Scenario.work`` (on a CPU: the operation).
         op: row of the rank's ``ops``, -1 for none.
         phase, step: as in ``ops``.
         start: recorded start, ns.
@@ -55,7 +55,7 @@ class Replacement:
     units: Int64
     calls: tuple[OpCall, ...]
 
-    def carry_out(self, units: Units) -> None:
+    def carry_out(self, units: WorkUnits) -> None:
         """Put the new work into the table."""
         units.alive[self.units[1 if self.calls else 0:]] = False
         if self.calls:
@@ -75,7 +75,7 @@ class Rewriting:
 
     Attributes:
         replacements: of units by other work, or by none.
-        host_weight: factor on each piece of host time (row of ``Scenario.pieces``).
+        host_weight: factor on each slice of host time (row of ``Scenario.slices``).
         removed: of each rank, operations that are gone with everything in them: host time, launches, kernels and waits,
             in units or not.
     """

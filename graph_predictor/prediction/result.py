@@ -69,7 +69,7 @@ class Prediction(Shown):
             ``gpu_active_interval_us`` is its 80% interval.
         bound: what decides the step time: "host", "compute", "memory copy", "exposed communication", …
         per_rank: the same by rank.
-        bounds_us: critical path of the rank that decides (see ``deciding_rank``) by bound; adds up to the step time.
+        bounds_us: critical path of the rank that decides (see ``bottleneck_rank``) by bound; adds up to the step time.
         families_us: device time a step by family of work, of the rank that decides.
         critical_path: its largest entries, the longest first.
         sources: share of all host and device time of the step, of all ranks, by its source.

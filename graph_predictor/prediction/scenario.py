@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from graph_predictor.prediction.changes import BatchChange, DeviceChange, HostChange, KernelChange, LaunchChange
-from graph_predictor.prediction.fetching import Fetching, fetching_of
+from graph_predictor.prediction.data_loading import DataLoading, data_loading_of
 from graph_predictor.prediction.repeat import Cycle
-from graph_predictor.prediction.replacement import Rewriting, Units
+from graph_predictor.prediction.replacement import Rewriting, WorkUnits
 from graph_predictor.prediction.shared import Shared
 from graph_predictor.prediction.work import Work, describe_work
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_pieces import HostPieces
+from graph_predictor.simulation.host_slices import HostSlices
 from kernel_models.device import DeviceSpec
 from tracer.arrays import Float64
 from tracer.errors import ForetraceError
@@ -44,8 +44,8 @@ class Origin(Protocol):
     def ranks(self) -> list[int]:
         """Return the recorded rank of each traced one."""
 
-    def host_factors(self, pieces: HostPieces, ns: Float64) -> Float64:
-        """Return a factor on each piece of the traced job's host time, where an edit makes ``ns`` of the recorded
+    def host_factors(self, slices: HostSlices, ns: Float64) -> Float64:
+        """Return a factor on each slice of the traced job's host time, where an edit makes ``ns`` of the recorded
         job's."""
 
 
@@ -54,7 +54,7 @@ class Scenario:
     """A recorded job and its changes, from which a step is predicted.
 
     Attributes:
-        built, cycle, pieces: the recorded job, the steps repeated and its host time.
+        built, cycle, slices: the recorded job, the steps repeated and its host time.
         devices, kernels, host, launches, batches: what edits change of each.
         rewrites: work replaced by other work, by name (see ``rewriting``).
         activation_factors: on the memory that activations take, by edit.
@@ -70,7 +70,7 @@ class Scenario:
 
     built: Built
     cycle: Cycle
-    pieces: HostPieces
+    slices: HostSlices
     devices: DeviceChange = field(default_factory=DeviceChange)
     kernels: KernelChange = field(default_factory=KernelChange)
     host: HostChange = field(default_factory=HostChange)
@@ -100,19 +100,20 @@ class Scenario:
 
     def with_samples(self, factor: float, batch: int | None = None, grown: float | None = None) -> Scenario:
         """Return the same with ``factor`` times as many samples a batch; ``batch`` and ``grown`` as of
-        ``fetching_of``."""
+        ``data_loading_of``."""
         recorded = self if self.origin is None else self.origin.scenario
         ranks = range(len(recorded.built.graphs)) if self.origin is None else self.origin.ranks
-        return self.with_fetching(factor, fetching_of(recorded.built, recorded.cycle, recorded.pieces, ranks, factor,
+        return self.with_data_loading(factor,
+                                      data_loading_of(recorded.built, recorded.cycle, recorded.slices, ranks, factor,
                                                       batch, grown))
 
-    def with_fetching(self, factor: float, fetching: Fetching | None) -> Scenario:
+    def with_data_loading(self, factor: float, data_loading: DataLoading | None) -> Scenario:
         """Return the same with ``factor`` times as many samples a batch, as far as a loader's workers make them, or the
-        training process itself (``fetching``, if it does)."""
+        training process itself (``data_loading``, if it does)."""
         batches = self.batches.with_samples(factor)
-        if fetching is None:
+        if data_loading is None:
             return replace(self, batches=batches)
-        return self.with_note(fetching.note(), batches=replace(batches, fetching=fetching))
+        return self.with_note(data_loading.note(), batches=replace(batches, data_loading=data_loading))
 
     def with_note(self, note: str, **changes: Any) -> Scenario:
         """Return the same with changed fields and one more sentence on what was assumed."""
@@ -139,9 +140,9 @@ class Scenario:
                                 devices.scaled)
 
     def host_times(self) -> Float64:
-        """Return a time for each piece of host time before any factor, ns."""
-        return (self.pieces.ns if self.host.ns is None else self.host.ns).astype(np.float64)
+        """Return a time for each slice of host time before any factor, ns."""
+        return (self.slices.ns if self.host.ns is None else self.host.ns).astype(np.float64)
 
 
-Rewrite = Callable[[Scenario, Units], Rewriting]
+Rewrite = Callable[[Scenario, WorkUnits], Rewriting]
 """Makes the replacements of one edit, of a scenario's units as the edits before left them."""

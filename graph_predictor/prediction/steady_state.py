@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from graph_predictor.prediction.edited_copies import EditedCopies, KernelRows
+from graph_predictor.prediction.edited_repeats import EditedRepeats, KernelRows
 from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
 from graph_predictor.simulation.engine import Simulated, simulate
 from graph_predictor.simulation.program import Program
@@ -79,7 +79,7 @@ class Steady:
         periods: their periods.
     """
 
-    copies: EditedCopies
+    copies: EditedRepeats
     kernels: KernelRows
     simulated: Simulated
     periods: Periods
@@ -105,7 +105,7 @@ class Steady:
         return self.periods.period_ns
 
 
-def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedCopies, KernelRows]],
+def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedRepeats, KernelRows]],
                  copies: int = FIRST_COPIES, *, once: bool = False) -> Steady:
     """Repeat a cycle until its period no longer changes (or ``MOST_COPIES``).
 

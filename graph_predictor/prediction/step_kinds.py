@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.simulation.host_pieces import fetching_operations
+from graph_predictor.simulation.host_slices import data_loading_operations
 from graph_predictor.simulation.host_time import exclusive_time
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
@@ -99,7 +99,7 @@ def _work(graph: ExecutionGraph, steps: Int64) -> tuple[Int64, Int64]:
     """Return the kind (name and sizes) of each operation of some steps, and their rows. Loading a batch is no work that
     is compared: how many samples it takes is the loader's."""
     ops = graph.ops
-    rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & np.isin(ops.step, steps) & ~fetching_operations(graph))
+    rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & np.isin(ops.step, steps) & ~data_loading_operations(graph))
     name, shapes = ops.name[rows].astype(np.int64), ops.shapes[rows].astype(np.int64)
     # Where some calls of an operation have no sizes, those of others say nothing of a difference.
     unsized = (shapes < 0) | np.isin(shapes, [code for code, text in enumerate(graph.strings) if not text])

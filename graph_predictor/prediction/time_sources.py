@@ -36,16 +36,16 @@ def time_sources(scenario: Scenario, host: EditedHost, times: KernelTimes) -> Ti
     shared = scenario.shared
     device = shared.once("device sources", (times, scenario.cycle), lambda: _sums(
         times.source[scenario.cycle.kernel], times.ns[scenario.cycle.kernel]))
-    own = shared.once("host sources", (host, scenario.cycle, scenario.pieces, int(scenario.host.source)),
+    own = shared.once("host sources", (host, scenario.cycle, scenario.slices, int(scenario.host.source)),
                       lambda: _of_host(scenario, host))
     return TimeSources(_shares(device + own), _shares(device))
 
 
 def _of_host(scenario: Scenario, host: EditedHost) -> Float64:
     """Host time by source, ns."""
-    pieces, source = scenario.pieces, scenario.host.source
-    mine = scenario.cycle.working[pieces.item]
-    ns, was = host.ns[mine], pieces.ns[mine]
+    slices, source = scenario.slices, scenario.host.source
+    mine = scenario.cycle.working[slices.item]
+    ns, was = host.ns[mine], slices.ns[mine]
     changed = np.abs(ns - was) > ROUNDING * was
     sums = _sums(np.where(changed, max(source, Source.ANCHORED), source), ns)
     if scenario.launches.graphed:

@@ -1,6 +1,6 @@
 """The work of the repeated steps one unit after another, as edits that replace some of it by other work see it.
 
-On a GPU a unit is a piece of device work (see ``work``); on a CPU, where operations are the kernels, an operation that
+On a GPU a unit is a group of kernels (see ``work``); on a CPU, where operations are the kernels, an operation that
 computes.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.prediction.overheads import computing_operations
-from graph_predictor.prediction.replacement import Units
+from graph_predictor.prediction.replacement import WorkUnits
 from graph_predictor.prediction.scenario import Scenario
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
@@ -19,22 +19,22 @@ from tracer.graph import NONE
 from tracer.trees import nearest
 
 
-def units_of(scenario: Scenario) -> Units:
+def units_of(scenario: Scenario) -> WorkUnits:
     """The units of a scenario's cycle, with its edits of sizes and precision."""
     return _host_units(scenario) if scenario.built.computes_on_host else _device_units(scenario)
 
 
-def _device_units(scenario: Scenario) -> Units:
+def _device_units(scenario: Scenario) -> WorkUnits:
     work, program, cycle = scenario.work, scenario.built.program, scenario.cycle
-    mine = np.flatnonzero(cycle.kernel & (work.piece >= 0))
+    mine = np.flatnonzero(cycle.kernel & (work.kernel_group >= 0))
     rank = program.kernel_rank()
     stream = np.concatenate([g.kernels.stream for g in scenario.built.graphs]).astype(np.int64)
     order = mine[np.lexsort((mine, program.recorded_kernel_start[mine], stream[mine], rank[mine]))]
-    pieces, first_at, count = np.unique(work.piece[order], return_index=True, return_counts=True)
+    groups, first_at, count = np.unique(work.kernel_group[order], return_index=True, return_counts=True)
     by_time = np.argsort(first_at, kind="stable")
-    pieces, first, count = pieces[by_time], order[first_at[by_time]], count[by_time]
-    last = np.full(len(work.group), NONE, np.int64)
-    last[work.piece[order]] = order  # the last one written stays
+    groups, first, count = groups[by_time], order[first_at[by_time]], count[by_time]
+    last = np.full(len(work.call_row), NONE, np.int64)
+    last[work.kernel_group[order]] = order  # the last one written stays
     # What starts a kernel beside its launch and its stream's previous one, and what waits for it.
     previous = program.kernel_previous[first]
     owner = np.repeat(np.arange(len(program.kernel_item)), np.diff(program.edge_ptr))
@@ -44,25 +44,26 @@ def _device_units(scenario: Scenario) -> Units:
     seen = np.zeros(len(program.kernel_item), np.bool_)
     seen[program.edge_kernel[other]] = True
     seen[program.wait_kernel] = True
-    watched_piece = np.zeros(len(work.group), np.bool_)
-    watched_piece[work.piece[np.flatnonzero(seen & (work.piece >= 0))]] = True
-    follows = np.zeros(len(pieces), np.bool_)
-    follows[1:] = (previous[1:] == last[pieces[:-1]]) & ~awaits[first[1:]]
+    watched_group = np.zeros(len(work.call_row), np.bool_)
+    watched_group[work.kernel_group[np.flatnonzero(seen & (work.kernel_group >= 0))]] = True
+    follows = np.zeros(len(groups), np.bool_)
+    follows[1:] = (previous[1:] == last[groups[:-1]]) & ~awaits[first[1:]]
     new = [tuple(n for call in scenario.kernels.calls.get(number, calls) for n in scenario.kernels.edited(call))
            for number, calls in enumerate(work.calls)]
-    calls = [new[number] for number in work.group[pieces].tolist()]
-    op = work.op[pieces]
-    phase, step = (_of_ops(scenario, work.rank[pieces], op, name) for name in ("phase", "step"))
-    return Units(work.rank[pieces], stream[first], pieces, op, phase, step, program.recorded_kernel_start[first], count,
-                 follows, watched_piece[pieces], calls, np.ones(len(pieces), np.bool_), False)
+    calls = [new[number] for number in work.call_row[groups].tolist()]
+    op = work.op[groups]
+    phase, step = (_of_ops(scenario, work.rank[groups], op, name) for name in ("phase", "step"))
+    return WorkUnits(work.rank[groups], stream[first], groups, op, phase, step, program.recorded_kernel_start[first],
+                     count,
+                 follows, watched_group[groups], calls, np.ones(len(groups), np.bool_), False)
 
 
-def _host_units(scenario: Scenario) -> Units:
-    pieces, parts = scenario.pieces, []
+def _host_units(scenario: Scenario) -> WorkUnits:
+    slices, parts = scenario.slices, []
     calls: list[tuple[OpCall, ...]] = []
     for rank, graph in enumerate(scenario.built.graphs):
-        rows = np.flatnonzero((pieces.rank == rank) & (pieces.op >= 0) & scenario.cycle.working[pieces.item])
-        op = np.unique(pieces.op[rows])
+        rows = np.flatnonzero((slices.rank == rank) & (slices.op >= 0) & scenario.cycle.working[slices.item])
+        op = np.unique(slices.op[rows])
         op = op[computing_operations(graph)[op]]
         op = op[np.lexsort((graph.ops.start_ns[op], graph.ops.thread[op]))]
         thread = graph.ops.thread[op].astype(np.int64)
@@ -81,7 +82,7 @@ def _host_units(scenario: Scenario) -> Units:
             calls.append(known[key])
     rank_of, lane, op, start, follows = (np.concatenate([part[i] for part in parts]) for i in range(5))
     phase, step = (_of_ops(scenario, rank_of, op, name) for name in ("phase", "step"))
-    return Units(rank_of, lane, op, op, phase, step, start, np.ones(len(op), np.int64), follows,
+    return WorkUnits(rank_of, lane, op, op, phase, step, start, np.ones(len(op), np.int64), follows,
                  np.zeros(len(op), np.bool_), calls, np.ones(len(op), np.bool_), True)
 
 
@@ -102,7 +103,7 @@ def _of_ops(scenario: Scenario, rank: Int64, op: Int64, column: str) -> Int64:
 
 
 def host_weight(scenario: Scenario, chosen: list[Bool], factor: float, before: list[Bool] | None = None) -> Float64:
-    """Factor on each piece of host time, where chosen operations take another time.
+    """Factor on each slice of host time, where chosen operations take another time.
 
     Args:
         scenario: of the host time.
@@ -110,11 +111,11 @@ def host_weight(scenario: Scenario, chosen: list[Bool], factor: float, before: l
         factor: on their time and on that before them; time of loading data stays.
         before: operations before which time has the factor; by default the chosen ones.
     """
-    pieces = scenario.pieces
-    weight = np.ones(len(pieces))
+    slices = scenario.slices
+    weight = np.ones(len(slices))
     for rank in range(len(scenario.built.graphs)):
-        rows = np.flatnonzero((pieces.rank == rank) & ~pieces.data)
-        op, following = pieces.op[rows], pieces.following[rows]
+        rows = np.flatnonzero((slices.rank == rank) & ~slices.data)
+        op, following = slices.op[rows], slices.following[rows]
         ahead = np.append(chosen[rank] if before is None else before[rank], False)
         weight[rows[np.where(op >= 0, np.append(chosen[rank], False)[op], ahead[following])]] = factor
     return weight

@@ -24,7 +24,7 @@ from graph_predictor.prediction.repeat import Cycle, choose_steps
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.recorded.counted_steps import similar_steps
 from graph_predictor.simulation.build import Built, WithoutProfiler
-from graph_predictor.simulation.host_pieces import HostPieces, host_pieces, with_host
+from graph_predictor.simulation.host_slices import HostSlices, host_slices, with_host
 from graph_predictor.simulation.program import NEVER, ItemKind, Program, total_ratio, whole_ns
 from tracer.arrays import Float64, Int64
 
@@ -45,8 +45,8 @@ def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
     cycle = None if steps is None else choose_steps(built, steps)
     if cycle is None:
         return built
-    pieces = host_pieces(built)
-    scenario = Scenario(built, cycle, pieces)
+    slices = host_slices(built)
+    scenario = Scenario(built, cycle, slices)
     cost = profiler_cost(scenario)
     if cost is None:
         return built
@@ -54,16 +54,16 @@ def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
     if any(waited):
         # What such steps take beyond the host's work is waiting for a batch: no reason to make the work longer.
         cost = replace(cost, factor=min(cost.factor, 1.0))
-    recorded = pieces.ns.astype(np.float64)
+    recorded = slices.ns.astype(np.float64)
     left = without_profiler(scenario, recorded, cost)
-    whole = replace(pieces, ns=whole_ns(left))
+    whole = replace(slices, ns=whole_ns(left))
     item_work, item_cost = with_host(built.program, whole, whole.ns.astype(np.float64))
-    mine = cycle.working[pieces.item]
+    mine = cycle.working[slices.item]
     share = total_ratio(recorded[mine], left[mine])
     lag = whole_ns(built.program.after_lag * share)
     program = replace(built.program, item_work=item_work, item_cost=item_cost, after_lag=lag,
                       item_external=_arrivals(built, cycle, waited, share))
-    shares = [_shares(pieces, whole, rank, len(graph.ops)) for rank, graph in enumerate(built.graphs)]
+    shares = [_shares(slices, whole, rank, len(graph.ops)) for rank, graph in enumerate(built.graphs)]
     return replace(built, program=program, without_profiler=WithoutProfiler(built.program, whole, shares))
 
 
@@ -105,7 +105,7 @@ def _arrivals(built: Built, cycle: Cycle, waited: Sequence[bool], share: float) 
     return external
 
 
-def _shares(recorded: HostPieces, left: HostPieces, rank: int, operations: int) -> Float64:
+def _shares(recorded: HostSlices, left: HostSlices, rank: int, operations: int) -> Float64:
     """Share of a rank's recorded host time that is left, by operation; the last one is of time outside any."""
     rows = recorded.of_rank(rank)
     op = np.where(recorded.op[rows] >= 0, recorded.op[rows], operations)

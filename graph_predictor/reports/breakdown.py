@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.prediction.deciding import deciding
+from graph_predictor.prediction.bottleneck import bottleneck
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, slowest_mean_ns
 from graph_predictor.prediction.result import PathItem, SteadyStep, which_times
@@ -224,7 +224,7 @@ class Breakdown(Shown):
     @property
     def bound(self) -> str:
         """What decides the step, in one word."""
-        return deciding(self.bounds_us) if self.steady is None else self.steady.bound
+        return bottleneck(self.bounds_us) if self.steady is None else self.steady.bound
 
     @property
     def critical_path(self) -> list[PathItem]:

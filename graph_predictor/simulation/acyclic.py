@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from graph_predictor.simulation.acyclic_loop import has_cycle
-from graph_predictor.simulation.program import Anchor, Program
+from graph_predictor.simulation.program import LaunchReference, Program
 from tracer.arrays import Bool, Int64
 
 FACT, CONTENTION, WAIT_ACROSS, QUEUE, BLOCKING, RENDEZVOUS, HAND_OVER = range(7)
@@ -79,7 +79,7 @@ def _dependencies(p: Program) -> _Dependencies:
     owner = np.repeat(item, np.diff(p.wait_ptr))
     add(kernel_node[p.wait_kernel], items + owner, BLOCKING, np.arange(len(owner)),
         p.recorded_kernel_end[p.wait_kernel] > p.recorded_item_end[owner])
-    in_call = p.kernel_anchor == Anchor.CALL_START
+    in_call = p.kernel_reference == LaunchReference.CALL_START
     launched = p.kernel_item >= 0
     add(np.where(in_call, p.kernel_item, items + p.kernel_item)[launched], kernel_node[launched])
     behind = kernel[p.kernel_previous >= 0]
@@ -116,7 +116,7 @@ def _add_queue(p: Program, found: _Dependencies, kernel_node: Int64, first: int)
     backward = p.recorded_kernel_end[p.queue_kernel[slot]] > p.recorded_item_end[waits]
     found.add(first + slot, items + waits, QUEUE, waits, backward)
     # A copy in its call is submitted once there is a slot.
-    kernel = np.flatnonzero((p.kernel_anchor == Anchor.CALL_START) & (p.kernel_item >= 0))
+    kernel = np.flatnonzero((p.kernel_reference == LaunchReference.CALL_START) & (p.kernel_item >= 0))
     place = np.full(items, -1)
     place[waits] = np.arange(len(waits))
     at = place[p.kernel_item[kernel]]

@@ -31,7 +31,7 @@ class RankRows:
     wait_kernel: Int64
     wait_lag: Int64
     kernel_call: Int64
-    kernel_anchor: Int8
+    kernel_reference: Int8
     kernel_latency: Int64
     kernel_previous: Int64
     kernel_gap: Int64
@@ -91,7 +91,7 @@ def assemble(ranks: Sequence[RankRows], clock_ns: Sequence[int]) -> tuple[Progra
         launched = rank.kernel_call >= 0
         item = np.where(launched, items.item_of_call[rank.kernel_call], -1) if len(items.item_of_call) else np.full(
             len(launched), -1, np.int64)
-        add(kernel_item=np.where(item >= 0, item + i0, -1), kernel_anchor=rank.kernel_anchor,
+        add(kernel_item=np.where(item >= 0, item + i0, -1), kernel_reference=rank.kernel_reference,
             kernel_latency=rank.kernel_latency,
             kernel_previous=np.where(rank.kernel_previous >= 0, rank.kernel_previous + k0, -1),
             kernel_gap=rank.kernel_gap, kernel_duration=rank.kernel_duration,

@@ -15,7 +15,7 @@ from graph_predictor.simulation.host_items import HostItems, build_host_items, h
 from graph_predictor.simulation.host_waits import HostWaits, infer_host_waits
 from graph_predictor.simulation.kernel_waits import KernelEdges, infer_kernel_edges, launch_latency
 from graph_predictor.simulation.launch_queue import LaunchQueue, infer_launch_queue
-from graph_predictor.simulation.program import Anchor, Program
+from graph_predictor.simulation.program import LaunchReference, Program
 from graph_predictor.simulation.rank_view import LONG_AGO, RankView, view_rank
 from graph_predictor.simulation.rendezvous import Rendezvous, match_collectives
 from kernel_models.launch_constants import LaunchConstants, LaunchSamples, fit_launch_constants
@@ -23,7 +23,7 @@ from tracer.arrays import Float64
 from tracer.graph import ExecutionGraph
 
 if TYPE_CHECKING:
-    from graph_predictor.simulation.host_pieces import HostPieces
+    from graph_predictor.simulation.host_slices import HostSlices
 
 
 @dataclass(slots=True)
@@ -57,13 +57,13 @@ class WithoutProfiler:
 
     Attributes:
         recorded: the program with the recorded host times.
-        pieces: host time without the profiler, in pieces.
+        slices: host time without the profiler, in slices.
         shares: of each rank, the share of recorded host time that is left of each row of ``ops``; the last one is of
             time outside any operation.
     """
 
     recorded: Program
-    pieces: HostPieces
+    slices: HostSlices
     shares: list[Float64]
 
 
@@ -127,8 +127,9 @@ class _Inferred:
             call_queued=self.queue.before_call, queue_return=constants.queue_return,
             wait_call=self.waits.call, wait_kernel=self.waits.kernel, wait_lag=self.waits.lag,
             kernel_call=view.k_call,
-            kernel_anchor=np.select([view.k_in_call, view.k_staged], [Anchor.CALL_START, Anchor.STAGED],
-                                    Anchor.CALL_END).astype(np.int8),
+            kernel_reference=np.select([view.k_in_call, view.k_staged],
+                                       [LaunchReference.CALL_START, LaunchReference.STAGED],
+                                    LaunchReference.CALL_END).astype(np.int8),
             kernel_latency=launch_latency(view, constants), kernel_previous=view.k_previous, kernel_gap=gap,
             kernel_duration=kernels.duration_ns.astype(np.int64), kernel_external=self.edges.external,
             kernel_start=kernels.start_ns, kernel_end=view.k_end,

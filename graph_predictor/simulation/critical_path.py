@@ -120,7 +120,7 @@ class Causes:
         first[p.thread_ptr[:-1]] = 1
         wanted = (s.item_start, s.item_end, s.item_start_cause, s.item_start_source, s.item_end_cause,
                   s.item_end_source, s.kernel_start, s.kernel_end, s.kernel_cause, s.kernel_source, s.group_last,
-                  p.item_queue, p.after_item, first, p.kernel_item, p.kernel_anchor, p.kernel_group, p.edge_kernel,
+                  p.item_queue, p.after_item, first, p.kernel_item, p.kernel_reference, p.kernel_group, p.edge_kernel,
                   p.edge_fraction, self._bounds)
         return tuple(np.ascontiguousarray(each, dtype) for each, dtype in zip(wanted, walk_back.dtypes, strict=False))
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import numpy as np
 
 from graph_predictor.simulation.causes import EndCause, KernelCause, StartCause
-from graph_predictor.simulation.program import Anchor, Program
+from graph_predictor.simulation.program import LaunchReference, Program
 from tracer.machine_code import kept_loop
 
 # Compiled code knows plain numbers only.
 PROGRAM_ORDER, OTHER_THREAD = int(StartCause.PROGRAM_ORDER), int(StartCause.OTHER_THREAD)
 OWN_COST, KERNEL, QUEUE, EXTERNAL = (int(EndCause[n]) for n in ("OWN_COST", "KERNEL", "QUEUE", "EXTERNAL"))
 BY_LAUNCH, BY_STREAM, BY_EDGE, BY_EXTERNAL = (int(KernelCause[n]) for n in ("LAUNCH", "STREAM", "EDGE", "EXTERNAL"))
-CALL_START, STAGED = int(Anchor.CALL_START), int(Anchor.STAGED)
+CALL_START, STAGED = int(LaunchReference.CALL_START), int(LaunchReference.STAGED)
 SUBMITTED = -1
 """Stands in an item's start cause while the item is parked with its own work submitted already."""
 
@@ -118,7 +118,7 @@ def run(
     thread_ptr, thread_rank, thread_start, item_work, item_cost, item_external, item_queue,
     item_channel,
     after_ptr, after_item, after_lag, wait_ptr, wait_kernel, wait_lag,
-    kernel_item, kernel_anchor, kernel_latency, kernel_previous, kernel_gap, kernel_duration,
+    kernel_item, kernel_reference, kernel_latency, kernel_previous, kernel_gap, kernel_duration,
     kernel_external, edge_ptr, edge_kernel, edge_fraction, edge_lag, kernel_group, group_size,
     queue_ptr, queue_kernel, queue_depth, item_return, intrinsic,
     launched_ptr, launched, successor_ptr, successor, out_ptr, out_edge, owner, member_ptr, member,
@@ -226,7 +226,7 @@ def run(
         # Kernels that hang on this call's start (a blocking copy works while the call waits for it).
         begins_here = False
         for j in range(launched_ptr[n], launched_ptr[n + 1]):
-            if kernel_anchor[launched[j]] == CALL_START:
+            if kernel_reference[launched[j]] == CALL_START:
                 begins_here = True
         end = start + item_cost[n]
         end_cause, end_source = OWN_COST, np.int64(-1)
@@ -253,7 +253,7 @@ def run(
             submitted = start if slot < 0 else max(start, kernel_end[slot])
             for j in range(launched_ptr[n], launched_ptr[n + 1]):
                 k = launched[j]
-                if kernel_anchor[k] == CALL_START and not kernel_done[k] and item_start_cause[n] != SUBMITTED:
+                if kernel_reference[k] == CALL_START and not kernel_done[k] and item_start_cause[n] != SUBMITTED:
                     depth = _offer(k, submitted + kernel_latency[k], BY_LAUNCH, n, kernel_start, kernel_cause,
                                    kernel_source, pending, stack, depth)
             # Mark as submitted, so that coming back to this item after parking does not submit twice.
@@ -285,9 +285,9 @@ def run(
         position[t] = n + 1
         for j in range(launched_ptr[n], launched_ptr[n + 1]):
             k = launched[j]
-            if kernel_anchor[k] != CALL_START:
+            if kernel_reference[k] != CALL_START:
                 ready = end + kernel_latency[k]
-                if kernel_anchor[k] == STAGED:
+                if kernel_reference[k] == STAGED:
                     ready -= kernel_duration[k]
                 depth = _offer(k, max(ready, start), BY_LAUNCH, n, kernel_start, kernel_cause, kernel_source, pending,
                                stack, depth)

@@ -22,7 +22,7 @@ from tracer.graph import NONE, ExecutionGraph, OpKind
 from tracer.trees import nearest
 
 ROOM = 64
-"""Pieces that there is room for beside four a query; it doubles where that is too few."""
+"""Slices that there is room for beside four a query; it doubles where that is too few."""
 
 
 @dataclass
@@ -98,7 +98,7 @@ def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> HostSplit:
         end: End of each.
 
     Returns:
-        The pieces, by query; of one those in an operation first, in order of time. They add up to its length exactly.
+        The slices, by query; of one those in an operation first, in order of time. They add up to its length exactly.
     """
     thread, start, end = (np.ascontiguousarray(each, np.int64) for each in (thread, start, end))
     state: Int64 = np.zeros(2, np.int64)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from graph_predictor.simulation.causes import Bound, EndCause, KernelCause, StartCause
-from graph_predictor.simulation.program import Anchor
+from graph_predictor.simulation.program import LaunchReference
 from tracer.machine_code import kept_loop
 
 # Compiled code knows plain numbers only.
@@ -12,7 +12,7 @@ PROGRAM_ORDER, OTHER_THREAD = int(StartCause.PROGRAM_ORDER), int(StartCause.OTHE
 OWN_COST = int(EndCause.OWN_COST)
 END_KERNEL, END_QUEUE, END_EXTERNAL = (int(EndCause[n]) for n in ("KERNEL", "QUEUE", "EXTERNAL"))
 BY_LAUNCH, BY_STREAM, BY_EDGE = (int(KernelCause[n]) for n in ("LAUNCH", "STREAM", "EDGE"))
-CALL_START, STAGED = int(Anchor.CALL_START), int(Anchor.STAGED)
+CALL_START, STAGED = int(LaunchReference.CALL_START), int(LaunchReference.STAGED)
 HOST, LAUNCH, WAITING_FOR_RANK, DATA_LOADING, SYNC = (
     int(Bound[n]) for n in ("HOST", "LAUNCH", "WAITING_FOR_RANK", "DATA_LOADING", "SYNC"))
 AT_ITEM, AT_KERNEL, AT_NOTHING = 0, 1, 2
@@ -88,8 +88,8 @@ def _in_time_order(low, high, times, runs, kinds):
 def walk_back(
     item_start, item_end, item_start_cause, item_start_source, item_end_cause, item_end_source,
     kernel_start, kernel_end, kernel_cause, kernel_source, group_last,
-    item_queue, after_item, first_item, kernel_item, kernel_anchor, kernel_group, edge_kernel, edge_fraction, bound_of,
-    at_kind, at_row, until, stops, across, keep,
+    item_queue, after_item, first_item, kernel_item, kernel_reference, kernel_group, edge_kernel, edge_fraction,
+    bound_of, at_kind, at_row, until, stops, across, keep,
     state, times, runs, kinds, first, sums,
 ):
     """Walk from each place and time back to its stop; returns how many walks are done.
@@ -146,7 +146,7 @@ def walk_back(
                 time = _segment(kernel_start[row], WAITING_FOR_RANK, -1, row, 0, stop, walk, keep, time, state, times,
                                 runs, kinds, sums)
             cause, source = kernel_cause[row], kernel_source[row]
-            if cause == BY_LAUNCH and kernel_anchor[row] == STAGED:
+            if cause == BY_LAUNCH and kernel_reference[row] == STAGED:
                 time = _segment(item_end[source], bound, -1, row, 0, stop, walk, keep, time, state, times,
                                 runs, kinds, sums)
                 at, row = AT_ITEM, source
@@ -173,7 +173,7 @@ def walk_back(
             if launch < 0:
                 at = AT_NOTHING
                 continue
-            if kernel_anchor[row] != CALL_START:
+            if kernel_reference[row] != CALL_START:
                 time = _segment(item_end[launch], LAUNCH, -1, row, 0, stop, walk, keep, time, state, times,
                                 runs, kinds, sums)
                 at, row = AT_ITEM, launch

@@ -68,7 +68,7 @@ class ItemKind(IntEnum):
     """The end of a multi-process data loader's wait: an external event."""
 
 
-class Anchor(IntEnum):
+class LaunchReference(IntEnum):
     """The point from which a kernel's launch latency counts."""
 
     CALL_END = 0
@@ -116,7 +116,7 @@ class Program:
     kernel_ptr: Int64
     """Kernels of rank r are rows ``kernel_ptr[r]`` to ``kernel_ptr[r + 1]``, in the order of ``graph.kernels``."""
     kernel_item: Int64
-    kernel_anchor: Int8
+    kernel_reference: Int8
     kernel_latency: Int64
     kernel_previous: Int64
     kernel_gap: Int64

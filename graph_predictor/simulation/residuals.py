@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from graph_predictor.simulation.launch_queue import slot_freed
-from graph_predictor.simulation.program import NEVER, Anchor, Program
+from graph_predictor.simulation.program import NEVER, LaunchReference, Program
 from tracer.arrays import Int64
 
 
@@ -62,9 +62,9 @@ def _kernel_start(p: Program, item_start: Int64, item_end: Int64, start: Int64, 
     launched = p.kernel_item >= 0
     said = p.kernel_external.copy()
     free = item_end[p.kernel_item] + p.kernel_latency - np.where(
-        p.kernel_anchor == Anchor.STAGED, p.kernel_duration, 0) if len(item_end) else said
+        p.kernel_reference == LaunchReference.STAGED, p.kernel_duration, 0) if len(item_end) else said
     by_launch = np.maximum(free, item_start[p.kernel_item]) if len(item_end) else said
-    in_call = p.kernel_anchor == Anchor.CALL_START
+    in_call = p.kernel_reference == LaunchReference.CALL_START
     if in_call.any():
         by_launch = np.where(in_call, _submitted(p, item_start, end)[p.kernel_item] + p.kernel_latency, by_launch)
     clamped_latency = np.where(launched & ~in_call, by_launch - free, 0)

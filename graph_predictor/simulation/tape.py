@@ -19,7 +19,7 @@ import numpy as np
 
 from graph_predictor.simulation.causes import EndCause, KernelCause, StartCause
 from graph_predictor.simulation.engine import Structure
-from graph_predictor.simulation.program import NEVER, Anchor, Program
+from graph_predictor.simulation.program import NEVER, LaunchReference, Program
 from graph_predictor.simulation.tape_loop import (
     BESIDE,
     CALL,
@@ -236,7 +236,7 @@ class _Sheet:
         read = np.zeros(times.kernels, np.bool_)  # starts that others wait for
         read[before[(p.kernel_gap < 0) & (before >= 0)]] = True
         read[p.edge_kernel[p.edge_fraction != 1.0]] = True
-        alone = ((p.kernel_group < 0) & (call >= 0) & (before >= 0) & (p.kernel_anchor == Anchor.CALL_END)
+        alone = ((p.kernel_group < 0) & (call >= 0) & (before >= 0) & (p.kernel_reference == LaunchReference.CALL_END)
                  & (p.kernel_external <= NEVER) & (np.diff(p.edge_ptr) == 0) & ((p.kernel_gap >= 0) | (before < 0)))
         alone &= ~read
         launches: Int64 = np.full(times.items, NONE, np.int64)
@@ -251,7 +251,7 @@ class _Sheet:
         """Items that follow another one and wait for no other thread, and whose start is only known with them."""
         p = self.p
         inside = np.zeros(self.times.items, np.bool_)
-        calls = p.kernel_item[(p.kernel_anchor == Anchor.CALL_START) & (p.kernel_item >= 0)]
+        calls = p.kernel_item[(p.kernel_reference == LaunchReference.CALL_START) & (p.kernel_item >= 0)]
         inside[calls] = True
         return (self.follows >= 0) & (np.diff(p.after_ptr) == 0) & ~inside & (self.item_at >= 0)
 
@@ -259,7 +259,7 @@ class _Sheet:
         """Return when in the order each item starts: where a kernel works within its call, before that."""
         p = self.p
         found = self.item_at.copy()
-        inside = np.flatnonzero((p.kernel_anchor == Anchor.CALL_START) & (p.kernel_item >= 0))
+        inside = np.flatnonzero((p.kernel_reference == LaunchReference.CALL_START) & (p.kernel_item >= 0))
         np.minimum.at(found, p.kernel_item[inside], self.kernel_at[inside])
         return found
 
@@ -385,18 +385,18 @@ class _Sheet:
                 TO: start + rows, OF: of, CAUSE: int(cause), SOURCE: source, **(columns or {})}, {0: constant})
 
         launched = k[p.kernel_item[k] >= 0]
-        for anchor in Anchor:
-            mine = launched[p.kernel_anchor[launched] == anchor]
+        for anchor in LaunchReference:
+            mine = launched[p.kernel_reference[launched] == anchor]
             call = p.kernel_item[mine]
             lag = constants.kernel_latency + mine
-            if anchor == Anchor.CALL_START:
+            if anchor == LaunchReference.CALL_START:
                 # Submitted within the call, as soon as the queue lets it in; the call may not have ended.
                 previous = np.where(self.follows[call] >= 0, self.item_at[self.follows[call]], NONE)
                 inputs(LATER, mine, previous, 1, call, KernelCause.LAUNCH, call, lag)
                 held = self.entry[call] >= 0
                 inputs(LATER, mine[held], previous[held], 1, times.left + self.entry[call[held]], KernelCause.LAUNCH,
                        call[held], lag[held])
-            elif anchor == Anchor.STAGED:
+            elif anchor == LaunchReference.STAGED:
                 inputs(STAGED, mine, self.item_at[call], 1, times.item_end + call, KernelCause.LAUNCH, call, lag,
                        {BESIDE: call, KERNEL_ROW: row[mine]})
             else:

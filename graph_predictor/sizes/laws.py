@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from graph_predictor.prediction.fetching import fetched_ns, fetching_between
+from graph_predictor.prediction.data_loading import data_loading_between, data_loading_ns
 from graph_predictor.prediction.memory import with_sizes
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError, Scenario
@@ -102,9 +102,9 @@ class SizeLaws:
         ranks = [PairedRank(captures, rank, ordered) for rank in range(len(scenario.built.graphs))]
         grown = math.prod(laws.new[name] / size for name, size in self.sizes[base].items())
         samples = next((laws.new[name] / size for name, size in self.sizes[base].items() if name.lower() in BATCH), 1.0)
-        fetched = [fetched_ns(one.cycle, one.pieces) for one in captures]
+        fetched = [data_loading_ns(one.cycle, one.slices) for one in captures]
         followed = _followed_by_fetches(ordered)
-        scenario = scenario.with_fetching(samples, fetching_between(
+        scenario = scenario.with_data_loading(samples, data_loading_between(
             fetched, [followed(one) for one in ordered.sizes], followed(laws.new)))
         return self._warned(with_sizes(at_new_sizes(scenario, ranks, ordered), grown))
 

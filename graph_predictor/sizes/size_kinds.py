@@ -201,7 +201,7 @@ class PairedRank(ResizedRank):
 
 
 def _self_times(scenario: Scenario, rank: int) -> OperationCosts:
-    return operation_costs(scenario.cycle, scenario.pieces, rank, every_operation(scenario.built.graphs[rank]),
+    return operation_costs(scenario.cycle, scenario.slices, rank, every_operation(scenario.built.graphs[rank]),
                            operation_of_kernels(scenario, rank))
 
 
@@ -217,7 +217,7 @@ def _elements_of(costs: OperationCosts, row: int) -> tuple[int, int] | None:
 def operation_of_kernels(scenario: Scenario, rank: int) -> Int64:
     """Operation that each kernel of a rank is priced with (the nearest with sizes); of collectives their own."""
     work, program = scenario.work, scenario.built.program
-    piece = work.piece[int(program.kernel_ptr[rank]):int(program.kernel_ptr[rank + 1])]
+    piece = work.kernel_group[int(program.kernel_ptr[rank]):int(program.kernel_ptr[rank + 1])]
     own = scenario.built.graphs[rank].kernels.op.astype(np.int64)
     return np.where(piece >= 0, np.append(work.op, NONE)[piece], own)
 

@@ -57,7 +57,7 @@ def at_new_sizes(scenario: Scenario, ranks: Sequence[ResizedRank], laws: NumberL
         EditError: a collective's payload follows no law.
     """
     kernel_factor = np.ones(len(scenario.built.program.kernel_item))
-    calls = [scenario.work.calls[number] for number in scenario.work.group.tolist()]
+    calls = [scenario.work.calls[number] for number in scenario.work.call_row.tolist()]
     works = [log_work(scenario, rank) for rank in ranks]
     log_total = np.log(np.maximum(sum(_total(*one) for one in zip(ranks, works, strict=True)), 1e-9))
     at_new = scenario.host_times()
@@ -170,7 +170,7 @@ def host_factors(scenario: Scenario, rank: ResizedRank, work: Float64, log_total
     expected = _times(between, np.full_like(between, ONE_EVENT), log_total[None, :], np.zeros(1), OF_HOST)[-1, 0]
     recorded = float(between[0, 0])
     before = np.full(len(first) + 1, expected / recorded if recorded > 0 else 1.0)
-    return first.by_piece(scenario.pieces, np.where(rank.paired, inside[rank.kind], 1.0), before, 1.0, 1.0)
+    return first.by_slice(scenario.slices, np.where(rank.paired, inside[rank.kind], 1.0), before, 1.0, 1.0)
 
 
 def computing_kinds(scenario: Scenario, rank: ResizedRank) -> Bool:
@@ -201,12 +201,12 @@ def _device(scenario: Scenario, rank: ResizedRank, log_work: Float64, factor: Fl
     kind = np.where(row >= 0, rank.kind[np.maximum(row, 0)], NONE)
     rows = low + np.arange(high - low)
     factor[rows[kind >= 0]] = ratio[kind[kind >= 0]]
-    piece = of.piece[low:high]
+    piece = of.kernel_group[low:high]
     mine = (piece >= 0) & (kind >= 0)
     pairs = np.unique(np.stack([piece[mine], kind[mine]]), axis=1).T if mine.any() else np.zeros((0, 2), np.int64)
     known: dict[tuple[int, int], tuple[OpCall, ...]] = {}
     for one, k in pairs.tolist():
-        key = (int(of.group[one]), k)
+        key = (int(of.call_row[one]), k)
         if key not in known:
             new = resized_calls(calls[one], rank.kinds[k].recorded[0], rank.kinds[k].new,
                                 float(np.exp(log_work[k, -1] - log_work[k, 0])))
@@ -222,8 +222,8 @@ def _with_kernels(scenario: Scenario, factor: Float64, new: list[tuple[OpCall, .
     ratios = anchored(prices_of([work.calls[number] for number in after], spec, models),
                       prices_of(list(after.values()), spec, models)).ratio
     explained[list(after)] = np.where(ratios > 0, ratios, 1.0)
-    inside = work.piece >= 0
+    inside = work.kernel_group >= 0
     beyond = factor.copy()
-    beyond[inside] /= explained[work.group[work.piece[inside]]]
+    beyond[inside] /= explained[work.call_row[work.kernel_group[inside]]]
     kernels = scenario.kernels.scaled(beyond).widened(np.where(factor != 1.0, spread, 0.0))
     return replace(scenario, regrouped=work, kernels=replace(kernels, calls=after, change_known=True))

@@ -96,7 +96,7 @@ class Sizes:
                                 "capture says nothing of it; capture the step at a size nearer to it.")
         scenario.known_source()
         work = scenario.work
-        mine = np.unique(work.piece[scenario.cycle.kernel & (work.piece >= 0)])
+        mine = np.unique(work.kernel_group[scenario.cycle.kernel & (work.kernel_group >= 0)])
         unsized = work.measured_ns[mine[~work.sized[mine]]].sum() / max(int(work.measured_ns[mine].sum()), 1)
         if unsized > MOST_UNSIZED:
             raise EditError(f"The trace has no sizes for {unsized:.0%} of its kernels' time, so that they cannot be "
@@ -138,7 +138,7 @@ def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes)
         work = scenario.work
         rank, op, ns = work.rank, work.op, work.measured_ns
     else:
-        pieces = scenario.pieces
+        pieces = scenario.slices
         mine = scenario.cycle.working[pieces.item] & ~pieces.fetched
         rank, op, ns = pieces.rank[mine], pieces.op[mine], pieces.ns[mine]
     undecided = 0
@@ -157,9 +157,10 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
     work = scenario.work
     known: dict[tuple[Any, ...], tuple[tuple[OpCall, ...] | None, float]] = {}
     calls: list[tuple[OpCall, ...]] = []
-    factor = np.ones(len(work.group))
-    doubtful = np.zeros(len(work.group), np.bool_)
-    for i, (number, rank, op) in enumerate(zip(work.group.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)):
+    factor = np.ones(len(work.call_row))
+    doubtful = np.zeros(len(work.call_row), np.bool_)
+    for i, (number, rank,
+            op) in enumerate(zip(work.call_row.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)):
         calls.append(work.calls[number])
         if op < 0:
             continue
@@ -174,17 +175,18 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], changes: tuple[tupl
         calls[i], factor[i] = (calls[i], growth) if new is None else (new, 1.0)
         doubtful[i] = shapes.undecided(op)
     resized, after = work.regrouped(calls)
-    kernel_factor = np.where(work.piece >= 0, factor[np.maximum(work.piece, 0)], 1.0) if len(factor) else np.ones(
-        len(work.piece))
+    kernel_factor = np.where(work.kernel_group >= 0, factor[np.maximum(work.kernel_group, 0)],
+                             1.0) if len(factor) else np.ones(
+        len(work.kernel_group))
     collectives, exchanged = _collectives(scenario, scaled)
     kernel_factor = kernel_factor * collectives
     spread = np.where(kernel_factor != 1.0, RESIZED_WITH_DATA, 0.0)
     if doubtful.any():
-        mine = (work.piece >= 0) & doubtful[np.maximum(work.piece, 0)]
+        mine = (work.kernel_group >= 0) & doubtful[np.maximum(work.kernel_group, 0)]
         spread = np.hypot(spread, np.where(mine, _either(changes), 0.0))
     batch = next((new for name, _, new in changes if name.lower() in LEADING), None)
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
-    sized = (factor != 1.0) | np.isin(resized.group, list(after))
+    sized = (factor != 1.0) | np.isin(resized.call_row, list(after))
     scenario = _moving(scenario, changes, float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1))
     kernels = replace(scenario.kernels.scaled(kernel_factor).widened(spread), calls=after)
     changed = replace(_with_activations(scenario, changes), regrouped=resized,
@@ -203,7 +205,7 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
         Scenario:
     """On a CPU the operations are the kernels: the own time of those that compute × model(new sizes) / model(old)."""
     scenario = scenario.claim("the host's computation", "--set")
-    pieces, working = scenario.pieces, scenario.cycle.working[scenario.pieces.item]
+    pieces, working = scenario.slices, scenario.cycle.working[scenario.slices.item]
     was, factor = scenario.host_times(), np.ones(len(pieces))
     known: Bool = np.zeros(len(pieces), np.bool_)
     doubtful: Bool = np.zeros(len(pieces), np.bool_)
@@ -213,7 +215,7 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], changes: tup
         computes = computing_kinds(scenario, rank)
         undecided = computes & np.array([kind.undecided for kind in rank.kinds], np.bool_)
         none = np.zeros(len(rank.kind) + 1)
-        known, doubtful = (so_far | (rank.costs[0].by_piece(pieces, kinds[rank.kind].astype(np.float64), none, 0.0, 0.0)
+        known, doubtful = (so_far | (rank.costs[0].by_slice(pieces, kinds[rank.kind].astype(np.float64), none, 0.0, 0.0)
                                      > 0) for so_far, kinds in ((known, computes), (doubtful, undecided)))
     changed = np.abs(factor - 1.0) > SAME
     if not changed.any():

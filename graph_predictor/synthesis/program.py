@@ -24,7 +24,7 @@ from graph_predictor.simulation.build import Built, RankReport
 from graph_predictor.simulation.engine import Simulated, simulate
 from graph_predictor.simulation.host_items import HostItems
 from graph_predictor.simulation.launch_queue import CUDA_DEPTH
-from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program, whole_ns
+from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, whole_ns
 from graph_predictor.simulation.rendezvous import match_in_order
 from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
 from graph_predictor.synthesis.transfers import paired_transfers
@@ -139,8 +139,8 @@ class _Rank:
             wait_lag=np.array([constants.returns.get(self.calls[call].name, RETURN_DEFAULT_NS)
                                for call in wait_call.tolist()], np.int64),
             kernel_call=self.call_of_work if count else unknown,
-            kernel_anchor=np.select([in_call, staged], [Anchor.CALL_START, Anchor.STAGED],
-                                    Anchor.CALL_END).astype(np.int8),
+            kernel_reference=np.select([in_call, staged], [LaunchReference.CALL_START, LaunchReference.STAGED],
+                                    LaunchReference.CALL_END).astype(np.int8),
             kernel_latency=np.select([in_call, staged], [constants.latency_in_call[self.kind], constants.staged_tail],
                                      constants.latency[self.kind]).astype(np.int64),
             kernel_previous=previous,

@@ -138,7 +138,7 @@ class _Maker:
             wait_ptr=_pointer(wait[:, 0], count), wait_kernel=wait[:, 1].copy(),
             wait_lag=np.zeros(len(wait), np.int64), kernel_ptr=kernel_ptr,
             kernel_item=np.concatenate([each.item + start for each, start in zip(every, items_at, strict=False)]),
-            kernel_anchor=np.zeros(kernels, np.int8), kernel_latency=never,
+            kernel_reference=np.zeros(kernels, np.int8), kernel_latency=never,
             kernel_previous=_previous(stream, kernel_ptr), kernel_gap=never,
             kernel_duration=whole_ns(1e3 * np.concatenate([each.kernel_us for each in every])), kernel_external=never,
             edge_ptr=_pointer(edge[:, 0], kernels), edge_kernel=edge[:, 1].copy(),

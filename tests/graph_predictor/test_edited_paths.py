@@ -77,7 +77,7 @@ def _holds(baseline: Baseline, edits: list[Edit]) -> tuple[list[PathItem], Simul
 def _given(step: SimulatedStep) -> tuple[dict[str, float], dict[str, float]]:
     """What a step gives each operation on its host and its devices, of all ranks, µs."""
     scenario, steady = step.scenario, step.steady
-    built, pieces, repeated, program = scenario.built, scenario.pieces, steady.repeated, steady.program
+    built, pieces, repeated, program = scenario.built, scenario.slices, steady.repeated, steady.program
     edited, on_cpu, steps = steady.copies.host, scenario.built.computes_on_host, scenario.cycle.steps
     host: dict[str, float] = defaultdict(float)
     devices: dict[str, float] = defaultdict(float)

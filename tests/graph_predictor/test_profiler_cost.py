@@ -60,7 +60,7 @@ def test_a_planted_cost_is_found_and_taken_out_where_it_was_put(tmp_path: Path, 
     assert cost.factor == pytest.approx(1.0, abs=0.06)
     left = unprofiled(recorded.built)
     assert left.without_profiler is not None
-    pieces, graph = left.without_profiler.pieces, left.graphs[0]
+    pieces, graph = left.without_profiler.slices, left.graphs[0]
     name = np.array([*graph.strings, "Python"])[np.append(graph.ops.name, -1)[pieces.op]]
     mine = recorded.cycle.working[pieces.item]
     for what, expected in (("aten::mm", WORK), ("planted::linear", OWN), ("Python", PYTHON)):

@@ -22,7 +22,7 @@ from tracer.intervals import covered
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Overlapping:
     """Shares of each kernel's time, 0 to 1.
 
     Attributes:
@@ -37,7 +37,7 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class KernelsBeside:
+class OverlappingKernels:
     """The kernels of a job whose shares are asked for, and those they are looked for beside: found once for all times.
 
     Attributes:
@@ -53,7 +53,7 @@ class KernelsBeside:
     group: Int64
 
     @classmethod
-    def of(cls, kernel_ptr: Int64, kind: Int8, group: Int64, asked: Bool | None = None) -> KernelsBeside:
+    def of(cls, kernel_ptr: Int64, kind: Int8, group: Int64, asked: Bool | None = None) -> OverlappingKernels:
         """Find them.
 
         Args:
@@ -72,14 +72,14 @@ class KernelsBeside:
         met = np.flatnonzero(group >= 0)
         return cls(len(kind), ranks, met, group[met])
 
-    def shares(self, start: Int64, end: Int64, transfer_ns: Int64) -> Beside:
+    def shares(self, start: Int64, end: Int64, transfer_ns: Int64) -> Overlapping:
         """Look at all kernels, recorded or simulated.
 
         Args:
             start, end: ns, on one clock within a rank.
             transfer_ns: of each collective, how long before its end all ranks had arrived.
         """
-        found = Beside(*(np.zeros(self.size) for _ in range(3)))
+        found = Overlapping(*(np.zeros(self.size) for _ in range(3)))
         for own, some, of, met_by in self.ranks:
             arrived, until = np.maximum(end[of] - transfer_ns[of], start[of]), end[of]
             begin, stop = start[some], end[some]

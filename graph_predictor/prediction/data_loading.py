@@ -21,7 +21,7 @@ import numpy as np
 
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_pieces import HostPieces, fetch_ranges
+from graph_predictor.simulation.host_slices import HostSlices, fetch_ranges
 from kernel_models.spreads import HOST_AT_CAPTURED
 from tracer.arrays import Float64, Int64
 from tracer.graph import ExecutionGraph, OpKind
@@ -32,7 +32,7 @@ FIXED_NS = 25_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fetching:
+class DataLoading:
     """Factors on the time each rank's own process takes to load its batches, and the ends of their 80% intervals.
 
     ``recorded_ns`` is what the slowest rank takes in a recorded step.
@@ -43,9 +43,9 @@ class Fetching:
     high: Float64
     recorded_ns: float
 
-    def on(self, pieces: HostPieces, factor: Float64) -> Float64:
-        """Factor on each piece of host time."""
-        return np.where(pieces.fetched, factor[np.minimum(pieces.rank, len(factor) - 1)], 1.0)
+    def on(self, slices: HostSlices, factor: Float64) -> Float64:
+        """Factor on each slice of host time."""
+        return np.where(slices.fetched, factor[np.minimum(slices.rank, len(factor) - 1)], 1.0)
 
     def note(self) -> str:
         """Return what was assumed, in a sentence."""
@@ -54,25 +54,25 @@ class Fetching:
                 f"that is taken to be × {factor:.3g} for the new samples (80% between × {low:.3g} and × {high:.3g}).")
 
 
-def fetched_ns(cycle: Cycle, pieces: HostPieces) -> Float64:
+def data_loading_ns(cycle: Cycle, slices: HostSlices) -> Float64:
     """Time a step that each rank's own process takes to load its batches."""
-    mine = pieces.fetched & cycle.working[pieces.item]
-    return np.bincount(pieces.rank[mine], weights=pieces.ns[mine], minlength=len(cycle.row)) / cycle.steps
+    mine = slices.fetched & cycle.working[slices.item]
+    return np.bincount(slices.rank[mine], weights=slices.ns[mine], minlength=len(cycle.row)) / cycle.steps
 
 
-def fetching_of(built: Built, cycle: Cycle, pieces: HostPieces, ranks: Sequence[int], factor: float,
-                batch: int | None = None, grown: float | None = None) -> Fetching | None:
+def data_loading_of(built: Built, cycle: Cycle, slices: HostSlices, ranks: Sequence[int], factor: float,
+                batch: int | None = None, grown: float | None = None) -> DataLoading | None:
     """Fetches of batches of ``factor`` times as many samples, from one capture; ``None`` where no rank fetches.
 
     Args:
-        built, cycle, pieces: the recorded job, its steps and its host time.
+        built, cycle, slices: the recorded job, its steps and its host time.
         ranks: of each predicted rank the recorded one.
         factor: on the samples of a batch.
         batch: the recorded number of samples, where known.
         grown: factor on all sizes that change: samples of another length may take longer to load, or not.
     """
     grown = factor if grown is None else grown
-    ns = fetched_ns(cycle, pieces)
+    ns = data_loading_ns(cycle, slices)
     if not ns.any() or (factor == 1.0 and grown == 1.0):
         return None
     surely = np.array([_of_samples(built, cycle, rank, batch) for rank in ranks])
@@ -81,10 +81,10 @@ def fetching_of(built: Built, cycle: Cycle, pieces: HostPieces, ranks: Sequence[
     least, expected = np.minimum(surely, 1.0 - fixed), 1.0 - fixed
     ends = [1.0 + least * (factor - 1.0), 1.0 + expected * (factor - 1.0), np.full(len(own), factor),
             np.full(len(own), grown)]
-    return Fetching(ends[1], np.min(ends, axis=0), np.max(ends, axis=0), float(ns.max()))
+    return DataLoading(ends[1], np.min(ends, axis=0), np.max(ends, axis=0), float(ns.max()))
 
 
-def fetching_between(times: Sequence[Float64], sizes: Sequence[float], new: float) -> Fetching | None:
+def data_loading_between(times: Sequence[Float64], sizes: Sequence[float], new: float) -> DataLoading | None:
     """Fetches by the line through those of several captures.
 
     Args:
@@ -106,7 +106,7 @@ def fetching_between(times: Sequence[Float64], sizes: Sequence[float], new: floa
     ends = (found, np.maximum(found - np.sqrt(below), 0.0), found + np.sqrt(above))
     known = table[0] > 0
     expected, low, high = (np.where(known, end / np.where(known, table[0], 1.0), 1.0) for end in ends)
-    return Fetching(expected, low, high, float(table[0].max()))
+    return DataLoading(expected, low, high, float(table[0].max()))
 
 
 def _on_line(table: Float64, sizes: Sequence[float], new: float) -> Float64:

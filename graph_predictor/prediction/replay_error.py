@@ -15,7 +15,7 @@ MOST_UNEXPLAINED = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class ReplayErrors:
     """Error with which the rules give back the recorded steps that a prediction repeats.
 
     Attributes:
@@ -53,10 +53,10 @@ class Closing:
         return found
 
 
-def closing(built: Built, cycle: Cycle) -> Closing:
+def replay_error(built: Built, cycle: Cycle) -> ReplayErrors:
     """Replay the recorded steps of a cycle."""
     program = built.recorded_program
     simulated = simulate(program)
     steps = replayed_steps(built, program, simulated, simulated)
     error = max((abs(step.error) for step in steps if cycle.item[step.begin_item]), default=0.0)
-    return Closing(error, max((report.unexplained_share for report in built.reports), default=0.0))
+    return ReplayErrors(error, max((report.unexplained_share for report in built.reports), default=0.0))

@@ -9,7 +9,7 @@ import pytest
 from micro import Micro
 
 from foretrace.edits import NoDataLoading, ScaleHost, SizeLaws, Sizes
-from graph_predictor.prediction.fetching import FIXED_NS, fetching_between
+from graph_predictor.prediction.data_loading import FIXED_NS, data_loading_between
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.synthesis.baseline import baseline_of, retraced
 
@@ -67,11 +67,11 @@ def test_a_batch_that_may_lie_ready_is_in_the_interval(tmp_path: Path) -> None:
 
 def test_time_beside_the_fetch_and_of_workers_stays(tmp_path: Path) -> None:
     scenario = baseline(tmp_path, sample=200).scenario
-    recorded = scenario.pieces
+    recorded = scenario.slices
     mine = scenario.cycle.working[recorded.item]
     assert recorded.ns[mine & recorded.fetched].sum() / scenario.cycle.steps == pytest.approx(1_620_000, rel=0.01)
     assert recorded.ns[mine & ~recorded.data].sum() / scenario.cycle.steps == pytest.approx(420_000, rel=0.01)
-    workers = baseline(tmp_path, sample=20, iterator=WORKERS).scenario.pieces
+    workers = baseline(tmp_path, sample=20, iterator=WORKERS).scenario.slices
     assert workers.data.any()
     assert not workers.fetched.any()
 
@@ -93,7 +93,7 @@ def test_two_captures_tell_the_law(tmp_path: Path) -> None:
 
 
 def test_a_line_through_fetches_neither_falls_nor_begins_below_zero() -> None:
-    found = fetching_between([np.array([100.0, 100.0, 0.0]), np.array([300.0, 90.0, 0.0])], [1.0, 2.0], 4.0)
+    found = data_loading_between([np.array([100.0, 100.0, 0.0]), np.array([300.0, 90.0, 0.0])], [1.0, 2.0], 4.0)
     assert found is not None
     assert found.expected[0] >= 3.0
     assert found.expected[1] == pytest.approx(0.95, abs=0.05)

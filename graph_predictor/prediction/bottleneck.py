@@ -24,7 +24,7 @@ between two queued kernels is a launch too, but never decides.)"""
 _WORDS = {bound.label: _MERGED.get(bound, bound.label) for bound in Bound}
 
 
-def deciding(bounds: dict[str, float]) -> str:
+def bottleneck(bounds: dict[str, float]) -> str:
     """The largest of the bounds (by their labels) along the path of what decides, the host's parts taken together."""
     merged: dict[str, float] = defaultdict(float)
     for label, word in _WORDS.items():

@@ -59,7 +59,7 @@ class KernelRows:
         return lanes(self.duration)
 
 
-class EditedCopies:
+class EditedRepeats:
     """Copies of the steps of a scenario with its edits.
 
     Args:
@@ -74,7 +74,7 @@ class EditedCopies:
         self._lanes: tuple[tuple[float, ...], HostLanes] | None = None
 
     @classmethod
-    def once(cls, repeated: Repeated, scenario: Scenario, host: EditedHost) -> EditedCopies:
+    def once(cls, repeated: Repeated, scenario: Scenario, host: EditedHost) -> EditedRepeats:
         """Return those with a host and launches, made once for as many hosts as take little room."""
         most = NUMBERS_KEPT // max(len(repeated.item) // repeated.copies * LANES, 1)
         of = (host, scenario.launches.waits, scenario.launches.hidden_collectives, _loads_beside(scenario))
@@ -133,12 +133,12 @@ class EditedCopies:
         return self._order.lags(self.launches)
 
     @cached_property
-    def training(self) -> EditedCopies:
+    def training(self) -> EditedRepeats:
         """The same without the worker processes that make batches beside it."""
         if not self.host.workers.any():
             return self
         host = replace(self.host, workers=np.zeros_like(self.host.workers))
-        return EditedCopies(self.repeated, self.scenario, host)
+        return EditedRepeats(self.repeated, self.scenario, host)
 
     def kernels(self, variants: KernelVariants) -> KernelRows:
         """Rows of kernels that take such times in the cycle."""

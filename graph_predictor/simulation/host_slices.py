@@ -1,13 +1,13 @@
-"""A job's host time in pieces: what each item's work and cost was spent on, so that an edit can change it by operation.
+"""A job's host time in slices: what each item's work and cost was spent on, so that an edit can change it by operation.
 
 ::
 
     item       ───────── work ─────────[ cost ]──
     operation      |── addmm ────────────────|
-    pieces     |gap|   addmm own       | addmm |
+    slices     |gap|   addmm own       | addmm |
 
-A piece belongs to the innermost operation around it. Time outside any operation is a *gap*, and goes by the top-level
-operation that follows on its thread. Waiting is in no piece: the program has none.
+A slice belongs to the innermost operation around it. Time outside any operation is a *gap*, and goes by the top-level
+operation that follows on its thread. Waiting is in no slice: the program has none.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FETCH = "_SingleProcessDataLoaderIter"
 
 
 @dataclass(frozen=True, slots=True)
-class HostPieces:
+class HostSlices:
     """Columns of equal length; sums by item are the program's ``item_work`` and ``item_cost``.
 
     Attributes:
@@ -68,18 +68,18 @@ class HostPieces:
         return np.flatnonzero(self.rank == rank)
 
 
-def host_pieces(built: Built) -> HostPieces:
-    """The pieces of all ranks of a recorded job, without the profiler where its program is."""
+def host_slices(built: Built) -> HostSlices:
+    """The slices of all ranks of a recorded job, without the profiler where its program is."""
     if built.without_profiler is not None:
-        return built.without_profiler.pieces
-    parts = [_rank_pieces(built, rank) for rank in range(len(built.graphs))]
-    return HostPieces(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(HostPieces)))
+        return built.without_profiler.slices
+    parts = [_rank_slices(built, rank) for rank in range(len(built.graphs))]
+    return HostSlices(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(HostSlices)))
 
 
-def with_host(program: Program, pieces: HostPieces, ns: Float64) -> tuple[Int64, Int64]:
-    """``item_work`` and ``item_cost`` with other times of the pieces (ns)."""
+def with_host(program: Program, slices: HostSlices, ns: Float64) -> tuple[Int64, Int64]:
+    """``item_work`` and ``item_cost`` with other times of the slices (ns)."""
     size = len(program.item_kind)
-    work, cost = np.bincount(pieces.item + size * pieces.is_cost, weights=ns, minlength=2 * size).reshape(2, size)
+    work, cost = np.bincount(slices.item + size * slices.is_cost, weights=ns, minlength=2 * size).reshape(2, size)
     return whole_ns(work), whole_ns(cost)
 
 
@@ -97,7 +97,7 @@ def _items(built: Built, rank: int) -> tuple[Int64, Int64, Int64]:
     return items, number, begin - built.clock_ns[rank]
 
 
-def _rank_pieces(built: Built, rank: int) -> HostPieces:
+def _rank_slices(built: Built, rank: int) -> HostSlices:
     program, graph = built.program, built.graphs[rank]
     items, number, begin = _items(built, rank)
     host = exclusive_time(graph)
@@ -113,7 +113,7 @@ def _rank_pieces(built: Built, rank: int) -> HostPieces:
     row = program.item_row[items[calls]]
     around = np.append(operation_of(graph), NONE)[graph.launches.op[row]]
     none, no = np.full(len(calls), NONE, np.int64), np.zeros(len(calls), np.bool_)
-    return HostPieces(
+    return HostSlices(
         rank=np.full(len(ns) + len(calls), rank, np.int64), item=np.concatenate([items[query], items[calls]]),
         is_cost=np.concatenate([np.zeros(len(ns), np.bool_), np.ones(len(calls), np.bool_)]),
         op=np.concatenate([op, around]), following=np.concatenate([following, none]),
@@ -145,7 +145,7 @@ def top_operations(graph: ExecutionGraph) -> Int64:
 
 def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
         Int64, Int64, Bool, Bool]:
-    """(row of ``found``, ns, data, fetched) of the pieces: those of a loader's operations load data, and a gap is cut
+    """(row of ``found``, ns, data, fetched) of the slices: those of a loader's operations load data, and a gap is cut
     into what loads data, by the training process or from a worker, and what does not."""
     loader, workers = (_under(graph, np.array([name in text for text in graph.strings], np.bool_))
                        for name in (LOADER, WORKERS))
@@ -171,7 +171,7 @@ def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
     return part[worked], ns[worked], data[worked], fetched[worked]
 
 
-def fetching_operations(graph: ExecutionGraph) -> Bool:
+def data_loading_operations(graph: ExecutionGraph) -> Bool:
     """Operations in which the training process makes samples and collates them."""
     loader, workers = (_under(graph, np.array([name in text for text in graph.strings], np.bool_))
                        for name in (LOADER, WORKERS))
