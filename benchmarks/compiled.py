@@ -27,11 +27,10 @@ from zoo_parts.tracing import program_of
 
 from graph_predictor.edits.compile import compiled
 from graph_predictor.prediction.anchoring import prices_of
-from graph_predictor.prediction.interval import ActiveErrors
-from graph_predictor.prediction.kernel_variants import FamilyRows
+from graph_predictor.prediction.interval import ActiveErrors, FamilyRows
 from graph_predictor.prediction.pricing import KernelTimes
-from graph_predictor.prediction.replacement import WorkUnits
 from graph_predictor.prediction.rewriting import ratios_of
+from graph_predictor.prediction.work import WorkUnits
 from kernel_models.device import DeviceSpec, device
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import price

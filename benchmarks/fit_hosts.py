@@ -22,8 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.prediction.host_calibration import read_rounds
-from graph_predictor.prediction.host_steps import recorded_host_steps
+from graph_predictor.prediction.host_steps import read_rounds, recorded_host_steps
 from kernel_models.host.few_programs import fit_few
 from kernel_models.host.fitting import fit_host
 from kernel_models.host.hosts import CPU_HOST, GPU_HOST, HOSTS, PLANS_HOST, write_host

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.changes import KernelSources
 from graph_predictor.prediction.overheads import recorded_overheads
-from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.scenario import KernelSources, Scenario
 from graph_predictor.simulation.program import ItemKind
 from kernel_models.host.overheads import fit_overheads
 from kernel_models.host.segments import Overhead

@@ -12,7 +12,7 @@ too. Operations' times come from the round whose profiled steps were quickest.
 
 `REPORTED` was written down before anything of it had been run. No time was tuned on it; that its intervals were too
 narrow at first (10 of 16) led to a second look at the development runs (docs/prediction.md). `DEVELOPMENT` holds other
-workloads at sizes of their own: what `kernel_models/spreads.py`, `prediction/anchoring.py` and `host_spread.py` say of
+workloads at sizes of their own: what `kernel_models/spreads.py`, `prediction/anchoring.py` and `step_spread.py` say of
 spreads was chosen there.
 """
 

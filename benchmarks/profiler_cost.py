@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from graph_predictor.edits.without_profiler import TakeOutProfiler
-from graph_predictor.prediction.profiler_cost import events_of
+from graph_predictor.prediction.unprofiled import events_of
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.host.profiler_events import event_cost
 from tracer.job import read_job

@@ -16,7 +16,7 @@ import numpy as np
 
 from graph_predictor.check.measure import CheckError, StoredCapture
 from graph_predictor.figures import signed_percent
-from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.operation_costs import computing_operations
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import replay
 from graph_predictor.request.configuration import Configuration

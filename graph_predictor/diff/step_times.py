@@ -11,7 +11,7 @@ from graph_predictor.diff.step_tree import StepTree, Vocabulary, step_tree, with
 from graph_predictor.prediction.path_attribution import attribute_paths
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
 from graph_predictor.simulation.critical_path import Bound, Causes, walks_back
-from graph_predictor.simulation.host_time import HostTime, exclusive_time, operation_of, split, waits
+from graph_predictor.simulation.host_slices import HostTime, exclusive_time, operation_of, split, waits
 from graph_predictor.simulation.program import ItemKind
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, KernelKind

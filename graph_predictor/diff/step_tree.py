@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.simulation.host_time import operation_of
+from graph_predictor.simulation.host_slices import operation_of
 from tracer.arrays import Bool, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
 from tracer.trees import outermost

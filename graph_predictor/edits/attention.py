@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.overheads import WRITTEN_OUT
-from graph_predictor.prediction.replacement import Replacement, Rewriting, WorkUnits
+from graph_predictor.prediction.operation_costs import WRITTEN_OUT
+from graph_predictor.prediction.rewriting import units_of
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import units_of
+from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits
 from kernel_models.dtypes import itemsize
 from kernel_models.families.attention import attention
 from kernel_models.op_call import Family, OpCall

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graph_predictor.prediction.changes import Loading
-from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.scenario import EditError, Loading, Scenario
 from graph_predictor.simulation.program import NEVER
 
 

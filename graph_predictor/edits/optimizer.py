@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.prediction.memory import OPTIMIZER
-from graph_predictor.prediction.replacement import Replacement, Rewriting, WorkUnits, sized
+from graph_predictor.prediction.rewriting import host_weight, units_of
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import host_weight, units_of
+from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits, sized
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Bool, Float64
 from tracer.graph import OpKind, Phase

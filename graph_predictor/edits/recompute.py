@@ -9,8 +9,8 @@ import numpy as np
 
 from graph_predictor.edits.precision import PRODUCTS
 from graph_predictor.prediction.memory import kept_when_recomputed
+from graph_predictor.prediction.rewriting import host_weight
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import host_weight
 from graph_predictor.simulation.host_slices import top_operations
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from graph_predictor.prediction.replacement import Replacement, Rewriting, WorkUnits
 from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits
 from tracer.arrays import Bool
 from tracer.graph import ExecutionGraph, OpKind
 from tracer.trees import within

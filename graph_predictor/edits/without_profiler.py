@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.profiler_cost import profiler_share
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.recorded.gpu_active import active_ns
-from graph_predictor.recorded.head_start import head_start_ns, runs_ahead
+from graph_predictor.prediction.unprofiled import profiler_share
+from graph_predictor.recorded.facts import active_ns, head_start_ns, runs_ahead
 from tracer.arrays import Float64
 from tracer.graph import KernelKind
 

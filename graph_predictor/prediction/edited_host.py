@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.prediction.changes import Loading
 from graph_predictor.prediction.repeat import Repeated
-from graph_predictor.prediction.replacement import Gone
 from graph_predictor.prediction.rewriting import Rewritten, replaced_host
-from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.scenario import Loading, Scenario
+from graph_predictor.prediction.work import Gone
 from graph_predictor.simulation.host_slices import with_host
 from graph_predictor.simulation.program import NEVER, LaunchReference, total_ratio, whole_ns
 from kernel_models.launch_constants import LaunchConstants

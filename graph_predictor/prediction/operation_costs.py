@@ -21,13 +21,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.prediction.data_loading import data_loading_ns
-from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.simulation.host_slices import HostSlices, data_loading_operations, top_operations
+from kernel_models.op_call import Family
+from kernel_models.operation import family_of
 from tracer.alignment import align_windows
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
 from tracer.trees import nearest
+
+WRITTEN_OUT = frozenset({"aten::_scaled_dot_product_attention_math"})
+"""Operators of a family that other families' operations compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,8 @@ class OperationCosts:
         compute: of ``inside``, a CPU's own computation, [steps, rows].
         device: time of its kernels, [steps, rows].
         fetch: a step's loading of its batch in the training process.
-        slice_row, row, within: which slices of the rank's host time lie in the table: the row of each (the number of rows:
-            after the last one), and whether in it or before it.
+        slice_row, row, within: which slices of the rank's host time lie in the table: the row of each (the
+            number of rows: after the last one), and whether in it or before it.
     """
 
     graph: ExecutionGraph
@@ -225,3 +229,24 @@ def _by_thread(graph: ExecutionGraph, op: Int64) -> Int64:
 
 def _counted(graph: ExecutionGraph) -> Bool:
     return (graph.ops.kind == OpKind.OPERATION) & ~data_loading_operations(graph)
+
+
+def computing_operations(graph: ExecutionGraph) -> Bool:
+    """Return which operations compute: the innermost ones of each family (``aten::addmm`` in ``aten::linear``).
+
+    What is written out in operations of other families (``WRITTEN_OUT``) is computed by these alone.
+    """
+    ops = graph.ops
+    numbers = {family: number for number, family in enumerate(Family)}
+    family = np.array([*(numbers[family_of(name)] for name in graph.strings), numbers[Family.OTHER]])[ops.name]
+    known = (family != numbers[Family.OTHER]) & (ops.kind == OpKind.OPERATION)
+    wraps = np.zeros(len(ops), np.bool_)
+    written_out = np.array([*(name in WRITTEN_OUT for name in graph.strings), False], np.bool_)[ops.name]
+    inner = np.flatnonzero(known)
+    above = ops.parent[inner]
+    while len(inner):
+        inside = above >= 0
+        inner, above = inner[inside], above[inside]
+        wraps[above[(family[above] == family[inner]) | written_out[above]]] = True
+        above = ops.parent[above]
+    return known & ~wraps

@@ -17,43 +17,42 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from graph_predictor.figures import signed_percent
-from graph_predictor.prediction.bottleneck import HOST
-from graph_predictor.prediction.changes import BatchChange, DeviceChange
-from graph_predictor.prediction.contended import matters, slowed, steady_shares
-from graph_predictor.prediction.data_loading import DataLoading
-from graph_predictor.prediction.edit import Edit, is_edit
+from graph_predictor.prediction.data_loading import DataLoading, loader_of
 from graph_predictor.prediction.edited_host import EditedHost, edit_host
 from graph_predictor.prediction.edited_repeats import HOSTS_KEPT, NUMBERS_KEPT, EditedRepeats, KernelRows
-from graph_predictor.prediction.explain import Explained, bottleneck_rank, explain, path_entries
-from graph_predictor.prediction.host_spread import (
+from graph_predictor.prediction.explain import HOST, Explained, bottleneck_rank, explain, path_entries, time_sources
+from graph_predictor.prediction.interval import ActiveErrors, FamilyRows, KernelVariants, TimeErrors, spread_by
+from graph_predictor.prediction.memory import lacking_memory, peak_memory
+from graph_predictor.prediction.pricing import KernelTimes, measured_times, price_kernels
+from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, steps_of
+from graph_predictor.prediction.replay import ReplayErrors, check_recorded, replay_error
+from graph_predictor.prediction.result import Prediction, RankPrediction, SourceFacts, SteadyStep
+from graph_predictor.prediction.rewriting import Rewritten, replaced_kernels, rewrite
+from graph_predictor.prediction.scenario import (
+    OTHER_RANKS,
+    BatchChange,
+    DeviceChange,
+    Edit,
+    EditError,
+    Scenario,
+    is_edit,
+)
+from graph_predictor.prediction.shared import KEPT
+from graph_predictor.prediction.steady_state import Steady, matters, slowed, steady_shares, steady_state
+from graph_predictor.prediction.step_spread import (
+    StepKinds,
     drift,
     least_spread,
     mean_spread,
+    step_kinds,
     step_totals,
     unblocked_totals,
     unprofiled_stretches,
 )
-from graph_predictor.prediction.interval import ActiveErrors, TimeErrors, spread_by
-from graph_predictor.prediction.kernel_variants import FamilyRows, KernelVariants
-from graph_predictor.prediction.loader import loader_of
-from graph_predictor.prediction.memory import lacking_memory, peak_memory
-from graph_predictor.prediction.pricing import KernelTimes, measured_times, price_kernels
-from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, steps_of
-from graph_predictor.prediction.replay import check_recorded
-from graph_predictor.prediction.replay_error import ReplayErrors, replay_error
-from graph_predictor.prediction.result import Prediction, RankPrediction, SteadyStep
-from graph_predictor.prediction.rewriting import Rewritten, replaced_kernels, rewrite
-from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
-from graph_predictor.prediction.shared import KEPT
-from graph_predictor.prediction.source_facts import SourceFacts
-from graph_predictor.prediction.steady_state import Steady, steady_state
-from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
-from graph_predictor.prediction.time_sources import time_sources
 from graph_predictor.prediction.unprofiled import unprofiled
 from graph_predictor.prediction.work import COLLECTIVE, Work
-from graph_predictor.recorded.counted_steps import CountedSteps, alike_steps, compared_steps, similar_steps
+from graph_predictor.recorded.counted_steps import CountedSteps, alike_steps, compared_steps, similar_steps, typical
 from graph_predictor.recorded.facts import RecordedFacts, recorded_facts
-from graph_predictor.recorded.step_lengths import typical
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_slices import HostSlices, host_slices
 from graph_predictor.simulation.overlapping import Overlapping

@@ -19,7 +19,7 @@ from itertools import pairwise
 import numpy as np
 
 from graph_predictor.prediction.shared import Shared
-from graph_predictor.recorded.step_lengths import step_lengths
+from graph_predictor.recorded.counted_steps import step_lengths
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import Structure, structure_of

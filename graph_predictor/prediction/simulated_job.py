@@ -13,9 +13,9 @@ import numpy as np
 from graph_predictor.prediction.edited_host import EditedHost
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.repeat import Repeated
-from graph_predictor.prediction.replacement import Gone
 from graph_predictor.prediction.replay import Replay, rank_number
 from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.work import Gone
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.engine import Simulated
 from graph_predictor.simulation.host_slices import HostSlices, host_slices

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.prediction.bottleneck import bottleneck
+from graph_predictor.prediction.explain import bottleneck
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, slowest_mean_ns
 from graph_predictor.prediction.result import PathItem, SteadyStep, which_times
-from graph_predictor.prediction.step_kinds import step_kinds
+from graph_predictor.prediction.step_spread import step_kinds
 from graph_predictor.recorded.facts import RecordedFacts
 from graph_predictor.reports.call_tree import OperationSums, StepTables
 from graph_predictor.simulation.critical_path import Bound, Causes

@@ -23,7 +23,7 @@ from graph_predictor.simulation.critical_path import (
     Paths,
     walks_back,
 )
-from graph_predictor.simulation.host_time import exclusive_time, operation_of, waits
+from graph_predictor.simulation.host_slices import exclusive_time, operation_of, waits
 from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
 from tracer.grouping import GroupSums, RowsByNumber, empty_room, grouped, kinds_of, spans, tallied, totals

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.prediction.operation_costs import operations_named, rows_within
-from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.operation_costs import computing_operations, operations_named, rows_within
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.scenario import EditError
 from kernel_models.dtypes import itemsize, short_dtype

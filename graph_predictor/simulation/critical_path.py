@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from graph_predictor.simulation.causes import Bound
 from graph_predictor.simulation.engine import Simulated
 from graph_predictor.simulation.path_loop import AT_ITEM, AT_KERNEL, AT_NOTHING, walk_back
-from graph_predictor.simulation.program import ItemKind, Program
+from graph_predictor.simulation.program import Bound, ItemKind, Program
 from tracer.arrays import Int8, Int64
 from tracer.graph import ExecutionGraph, KernelKind
 

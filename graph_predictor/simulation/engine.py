@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.simulation.engine_loop import run, workspace
+from graph_predictor.simulation.engine_loop import run
 from graph_predictor.simulation.program import Program
 from tracer.arrays import Int8, Int32, Int64
 from tracer.errors import ForetraceError
@@ -107,7 +107,7 @@ def simulate_in_order(program: Program, *, intrinsic: Int64 | None = None,
         *map(np.ascontiguousarray, inputs, run.dtypes),
         out.item_start, out.item_end, out.item_start_cause, out.item_start_source, out.item_end_cause,
         out.item_end_source, out.kernel_start, out.kernel_end, out.kernel_cause, out.kernel_source, out.group_last,
-        *workspace(p), resolved,
+        *_workspace(p), resolved,
     )
     if done != items + kernels:
         raise SimulationStuck(
@@ -124,3 +124,24 @@ def _invert(target: Int64, size: int) -> tuple[Int64, Int64]:
     ptr = np.zeros(size + 1, np.int64)
     np.cumsum(np.bincount(target[rows], minlength=size), out=ptr[1:])
     return ptr, order.astype(np.int64)
+
+
+def _workspace(program: Program) -> tuple[np.ndarray, ...]:
+    """Return the arrays that ``run`` works in, in the order of its arguments."""
+    p = program
+    threads, items, kernels = len(p.thread_rank), len(p.item_work), len(p.kernel_item)
+    return (
+        np.zeros(items, np.bool_), np.zeros(kernels, np.bool_), np.zeros(kernels, np.int64),
+        np.array(p.group_size, np.int64),
+        # A stack of kernels whose inputs are all known; each enters once.
+        np.empty(kernels + 1, np.int64),
+        # Threads that can run, ordered by the time of their next item. Keys and threads move together in the heap.
+        np.empty(threads + 1, np.int64), np.empty(threads + 1, np.int64),
+        np.array(p.thread_ptr[:-1], np.int64), np.array(p.thread_start, np.int64),
+        # A parked thread waits for one item or one kernel; chains by array links.
+        np.full(items, -1, np.int64), np.full(kernels, -1, np.int64), np.full(threads, -1, np.int64),
+        np.empty(threads, np.int64),
+        # Launch queue of each channel: entries up to ``queue_at`` are settled, and leave in order: each together with
+        # ``left_by``, the last to end of those up to it.
+        np.array(p.queue_ptr[:-1], np.int64), np.full(len(p.queue_kernel), -1, np.int64),
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graph_predictor.simulation.causes import EndCause, KernelCause, StartCause
-from graph_predictor.simulation.program import LaunchReference, Program
+from graph_predictor.simulation.program import EndCause, KernelCause, LaunchReference, StartCause
 from tracer.machine_code import kept_loop
 
 # Compiled code knows plain numbers only.
@@ -84,27 +83,6 @@ def _take_thread(keys, threads, size):
     keys[i] = key
     threads[i] = moved
     return earliest, size
-
-
-def workspace(program: Program) -> tuple[np.ndarray, ...]:
-    """Return the arrays that ``run`` works in, in the order of its arguments."""
-    p = program
-    threads, items, kernels = len(p.thread_rank), len(p.item_work), len(p.kernel_item)
-    return (
-        np.zeros(items, np.bool_), np.zeros(kernels, np.bool_), np.zeros(kernels, np.int64),
-        np.array(p.group_size, np.int64),
-        # A stack of kernels whose inputs are all known; each enters once.
-        np.empty(kernels + 1, np.int64),
-        # Threads that can run, ordered by the time of their next item. Keys and threads move together in the heap.
-        np.empty(threads + 1, np.int64), np.empty(threads + 1, np.int64),
-        np.array(p.thread_ptr[:-1], np.int64), np.array(p.thread_start, np.int64),
-        # A parked thread waits for one item or one kernel; chains by array links.
-        np.full(items, -1, np.int64), np.full(kernels, -1, np.int64), np.full(threads, -1, np.int64),
-        np.empty(threads, np.int64),
-        # Launch queue of each channel: entries up to ``queue_at`` are settled, and leave in order: each together with
-        # ``left_by``, the last to end of those up to it.
-        np.array(p.queue_ptr[:-1], np.int64), np.full(len(p.queue_kernel), -1, np.int64),
-    )
 
 
 _WHOLE, _SMALL = "int64[:]", "int8[:]"

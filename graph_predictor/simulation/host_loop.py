@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""``host_time``'s inner loops, compiled."""
+"""``host_slices``'s inner loops, compiled."""
 
 from __future__ import annotations
 

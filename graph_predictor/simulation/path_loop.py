@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from graph_predictor.simulation.causes import Bound, EndCause, KernelCause, StartCause
-from graph_predictor.simulation.program import LaunchReference
+from graph_predictor.simulation.program import Bound, EndCause, KernelCause, LaunchReference, StartCause
 from tracer.machine_code import kept_loop
 
 # Compiled code knows plain numbers only.

@@ -9,8 +9,7 @@ order), of all ranks. Waiting is nowhere in it: a blocked call has its unblocked
                              │ latency            ▲ return lag
     stream            ──────[ kernel ]──gap──[ kernel ]─────
 
-Times are int64 nanoseconds on the job's clock; ``NEVER`` stands for "no external event".
-"""
+Times are int64 nanoseconds on the job's clock; ``NEVER`` stands for "no external event"."""
 
 from __future__ import annotations
 
@@ -22,6 +21,51 @@ import numpy.typing as npt
 
 from tracer.arrays import Float64, Int8, Int32, Int64
 from tracer.errors import ForetraceError
+from tracer.graph import NONE
+
+
+class StartCause(IntEnum):
+    """The cause of a host item's start."""
+
+    PROGRAM_ORDER = 0
+    OTHER_THREAD = 1
+
+
+class EndCause(IntEnum):
+    """The cause of a host item's end."""
+
+    OWN_COST = 0
+    KERNEL = 1
+    QUEUE = 2
+    EXTERNAL = 3
+
+
+class KernelCause(IntEnum):
+    """The cause of a kernel's start."""
+
+    LAUNCH = 0
+    STREAM = 1
+    EDGE = 2
+    EXTERNAL = 3
+
+
+class Bound(IntEnum):
+    """The bound of a microsecond of the step: what it was spent on."""
+
+    HOST = 0
+    LAUNCH = 1
+    COMPUTE = 2
+    MEMORY_COPY = 3
+    EXPOSED_COMMUNICATION = 4
+    WAITING_FOR_RANK = 5
+    DATA_LOADING = 6
+    SYNC = 7
+
+    @property
+    def label(self) -> str:
+        """The name people read."""
+        return self.name.lower().replace("_", " ")
+
 
 NEVER = np.int64(-(2**62))
 """Time of an external event that does not exist."""
@@ -158,3 +202,24 @@ class Program:
     def copy(self) -> Program:
         """A deep copy, for edits."""
         return Program(**{f.name: getattr(self, f.name).copy() for f in fields(self)})
+
+
+def entries_waited_for(p: Program) -> Int64:
+    """The entry of the launch queues whose leaving makes room for each item's; -1 where there is room anyway."""
+    if not len(p.queue_depth):
+        return np.full(len(p.item_kind), NONE, np.int64)
+    channel = np.maximum(p.item_channel, 0)
+    depth = p.queue_depth[channel]
+    waits = (p.item_channel >= 0) & (depth > 0) & (p.item_queue >= depth)
+    return np.where(waits, p.queue_ptr[channel] + p.item_queue - depth, NONE)
+
+
+def slot_freed(ends: Int64, before: Int64, depth: int) -> Int64:
+    """Return when a channel had room after the first ``before`` entries: the first ``before - depth + 1`` of them had
+    left."""
+    leaves = before - depth
+    left = np.maximum.accumulate(ends) if len(ends) else ends
+    freed = np.full(len(before), NEVER, np.int64)
+    full = leaves >= 0
+    freed[full] = left[leaves[full]]
+    return freed

@@ -23,8 +23,8 @@ from functools import cached_property
 import numpy as np
 
 from graph_predictor.simulation.engine import Simulated, Structure, simulate_in_order
-from graph_predictor.simulation.program import NEVER, ItemKind, Program
-from graph_predictor.simulation.tape import Rows, Tape, TimeNumbers, constants_of, entries_waited_for
+from graph_predictor.simulation.program import NEVER, ItemKind, Program, entries_waited_for
+from graph_predictor.simulation.tape import Rows, Tape, TimeNumbers, constants_of
 from graph_predictor.simulation.tape_loop import LANES, play, play_variants
 from tracer.arrays import Bool, Int8, Int32, Int64
 from tracer.graph import NONE

@@ -17,9 +17,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.simulation.causes import EndCause, KernelCause, StartCause
 from graph_predictor.simulation.engine import Structure
-from graph_predictor.simulation.program import NEVER, LaunchReference, Program
+from graph_predictor.simulation.program import (
+    NEVER,
+    EndCause,
+    KernelCause,
+    LaunchReference,
+    Program,
+    StartCause,
+    entries_waited_for,
+)
 from graph_predictor.simulation.tape_loop import (
     BESIDE,
     CALL,
@@ -431,16 +438,6 @@ class _Sheet:
                 TO: times.met + group[some], OF: start + some, CAUSE: 0, SOURCE: some})
         self.add(RUN, at[met], 2 * self.within, {TO: times.kernel_end + met, OF: times.met + group[met],
                                                  KERNEL_ROW: row[met]})
-
-
-def entries_waited_for(p: Program) -> Int64:
-    """The entry of the launch queues whose leaving makes room for each item's; -1 where there is room anyway."""
-    if not len(p.queue_depth):
-        return np.full(len(p.item_kind), NONE, np.int64)
-    channel = np.maximum(p.item_channel, 0)
-    depth = p.queue_depth[channel]
-    waits = (p.item_channel >= 0) & (depth > 0) & (p.item_queue >= depth)
-    return np.where(waits, p.queue_ptr[channel] + p.item_queue - depth, NONE)
 
 
 def _owners(pointer: Int64) -> tuple[Int64, Int64]:

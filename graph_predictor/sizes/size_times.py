@@ -26,10 +26,10 @@ from graph_predictor.prediction.anchoring import (
     anchored,
     noise_of,
     prices_of,
+    resized_calls,
     trend_spread,
 )
-from graph_predictor.prediction.new_calls import resized_calls
-from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.operation_costs import computing_operations
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.sizes.number_laws import NumberLaws
 from graph_predictor.sizes.size_kinds import ResizedRank, operation_of_kernels

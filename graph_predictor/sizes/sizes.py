@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import payload_ratios
-from graph_predictor.prediction.anchoring import resized_on_cpu, shrinking
+from graph_predictor.prediction.anchoring import resized_calls, resized_on_cpu, shrinking
 from graph_predictor.prediction.memory import most_activations, with_sizes
-from graph_predictor.prediction.new_calls import resized_calls
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.sizes.named_sizes import LEADING, MOST, no_size, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes

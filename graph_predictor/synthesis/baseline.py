@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from graph_predictor.prediction.changes import BatchChange, DeviceChange, HostChange, KernelChange, KernelSources
-from graph_predictor.prediction.edit import Edit
-from graph_predictor.prediction.host_spread import RESOLVED
 from graph_predictor.prediction.predictor import Baseline, Spreads
 from graph_predictor.prediction.repeat import steps_of
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.scenario import (
+    BatchChange,
+    DeviceChange,
+    Edit,
+    HostChange,
+    KernelChange,
+    KernelSources,
+    Scenario,
+)
+from graph_predictor.prediction.step_spread import RESOLVED
 from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.simulation.host_slices import host_slices
 from kernel_models.device import DeviceSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from graph_predictor.simulation.rank_view import STAGED_BYTES
+from graph_predictor.simulation.ranks import STAGED_BYTES
 from tracer.arrays import Float64
 from tracer.graph import NONE, KernelKind, LaunchKind
 

@@ -60,7 +60,7 @@ class StandIn:
         mine = (pieces.rank == self.ranks[rank]) & cycle.working[pieces.item]
         # Where nothing was recorded, nothing tells another ratio than that of all.
         overall = float(_ratio(np.zeros(mine.sum(), np.int64), pieces.ns[mine], ns[mine], 1, 1.0)[0])
-        was, will = pieces.ns[costs.slice_row], ns[costs.slice]
+        was, will = pieces.ns[costs.slice_row], ns[costs.slice_row]
         inside, before = (_ratio(costs.row[rows], was[rows], will[rows], len(costs) + 1, overall)
                           for rows in (costs.within, ~costs.within))
         rows = mine & pieces.fetched

@@ -18,14 +18,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.simulation.acyclic import without_cycles
-from graph_predictor.simulation.assembly import RankRows, assemble, dissolve, with_edges, with_rendezvous
-from graph_predictor.simulation.build import Built, RankReport
+from graph_predictor.simulation.build import (
+    Built,
+    RankReport,
+    RankRows,
+    assemble,
+    dissolve,
+    with_edges,
+    with_rendezvous,
+)
+from graph_predictor.simulation.changed_program import without_cycles
+from graph_predictor.simulation.device_waits import CUDA_DEPTH
 from graph_predictor.simulation.engine import Simulated, simulate
 from graph_predictor.simulation.host_items import HostItems
-from graph_predictor.simulation.launch_queue import CUDA_DEPTH
 from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, whole_ns
-from graph_predictor.simulation.rendezvous import match_in_order
+from graph_predictor.simulation.ranks import match_in_order
 from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
 from graph_predictor.synthesis.transfers import paired_transfers
 from kernel_models.launch_constants import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT_NS, LaunchConstants

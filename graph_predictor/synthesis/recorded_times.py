@@ -15,7 +15,7 @@ import numpy as np
 from graph_predictor.prediction.anchoring import anchored, prices_of, resized_on_cpu, size_of_change
 from graph_predictor.prediction.operation_costs import OperationCosts
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.simulation.rank_view import IN_CALL_COPIES
+from graph_predictor.simulation.ranks import IN_CALL_COPIES
 from graph_predictor.synthesis.modelled import collective_works, modelled_works
 from graph_predictor.synthesis.operation_match import OperationMatch, match, names_of_both, out_of_place
 from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.comm.clusters import cluster_of, measured_file
-from graph_predictor.prediction.host_names import host_by_name
+from graph_predictor.prediction.host_steps import host_by_name
 from graph_predictor.request.memory_fit import StageMemory
 from kernel_models.collectives import CollectiveModel, Topology, topology_of
 from kernel_models.device import DeviceSpec

@@ -16,9 +16,8 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.pricing import price_kernels
-from graph_predictor.prediction.scenario import OTHER_RANKS, Scenario
+from graph_predictor.prediction.scenario import OTHER_RANKS, Edit, Scenario
 from kernel_models.collectives import CollectiveCall, CommTimes
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import PricedCalls

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.changes import DeviceChange, HostChange, KernelChange, KernelSources
 from graph_predictor.prediction.repeat import steps_of
-from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.scenario import DeviceChange, HostChange, KernelChange, KernelSources, Scenario
 from graph_predictor.prediction.work import COLLECTIVE, Work
 from graph_predictor.simulation.host_slices import host_slices
 from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from micro import Micro, read_ranks
 from reference_simulator import Draft, _Item, _Kernel, programs
 
-from graph_predictor.simulation import launch_queue
-from graph_predictor.simulation.acyclic import without_cycles
+from graph_predictor.simulation import device_waits as launch_queue
 from graph_predictor.simulation.build import build_program
+from graph_predictor.simulation.changed_program import without_cycles
 from graph_predictor.simulation.engine import SimulationStuck, simulate
 from graph_predictor.simulation.program import NEVER, LaunchReference, Program
 

@@ -11,8 +11,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from graph_predictor.prediction.host_names import host_by_name
-from graph_predictor.prediction.host_steps import recorded_host_work
+from graph_predictor.prediction.host_steps import host_by_name, recorded_host_work
 from graph_predictor.request.configuration import Configuration
 from graph_predictor.request.measured_kernels import read_kernels
 from graph_predictor.request.study import Study

@@ -18,15 +18,14 @@ from test_micro_traces import full_queue
 
 from foretrace.edits import Device, Edit, FusedOptimizer, Remove
 from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS
-from graph_predictor.prediction.path_operations import GRAPH_LAUNCH, OUTSIDE
+from graph_predictor.prediction.explain import GRAPH_LAUNCH, OUTSIDE
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.result import PathItem
 from graph_predictor.reports.ranks.stragglers import NOT_YET, job_path
 from graph_predictor.reports.ranks.times import predicted_times
 from graph_predictor.simulation.build import build_program
-from graph_predictor.simulation.program import ItemKind
-from graph_predictor.simulation.removal import same_order, without
-from graph_predictor.simulation.tape import entries_waited_for
+from graph_predictor.simulation.changed_program import same_order, without
+from graph_predictor.simulation.program import ItemKind, entries_waited_for
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from tracer.errors import ForetraceError

@@ -18,7 +18,7 @@ from delayed_rank import delay_rank
 from micro import Micro, closes, read_ranks, step_us
 
 from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
-from graph_predictor.simulation import launch_queue
+from graph_predictor.simulation import device_waits as launch_queue
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.critical_path import Bound, critical_path
 from graph_predictor.simulation.engine import simulate

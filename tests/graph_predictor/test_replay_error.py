@@ -13,8 +13,7 @@ from micro import Micro
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from graph_predictor.prediction.replay import replay
-from graph_predictor.prediction.replay_error import ReplayErrors
+from graph_predictor.prediction.replay import ReplayErrors, replay
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.synthesis.baseline import baseline_of, predict
 from tracer.graph import ExecutionGraph

@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from reference_simulator import Draft, _Item, _Kernel, programs, solve
 
-from graph_predictor.simulation.causes import KernelCause
+from graph_predictor.simulation.changed_program import with_residuals
 from graph_predictor.simulation.critical_path import critical_path
 from graph_predictor.simulation.engine import Simulated, SimulationStuck, simulate, simulate_in_order, structure_of
-from graph_predictor.simulation.program import NEVER, LaunchReference, Program
-from graph_predictor.simulation.residuals import with_residuals
+from graph_predictor.simulation.program import NEVER, KernelCause, LaunchReference, Program
 from graph_predictor.simulation.retiming import HostRows, WorkingOrder, lanes
 from graph_predictor.simulation.tape import Rows, Tape
 from graph_predictor.simulation.tape_loop import LAUNCH, QUEUED_LAUNCH

@@ -14,8 +14,7 @@ from statistics import median_low
 
 import numpy as np
 
-from graph_predictor.recorded.module_paths import with_backward_modules
-from graph_predictor.recorded.names import is_collective
+from graph_predictor.recorded.module_paths import is_collective, with_backward_modules
 from graph_predictor.reports.ranks.times import JobTimes, Meetings, Window, scaled_rank
 from graph_predictor.simulation.critical_path import Bound, path_back
 from kernel_models.spreads import USUAL_STEPS

@@ -19,18 +19,17 @@ from enum import IntEnum
 import numpy as np
 
 from graph_predictor.prediction.edited_host import kinds_of
-from graph_predictor.prediction.path_operations import OperationNames, step_names
+from graph_predictor.prediction.explain import OperationNames, step_names
 from graph_predictor.prediction.predictor import SimulatedStep
-from graph_predictor.prediction.replacement import Gone
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, rank_number
 from graph_predictor.prediction.steady_state import Periods
+from graph_predictor.prediction.work import Gone
 from graph_predictor.recorded.facts import RecordedFacts, recorded_facts
 from graph_predictor.reports.breakdown import choose_steps
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.causes import EndCause, KernelCause
 from graph_predictor.simulation.engine import Simulated, simulate
 from graph_predictor.simulation.host_slices import HostSlices, host_slices
-from graph_predictor.simulation.program import Program, whole_ns
+from graph_predictor.simulation.program import EndCause, KernelCause, Program, whole_ns
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
