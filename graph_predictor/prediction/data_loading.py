@@ -1,5 +1,4 @@
-"""Batches: how long they take to load in the training process or in worker processes, and what that leaves of a "
-  "step."""
+"""Batches: how long they take to load, in the training process or in worker processes, and how that bounds a step."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from graph_predictor.prediction.repeat import Cycle, Repeated
 from graph_predictor.prediction.scenario import Loading, Scenario
 from graph_predictor.prediction.shared import KEPT, Shared
 from graph_predictor.simulation.changed_program import same_order, without
-from graph_predictor.simulation.engine import Simulated, Structure, structure_of
-from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, whole_ns
+from graph_predictor.simulation.engine import structure_of
+from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, Simulated, Structure, whole_ns
 from graph_predictor.simulation.retiming import HostLanes, HostRows, Lanes, WorkingOrder, lanes
 from graph_predictor.simulation.tape import Rows
 from graph_predictor.simulation.tape_loop import LANES

@@ -17,18 +17,9 @@ from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.steady_state import SAME, Steady
 from graph_predictor.recorded.facts import active_ns
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.critical_path import (
-    Bound,
-    Causes,
-    Path,
-    PathStart,
-    kernel_bounds,
-    sums_back,
-    walks_back,
-)
-from graph_predictor.simulation.engine import Simulated
+from graph_predictor.simulation.critical_path import Causes, Path, PathStart, kernel_bounds, sums_back, walks_back
 from graph_predictor.simulation.host_slices import HostSlices
-from graph_predictor.simulation.program import ItemKind, StartCause
+from graph_predictor.simulation.program import Bound, ItemKind, Simulated, StartCause
 from kernel_models.model import Source
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind

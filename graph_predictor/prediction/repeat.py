@@ -22,8 +22,8 @@ from graph_predictor.prediction.shared import Shared
 from graph_predictor.recorded.counted_steps import step_lengths
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.critical_path import step_items
-from graph_predictor.simulation.engine import Structure, structure_of
-from graph_predictor.simulation.program import NEVER, ItemKind, Program
+from graph_predictor.simulation.engine import structure_of
+from graph_predictor.simulation.program import NEVER, ItemKind, Program, Structure
 from tracer.arrays import Bool, Int64
 from tracer.errors import ForetraceError
 

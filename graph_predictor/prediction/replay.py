@@ -23,9 +23,9 @@ from graph_predictor.recorded.counted_steps import CountedSteps, StepLengths
 from graph_predictor.recorded.damage import check_device_work, damage_notes
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.changed_program import with_residuals
-from graph_predictor.simulation.critical_path import EventTimes, PathStart, step_items, window_start
-from graph_predictor.simulation.engine import Simulated, simulate
-from graph_predictor.simulation.program import MOST_FACTOR, Program, whole_ns
+from graph_predictor.simulation.critical_path import PathStart, step_items, window_start
+from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.program import MOST_FACTOR, Program, RecordedTimes, Simulated, whole_ns
 from tracer.arrays import Int64
 from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
@@ -39,22 +39,6 @@ if TYPE_CHECKING:
 
 Event = tuple[str, int]
 """("item" or "kernel", row of the program)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedEvents:
-    """The recorded times of a program, ns."""
-
-    item_start: Int64
-    item_end: Int64
-    kernel_start: Int64
-    kernel_end: Int64
-
-    @classmethod
-    def of(cls, program: Program) -> RecordedEvents:
-        """Take them from a program."""
-        return cls(program.recorded_item_start, program.recorded_item_end, program.recorded_kernel_start,
-                   program.recorded_kernel_end)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +77,7 @@ class CountedSpan:
         return cls(program, rank, ("kernel", first + int(lengths.since[row])),
                    ("kernel", first + int(lengths.last[row])), bool(lengths.from_start[row]))
 
-    def path_start(self, times: EventTimes) -> PathStart:
+    def path_start(self, times: Simulated | RecordedTimes) -> PathStart:
         """Return where the walk along its path begins, and where it stops."""
         if self.since is None or self.until is None:
             return window_start(self.program, times, self.rank)
@@ -103,7 +87,7 @@ class CountedSpan:
         end = times.item_end if kind == "item" else times.kernel_end
         return PathStart(self.until, int(end[last]), int(begin[row]))
 
-    def length_ns(self, times: EventTimes) -> int:
+    def length_ns(self, times: Simulated | RecordedTimes) -> int:
         """Return the time from begin to end, ns."""
         start = self.path_start(times)
         return start.end_ns - start.stop_ns
@@ -331,7 +315,7 @@ def replayed_steps(built: Built, program: Program, simulated: Simulated, under: 
         simulated: its times.
         under: times under the profiler.
     """
-    counted, recorded, found = CountedSteps.of(built.graphs), RecordedEvents.of(program), []
+    counted, recorded, found = CountedSteps.of(built.graphs), program.recorded, []
     for rank, row, begin, end in step_items(program):
         graph, lengths = built.graphs[rank], counted.ranks[rank]
         span = CountedSpan.of_step(program, rank, lengths, row, begin, end)
@@ -391,7 +375,7 @@ def _whole_window(built: Built, program: Program, simulated: Simulated, under: S
     begin, end = (int(items[0]), int(items[-1])) if len(items) else (NONE, NONE)
     span = CountedSpan(program, rank)
     return ReplayedStep(
-        rank_number(built.graphs[rank], rank), WINDOW, span.length_ns(RecordedEvents.of(program)),
+        rank_number(built.graphs[rank], rank), WINDOW, span.length_ns(program.recorded),
         span.length_ns(simulated), span.length_ns(under), begin, end, span)
 
 

@@ -1,8 +1,9 @@
 """``Scenario``: a recorded job and what edits change of it. Edits fill in fields; nothing is computed until it is
 priced.
 
-Each field of its groups (the classes above it) is one independent change, resolved in one order whatever the order of the edits:
-edits of different fields therefore commute. Two edits that set the same field differently are refused."""
+Each field of its groups (the classes above it) is one independent change, resolved in one order whatever the order of
+the edits: edits of different fields therefore commute. Two edits that set the same field differently are refused.
+"""
 
 from __future__ import annotations
 

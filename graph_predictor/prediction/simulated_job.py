@@ -17,9 +17,8 @@ from graph_predictor.prediction.replay import Replay, rank_number
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.work import Gone
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.engine import Simulated
 from graph_predictor.simulation.host_slices import HostSlices, host_slices
-from graph_predictor.simulation.program import ItemKind, Program
+from graph_predictor.simulation.program import ItemKind, Program, Simulated
 from tracer.arrays import Float64, Int64
 from tracer.graph import ExecutionGraph
 from tracer.job import graphs_of

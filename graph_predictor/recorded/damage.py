@@ -1,5 +1,4 @@
 """Damage of the traces that were read, and recordings that lack their device's work, which cannot be predicted from."""
-  "those."""
 
 from __future__ import annotations
 

@@ -18,9 +18,8 @@ import numpy as np
 
 from graph_predictor.prediction.replay import Replay
 from graph_predictor.prediction.simulated_job import SimulatedJob, replayed_job
-from graph_predictor.simulation.engine import Simulated
 from graph_predictor.simulation.host_slices import HostSlices
-from graph_predictor.simulation.program import ItemKind, KernelCause, Program
+from graph_predictor.simulation.program import ItemKind, KernelCause, Program, Simulated
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, OpKind
 from tracer.output_file import whole_file

@@ -195,6 +195,12 @@ class Program:
         """Thread index of every host item."""
         return np.repeat(np.arange(len(self.thread_rank), dtype=np.int64), np.diff(self.thread_ptr))
 
+    @property
+    def recorded(self) -> RecordedTimes:
+        """The recorded times."""
+        return RecordedTimes(self.recorded_item_start, self.recorded_item_end, self.recorded_kernel_start,
+                             self.recorded_kernel_end)
+
     def with_durations(self, kernel_duration: Int64) -> Program:
         """The same program with other kernel durations (ns)."""
         return replace(self, kernel_duration=np.ascontiguousarray(kernel_duration, dtype=np.int64))
@@ -202,6 +208,63 @@ class Program:
     def copy(self) -> Program:
         """A deep copy, for edits."""
         return Program(**{f.name: getattr(self, f.name).copy() for f in fields(self)})
+
+
+@dataclass(slots=True)
+class Simulated:
+    """Simulated times (ns) of every item and kernel, and what each was bound by.
+
+    Attributes:
+        item_start, item_end, kernel_start, kernel_end: times.
+        item_start_cause, item_end_cause, kernel_cause: a ``StartCause``, ``EndCause`` and ``KernelCause`` each.
+        item_start_source, item_end_source, kernel_source: the item, kernel or edge behind it.
+        group_last: the kernel that arrived last at each rendezvous.
+        order: items by their row and kernels by theirs behind all items, in an order in which they became known.
+    """
+
+    item_start: Int64
+    item_end: Int64
+    item_start_cause: Int8
+    item_start_source: Int32
+    item_end_cause: Int8
+    item_end_source: Int32
+    kernel_start: Int64
+    kernel_end: Int64
+    kernel_cause: Int8
+    kernel_source: Int32
+    group_last: Int32
+    order: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTimes:
+    """The recorded times (ns) of a program's items and kernels."""
+
+    item_start: Int64
+    item_end: Int64
+    kernel_start: Int64
+    kernel_end: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The order within a program, whatever anything takes: rows by what they point to, each with a pointer.
+
+    Attributes:
+        launched: kernels by the item that launches them; ``successor``: by the kernel before them on their stream.
+        out_edge: edges by the kernel they begin at, ``owner`` the kernel each ends at.
+        member: kernels by their rendezvous.
+    """
+
+    launched_ptr: Int64
+    launched: Int64
+    successor_ptr: Int64
+    successor: Int64
+    out_ptr: Int64
+    out_edge: Int64
+    member_ptr: Int64
+    member: Int64
+    owner: Int64
 
 
 def entries_waited_for(p: Program) -> Int64:

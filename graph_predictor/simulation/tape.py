@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.simulation.engine import Structure
 from graph_predictor.simulation.program import (
     NEVER,
     EndCause,
@@ -25,6 +24,7 @@ from graph_predictor.simulation.program import (
     LaunchReference,
     Program,
     StartCause,
+    Structure,
     entries_waited_for,
 )
 from graph_predictor.simulation.tape_loop import (
@@ -250,7 +250,7 @@ class _Sheet:
         known = np.flatnonzero(alone)
         known = known[self.kernel_at[before[known]] < self.item_at[call[known]]]
         launches[call[known]] = known
-        pointer = self.structure.launched[0]
+        pointer = self.structure.launched_ptr
         plain = (np.diff(pointer) == 1) & self._plain() & (np.diff(p.wait_ptr) == 0) & (p.item_external <= NEVER)
         return np.where(plain & (self.rows.floor < 0), launches, NONE), alone
 
@@ -274,7 +274,7 @@ class _Sheet:
         p, times, constants, row = self.p, self.times, self.constants, self.rows.item
         plain = self._plain()
         rows = np.flatnonzero(plain & (launches < 0))
-        shown = np.diff(self.structure.launched[0])[rows] > 0
+        shown = np.diff(self.structure.launched_ptr)[rows] > 0
         self.add(ITEM, self.item_at[rows], _END, {
             TO: times.item_end + rows, TO_START: np.where(shown, rows, NONE), OF: times.item_end + self.follows[rows],
             ROW: row[rows], TAKEN: self.taken[rows]})

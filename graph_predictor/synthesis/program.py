@@ -29,9 +29,9 @@ from graph_predictor.simulation.build import (
 )
 from graph_predictor.simulation.changed_program import without_cycles
 from graph_predictor.simulation.device_waits import CUDA_DEPTH
-from graph_predictor.simulation.engine import Simulated, simulate
+from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.host_items import HostItems
-from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, whole_ns
+from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, Simulated, whole_ns
 from graph_predictor.simulation.ranks import match_in_order
 from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
 from graph_predictor.synthesis.transfers import paired_transfers

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from graph_predictor.simulation.engine import Simulated, simulate
+from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.program import Simulated
 from planner.parallel.estimate import Rates, slowest_of
 from planner.parallel.loads import Loads
 from planner.parallel.plan_program import PlanProgram, plan_program

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from graph_predictor.reports.timeline import TimelineProcess, Tracks, json_text, write_events
-from graph_predictor.simulation.engine import Simulated
+from graph_predictor.simulation.program import Simulated
 from planner.parallel.plan_program import TASKS, PlanProgram
 from planner.parallel.schedule import WEIGHTS
 from planner.parallel.simulated_plan import SimulatedPlan

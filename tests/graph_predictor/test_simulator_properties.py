@@ -13,8 +13,8 @@ from reference_simulator import Draft, _Item, _Kernel, programs, solve
 
 from graph_predictor.simulation.changed_program import with_residuals
 from graph_predictor.simulation.critical_path import critical_path
-from graph_predictor.simulation.engine import Simulated, SimulationStuck, simulate, simulate_in_order, structure_of
-from graph_predictor.simulation.program import NEVER, KernelCause, LaunchReference, Program
+from graph_predictor.simulation.engine import SimulationStuck, simulate, structure_of
+from graph_predictor.simulation.program import NEVER, KernelCause, LaunchReference, Program, Simulated
 from graph_predictor.simulation.retiming import HostRows, WorkingOrder, lanes
 from graph_predictor.simulation.tape import Rows, Tape
 from graph_predictor.simulation.tape_loop import LAUNCH, QUEUED_LAUNCH
@@ -50,7 +50,7 @@ def test_a_launch_and_its_kernel_are_one_operation() -> None:
     rows = np.arange(4)
     for depth, alone in ((1, [QUEUED_LAUNCH] * 2), (0, [LAUNCH] * 3)):
         program = four_launches(depth)
-        tape = Tape.of(program, simulate_in_order(program)[1], structure_of(program),
+        tape = Tape.of(program, simulate(program).order, structure_of(program),
                        Rows(rows, rows, np.full(4, -1)), np.arange(-1, 3))
         codes = tape.operations[:, 0].tolist()
         assert codes[-len(alone):] == alone

@@ -27,9 +27,9 @@ from graph_predictor.prediction.work import Gone
 from graph_predictor.recorded.facts import RecordedFacts, recorded_facts
 from graph_predictor.reports.breakdown import choose_steps
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.engine import Simulated, simulate
+from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.host_slices import HostSlices, host_slices
-from graph_predictor.simulation.program import EndCause, KernelCause, Program, whole_ns
+from graph_predictor.simulation.program import EndCause, KernelCause, Program, Simulated, whole_ns
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
