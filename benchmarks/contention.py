@@ -25,6 +25,8 @@ from graph_predictor.comm.contention import (
     LEAST_ALONE,
     SHORTEST_NS,
     Contention,
+    Overlapping,
+    OverlappingKernels,
     SlowDown,
     contention,
     fitted,
@@ -33,7 +35,6 @@ from graph_predictor.comm.contention import (
     recorded_transfers,
 )
 from graph_predictor.simulation.build import Built, build_program
-from graph_predictor.simulation.overlapping import Overlapping, OverlappingKernels
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import KernelKind
 from tracer.job import read_job

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from graph_predictor.comm.contention import Overlapping
 from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.data_loading import DataLoading, loader_of
 from graph_predictor.prediction.edited_host import EditedHost, edit_host
@@ -55,7 +56,6 @@ from graph_predictor.recorded.counted_steps import CountedSteps, alike_steps, co
 from graph_predictor.recorded.facts import RecordedFacts, recorded_facts
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_slices import HostSlices, host_slices
-from graph_predictor.simulation.overlapping import Overlapping
 from graph_predictor.simulation.program import MOST_FACTOR
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.device import device as device_named

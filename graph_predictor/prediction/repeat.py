@@ -21,9 +21,8 @@ import numpy as np
 from graph_predictor.prediction.shared import Shared
 from graph_predictor.recorded.counted_steps import step_lengths
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import structure_of
-from graph_predictor.simulation.program import NEVER, ItemKind, Program, Structure
+from graph_predictor.simulation.program import NEVER, ItemKind, Program, Structure, step_items
 from tracer.arrays import Bool, Int64
 from tracer.errors import ForetraceError
 

@@ -23,9 +23,9 @@ from graph_predictor.recorded.counted_steps import CountedSteps, StepLengths
 from graph_predictor.recorded.damage import check_device_work, damage_notes
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.changed_program import with_residuals
-from graph_predictor.simulation.critical_path import PathStart, step_items, window_start
+from graph_predictor.simulation.critical_path import PathStart
 from graph_predictor.simulation.engine import simulate
-from graph_predictor.simulation.program import MOST_FACTOR, Program, RecordedTimes, Simulated, whole_ns
+from graph_predictor.simulation.program import MOST_FACTOR, Program, RecordedTimes, Simulated, step_items, whole_ns
 from tracer.arrays import Int64
 from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
@@ -80,12 +80,25 @@ class CountedSpan:
     def path_start(self, times: Simulated | RecordedTimes) -> PathStart:
         """Return where the walk along its path begins, and where it stops."""
         if self.since is None or self.until is None:
-            return window_start(self.program, times, self.rank)
+            return self._window_start(times)
         kind, row = self.since
         begin = times.kernel_start if self.from_start else times.item_end if kind == "item" else times.kernel_end
         kind, last = self.until
         end = times.item_end if kind == "item" else times.kernel_end
         return PathStart(self.until, int(end[last]), int(begin[row]))
+
+    def _window_start(self, times: Simulated | RecordedTimes) -> PathStart:
+        """Return where the path of the rank's whole window begins, at its last event."""
+        program = self.program
+        items = np.nonzero(program.thread_rank[program.item_thread()] == self.rank)[0]
+        kernels = np.arange(program.kernel_ptr[self.rank], program.kernel_ptr[self.rank + 1])
+        starts = np.concatenate([times.item_start[items], times.kernel_start[kernels]])
+        ends = np.concatenate([times.item_end[items], times.kernel_end[kernels]])
+        if not len(ends):
+            return PathStart(None, 0, 0)
+        last = int(np.argmax(ends))
+        at = ("item", int(items[last])) if last < len(items) else ("kernel", int(kernels[last - len(items)]))
+        return PathStart(at, int(ends[last]), int(starts.min()))
 
     def length_ns(self, times: Simulated | RecordedTimes) -> int:
         """Return the time from begin to end, ns."""

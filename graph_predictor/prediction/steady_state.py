@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graph_predictor.comm.contention import Overlapping, OverlappingKernels
 from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.edited_repeats import EditedRepeats, KernelRows
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
 from graph_predictor.simulation.engine import simulate
-from graph_predictor.simulation.overlapping import Overlapping, OverlappingKernels
 from graph_predictor.simulation.program import Program, Simulated
 from kernel_models.model import Source
 from kernel_models.spreads import CONTENTION

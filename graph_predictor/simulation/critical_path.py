@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from graph_predictor.simulation.path_loop import AT_ITEM, AT_KERNEL, AT_NOTHING, Segments, Walks, walk_back
-from graph_predictor.simulation.program import Bound, ItemKind, Program, RecordedTimes, Simulated
+from graph_predictor.simulation.program import Bound, Program, Simulated
 from tracer.arrays import Bool, Int8, Int64
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.machine_code import columns
@@ -137,19 +137,6 @@ def critical_path(program: Program, simulated: Simulated, graphs: list[Execution
                      int(simulated.item_end[begin]))
 
 
-def window_start(program: Program, times: Simulated | RecordedTimes, rank: int) -> PathStart:
-    """Return where the path of a rank's whole window begins, at its last event."""
-    items = np.nonzero(program.thread_rank[program.item_thread()] == rank)[0]
-    kernels = np.arange(program.kernel_ptr[rank], program.kernel_ptr[rank + 1])
-    starts = np.concatenate([times.item_start[items], times.kernel_start[kernels]])
-    ends = np.concatenate([times.item_end[items], times.kernel_end[kernels]])
-    if not len(ends):
-        return PathStart(None, 0, 0)
-    last = int(np.argmax(ends))
-    at = ("item", int(items[last])) if last < len(items) else ("kernel", int(kernels[last - len(items)]))
-    return PathStart(at, int(ends[last]), int(starts.min()))
-
-
 def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tuple[str, int], stop_ns: int, *,
               across: bool = False) -> Path:
     """Walk back from the end of any item or kernel to a time.
@@ -184,14 +171,3 @@ def kernel_bounds(kinds: list[Int8]) -> Int8:
     found[kind == KernelKind.COMPUTE] = Bound.COMPUTE
     found[kind == KernelKind.COLLECTIVE] = Bound.EXPOSED_COMMUNICATION
     return found
-
-
-def step_items(program: Program) -> list[tuple[int, int, int, int]]:
-    """(rank, step row, begin item, end item) of every step of every rank, in order."""
-    thread = program.item_thread()
-    begins = np.nonzero(program.item_kind == ItemKind.STEP_BEGIN)[0]
-    ends = {(int(thread[i]), int(program.item_row[i])): int(i)
-            for i in np.nonzero(program.item_kind == ItemKind.STEP_END)[0]}
-    found = [(int(program.thread_rank[thread[i]]), int(program.item_row[i]), int(i),
-              ends[int(thread[i]), int(program.item_row[i])]) for i in begins]
-    return sorted(found)

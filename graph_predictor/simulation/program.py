@@ -286,3 +286,14 @@ def slot_freed(ends: Int64, before: Int64, depth: int) -> Int64:
     full = leaves >= 0
     freed[full] = left[leaves[full]]
     return freed
+
+
+def step_items(program: Program) -> list[tuple[int, int, int, int]]:
+    """(rank, step row, begin item, end item) of every step of every rank, in order."""
+    thread = program.item_thread()
+    begins = np.nonzero(program.item_kind == ItemKind.STEP_BEGIN)[0]
+    ends = {(int(thread[i]), int(program.item_row[i])): int(i)
+            for i in np.nonzero(program.item_kind == ItemKind.STEP_END)[0]}
+    found = [(int(program.thread_rank[thread[i]]), int(program.item_row[i]), int(i),
+              ends[int(thread[i]), int(program.item_row[i])]) for i in begins]
+    return sorted(found)

@@ -93,7 +93,7 @@ class WorkingOrder:
     def __init__(self, program: Program, structure: Structure, rows: Rows, items: Int64, kernels: Int64) -> None:
         self.program, self.structure, self.rows = program, structure, rows
         self.items, self.kernels = items, kernels
-        self.times = TimeNumbers.of(program)
+        self.times = TimeNumbers(program)
 
     @cached_property
     def _nodes(self) -> Int64:

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graph_predictor.comm.contention import contention, fitted
+from graph_predictor.comm.contention import Overlapping, OverlappingKernels, contention, fitted
 from graph_predictor.edits.overlap import HideCollectives
 from graph_predictor.edits.scale import ScaleHost
 from graph_predictor.simulation.build import build_program
-from graph_predictor.simulation.overlapping import Overlapping, OverlappingKernels
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import KernelKind
