@@ -53,7 +53,7 @@ def trace(
             raise CaptureError("Name what to trace: SCRIPT.py:FUNCTION, or a workload with --workload.")
         check_output(out, [], GRAPH)
         given = None if indices is None else lookup_data_indices.read_indices(indices)
-        traced_for = device_choice.traced_device(device)
+        traced_for = device_choice.shape_device(device_choice.find_device(device))
         with working("Tracing"):
             if workload is not None:
                 if selected is not None:
@@ -76,7 +76,7 @@ def trace(
         _report(job, out, json)
 
 
-def _workload(name: str, assignments: list[str], preset: str, device: str | devices.TracedDevice, world_size: int
+def _workload(name: str, assignments: list[str], preset: str, device: devices.TracedDevice, world_size: int
               | None, rank: int | None, parallel: str | None) -> tracer_job.Job:
 
     settings = workloads.parse(name, assignments, preset=preset)
@@ -86,7 +86,7 @@ def _workload(name: str, assignments: list[str], preset: str, device: str | devi
     return tracer_job.assemble_job([graph])
 
 
-def _function(target: str, assignments: list[str], device: str | devices.TracedDevice, world_size: int | None,
+def _function(target: str, assignments: list[str], device: devices.TracedDevice, world_size: int | None,
               rank: int, selected: float | None) -> tracer_graph.ExecutionGraph:
 
     _, sizes = named_sizes.parse_sets(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them

@@ -30,7 +30,7 @@ from kernel_models.calibration.run import share_of_time, write_profile
 from kernel_models.calibration.space import draw, limits_for, spaces
 from kernel_models.datasets import read_samples
 from kernel_models.datasets.intended import is_intended
-from kernel_models.device import DeviceError, DeviceSpec, device, device_names
+from kernel_models.device import DeviceError, DeviceSpec, device
 from kernel_models.families.copy import memset
 from kernel_models.families.gemm import gemm
 from kernel_models.learned import process
@@ -43,6 +43,7 @@ from tracer.campaign import CampaignError, Results, read_kernels
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.items import side
 from tracer.campaign.results import Index
+from tracer.shape_only.devices import device_names
 
 ROOT = Path(__file__).resolve().parents[2]
 __all__ = ["simulated"]

@@ -43,7 +43,7 @@ from tracer import workloads
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, Phase
 from tracer.job import read_job
-from tracer.shape_only import ShapeOnlyError, device_names, trace_step, trace_workload
+from tracer.shape_only import ShapeOnlyError, trace_step, trace_workload
 from tracer.shape_only.substitutions import CPU, GPU
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -628,13 +628,12 @@ def test_wrong_requests_are_one_sentence(tmp_path: Path) -> None:
     for wrong, says in (("nothing", "names no function"), (f"{tmp_path}/no.py:f", "does not exist")):
         with pytest.raises(ShapeOnlyError, match=says):
             trace_script(wrong)
-    with pytest.raises(ShapeOnlyError, match="choose one of cpu"):
+    with pytest.raises(ShapeOnlyError, match="choose one of a10,"):
         trace(lambda: lambda: None, "gtx-0")
     with pytest.raises(ShapeOnlyError, match="called no operator"):
         trace(lambda: lambda: None)
     with pytest.raises(ShapeOnlyError, match="needs a world"):
         trace_workload(workloads.configure("llama", preset="tiny"), parallel="fsdp2")
-    assert len(device_names()) == 39 and {"cpu", "h200-sxm", "mi300x", "rtx-4090"} <= set(device_names())
 
 
 @pytest.mark.slow
@@ -833,7 +832,7 @@ def test_a_model_that_stayed_on_the_host_is_told_and_memory_is_the_devices() -> 
         return lambda: model(torch.randn(3, 8)).sum().backward()
 
     graph = trace(build, "t4")
-    assert seen == [16 << 30, 1024] and not graph.meta.memory
+    assert seen == [16_110_000_000, 1024] and not graph.meta.memory
     assert any("stayed on the CPU" in note for note in graph.meta.loss.notes)
 
 

@@ -244,11 +244,11 @@ def _install(site: Site) -> None:
     """The functions of ``torch.cuda``: as on a machine with one such GPU for users, untouched for torch's own code."""
     cuda = torch.cuda
     capability = site.device.capability
-    properties = SimpleNamespace(name=site.device.name, major=capability[0], minor=capability[1],
-                                 multi_processor_count=0, total_memory=site.device.memory_bytes)
+    properties = SimpleNamespace(name=site.device.reported, major=capability[0], minor=capability[1],
+                                 multi_processor_count=site.device.sm_count, total_memory=site.device.memory_bytes)
     answers: dict[str, Any] = {
         "is_available": True, "device_count": 1, "current_device": 0, "set_device": None,
-        "empty_cache": None, "get_device_name": site.device.name, "get_device_capability": capability,
+        "empty_cache": None, "get_device_name": site.device.reported, "get_device_capability": capability,
         "get_device_properties": properties, "reset_peak_memory_stats": None, "ipc_collect": None,
         "is_bf16_supported": site.device.has_bf16, "manual_seed": None, "manual_seed_all": None,
         "init": None, "is_initialized": True,
