@@ -24,8 +24,8 @@ def build():
     model, x = torch.nn.Linear(8192, 8192).cuda(), torch.randn(64, 8192, device="cuda")
     return lambda: model(x).sum().backward()
 """
-SAYS = {"predict traces/cpu-small": "20% of the host taken", "devices": "ACME", "predict step.py:build": "my-gpu",
-        "price": "rotary", "topologies": "my-node"}
+SAYS = {"predict traces/cpu-small": "20% of the host taken", "devices": "ACME", "predict step.py:build": "acme-gpu",
+        "price": "rotary", "topologies": "acme-node"}
 """What each command of the page says, by its beginning."""
 
 
