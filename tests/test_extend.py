@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "howto" / "extend.md"
 PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner")
-BLOCK = re.compile(r"^`(?P<file>[\w./-]+)`, (?:a new file|a copy of `(?P<copied>[\w./-]+)` with|below `(?P<line>[^`\n]+)`):\n\n"
-                   r"```\w+\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^`(?P<file>[\w./-]+)`, (?:a new file|a copy of `(?P<copied>[\w./-]+)` with|below "
+                   r"`(?P<line>[^`\n]+)`):\n\n```\w+\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 STEP = """
 import torch
 
