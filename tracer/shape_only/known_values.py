@@ -27,7 +27,7 @@ from tracer.shape_only.kept_values import KeptValues
 from tracer.shape_only.tensors import tensors_in
 
 if TYPE_CHECKING:
-    from tracer.shape_only.substitutions.substitution import Site
+    from tracer.shape_only.substitutions.site import Site
 
 MOST_EXPANDED = 1 << 26
 """Most elements of a small tensor that is expanded, such as a mask of tokens for every channel."""

@@ -21,8 +21,9 @@ from tracer.shape_only.known_values import KnownValues, NumbersInLists
 from tracer.shape_only.memory import MemoryTracker, resize_watch
 from tracer.shape_only.modules import ModuleStack
 from tracer.shape_only.recorder import OperatorRecorder
-from tracer.shape_only.substitutions import CPU, GPU, Site, host_data, installed
+from tracer.shape_only.substitutions import CPU, GPU, host_data
 from tracer.shape_only.substitutions.placement import DevicePlacement
+from tracer.shape_only.substitutions.site import Site, installed
 from tracer.shape_only.uncompiled import UncompiledFakeMode, without_compiler
 
 if TYPE_CHECKING:

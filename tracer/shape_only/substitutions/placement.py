@@ -16,11 +16,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from tracer.shape_only.errors import ShapeOnlyError, caller_line
-from tracer.shape_only.substitutions.substitution import Site, Substitution
+from tracer.shape_only.substitutions.site import Site
 from tracer.shape_only.uncompiled import compiler_imported
 
 if TYPE_CHECKING:
@@ -101,8 +102,6 @@ class DevicePlacement(TorchFunctionMode):
 
     def install(self, site: Site) -> None:
         """Show users the device that fake tensors lie on."""
-        from torch._subclasses.fake_tensor import FakeTensor
-
         if "device" in vars(FakeTensor):
             site.patch(FakeTensor, "device", _Seen(vars(FakeTensor)["device"], self))
         for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
@@ -240,7 +239,7 @@ def _true_device(tensor: Any) -> torch.device:
         return device
 
 
-def _install(site: Site) -> None:
+def placement(site: Site) -> None:
     """The functions of ``torch.cuda``: as on a machine with one such GPU for users, untouched for torch's own code."""
     cuda = torch.cuda
     capability = site.device.capability
@@ -364,8 +363,3 @@ class _Stream(_Event):
 
     def __exit__(self, *_: object) -> None:
         pass
-
-
-SUBSTITUTION = Substitution(
-    "placement", "Tensors that move to the GPU are copied; on the CPU they are where they are.",
-    cpu=frozenset(), gpu=frozenset({"aten::_to_copy"}), install=_install)
