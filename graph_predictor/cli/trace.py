@@ -21,7 +21,8 @@ from tracer.errors import CaptureError
 from tracer.lookup_data import indices as lookup_data_indices
 from tracer.lookup_data import noted
 from tracer.output_kind import GRAPH, check_output
-from tracer.shape_only import devices, script
+from tracer.shape_only import devices
+from tracer.shape_only import trace as shape_only_trace
 
 
 def trace(
@@ -90,7 +91,8 @@ def _function(target: str, assignments: list[str], device: devices.TracedDevice,
               rank: int, selected: float | None) -> tracer_graph.ExecutionGraph:
 
     _, sizes = named_sizes.parse_sets(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them
-    return script.trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes, selected=selected)
+    return shape_only_trace.trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes,
+                                         selected=selected)
 
 
 def _report(job: tracer_job.Job, output: str, json: bool) -> None:

@@ -60,7 +60,7 @@ def read_source(source: Sequence[str], window: int = 0, device: str | None = Non
         ForetraceError: it cannot be read or traced.
     """
     if is_script(source):
-        from tracer.shape_only.script import trace_script
+        from tracer.shape_only.trace import trace_script
 
         return assemble_job([trace_script(source[0], shape_device(find_device(device or DEFAULT_DEVICE)))])
     return read_job(list(source), window=window) if read is None else read(list(source), window)

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from planner.parallel.config_families import IMBALANCE, llama, sequence_of, stacked, top_k_of
 from planner.parallel.config_fields import MOST_LAYERS, ConfigFields
 from tracer.parallel_plan import PlanError
-from tracer.shape_only.state_space import StateSpace
-from tracer.shape_only.transformer import TransformerShape
+from tracer.shape_only.transformer import StateSpace, TransformerShape
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _SAME = {"linear_attention": "mamba", "full_attention": "attention"}

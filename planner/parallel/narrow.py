@@ -17,8 +17,7 @@ from kernel_models.device import DeviceSpec
 from kernel_models.dtypes import itemsize
 from kernel_models.op_call import Family, OpCall
 from tracer.parallel_plan import PlanError
-from tracer.shape_only.state_space import SCAN
-from tracer.shape_only.transformer import LINEARS, TransformerShape
+from tracer.shape_only.transformer import LINEARS, SCAN, TransformerShape
 
 _WIDTH = {"fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """Bytes of a value with its share of a scale."""

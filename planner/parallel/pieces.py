@@ -21,8 +21,7 @@ from planner.parallel.microbatches import TracedCalls, grown
 from planner.parallel.narrow import kept_less, narrow_type, narrowed, weights_cast
 from tracer.graph import ExecutionGraph, Phase
 from tracer.parallel_plan import Recomputation
-from tracer.shape_only.state_space import SCAN
-from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
+from tracer.shape_only.transformer import SCAN, Piece, TransformerPart, TransformerShape
 
 PRODUCTS = frozenset((Family.GEMM, Family.ATTENTION))
 """Bound by arithmetic; everything else by memory."""

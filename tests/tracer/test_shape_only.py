@@ -587,7 +587,7 @@ def ends():
     ("ends", r"user\.py:41 .*SystemExit: 3"),
 ])
 def test_what_cannot_be_traced_names_the_line_and_the_way_out(target: str, says: str, tmp_path: Path) -> None:
-    from tracer.shape_only.script import trace_script
+    from tracer.shape_only.trace import trace_script
 
     path = tmp_path / "user.py"
     path.write_text(SCRIPT)
@@ -598,7 +598,7 @@ def test_what_cannot_be_traced_names_the_line_and_the_way_out(target: str, says:
 
 
 def test_a_gpu_asked_for_where_the_step_is_traced_for_a_cpu(tmp_path: Path) -> None:
-    from tracer.shape_only.script import trace_script
+    from tracer.shape_only.trace import trace_script
 
     path = tmp_path / "user.py"
     for asked in ("torch.nn.Linear(2, 2).to('cuda')", "torch.ones(2, device='cuda')", "torch.ones(2).cuda()"):
@@ -609,7 +609,7 @@ def test_a_gpu_asked_for_where_the_step_is_traced_for_a_cpu(tmp_path: Path) -> N
 
 
 def test_a_script_that_parses_arguments_takes_its_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tracer.shape_only.script import trace_script
+    from tracer.shape_only.trace import trace_script
 
     path = tmp_path / "user.py"
     path.write_text("import argparse, sys, torch\nparser = argparse.ArgumentParser()\n"
@@ -622,7 +622,7 @@ def test_a_script_that_parses_arguments_takes_its_defaults(tmp_path: Path, monke
 
 
 def test_wrong_requests_are_one_sentence(tmp_path: Path) -> None:
-    from tracer.shape_only.script import trace_script
+    from tracer.shape_only.trace import trace_script
 
     for wrong, says in (("nothing", "names no function"), (f"{tmp_path}/no.py:f", "does not exist")):
         with pytest.raises(ShapeOnlyError, match=says):
@@ -809,7 +809,7 @@ def chosen():
 ])
 def test_mistakes_of_devices_and_values_are_one_sentence(target: str, says: str, tmp_path: Path, caplog: Any,
                                                          capfd: Any) -> None:
-    from tracer.shape_only.script import trace_script
+    from tracer.shape_only.trace import trace_script
 
     path = tmp_path / "user.py"
     path.write_text(DEVICES)
