@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
-from tracer.capture.collectives import CollectiveNotes, received_tensors
+from tracer.capture.notes import CollectiveNotes, received_tensors
 from tracer.graph import NONE, Phase, Place
 from tracer.memory_account import Holds
 from tracer.python_calls import PythonCalls
