@@ -17,9 +17,8 @@ from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.progress_line import ProgressLine
 from graph_predictor.cli.text import tell
 from graph_predictor.prediction import overheads as prediction_overheads
-from kernel_models import calibration
 from kernel_models import profile as kernel_models_profile
-from kernel_models.calibration import run as calibration_run
+from kernel_models.calibration import run as calibration
 from kernel_models.host import overheads, segments
 from tracer import graph, job
 from tracer.output_kind import PROFILE, check_output
@@ -47,7 +46,8 @@ def calibrate(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Calibrate a device: micro-benchmarks of its kernels, chosen where they say most, and models fitted to them.
+    """Calibrate a device: micro-benchmarks of its kernels, most of the families that are least known, and models
+    fitted to them.
 
     A third of all shapes is held out and never fitted to; the table at the end is of their errors. May be interrupted
     at any moment, and resumed.
@@ -80,7 +80,7 @@ def calibrate(
                  f"{again.strip()}.")
             raise typer.Exit(INTERRUPTED) from None
         line.end()
-        calibration_run.write_profile(found, out)
+        kernel_models_profile.save_profile(found.profile, out)
         if json:
             print_json(_as_json(out, folder, found))
         else:

@@ -18,9 +18,10 @@ from kernel_models.threads import in_threads
 from tracer.arrays import Float64
 
 BLOCKS = 10
-"""Trees are counted in so many blocks where rows left out say how many of them help."""
+"""Chosen: trees are counted in so many blocks where rows left out say how many of them help."""
 AS_GOOD = 0.003
-"""Further blocks that make the error of rows left out smaller by less than this share are not worth their time."""
+"""Further blocks that make the error of rows left out smaller by less than this share are not worth their
+time. Chosen."""
 PATIENCE = 20
 """Chosen: trees that may gain nothing before growth ends."""
 MOST_BINS = 63
