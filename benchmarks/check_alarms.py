@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 
 from graph_predictor.check.baseline import BaselineEntry
-from graph_predictor.check.captures import Pair, StoredCapture
-from graph_predictor.check.models_gate import new_entry
+from graph_predictor.check.gate import new_entry
+from graph_predictor.check.measure import Pair, StoredCapture
 from graph_predictor.check.program_gate import LEVEL, check_programs
 from graph_predictor.check.verdict import Verdict
 

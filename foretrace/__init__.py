@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from graph_predictor.check.gate import check_directory as check
     from graph_predictor.diff.jobs import diff_jobs as diff
     from graph_predictor.exports.export import export
-    from graph_predictor.exports.run_log import log
+    from graph_predictor.exports.tables import log
     from graph_predictor.prediction.replay import replay
     from graph_predictor.reports.breakdown import breakdown
     from graph_predictor.reports.opportunities import opportunities
@@ -54,7 +54,7 @@ _HOMES = {
     "fit_batch": "graph_predictor.request.fit_batch",
     "handler": "tracer.hooks",
     "hooks": "foretrace.hooks:",
-    "log": "graph_predictor.exports.run_log",
+    "log": "graph_predictor.exports.tables",
     "memory_timeline": "tracer.memory_timeline",
     "opportunities": "graph_predictor.reports.opportunities",
     "plan": "planner.parallel.planning",

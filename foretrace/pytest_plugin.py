@@ -66,15 +66,14 @@ class StepLimits:
                 raise
             told = "tracing a step needs PyTorch; install it with: pip install 'foretrace[capture]'."
         if told:  # outside of the except clauses, whose exceptions pytest would print too
-            from graph_predictor.cli.text import printable
+            from graph_predictor.cli.terminal import printable
 
             pytest.fail(printable(f"foretrace: {told}"), pytrace=False)
         return prediction
 
     def _check(self, build: Callable[[], Callable[[], Any]], limits: dict[str, Any]) -> tuple[Any, str]:
         """The prediction, and what is broken."""
-        from graph_predictor.check.step_limits import StepBounds, broken_limits, predict_step
-        from graph_predictor.check.step_store import StepStore
+        from graph_predictor.check.step_limits import StepBounds, StepStore, broken_limits, predict_step
 
         self._calls += 1
         name = self._test if self._calls == 1 else f"{self._test}#{self._calls}"

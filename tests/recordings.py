@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.comm.host_collectives import with_host_collectives
+from graph_predictor.comm.recorded_calls import with_host_collectives
 from graph_predictor.prediction.replay import replay
 from graph_predictor.reports.ranks.report import rank_report
 from graph_predictor.reports.ranks.times import recorded_times

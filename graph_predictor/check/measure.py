@@ -1,18 +1,263 @@
-"""Measurements of a capture: step times, device time, memory, and the counts that are the same each time."""
+"""The captures of a directory: what is checked, and which new one belongs to which old one."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
-from graph_predictor.check.captures import StoredCapture
 from graph_predictor.comm.report import communication_report
 from graph_predictor.recorded.gpu_active import step_active_ns
-from tracer.graph import HOST_READ, LAUNCHING, ExecutionGraph, KernelKind, LaunchKind, OpKind
-from tracer.job import Job
+from tracer.capture_layout import COLLECTIVES, CONTEXT, EXECUTION_TRACE, find_parts, read_context
+from tracer.errors import ForetraceError
+from tracer.files import find_files
+from tracer.graph import HOST_READ, LAUNCHING, SHAPE_ONLY, ExecutionGraph, KernelKind, LaunchKind, OpKind
+from tracer.input_file import open_input
+from tracer.job import Job, read_job
+
+BASELINE = "baseline.json"
+ALIKE = 0.5
+"""Captures whose smaller one shares less than this of its operations (by name and shapes) with the other are of
+different programs. An added or a lost fusion keeps the operations around it; other sizes keep next to none."""
+
+
+class CheckError(ForetraceError):
+    """A check cannot be made."""
+
+
+@dataclass(frozen=True)
+class StoredCapture:
+    """One recording: a capture's directory, or a directory of ranks' traces.
+
+    Attributes:
+        name: where it lies in the directory that was given, with ``/``.
+        path: the same on this machine.
+        program: what it records; repeated runs of one program lie in one directory, which is its name.
+        step_region: the steps are the regions of this name (see ``tracer.read_job``); by default those it marks.
+    """
+
+    name: str
+    path: Path
+    program: str
+    step_region: str | None = None
+
+    @cached_property
+    def contexts(self) -> list[dict[str, Any]]:
+        """``context.json`` of every rank's part; of traces recorded otherwise the directory's own, if there is one."""
+        if self.path.is_file():
+            return []
+        found = [read_context(part.path) for part in find_parts(self.path)] or [read_context(self.path)]
+        return [each for each in found if each]
+
+    @property
+    def files(self) -> list[Path]:
+        """Return its traces and their side files, in order of name."""
+        parts = find_parts(self.path)
+        if parts:
+            side = [part.path / name for part in parts for name in (CONTEXT, COLLECTIVES, EXECUTION_TRACE)]
+            return sorted([window for part in parts for window in part.windows] + [p for p in side if p.is_file()])
+        if self.path.is_file():
+            return [self.path]
+        return sorted(_traces(self.path))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of its files."""
+        total = hashlib.sha256()
+        for path in self.files:
+            with open_input(path) as stream:
+                total.update(hashlib.file_digest(stream, "sha256").digest() if hasattr(hashlib, "file_digest") else
+                             hashlib.sha256(stream.read()).digest())
+        return total.hexdigest()
+
+    @cached_property
+    def job(self) -> Job:
+        """Read once. Raises ``CheckError`` for one in which nothing was recorded, that lost its end or has no times."""
+        try:
+            if find_parts(self.path):
+                job = read_job(self.path, step_region=self.step_region)
+            else:
+                job = read_job([os.fspath(path) for path in self.files], step_region=self.step_region)
+        except ForetraceError as error:
+            raise CheckError(f"The capture {self.name} cannot be read: {error}") from error
+        if not any(len(graph.ops) or len(graph.kernels) for graph in job.graphs):
+            raise CheckError(f"The capture {self.name} is empty: its trace has no operations and no kernels; record it "
+                             "again with foretrace capture.")
+        if torn := [graph.meta.source for graph in job.graphs if graph.meta.loss.truncated_bytes]:
+            raise CheckError(f"The capture {self.name} is damaged: {torn[0]} ends too early, and what it lost would "
+                             "pass for work that is no longer done; copy or record it again.")
+        if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs):
+            raise CheckError(f"{self.name} was traced by shapes alone and has no measured times; a directory to check "
+                             "holds recordings (foretrace capture). Limits without a GPU are set in tests (pytest).")
+        if not any(len(graph.steps) for graph in job.graphs):
+            raise CheckError(f"The capture {self.name} has no steps: name the region that marks them with "
+                             "--step-region, call prof.step() after each iteration, or record it with "
+                             "foretrace capture.")
+        return job
+
+    @property
+    def workload(self) -> str:
+        """The workload's name, where it is one of the suite."""
+        return str(self._workload.get("name", ""))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The workload's settings."""
+        found = self._workload.get("settings")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def _workload(self) -> dict[str, Any]:
+        value = self.contexts[0].get("workload") if self.contexts else None
+        return value if isinstance(value, dict) else {}
+
+
+def find_captures(directory: str, step_region: str | None = None) -> list[StoredCapture]:
+    """The captures in a directory, by name; or the directory itself, if it is one.
+
+    A directory in it is a program: a capture, or several of them that repeat the same run. Their steps are the
+    regions of the name ``step_region``, if one is given.
+
+    Raises:
+        CheckError: there is no such directory, or no capture in it.
+    """
+    root = Path(directory)
+    if not directory or not root.exists():
+        raise CheckError(f"{directory or 'The empty path'} does not exist; check the path.")
+    if not root.is_dir() and not root.is_file():
+        raise CheckError(f"{directory} is a pipe or device; name a directory of captures.")
+    name = root.resolve().name
+    if root.is_file() or _is_capture(root):
+        return [StoredCapture(name, root, name, step_region)]
+    found = []
+    for path in sorted(each for each in root.iterdir() if each.is_dir()):
+        if _is_capture(path):
+            found.append(StoredCapture(path.name, path, path.name, step_region))
+            continue
+        found += [StoredCapture(f"{path.name}/{run.name}", run, path.name, step_region)
+                  for run in sorted(path.iterdir()) if run.is_dir() and _is_capture(run)]
+    if not found:
+        raise CheckError(f"{directory} holds no capture: neither it nor a directory in it has traces; record some with "
+                         "foretrace capture --out, one directory each.")
+    return found
+
+
+def _is_capture(path: Path) -> bool:
+    if find_parts(path):
+        return True
+    # A directory of traces; not one that holds captures beside a stray file.
+    return bool(_traces(path)) and not any(child.is_dir() and find_parts(child) for child in path.iterdir())
+
+
+def _traces(path: Path) -> list[Path]:
+    try:
+        files = find_files([os.fspath(path)], [])
+    except ForetraceError:
+        return []
+    return [Path(file.path) for file in files if Path(file.path).name != BASELINE]
+
+
+def operations(job: Job) -> Counter[tuple[str, str]]:
+    """Return how often each operation, by name and shapes, runs in a step of all recorded ranks."""
+    found: Counter[tuple[str, str]] = Counter()
+    for graph in job.graphs:
+        steps = max(len(graph.steps), 1)
+        for key, number in _by_name_and_shapes(graph).items():
+            found[key] += max(1, round(number / steps))
+    return found
+
+
+def _by_name_and_shapes(graph: ExecutionGraph) -> Counter[tuple[str, str]]:
+    ops = graph.ops
+    rows = (ops.kind == OpKind.OPERATION) & (ops.step >= 0)
+    pairs = Counter(zip(ops.name[rows].tolist(), ops.shapes[rows].tolist(), strict=True))
+    return Counter({(graph.string(name), graph.string(shapes)): number for (name, shapes), number in pairs.items()})
+
+
+def likeness(one: Job, other: Job) -> float:
+    """Share of the smaller program's operations, by name and shapes, that the larger one has too."""
+    a, b = operations(one), operations(other)
+    if not a or not b:  # traces of device work alone
+        a, b = _kernel_checks(one), _kernel_checks(other)
+    least = min(a.total(), b.total())
+    return (a & b).total() / least if least else 0.0
+
+
+def _kernel_checks(job: Job) -> Counter[tuple[str, str]]:
+    found: Counter[tuple[str, str]] = Counter()
+    for graph in job.graphs:
+        found.update((graph.string(name), "") for name in graph.kernels.name.tolist())
+    return found
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One program before and after: the captures of either side are repeated runs."""
+
+    program: str
+    old: list[StoredCapture]
+    new: list[StoredCapture]
+
+
+def pair_captures(old: list[StoredCapture], new: list[StoredCapture]) -> list[Pair]:
+    """Old and new captures by program, in the old ones' order; programs without a new capture are left out.
+
+    A workload of the suite goes by its name and settings; anything else by its directory's name, or, where that is
+    none of the old ones', by what it runs.
+
+    Raises:
+        CheckError: a new capture is of no old one's program, or of the same workload with other settings.
+    """
+    programs: dict[str, list[StoredCapture]] = {}
+    for capture in old:
+        programs.setdefault(capture.program, []).append(capture)
+    found: dict[str, list[StoredCapture]] = {}
+    for capture in new:
+        found.setdefault(_partner(capture, programs), []).append(capture)
+    return [Pair(program, programs[program], found[program]) for program in programs if program in found]
+
+
+def _partner(new: StoredCapture, programs: dict[str, list[StoredCapture]]) -> str:
+    first = {program: runs[0] for program, runs in programs.items()}
+    if new.workload:
+        same = {program: each for program, each in first.items() if each.workload == new.workload}
+        exact = [program for program, each in same.items() if each.settings == new.settings]
+        if exact:
+            return new.program if new.program in exact else exact[0]
+        if same:
+            program, each = next(iter(same.items()))
+            raise CheckError(f"{new.path} and the baseline's {program} record different programs: {new.workload} with "
+                             f"{_differing(new.settings, each.settings)}; record it with the baseline's settings.")
+    if new.program in first:
+        share = likeness(first[new.program].job, new.job)
+        if share < ALIKE:
+            raise CheckError(f"{new.path} and the baseline's {new.program} record different programs: they share "
+                             f"{share:.0%} of their operations (by name and shapes); compare captures of one program "
+                             "at the same sizes.")
+        return new.program
+    shares = sorted(((likeness(each.job, new.job), program) for program, each in first.items()), reverse=True)
+    share, best = shares[0]
+    if share < ALIKE:
+        raise CheckError(f"{new.path} is of none of the baseline's programs: with the nearest, {best}, it shares "
+                         f"{share:.0%} of its operations (by name and shapes); compare captures of one program at the "
+                         "same sizes.")
+    if len(shares) > 1 and shares[1][0] > 0.95 * share:
+        raise CheckError(f"{new.path} could be {best} or {shares[1][1]}: name its directory like the one that is "
+                         "meant.")
+    return best
+
+
+def _differing(new: dict[str, Any], old: dict[str, Any]) -> str:
+    names = [name for name in sorted(new.keys() | old.keys()) if new.get(name) != old.get(name)]
+    return ", ".join(f"{name}={new.get(name)} where the baseline has {old.get(name)}" for name in names[:4])
+
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
 """A number of calls, bytes or nanoseconds."""

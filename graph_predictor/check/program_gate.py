@@ -16,11 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.check.baseline import BaselineEntry
-from graph_predictor.check.captures import Pair
-from graph_predictor.check.element_types import retyped
-from graph_predictor.check.machine import BUSY, disturbance, machine_slowdown
-from graph_predictor.check.measure import Count, MeasuredProgram, Run, measure
+from graph_predictor.check.baseline import BUSY, BaselineEntry, disturbance, machine_slowdown, retyped
+from graph_predictor.check.measure import Count, MeasuredProgram, Pair, Run, measure
 from graph_predictor.check.noise import Prior, Slowdown, slowdown
 from graph_predictor.check.verdict import Status, Verdict, in_unit
 from graph_predictor.figures import signed_percent

@@ -1,6 +1,6 @@
 """Limits of a training step that never ran: traced by shapes, predicted for a device, and compared.
 
-What a limit is broken by is told with its top offenders. Counts are compared with stored ones (``step_store``).
+What a limit is broken by is told with its top offenders. Counts are compared with stored ones (``StepStore``).
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from graph_predictor.check.captures import CheckError
-from graph_predictor.check.measure import count_steps
+from graph_predictor.check.baseline import check_kind
+from graph_predictor.check.measure import CheckError, count_steps
 from graph_predictor.check.verdict import in_unit
 from graph_predictor.prediction.path_operations import OUTSIDE
 from graph_predictor.prediction.predictor import CPU
@@ -26,12 +27,67 @@ from graph_predictor.simulation.rank_view import view_rank
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import find_device, traced_device
 from kernel_models.dtypes import itemsize, short_dtype
+from tracer.decode import DecodeError, convert, from_json
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
+from tracer.input_file import read_input
 from tracer.job import assemble_job
 from tracer.memory_account import MemoryAccount
+from tracer.output_file import whole_file
 
 if TYPE_CHECKING:
     from kernel_models.host.model import HostModel
+
+
+FORMAT = "foretrace-limits"
+VERSION = 1
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: str
+    version: int
+    steps: dict[str, StepFigures]
+
+
+@dataclass(frozen=True, slots=True)
+class StepStore:
+    """The file."""
+
+    path: Path
+
+    def read(self) -> dict[str, StepFigures]:
+        """Everything in it, by name of the test; empty if there is no such file.
+
+        Raises:
+            CheckError: it is damaged, another program's, or of a newer version.
+        """
+        try:
+            head: Any = from_json(read_input(self.path))
+        except FileNotFoundError:
+            return {}
+        except (OSError, DecodeError) as error:
+            raise CheckError(f"{self.path} cannot be read ({error}); take it from version control again, or remove it "
+                             "and store the counts anew with pytest --foretrace-update.") from error
+        check_kind(head, str(self.path), FORMAT, VERSION)
+        try:
+            return convert(head, _File).steps
+        except DecodeError as error:
+            raise CheckError(f"{self.path} is damaged ({error}); take it from version control again, or remove it and "
+                             "store the counts anew with pytest --foretrace-update.") from error
+
+    def put(self, test: str, figures: StepFigures) -> None:
+        """Store a test's figures beside those of the others; the file is written whole or not at all.
+
+        Raises:
+            ForetraceError: as ``read``, or it cannot be written.
+        """
+        steps = self.read()
+        if steps.get(test) == figures:
+            return
+        steps[test] = figures
+        text = msgspec.json.format(msgspec.json.encode(_File(FORMAT, VERSION, dict(sorted(steps.items())))), indent=1)
+        with whole_file(self.path) as stream:
+            stream.write(text + b"\n")
+
 
 TOP = 5
 COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "collectives",

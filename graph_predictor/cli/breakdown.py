@@ -6,12 +6,26 @@ from typing import Annotated
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, count, microseconds, milliseconds, percent, print_json, read
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Scheduler, Step, StepRegion, Top, Window, Workers
-from graph_predictor.pages import recording
-from graph_predictor.prediction import replay as prediction_replay
+from graph_predictor.cli.console import Column, Report, print_json, read
+from graph_predictor.cli.options import (
+    Debug,
+    Html,
+    Json,
+    Paths,
+    Profiled,
+    Scheduler,
+    Step,
+    StepRegion,
+    Top,
+    Window,
+    Workers,
+    check_html,
+    write_html,
+)
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.figures import count, microseconds, milliseconds, percent
+from graph_predictor.pages import overview
+from graph_predictor.prediction import replay
 from graph_predictor.prediction import result as prediction_result
 from graph_predictor.recorded import damage
 from graph_predictor.reports import breakdown as reports_breakdown
@@ -45,12 +59,12 @@ def breakdown(
 
         check_html(html, paths)
         job = read(paths, window, workers, scheduler, step_region=step_region)
-        found = prediction_replay.replay(job.graphs, profiled=profiled)
+        found = replay.replay(job.graphs, profiled=profiled)
         result = reports_breakdown.breakdown(found, step=step, spans=spans or json or html is not None)
         result.notes = [*job.notes, *damage.folded_notes(job), *result.notes]
         if html is not None:
-            write_html(html, paths, lambda where: recording.breakdown_page(job, found, result, where, step=step,
-                                                                           profiled=profiled))
+            write_html(html, paths, lambda where: overview.breakdown_page(job, found, result, where, step=step,
+                                                                          profiled=profiled))
         if json:
             print_json(result.to_json(top))
         else:

@@ -1,27 +1,123 @@
-"""``foretrace calibrate``: measure a device for a few minutes, and write its profile."""
+"""``foretrace calibrate``: micro-benchmarks of a device, or of a host, and models fitted to them."""
 
 from __future__ import annotations
 
+import math
 import os
+import statistics
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.calibrate_host import calibrate_host
-from graph_predictor.cli.console import Column, Report, count, microseconds, print_json
-from graph_predictor.cli.errors import INTERRUPTED, one_sentence
+from graph_predictor.cli.console import Column, ProgressLine, Report, print_json
 from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.progress_line import ProgressLine
-from graph_predictor.cli.text import tell
-from graph_predictor.prediction import overheads as prediction_overheads
+from graph_predictor.cli.terminal import INTERRUPTED, one_sentence, tell
+from graph_predictor.figures import count, microseconds, signed_percent
+from graph_predictor.prediction import host_calibration, overheads
 from kernel_models import profile as kernel_models_profile
-from kernel_models.calibration import run as calibration
-from kernel_models.host import overheads, segments
+from kernel_models.calibration import run
+from kernel_models.calibration.checks import CalibrationError
+from kernel_models.host import model, segments
+from kernel_models.host import overheads as host_overheads
 from tracer import graph, job
-from tracer.output_kind import PROFILE, check_output
+from tracer.campaign import host_programs, host_rounds
+from tracer.errors import ForetraceError
+from tracer.output_kind import HOST, PROFILE, check_output
+
+DEVICES = ("auto", "cpu", "cuda")
+MOST_MINUTES = 60.0
+KEEP = 6
+"""Rounds, those least disturbed."""
+MOST_ROUNDS = 40
+
+
+def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: list[str], *, as_json: bool) -> None:
+    """Record, fit, write and report.
+
+    Args:
+        out: file of the model.
+        on: "auto", "cpu" or "cuda": where the programs compute.
+        minutes: for recording.
+        threads: of a CPU's operations.
+        refused: options that were given and mean nothing here.
+        as_json: print JSON.
+
+    Raises:
+        ForetraceError: an option cannot be, PyTorch is missing, or a file cannot be written.
+    """
+    if refused:
+        raise ForetraceError(f"{refused[0]} is for a device's kernels; leave it out with --host.")
+    if on not in DEVICES:
+        raise ForetraceError(f"{on!r} cannot be calibrated; choose one of {', '.join(DEVICES)}.")
+    if not 0 < minutes <= MOST_MINUTES:
+        raise ForetraceError(f"{minutes:g} minutes are none for a host: give up to {MOST_MINUTES:g}.")
+    check_output(out, [], HOST)
+    line = ProgressLine()
+    try:
+        with tempfile.TemporaryDirectory(prefix="foretrace-host-") as folder:
+            found, kept, device = _measured(Path(folder), on, 60.0 * minutes, threads, line)
+    except KeyboardInterrupt:
+        line.end()
+        tell("foretrace: Interrupted; nothing was written. Start it again: a host's rounds are not resumed.")
+        raise typer.Exit(INTERRUPTED) from None
+    line.end()
+
+    model.write_host(found.model, Path(out))
+    if as_json:
+        print_json(_host_json(out, found, kept, device))
+    else:
+        _report_host(out, found, kept, device)
+
+
+def _measured(folder: Path, on: str, seconds: float, threads: int, line: ProgressLine) -> tuple[
+        host_calibration.HostCalibration, int, str]:
+    """Record rounds into a folder and fit; the calibration, the rounds kept, and the device."""
+    device, steps = host_programs.built_on(on, threads)
+    plan = host_rounds.RoundPlan(MOST_ROUNDS, KEEP, seconds)
+    kept = host_rounds.record_rounds({name: (step, {}) for name, step in steps.items()}, folder, plan, line.say)
+    line.say("fitting the host's model")
+    return host_calibration.calibrated(host_calibration.read_rounds(folder), f"this host ({device})"), kept, device
+
+
+def _report_host(out: str, found: host_calibration.HostCalibration, kept: int, device: str) -> None:
+    report = Report()
+    errors = [abs(program.error) for program in found.programs]
+    report.line(f"Wrote {out}: what operations cost this host, from {count(len(found.programs))} small programs on "
+                f"{device} ({count(kept)} rounds each).")
+    report.table("Host time of each program, as the others tell it (µs a step)",
+                 [Column("program", name=True), Column("measured"), Column("told"), Column("error")],
+                 ([program.name, f"{program.measured_ns / 1e3:,.0f}", f"{program.told_ns / 1e3:,.0f}",
+                   signed_percent(program.error)] for program in found.programs))
+    report.line()
+    report.line(f"Left out in turn: MAPE {statistics.fmean(errors):.1%}, median {statistics.median(errors):.1%}, "
+                f"worst {max(errors):.1%}. Programs unlike these are told within ×/÷ "
+                f"{math.exp(found.model.suited(True).spread):.2f} in 80% of the cases.")
+    if (ratio := _over_shipped(found, device)) is not None:
+        report.line(f"The same operations take {ratio:.2f} times as long as on the host that is shipped.")
+    report.line(f"Use it: foretrace predict STEP.foretrace --host-from {out}; foretrace plan … --host-from {out}")
+
+
+def _over_shipped(found: host_calibration.HostCalibration, device: str) -> float | None:
+    """Return how long operations take here over the shipped host's, the median of those that both know as they are."""
+    other = model.shipped_host(model.CPU_HOST if device == "cpu" else model.GPU_HOST)
+    both = [label for label, pool in found.model.pools.items() if len(label) == 3 and label[0] == "own"
+            and label in other.pools]
+    if not both:
+        return None
+    apart = statistics.median([found.model.pools[label].log_base - other.pools[label].log_base for label in both])
+    return math.exp(apart + found.model.offset - other.offset)
+
+
+def _host_json(out: str, found: host_calibration.HostCalibration, kept: int, device: str) -> dict[str, Any]:
+    return {"file": out, "device": device, "rounds": kept, "interval_factor": math.exp(found.model.suited(True).spread),
+            "over_shipped": _over_shipped(found, device),
+            "programs": [{"name": program.name, "measured_us": program.measured_ns / 1e3,
+                          "told_us": program.told_ns / 1e3, "error": program.error} for program in found.programs]}
+
 
 WORK_ENDING = ".measurements"
 ALL = "all"
@@ -66,13 +162,13 @@ def calibrate(
         folder = Path(work or _beside(out))
         named = [name.strip() for name in families.split(",") if name.strip()]
         if not named:
-            raise calibration.CalibrationError("--families names none: give names separated by commas, or leave it out "
+            raise CalibrationError("--families names none: give names separated by commas, or leave it out "
                                                "for all.")
-        request = calibration.Request(folder, on, 9.0 if minutes is None else minutes, [] if families == ALL else named,
+        request = run.Request(folder, on, 9.0 if minutes is None else minutes, [] if families == ALL else named,
                                       resume, threads, seed)
         line = ProgressLine()
         try:
-            found = calibration.calibrate(request, host=_host, say=line.say)
+            found = run.calibrate(request, host=_host, say=line.say)
         except KeyboardInterrupt:
             line.end()
             again = f"{' --work ' + work if work else ''} --resume"
@@ -89,22 +185,22 @@ def calibrate(
 
 def _beside(output: str) -> str:
     if "://" in output:
-        raise calibration.CalibrationError(f"{output} is a URL: name a local directory for the measurements with "
+        raise CalibrationError(f"{output} is a URL: name a local directory for the measurements with "
                                            f"--work.")
     path = Path(output)
     return str(path.with_name(path.name.removesuffix(".profile") + WORK_ENDING))
 
 
-def _host(graphs: Sequence[graph.ExecutionGraph]) -> overheads.HostOverheads:
-    return prediction_overheads.measure_overheads(job.Job(list(graphs))).overheads
+def _host(graphs: Sequence[graph.ExecutionGraph]) -> host_overheads.HostOverheads:
+    return overheads.measure_overheads(job.Job(list(graphs))).overheads
 
 
-def _best(found: calibration.Calibration) -> list[kernel_models_profile.ProfileEntry]:
+def _best(found: run.Calibration) -> list[kernel_models_profile.ProfileEntry]:
     """The preferred model of each family."""
     return [found.profile.entries_of(family)[0] for family in found.profile.families]
 
 
-def _report(output: str, folder: Path, found: calibration.Calibration) -> None:
+def _report(output: str, folder: Path, found: run.Calibration) -> None:
     report = Report()
     profile = found.profile
     size = f", {count(round(os.path.getsize(output) / 1e3))} kB" if "://" not in output else ""
@@ -123,9 +219,9 @@ def _report(output: str, folder: Path, found: calibration.Calibration) -> None:
     report.line(f"Device: memory {spec.memory_bandwidth_gbps:.4g} GB/s; TFLOP/s: {rates}", indent=8)
     if profile.host is not None:
         table = profile.host.table
-        told = [f"{kind.label} {microseconds(table[kind, overheads.ANY, overheads.ANY].quantiles_ns[2])} µs"
+        told = [f"{kind.label} {microseconds(table[kind, host_overheads.ANY, host_overheads.ANY].quantiles_ns[2])} µs"
                 for kind in segments.Overhead
-                if (kind, overheads.ANY, overheads.ANY) in table]
+                if (kind, host_overheads.ANY, host_overheads.ANY) in table]
         report.line(f"Host overheads (medians): {', '.join(told)}", indent=8)
     lacking = [entry.model.family.value for entry in _best(found) if not (entry.facts.get("held_out") or {}).get("n")]
     if lacking:
@@ -133,7 +229,7 @@ def _report(output: str, folder: Path, found: calibration.Calibration) -> None:
     report.notes(found.notes)
 
 
-def _as_json(output: str, folder: Path, found: calibration.Calibration) -> dict[str, Any]:
+def _as_json(output: str, folder: Path, found: run.Calibration) -> dict[str, Any]:
     profile = found.profile
     return {"file": output, "measurements": str(folder), "device": profile.device.to_json(),
             "provenance": profile.provenance, "notes": found.notes, "seconds": round(found.outcome.seconds, 1),

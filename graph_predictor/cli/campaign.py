@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json
-from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.text import tell
+from graph_predictor.cli.terminal import one_sentence, tell
+from graph_predictor.figures import count, milliseconds, percent
 from tracer import campaign as tracer_campaign
 from tracer.campaign import runner
 

@@ -12,10 +12,9 @@ import typer
 from typer.core import TyperCommand
 
 from graph_predictor.cli.console import Report
-from graph_predictor.cli.errors import FAILED, INTERRUPTED, TERMINATED, one_sentence
 from graph_predictor.cli.options import Debug, shared
-from graph_predictor.cli.text import tell
-from tracer import workloads as tracer_workloads
+from graph_predictor.cli.terminal import FAILED, INTERRUPTED, TERMINATED, one_sentence, tell
+from tracer import workloads
 from tracer.capture import interruption, session
 from tracer.capture import options as capture_options
 from tracer.capture import script as capture_script
@@ -114,13 +113,13 @@ def capture(
 def _workload(name: str, assignments: list[str], preset: str, out: str, options: capture_options.CaptureOptions,
               parallel: str | None, world: tuple[int, int] | None) -> session.Capture:
 
-    settings = tracer_workloads.parse(name, assignments, preset=preset)
+    settings = workloads.parse(name, assignments, preset=preset)
     begun = session.Capture(out, options)
     with _progress(begun), _interruption_told(f"the workload {name}", begun):
         return _run_workload(settings, out, options, parallel, world, begun)
 
 
-def _run_workload(settings: tracer_workloads.Settings, out: str, options: capture_options.CaptureOptions, parallel: str
+def _run_workload(settings: workloads.Settings, out: str, options: capture_options.CaptureOptions, parallel: str
                   | None, world: tuple[int, int] | None, begun: session.Capture) -> session.Capture:
 
     if parallel is None and world is None:

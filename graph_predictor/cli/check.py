@@ -10,16 +10,14 @@ from typing import Annotated
 
 import typer
 
-from graph_predictor.check import baseline, captures, pairs_gate
-from graph_predictor.check import gate as check_gate
-from graph_predictor.check import reports as check_reports
+from graph_predictor.check import baseline, gate, measure
 from graph_predictor.check import verdict as check_verdict
-from graph_predictor.cli.console import Column, Report, milliseconds, print_json, working
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, StepRegion, shared
+from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.options import Debug, Html, Json, StepRegion, check_html, shared, write_html
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.diff import jobs, result
-from graph_predictor.pages import checks
+from graph_predictor.figures import milliseconds
+from graph_predictor.pages import comparison
 from kernel_models import profile as kernel_models_profile
 from tracer import output_file
 from tracer.errors import ForetraceError
@@ -91,26 +89,26 @@ def check(
         elif junit is not None or markdown is not None:
             folders = [directory] if against is None else [directory, against]
             _check_reports(junit, markdown, [
-                *(file for folder in folders for each in captures.find_captures(folder) for file in each.files),
+                *(file for folder in folders for each in measure.find_captures(folder) for file in each.files),
                 baseline.BaselineFile(directory).path, *(profile or [])])
         profiles = {one.device.name: one for one in map(_profile, profile or [])}
         with working("Checking"):
             if base is not None:
-                found = pairs_gate.check_script(directory, base, arguments or [], pairs=pairs_gate.PAIRS
-                                                if pairs is None else pairs,
-                                                tolerance=share, resolution=excluded, explain=explain)
+                found = gate.check_script(directory, base, arguments or [], pairs=gate.PAIRS
+                                          if pairs is None else pairs,
+                                          tolerance=share, resolution=excluded, explain=explain)
             elif update:
-                found = check_gate.update_baseline(directory, reason, profiles, step_region)
+                found = gate.update_baseline(directory, reason, profiles, step_region)
             elif against is not None:
-                found = check_gate.check_against(directory, against, tolerance=share, resolution=excluded,
-                                                 explain=explain, step_region=step_region)
+                found = gate.check_against(directory, against, tolerance=share, resolution=excluded,
+                                           explain=explain, step_region=step_region)
             else:
-                found = check_gate.check_directory(directory, tolerance=share, profiles=profiles,
-                                                   step_region=step_region)
+                found = gate.check_directory(directory, tolerance=share, profiles=profiles,
+                                             step_region=step_region)
         _write(found, junit, markdown)
         if html is not None:
             write_html(html, [directory if against is None else f"{directory} and {against}"],
-                       lambda where: checks.check_page_of(found, where))
+                       lambda where: comparison.check_page_of(found, where))
         if json:
             print_json(found.to_json())
         else:
@@ -187,7 +185,7 @@ def _profile(path: str) -> kernel_models_profile.DeviceProfile:
     return kernel_models_profile.load_profile(path)
 
 
-def explain(old: captures.StoredCapture, new: captures.StoredCapture) -> list[str]:
+def explain(old: measure.StoredCapture, new: measure.StoredCapture) -> list[str]:
     """Return what makes the new capture's step longer, as lines; where the two cannot be compared, why."""
     try:
         found = jobs.diff_jobs(old.job, new.job)
@@ -204,8 +202,8 @@ def _told(part: result.Part) -> str:
 
 
 def _write(found: check_verdict.GateOutcome, junit: str | None, markdown: str | None) -> None:
-    for path, text in ((junit, check_reports.junit_xml),
-                       (markdown, lambda each: check_reports.markdown(each).encode())):
+    for path, text in ((junit, check_verdict.junit_xml),
+                       (markdown, lambda each: check_verdict.markdown(each).encode())):
         if path is not None:
             with output_file.whole_file(path) as stream:
                 stream.write(text(found))

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.cli.rich_output import RichOutput
-from graph_predictor.cli.text import one_line, printable, standard_output
-from graph_predictor.figures import count, microseconds, milliseconds, percent
+from graph_predictor.cli import rich_output
+from graph_predictor.cli.terminal import one_line, printable, standard_output, tell
 from tracer import cluster, job
 
 if TYPE_CHECKING:
@@ -27,8 +26,6 @@ _REDRAWN_S = 0.1
 MOST_NOTES = 60
 """Notes that are shown."""
 _UNPRINTABLE = re.compile(r"[^\x00-\x7e]")
-__all__ = ["Column", "Report", "count", "microseconds", "milliseconds", "percent", "print_json", "read", "shortened",
-           "working"]
 NARROWEST = 12
 """A name is cut to no less than this."""
 
@@ -50,7 +47,7 @@ class Report:
     """Writes a command's tables and sentences to stdout."""
 
     def __init__(self) -> None:
-        self.console = RichOutput(file=sys.stdout, markup=False, highlight=False, emoji=False)
+        self.console = rich_output.RichOutput(file=sys.stdout, markup=False, highlight=False, emoji=False)
         self.width = min(self.console.width, 160) if self.console.is_terminal else PLAIN_WIDTH
 
     def table(self, title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
@@ -205,3 +202,28 @@ def working(text: str) -> Iterator[None]:
 
     with Console(stderr=True).status(Text(printable(text))):
         yield
+
+
+class ProgressLine:
+    """One line on a terminal that is written over; lines of their own elsewhere. Warnings always stay."""
+
+    def __init__(self) -> None:
+        self._on_terminal = sys.stderr.isatty()
+        self._open = False
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        passing = " s: " in text or text.startswith(("fitting ", "round "))
+        if self._on_terminal and passing:
+            sys.stderr.write(f"\r\x1b[2K{one_line(text)}")
+            self._open = True
+        else:
+            self.end()
+            tell(text)
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._open:
+            sys.stderr.write("\n")
+            self._open = False

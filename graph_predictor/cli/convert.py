@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-from graph_predictor.cli.console import Report, count, print_json, read, working
-from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.console import Report, print_json, read, working
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.figures import count
 from graph_predictor.recorded import damage
 from tracer import store
 from tracer.output_kind import GRAPH, check_output

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
-from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, complete_cluster, complete_device, shared
-from graph_predictor.cli.text import standard_output
+from graph_predictor.cli.terminal import one_sentence, standard_output
 from kernel_models import collectives, device_choice
 from kernel_models import device as kernel_models_device
-from kernel_models.collectives import node_maps
-from kernel_models.collectives import topology as collectives_topology
+from kernel_models.collectives import node_maps, topology
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
@@ -89,21 +87,21 @@ def topologies(
             return
         _only_with_name(name, toml)
         if name is not None:
-            where = collectives_topology.find_topology(name)
+            where = topology.find_topology(name)
             if toml:
-                _print_file(collectives_topology.FOLDER / f"{where.node.name}.toml", name)
+                _print_file(topology.FOLDER / f"{where.node.name}.toml", name)
             elif json:
                 print_json({"name": where.name, "nodes": where.nodes,
-                            "node": collectives_topology.figures_of(where.node),
-                            "network": collectives_topology.figures_of(where.network)})
+                            "node": topology.figures_of(where.node),
+                            "network": topology.figures_of(where.network)})
             else:
                 _show_topology(where)
             return
-        nodes, nets = [collectives_topology.node_type(each)
-                       for each in collectives_topology.node_names()], list(collectives_topology.networks().values())
+        nodes, nets = [topology.node_type(each)
+                       for each in topology.node_names()], list(topology.networks().values())
         if json:
-            print_json({"nodes": [collectives_topology.figures_of(node) for node in nodes],
-                        "networks": [collectives_topology.figures_of(net) for net in nets]})
+            print_json({"nodes": [topology.figures_of(node) for node in nodes],
+                        "networks": [topology.figures_of(net) for net in nets]})
             return
         report = Report()
         report.table("Nodes (bandwidth one way of one GPU to the others of its node)",

@@ -6,13 +6,23 @@ from typing import Annotated
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window
+from graph_predictor.cli.console import Column, Report, print_json, read
+from graph_predictor.cli.options import (
+    Debug,
+    Html,
+    Json,
+    Profiled,
+    Step,
+    StepRegion,
+    Top,
+    Window,
+    check_html,
+    write_html,
+)
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.diff import jobs as diff_jobs
 from graph_predictor.diff import result as diff_result
-from graph_predictor.figures import signed_milliseconds
+from graph_predictor.figures import count, milliseconds, percent, signed_milliseconds
 from graph_predictor.pages import comparison
 from graph_predictor.prediction import result as prediction_result
 from graph_predictor.reports import facts as reports_facts

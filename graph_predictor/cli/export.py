@@ -8,14 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Report, count, print_json, read, working
-from graph_predictor.cli.edit_options import chosen_edits, with_edits
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Step, StepRegion, Window, shared
-from graph_predictor.cli.profiles import loaded_profiles
+from graph_predictor.cli.console import Report, print_json, read, working
+from graph_predictor.cli.options import (
+    Debug,
+    Json,
+    Step,
+    StepRegion,
+    Window,
+    chosen_edits,
+    loaded_profiles,
+    shared,
+    with_edits,
+)
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.exports import export as exports_export
-from graph_predictor.prediction import replay as prediction_replay
-from graph_predictor.reports import breakdown as reports_breakdown
+from graph_predictor.figures import count
+from graph_predictor.prediction import replay
+from graph_predictor.reports import breakdown
 from graph_predictor.request import configuration
 from graph_predictor.request import study as request_study
 from kernel_models import device_choice
@@ -103,9 +112,9 @@ def _made(job: tracer_job.Job | None, prepared: request_study.Prepared | None,
     if prepared is not None:
         return prepared.start.simulated(prepared.edits) if chosen.of_job else prepared.predict()
     assert job is not None
-    replayed = prediction_replay.replay(job.graphs)
+    replayed = replay.replay(job.graphs)
     if chosen.of_job:
         return replayed
-    parts = reports_breakdown.breakdown(prediction_replay.replay(job.graphs, built=replayed.built, profiled=False))
+    parts = breakdown.breakdown(replay.replay(job.graphs, built=replayed.built, profiled=False))
     return parts if chosen is exports_export.ExportFormat.TENSORBOARD else {"": job, "replay": replayed,
                                                                             "breakdown": parts}

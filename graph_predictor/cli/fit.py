@@ -1,24 +1,53 @@
-"""``foretrace fit``: a device profile from measured kernels."""
+"""``foretrace fit``: a device profile of measured kernels, of whole steps, or of both."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from threading import Lock
 from typing import Annotated
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, count, percent, print_json
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.fit_progress import showing_fits
+from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.text import tell
-from graph_predictor.figures import signed_percent
+from graph_predictor.cli.terminal import one_sentence, printable, tell
+from graph_predictor.figures import count, percent, signed_percent
 from graph_predictor.request import measured_kernels, measured_steps
 from kernel_models import datasets, device_choice, fitting, op_call, step_profile
 from kernel_models import profile as kernel_models_profile
 from tracer.output_kind import PROFILE, check_output
+
+
+@contextmanager
+def showing_fits() -> Iterator[fitting.Progress]:
+    """Show fits that run beside each other."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield _tell_begin
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    bars: dict[str, TaskID] = {}
+    lock = Lock()
+    with Progress(TextColumn("Fitting {task.description}"), BarColumn(), TaskProgressColumn(),
+                          TimeElapsedColumn(), console=Console(stderr=True), transient=True) as shown:
+        def show(name: str, done: float) -> None:
+            with lock:
+                if name not in bars:
+                    bars[name] = shown.add_task(escape(printable(name)), total=1.0)
+                shown.update(bars[name], completed=done, visible=done < 1.0)
+
+        yield show
+
+
+def _tell_begin(name: str, done: float) -> None:
+    if done == 0.0:
+        tell(f"fitting {name}")
 
 
 def fit(

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
-from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, StepRegion, Window, shared
-from graph_predictor.comm import units
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.comm import traffic
 from graph_predictor.request import fit_batch as request_fit_batch
 from graph_predictor.request import memory_fit, study
 from kernel_models import device_choice
@@ -36,7 +36,7 @@ def fit_batch(
     The program is traced by shapes at a few sizes: FUNCTION takes the size by name, as in def build(batch=32).
     """
     with one_sentence(debug):
-        limit = None if memory_limit is None else units.parse_memory(memory_limit, "--memory-limit", "80GiB")
+        limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
         spec = device_choice.find_device(device)
         script = study.is_script(source, step_region)
         graph = None if script else read(source, window, step_region=step_region).graphs[0]

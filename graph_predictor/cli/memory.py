@@ -6,14 +6,13 @@ from typing import Annotated
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
-from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import Debug, Json, StepRegion, Top, Window, shared
-from graph_predictor.request import program_memory as request_program_memory
-from graph_predictor.request import study
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.figures import percent
+from graph_predictor.request import program_memory, study
 from tracer import graph as tracer_graph
-from tracer import memory_account
-from tracer import memory_timeline as tracer_memory_timeline
+from tracer import memory_account, memory_timeline
 from tracer.errors import ForetraceError
 
 SNAPSHOTS = (".pickle", ".pkl", ".p")
@@ -40,25 +39,25 @@ def memory(
     A snapshot is read as plain values: nothing in it is run. foretrace memory snapshot.pickle --code train.py:build
     """
     with one_sentence(debug):
-        measured: tracer_memory_timeline.MemoryTimeline | None = None
-        predicted: tracer_memory_timeline.MemoryTimeline | None = None
+        measured: memory_timeline.MemoryTimeline | None = None
+        predicted: memory_timeline.MemoryTimeline | None = None
         graph: tracer_graph.ExecutionGraph | None = None
         if len(source) == 1 and source[0].lower().endswith(SNAPSHOTS):
             with working("Reading"):
-                measured = tracer_memory_timeline.snapshot_timeline(source[0], gpu)
+                measured = memory_timeline.snapshot_timeline(source[0], gpu)
         elif study.is_script(source, step_region):
             code = source[0]
         else:
             graph = read(source, window, step_region=step_region).graphs[0]
             if len(graph.allocations):
-                found = tracer_memory_timeline.memory_timeline(graph, gpu)
+                found = memory_timeline.memory_timeline(graph, gpu)
                 measured, predicted = (None, found) if not found.inferred else (found, None)
         if predicted is None and (code is not None or (graph is not None and graph.meta.workload)):
             with working("Tracing"):
-                predicted = request_program_memory.program_memory(graph, code, sizes or (), device)
+                predicted = program_memory.program_memory(graph, code, sizes or (), device)
         if measured is None and predicted is None:
             assert graph is not None
-            tracer_memory_timeline.memory_timeline(graph, gpu)
+            memory_timeline.memory_timeline(graph, gpu)
             raise ForetraceError("Nothing is known of the step's memory.")
         if json:
             print_json({"measured": None if measured is None else measured.to_json(),
@@ -67,7 +66,7 @@ def memory(
             _report(measured, predicted, top or DEFAULT_TOP)
 
 
-def _report(measured: tracer_memory_timeline.MemoryTimeline | None, predicted: tracer_memory_timeline.MemoryTimeline
+def _report(measured: memory_timeline.MemoryTimeline | None, predicted: memory_timeline.MemoryTimeline
             | None, top: int) -> None:
     report = Report()
     known = [(name, one) for name, one in (("measured", measured), ("predicted", predicted)) if one is not None]

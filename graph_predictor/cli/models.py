@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
-from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.fit import error_cells, models_table
 from graph_predictor.cli.options import Debug, Json
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.request import measured_kernels
 from kernel_models import evaluate as kernel_models_evaluate
 from kernel_models import profile as kernel_models_profile

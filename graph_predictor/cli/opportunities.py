@@ -6,12 +6,22 @@ from typing import Annotated
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
-from graph_predictor.cli.edit_options import with_some_edits
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window, shared
-from graph_predictor.cli.profiles import loaded_profiles
+from graph_predictor.cli.console import Column, Report, print_json, read, working
+from graph_predictor.cli.options import (
+    Debug,
+    Json,
+    Profiled,
+    Step,
+    StepRegion,
+    Top,
+    Window,
+    loaded_profiles,
+    shared,
+    with_some_edits,
+)
+from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.edits import registry
+from graph_predictor.figures import percent
 from graph_predictor.reports import facts
 from graph_predictor.reports import opportunities as reports_opportunities
 from graph_predictor.request import configuration

@@ -1,14 +1,27 @@
-"""Arguments and options that several commands share: one name, one meaning, one kind of value."""
+"""Arguments and options that several commands share: one name, one meaning, one kind of value.
+
+The options of edits are made of the rows of ``edits.registry``: a new edit is one without a word here."""
 
 from __future__ import annotations
 
+import inspect
+import shlex
+import sys
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from graph_predictor.cli.console import working
+from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS, EditOption, Value
+from graph_predictor.pages import page, provenance
+from graph_predictor.pages import parts as pages_parts
 from kernel_models import device
+from kernel_models import profile as kernel_models_profile
 from kernel_models.collectives import topology
-from tracer import workloads as tracer_workloads
+from tracer import rank_classes, workloads
+from tracer.errors import ForetraceError
+from tracer.parallel_plan import PlanError
 
 
 class SharedOption(NamedTuple):
@@ -82,7 +95,7 @@ def complete_cluster(incomplete: str) -> list[str]:
 
 def complete_workload(incomplete: str) -> list[str]:
     """Names of the suite's workloads that begin so, for the shell."""
-    return [name for name in tracer_workloads.names() if name.startswith(incomplete)]
+    return [name for name in workloads.names() if name.startswith(incomplete)]
 
 
 _COMPLETED = {"--device": complete_device, "--from-device": complete_device, "--topology": complete_cluster,
@@ -130,3 +143,140 @@ Profiled = Annotated[bool, typer.Option(
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to stdout.")]
 Debug = Annotated[bool, typer.Option(
     "--debug", envvar="FORETRACE_DEBUG", show_envvar=False, help="Print the traceback of an error.")]
+
+
+Command = Callable[..., None]
+
+
+def with_edits(command: Command) -> Command:
+    """Give a command an option for each edit; it takes their values as ``**edits``."""
+    return _with(command, [(option, *_one(option)) for option in OPTIONS])
+
+
+def with_some_edits(*names: str) -> Callable[[Command], Command]:
+    """Return what gives a command the options of these edits alone; it takes their values as ``**edits``."""
+    return lambda command: _with(command, [(option, *_one(option)) for option in OPTIONS if option.name in names])
+
+
+def with_edits_but(*names: str) -> Callable[[Command], Command]:
+    """Return what gives a command the options of all edits but these; it takes their values as ``**edits``."""
+    return lambda command: _with(command, [(option, *_one(option)) for option in OPTIONS if option.name not in names])
+
+
+def with_axes(command: Command) -> Command:
+    """Give a command an option for several values of each edit that takes one; it takes the texts as ``**edits``."""
+    return _with(command, [(option, str | None, None, typer.Option(
+        f"--{option.name}", metavar=f"{option.takes},…", help=f"{option.help.removesuffix('.')}; several."))
+        for option in OPTIONS if not option.switches])
+
+
+def _one(option: EditOption) -> tuple[Any, Any, Any]:
+    """Return the type, default and declaration of an option for one value."""
+    kind, default = {NOTHING: (bool, False), FACTOR: (float, 1.0)}.get(option.takes, (str | None, None))
+    metavar = None if option.takes == NOTHING else option.takes
+    return kind, default, typer.Option(f"--{option.name}", help=option.help, metavar=metavar)
+
+
+def _with(command: Command, more: list[tuple[EditOption, Any, Any, Any]]) -> Command:
+    """Put options in the place of a command's ``**edits``."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in signature.parameters.values()
+           if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    added = [inspect.Parameter(option.attribute, inspect.Parameter.KEYWORD_ONLY, default=default,
+                               annotation=Annotated[kind, declared]) for option, kind, default, declared in more]
+    command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in (*own, *added)} | {"return": None}
+    return command
+
+
+def chosen_edits(values: dict[str, Any]) -> dict[str, Value]:
+    """Return the edits that options choose, by name, for ``Configuration.edits``.
+
+    Raises:
+        ForetraceError: a value is none of its option.
+    """
+    found: dict[str, Value] = {}
+    for option in OPTIONS:
+        value = values.get(option.attribute)
+        if option.takes == ON_OFF and value is not None:
+            if value not in ("on", "off"):
+                raise ForetraceError(f"--{option.name} {value} is not known: it is on or off.")
+            value = value == "on"
+        if value is not None and (value or option.takes != NOTHING):
+            found[option.name] = value
+    return found
+
+
+MOST_NUMBERS = 16
+"""Values of one option that are compared."""
+
+
+def numbers(text: str, option: str, example: str) -> list[int]:
+    """Read whole numbers from 1 that commas separate, each once.
+
+    Raises:
+        PlanError: there is something else, or more than ``MOST_NUMBERS``.
+    """
+
+    pages_parts = [part.strip() for part in text.split(",")]
+    if len(pages_parts) > MOST_NUMBERS or not all(
+            part.isascii() and part.isdecimal() and len(part) <= len(str(rank_classes.MOST_RANKS))
+            and 0 < int(part) <= rank_classes.MOST_RANKS
+            for part in pages_parts):
+        raise PlanError(f"{option} {text[:40]} is not possible; give a whole number from 1 to "
+                        f"{rank_classes.MOST_RANKS:,}, or up to "
+                        f"{MOST_NUMBERS} separated by commas, such as {example}.")
+    return list(dict.fromkeys(int(part) for part in pages_parts))
+
+
+def loaded_profiles(paths: Sequence[str] | None) -> list[kernel_models_profile.DeviceProfile]:
+    """The profiles of files.
+
+    Raises:
+        ForetraceError: a file cannot be read.
+    """
+    if not paths:
+        return []
+
+    return [kernel_models_profile.load_profile(path) for path in paths]
+
+
+def profile_of(paths: Sequence[str] | None, spec: device.DeviceSpec) -> kernel_models_profile.DeviceProfile | None:
+    """The first profile of a device among files; ``None`` if none were given.
+
+    Raises:
+        ForetraceError: a file cannot be read, or all are of other devices.
+    """
+    found = loaded_profiles(paths)
+    for profile in found:
+        if profile.device.name == spec.name:
+            return profile
+    if not found:
+        return None
+
+    raise kernel_models_profile.unused_error(found, [spec.name])
+
+
+Html = Annotated[str | None, shared("--html")]
+
+
+def check_html(path: str | None, inputs: Sequence[str]) -> None:
+    """Refuse a page that could not be written, before the long work. Raises ``ForetraceError``."""
+    if path is not None:
+        page.check_installed()
+
+        page.check_page(path, list(inputs))
+
+
+def write_html(path: str | None, sources: Sequence[str],
+               make: Callable[[provenance.Provenance], pages_parts.ReportPage]) -> None:
+    """Write the page that ``make`` returns; nothing without a path.
+
+    Raises:
+        ForetraceError: it cannot be written.
+    """
+    if path is None:
+        return
+
+    with working("Drawing"):
+        page.write_page(make(provenance.Provenance(tuple(sources), shlex.join(["foretrace", *sys.argv[1:]]))), path)

@@ -7,21 +7,74 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.comm_choices import mixture_json, report_mixture
-from graph_predictor.cli.console import Column, Report, percent, print_json, read, working
-from graph_predictor.cli.edit_options import chosen_edits, with_edits
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window, shared
-from graph_predictor.cli.profiles import loaded_profiles
-from graph_predictor.figures import part_percent, small_percent
-from graph_predictor.pages import parts, prediction, provenance
+from graph_predictor.cli.console import Column, Report, print_json, read, working
+from graph_predictor.cli.options import (
+    Debug,
+    Html,
+    Json,
+    Profiled,
+    Step,
+    StepRegion,
+    Top,
+    Window,
+    check_html,
+    chosen_edits,
+    loaded_profiles,
+    shared,
+    with_edits,
+    write_html,
+)
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.comm import mixing
+from graph_predictor.figures import part_percent, percent, small_percent
+from graph_predictor.pages import overview, parts, provenance
 from graph_predictor.prediction import result as prediction_result
 from graph_predictor.reports import facts
 from graph_predictor.request import configuration
 from graph_predictor.request import study as request_study
 from kernel_models import device_choice, model
 from tracer import job as tracer_job
+
+
+def mixture_json(mixed: mixing.Mixture | None, step: prediction_result.Prediction,
+                 single: prediction_result.Prediction) -> dict[str, Any]:
+    """Return who does what, and what the step gains over the best single backend; nothing where nobody asked."""
+    if mixed is None:
+        return {}
+    gain, low, high = _step_gain(mixed, step, single)
+    return {"comm_choices": mixed.to_json() | {
+        "single_step_us": single.step_time_us, "step_gain_us": gain, "step_gain_interval_us": [low, high]}}
+
+
+def report_mixture(mixed: mixing.Mixture | None, step: prediction_result.Prediction,
+                   single: prediction_result.Prediction) -> None:
+    """Show the same."""
+    if mixed is None:
+        return
+    report, best = Report(), mixed.best_single
+    report.table("Collectives of a rank's step, each by the best backend (µs, one after another)", [
+        Column("collective", name=True, whole=True), Column("ranks"), Column("size"),
+        Column("backend", name=True, whole=True), Column("calls"), Column("time"),
+        Column(f"{best}\nalone"), Column("gain"), Column("80%\nbetween")],
+        mixed.table())
+    report.line()
+    report.line(mixed.headline())
+    if mixed.rows:
+        gain, low, high = _step_gain(mixed, step, single)
+        report.line(f"The step with {best} alone: {single.step_time_us / 1e3:,.3f} ms, {gain / 1e3:,.3f} ms more "
+                    f"({percent(gain / step.step_time_us, 2)}; 80% between {low / 1e3:,.3f} and {high / 1e3:,.3f} ms).")
+    report.notes(mixed.notes())
+
+
+def _step_gain(mixed: mixing.Mixture, step: prediction_result.Prediction,
+               single: prediction_result.Prediction) -> tuple[float, float, float]:
+    """Return what the step gains, µs, and an interval: that of the collectives' gain times the share of it that the
+    step gains."""
+    gain, (whole, low, high) = single.step_time_us - step.step_time_us, mixed.gain_us
+    share = gain / whole if whole else 0.0
+    low, high = sorted((share * low, share * high))
+    return gain, low, high
+
 
 DEFAULT_TOP = 8
 
@@ -92,13 +145,14 @@ def predict(
 
 def _page(result: prediction_result.Prediction, prepared: request_study.Prepared, where: provenance.Provenance,
           job: tracer_job.Job | None) -> parts.ReportPage:
-    return prediction.prediction_page(result, prepared.start.simulated(prepared.edits), where, job)
+    return overview.prediction_page(result, prepared.start.simulated(prepared.edits), where, job)
 
 
 def _report(result: prediction_result.Prediction, top: int) -> None:
     report = Report()
     unedited = "as recorded" if result.as_measured else "its steady state, not as measured"
-    what = "; ".join(result.edits) or (unedited if result.ran else f"as traced for {result.device}")
+    what = "; ".join(result.edits) or (unedited if result.ran
+                                                  else f"as traced for {result.device}")
     report.line()
     step = facts.step_line(result.times, result.step_time_us, result.interval_us, what)
     # A recording leads with what was recorded, a changed step with what it takes.
@@ -109,8 +163,10 @@ def _report(result: prediction_result.Prediction, top: int) -> None:
     if len(result.steps) > 1:
         rests = f"{len(result.steps)} recorded steps, {result.steps[0]} to {result.steps[-1]}"
     if result.ran:
-        report.line(f"It rests on {rests}" + (f", recorded on {result.recorded_on}." if result.recorded_on else "."))
-    report.line(facts.decided_line(result.gpu_active_us, result.bound, result.gpu_active_interval_us))
+        report.line(f"It rests on {rests}"
+                    + (f", recorded on {result.recorded_on}." if result.recorded_on else "."))
+    report.line(facts.decided_line(result.gpu_active_us, result.bound,
+                                   result.gpu_active_interval_us))
     if savings := facts.savings_line(result.savings_us, result.step_time_us):
         report.line(savings)
     extra = []
@@ -125,17 +181,20 @@ def _report(result: prediction_result.Prediction, top: int) -> None:
     if extra:
         report.line("; ".join(extra))
     report.table("Critical path by bound", [Column("bound", name=True), Column("ms"), Column("share")],
-                 ([name, _ms(us), percent(us / result.step_time_us if result.step_time_us else None)]
+                 ([name, _ms(us), percent(us / result.step_time_us if result.step_time_us
+                                          else None)]
                   for name, us in result.bounds_us.items() if us > 0))
     report.table(f"Critical path: largest of {len(result.critical_path)} entries",
                  [Column("operation", name=True), Column("bound", name=True), Column("ms"), Column("share")],
-                 ([e.operation, e.bound, _ms(e.time_us), percent(e.share)] for e in result.critical_path[:top]))
+                 ([e.operation, e.bound, _ms(e.time_us), percent(e.share)]
+                  for e in result.critical_path[:top]))
     report.table("Device time by family", [Column("family", name=True), Column("ms")],
                  ([name, _ms(us)] for name, us in result.families_us.items()))
     if len(result.per_rank) > 1:
         report.table("By rank", [Column("rank"), Column("step ms"), Column("GPU active ms"),
                                  Column("bound", name=True)],
-                     ([str(r.rank), _ms(r.step_time_us), _ms(r.gpu_active_us), r.bound] for r in result.per_rank))
+                     ([str(r.rank), _ms(r.step_time_us), _ms(r.gpu_active_us), r.bound]
+                      for r in result.per_rank))
     report.line()
     report.line(f"Where the times come from: {_shares(result)}")
     report.notes([*(f"Warning: {text}" for text in result.warnings), *result.notes])

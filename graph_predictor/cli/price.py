@@ -11,27 +11,25 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, shared
+from graph_predictor.cli.options import Debug, Json, profile_of, shared
 from graph_predictor.cli.price_arguments import (
     MOST,
     Asked,
     PriceError,
     asked,
+    check,
     full_name,
     is_empty,
     missing,
     near_operations,
     registry_names,
 )
-from graph_predictor.cli.price_checks import check
-from graph_predictor.cli.profiles import profile_of
+from graph_predictor.cli.terminal import one_sentence
 from kernel_models import device as kernel_models_device
 from kernel_models import device_choice, dtypes, model, op_call, pricing
 from kernel_models import operation as kernel_models_operation
 from kernel_models import profile as kernel_models_profile
-from kernel_models.families import embedding
-from kernel_models.families import registry as families_registry
+from kernel_models.families import embedding, registry
 from kernel_models.heuristics import sustained
 from tracer.lookup_data import indices as lookup_data_indices
 from tracer.lookup_data import tables as lookup_data_tables
@@ -125,7 +123,7 @@ def calls_to_price(
         PriceError: the name, sizes, types or values cannot be understood, or do not fit the operation.
     """
 
-    known = families_registry.forward_rule(name) is not None
+    known = registry.forward_rule(name) is not None
     wanted = asked(name, shapes, dtype, values)
     wanted.operation = replace(wanted.operation, told=tuple(told.items()))
     if kernel_models_operation.is_free(name):
@@ -154,7 +152,7 @@ def calls_to_price(
     calls = kernel_models_operation.backward_calls_of(wanted.operation, tf32) if backward else forward
     if not calls:
         raise PriceError(f"{name} has no gradient to price.")
-    wanted.assumed.update(families_registry.assumptions_of(calls))
+    wanted.assumed.update(registry.assumptions_of(calls))
     for call in calls:
         if call.family is op_call.Family.CONV:
             wanted.assumed.update({} if "groups" in wanted.values else {"groups": call.dims[3]})
@@ -178,7 +176,7 @@ def told_of(name: str, texts: Sequence[str]) -> dict[str, str]:
             raise PriceError(f"--assume {text.strip()[:60]!r} names nothing that operators leave open; it takes "
                              f"{', '.join(kernel_models_operation.TOLD)}.")
         if one in ("kv", "weights"):
-            if not dtypes.short_dtype(value) and value not in families_registry.STORED_ONLY:
+            if not dtypes.short_dtype(value) and value not in registry.STORED_ONLY:
                 raise PriceError(f"--assume {one}={value[:40]!r} is no element type; write it like {one}=fp8.")
         elif _is_count(value) and not int(value) and one not in ("context", "window", "imbalance"):
             raise PriceError(f"--assume {one}=0 leaves {name} nothing to do; give a whole number from 1.")
@@ -199,7 +197,7 @@ def _is_exponent(text: str) -> bool:
 
 def registry_assumptions(calls: Sequence[op_call.OpCall]) -> dict[str, str]:
     """What calls assumed of a server's state, by name."""
-    return families_registry.assumptions_of(calls)
+    return registry.assumptions_of(calls)
 
 
 def _looked_up(calls: Sequence[op_call.OpCall], text: str, operation: str) -> list[op_call.OpCall]:

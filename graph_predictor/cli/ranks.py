@@ -7,17 +7,29 @@ from typing import Annotated
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, count, milliseconds, percent, print_json, read, working
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import Html, check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Profiled, Step, StepRegion, Top, Window, shared
-from graph_predictor.pages import recording
+from graph_predictor.cli.console import Column, Report, print_json, read, working
+from graph_predictor.cli.options import (
+    Debug,
+    Html,
+    Json,
+    Profiled,
+    Step,
+    StepRegion,
+    Top,
+    Window,
+    check_html,
+    shared,
+    write_html,
+)
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.figures import count, milliseconds, percent
+from graph_predictor.pages import overview
 from graph_predictor.prediction import result
 from graph_predictor.recorded import damage
 from graph_predictor.reports import facts
 from graph_predictor.reports import timeline as reports_timeline
-from graph_predictor.reports.ranks import path, recorded, stragglers, tracks
 from graph_predictor.reports.ranks import report as ranks_report
+from graph_predictor.reports.ranks import stragglers, tracks
 from graph_predictor.reports.ranks import times as ranks_times
 from graph_predictor.request import configuration
 from graph_predictor.request import study as request_study
@@ -71,7 +83,7 @@ def ranks(
         if timeline is not None:
             reports_timeline.write_events(tracks.rank_events(found), timeline)
         if html is not None:
-            write_html(html, source, lambda where: recording.ranks_page(found, where))
+            write_html(html, source, lambda where: overview.ranks_page(found, where))
         if json:
             print_json({**found.to_json(top), "timeline": timeline})
         else:
@@ -89,7 +101,7 @@ def _times(source: list[str], window: int, step_region: str | None, wanted: conf
 
     if not wanted.differences() and all(graph.meta.era != tracer_graph.SHAPE_ONLY for graph in job.graphs):
         with working("Replaying"):
-            found, said = recorded.replayed_ranks(job, step, profiled=profiled)
+            found, said = ranks_report.replayed_ranks(job, step, profiled=profiled)
             return found, [*job.notes, *notes, *said]
     if step is not None:
         raise ForetraceError("--step chooses a recorded step; a predicted job has one step, its steady "
@@ -200,5 +212,5 @@ def _groups(report: Report, found: ranks_report.JobReport) -> None:
                  rows)
 
 
-def _mostly(stretch: path.Stretch) -> str:
+def _mostly(stretch: stragglers.Stretch) -> str:
     return "; ".join(f"{p.bound.label} {milliseconds(p.time_ns)} {p.operation}" for p in stretch.parts[:SHOWN_PARTS])

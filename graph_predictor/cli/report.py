@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Annotated
 
 from graph_predictor.cli.console import Report, print_json, read, working
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import check_html, write_html
-from graph_predictor.cli.options import Debug, Json, Paths, Profiled, Step, StepRegion, Window, shared
-from graph_predictor.pages import recording
-from graph_predictor.request import program_memory as request_program_memory
+from graph_predictor.cli.options import (
+    Debug,
+    Json,
+    Paths,
+    Profiled,
+    Step,
+    StepRegion,
+    Window,
+    check_html,
+    shared,
+    write_html,
+)
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.pages import overview
+from graph_predictor.request import program_memory
 from tracer.errors import ForetraceError
 
 
@@ -42,9 +52,9 @@ def report(
         traced = None
         if code is not None:
             with working("Tracing"):
-                traced = request_program_memory.program_memory(job.graphs[0], code)
+                traced = program_memory.program_memory(job.graphs[0], code)
         with working("Looking"):
-            write_html(out, paths, lambda where: recording.report_page(job, where, step=step, profiled=profiled,
+            write_html(out, paths, lambda where: overview.report_page(job, where, step=step, profiled=profiled,
                                                             traced=traced))
         size = os.path.getsize(out) if os.path.isfile(out) else None
         if json:

@@ -11,11 +11,9 @@ import typer
 
 from graph_predictor import sweep as graph_predictor_sweep
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.edit_options import with_axes
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.html import Html, check_html, write_html
 from graph_predictor.cli.options import (
     Debug,
+    Html,
     Json,
     Profiled,
     Scheduler,
@@ -25,13 +23,16 @@ from graph_predictor.cli.options import (
     Window,
     Workers,
     axis,
+    check_html,
     shared,
+    with_axes,
+    write_html,
 )
-from graph_predictor.comm import units
-from graph_predictor.pages import sweeps
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.comm import traffic
+from graph_predictor.pages import comparison
 from graph_predictor.request import configuration
-from graph_predictor.sweep import files
-from graph_predictor.sweep import run as sweep_run
+from graph_predictor.sweep import files, run
 from tracer import output_kind
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def sweep(
     with one_sentence(debug):
         files.check_table(out)
         goal = None if best is None else _goal(best)
-        limit = None if memory_limit is None else units.parse_bytes(memory_limit)
+        limit = None if memory_limit is None else traffic.parse_bytes(memory_limit)
         _check_goal(goal, price)
         files.check_not_anothers(out)
         output_kind.check_output(out, list(source), output_kind.TABLE)
@@ -119,8 +120,8 @@ def sweep(
                                             also=tuple(also or ()))
         lists = {"device": device, "world_size": world_size, "topology": topology, **edits, "edits": switches}
         space = _space(sizes or [], lists, parallel or [], fixed)
-        where = sweep_run.SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled,
-                                      step_region)
+        where = run.SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled,
+                                step_region)
         with _progress(len(space)) as progress:
             found = graph_predictor_sweep.sweep(where, space, output=out, price_per_hour=price, backend=workers,
                                                 scheduler=scheduler, jobs=jobs, progress=progress)
@@ -129,7 +130,7 @@ def sweep(
                 files.write_plot(found.table, found.axes, plot)
         shown = _shown(found, goal, limit)
         if html is not None:
-            write_html(html, source, lambda where: sweeps.sweep_page(found, shown, _what(goal, limit), where))
+            write_html(html, source, lambda where: comparison.sweep_page(found, shown, _what(goal, limit), where))
         if json:
             print_json(_plain((shown if goal is not None else found.table).head(top or len(found.table)), found))
         else:

@@ -7,16 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Report, count, print_json, working
-from graph_predictor.cli.errors import one_sentence
+from graph_predictor.cli.console import Report, print_json, working
 from graph_predictor.cli.options import Debug, Json, shared
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.figures import count
 from graph_predictor.reports import inspection
 from graph_predictor.sizes import named_sizes
 from kernel_models import device_choice
 from tracer import graph as tracer_graph
 from tracer import job as tracer_job
-from tracer import shape_only, store
-from tracer import workloads as tracer_workloads
+from tracer import shape_only, store, workloads
 from tracer.errors import CaptureError
 from tracer.lookup_data import indices as lookup_data_indices
 from tracer.lookup_data import noted
@@ -79,7 +79,7 @@ def trace(
 def _workload(name: str, assignments: list[str], preset: str, device: str | devices.TracedDevice, world_size: int
               | None, rank: int | None, parallel: str | None) -> tracer_job.Job:
 
-    settings = tracer_workloads.parse(name, assignments, preset=preset)
+    settings = workloads.parse(name, assignments, preset=preset)
     if world_size is not None and parallel is not None and rank is None:
         return shape_only.trace_job(settings, device, world_size=world_size, parallel=parallel)
     graph = shape_only.trace_workload(settings, device, world_size=world_size, rank=rank or 0, parallel=parallel)

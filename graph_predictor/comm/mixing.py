@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import find_collectives
-from graph_predictor.comm.units import bytes_text
+from graph_predictor.comm.traffic import bytes_text
 from graph_predictor.simulation.build import Built
 from kernel_models.collectives import (
     CollectiveBatch,

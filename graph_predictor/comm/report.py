@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.comm.host_collectives import on_host
+from graph_predictor.comm.recorded_calls import on_host
 from graph_predictor.recorded.unknown_work import check_device_work
 from graph_predictor.simulation.clocks import job_clock
 from graph_predictor.simulation.rank_view import view_rank

@@ -15,18 +15,90 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import lru_cache
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from graph_predictor.exports.chakra_schema import COLLECTIVES, VERSION, ChakraNodeType, messages
 from graph_predictor.exports.work_graph import After, WorkGraph, WorkKind, work_graph
 from graph_predictor.prediction.simulated_job import SimulatedJob
 from graph_predictor.simulation.program import ItemKind
 from kernel_models.collectives.readers.traces import element_bytes
+from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.output_file import whole_file
 from tracer.output_kind import CHAKRA, check_output
+
+VERSION = "0.0.4"
+"""Of the schema, as Chakra's own converters write it."""
+
+
+class ChakraNodeType(IntEnum):
+    """``NodeType`` of the schema."""
+
+    INVALID = 0
+    METADATA = 1
+    COMP = 4
+    COMM_SEND = 5
+    COMM_RECV = 6
+    COMM_COLL = 7
+
+
+COLLECTIVES = {"all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 4, "broadcast": 5,
+               "all_to_all": 6, "reduce_scatter": 7, "barrier": 9}
+"""``CollectiveCommType`` of the schema by foretrace's names."""
+
+_DOUBLE, _UINT64, _INT32, _BOOL, _STRING, _MESSAGE, _ENUM, _INT64 = 1, 4, 5, 8, 9, 11, 14, 3
+_ATTRIBUTES = (("double_val", 3, _DOUBLE), ("int32_val", 7, _INT32), ("int64_val", 9, _INT64),
+               ("uint64_val", 13, _UINT64), ("bool_val", 27, _BOOL), ("string_val", 29, _STRING))
+_TYPES = (("INVALID_NODE", 0), ("METADATA_NODE", 1), ("MEM_LOAD_NODE", 2), ("MEM_STORE_NODE", 3), ("COMP_NODE", 4),
+          ("COMM_SEND_NODE", 5), ("COMM_RECV_NODE", 6), ("COMM_COLL_NODE", 7))
+_PACKAGE = "ChakraProtoMsg"
+
+
+@lru_cache(maxsize=1)
+def messages() -> dict[str, Any]:
+    """Return the classes ``GlobalMetadata``, ``Node`` and ``AttributeProto``, by name.
+
+    Raises:
+        ForetraceError: protobuf is not installed.
+    """
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise ForetraceError("Chakra traces are written with protobuf, which is not installed; pip install "
+                             "'foretrace[export]'.") from error
+    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=_PACKAGE, syntax="proto3")
+    kinds = file.enum_type.add(name="NodeType")
+    for name, number in _TYPES:
+        kinds.value.add(name=name, number=number)
+
+    def message(name: str, *fields: tuple[str, int, int, bool, str]) -> Any:
+        found = file.message_type.add(name=name)
+        for name_of, number, kind, repeated, of in fields:
+            found.field.add(name=name_of, number=number, type=kind, label=3 if repeated else 1,
+                            type_name=f".{_PACKAGE}.{of}" if of else None)
+        return found
+
+    attribute = message("AttributeProto", ("name", 1, _STRING, False, ""), ("doc_string", 2, _STRING, False, ""))
+    attribute.oneof_decl.add(name="value")
+    for name, number, kind in _ATTRIBUTES:
+        attribute.field.add(name=name, number=number, type=kind, label=1, oneof_index=0)
+    attributes = ("attr", _MESSAGE, True, "AttributeProto")
+    message("GlobalMetadata", ("version", 1, _STRING, False, ""), (attributes[0], 2, *attributes[1:]))
+    message("IOInfo", *((name, number, _STRING, False, "") for number, name in enumerate(
+        ("values", "shapes", "types"), 1)))
+    message("Node", ("id", 1, _UINT64, False, ""), ("name", 2, _STRING, False, ""),
+            ("type", 3, _ENUM, False, "NodeType"), ("ctrl_deps", 4, _UINT64, True, ""),
+            ("data_deps", 5, _UINT64, True, ""), ("start_time_micros", 6, _UINT64, False, ""),
+            ("duration_micros", 7, _UINT64, False, ""), ("inputs", 8, _MESSAGE, False, "IOInfo"),
+            ("outputs", 9, _MESSAGE, False, "IOInfo"), (attributes[0], 10, *attributes[1:]))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+            for name in ("GlobalMetadata", "Node", "AttributeProto")}
+
 
 _MARKERS = {ItemKind.STEP_BEGIN: "begin of", ItemKind.STEP_END: "end of", ItemKind.HAND_OVER: "hand-over",
             ItemKind.RESUME: "resume", ItemKind.DATA_READY: "data ready"}

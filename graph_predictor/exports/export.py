@@ -92,8 +92,7 @@ def export(source: object, path: str | os.PathLike[str], *, format: str | None =
     if chosen.of_job:
         return _job(source, path, chosen)
     if chosen is ExportFormat.TENSORBOARD:
-        from graph_predictor.exports.scalars import scalars_of
-        from graph_predictor.exports.tables import write_scalars
+        from graph_predictor.exports.tables import scalars_of, write_scalars
 
         write_scalars(scalars_of(source), path, at)
         return Exported(chosen, [os.fspath(path)])

@@ -16,7 +16,7 @@ import numpy as np
 
 from graph_predictor.prediction.replay import Replay
 from graph_predictor.prediction.simulated_job import SimulatedJob, replayed_job
-from graph_predictor.reports.job_timeline import ArrowBlock, CountBlock, SliceBlock, TrackList, job_timeline
+from graph_predictor.reports.timeline import ArrowBlock, CountBlock, SliceBlock, TrackList, job_timeline
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 from tracer.output_file import whole_file

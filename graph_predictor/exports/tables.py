@@ -6,8 +6,11 @@ import csv
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from graph_predictor.prediction.replay import Replay
+from graph_predictor.prediction.result import Prediction
+from graph_predictor.reports.breakdown import Breakdown
 from tracer.errors import ForetraceError
 from tracer.input_file import open_input
 from tracer.output_file import whole_file
@@ -15,6 +18,7 @@ from tracer.output_kind import TABLE_FILE, check_output
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 TABLE_ENDINGS = (".csv", ".parquet")
 _MOST_HEADER = 1 << 16
@@ -99,3 +103,69 @@ def write_scalars(scalars: Mapping[str, float], folder: str | os.PathLike[str], 
     except OSError as error:
         raise ForetraceError(f"{os.fspath(folder)} cannot be written ({error.strerror}); name another "
                              "folder.") from error
+
+
+def scalars_of(result: object) -> Mapping[str, float]:
+    """Return a result's figures by name; names are paths, which TensorBoard groups by.
+
+    Raises:
+        ForetraceError: it is no result that has any.
+    """
+    if isinstance(result, Prediction):
+        return _of_prediction(result)
+    if isinstance(result, Replay):
+        return {f"step_ms/rank{step.rank}/{step.name}/{which}": ns / 1e6 for step in result.steps
+                for which, ns in (("measured", step.measured_ns), ("replayed", step.replayed_ns))}
+    if isinstance(result, Breakdown):
+        return {"step_ms": result.step_ns / 1e6,
+                **{f"critical_path_ms/{name}": us / 1e3 for name, us in result.bounds_us.items() if us}}
+    # A gate's figures: what each is now, beside what it was.
+    if (verdicts := getattr(result, "verdicts", None)) is not None:
+        return {f"{one.program}/{one.quantity}/{which}": float(value) for one in verdicts
+                for which, value in (("before", one.before), ("now", one.now)) if value is not None}
+    raise ForetraceError(f"{type(result).__name__} has no figures for TensorBoard; give a prediction, a replay, a "
+                         "breakdown, or the outcome of a check.")
+
+
+def _of_prediction(result: Prediction) -> dict[str, float]:
+    low, high = result.interval_us
+    known = {"peak_memory_gb": None if result.peak_memory_bytes is None else result.peak_memory_bytes / 1e9,
+             "mfu": result.mfu, "samples_per_second": result.items_per_second, "cost_per_step": result.cost_per_step}
+    return {"step_ms/expected": result.step_time_us / 1e3, "step_ms/low": low / 1e3, "step_ms/high": high / 1e3,
+            "gpu_active_ms": result.gpu_active_us / 1e3,
+            **{f"critical_path_ms/{name}": us / 1e3 for name, us in result.bounds_us.items() if us},
+            **{f"source_share/{name}": share for name, share in result.sources.items()},
+            **{name: float(value) for name, value in known.items() if value is not None}}
+
+
+def log(result: object, run: Any, step: int | None = None, prefix: str = "foretrace") -> dict[str, float]:
+    """Log a result's figures, each under ``prefix/``.
+
+        foretrace.log(foretrace.predict(job), wandb.run)
+        foretrace.log(prediction, SummaryWriter("runs/a"), step=100)
+
+    Args:
+        result: a prediction, a replay, a breakdown, or the outcome of a check.
+        run: what logs: a Weights & Biases run (or another with ``log(figures, step=…)``), a ``SummaryWriter``
+            (``add_scalar``), or a function that takes the figures by name.
+        step: of the run's axis; by default its own.
+        prefix: put before each name; empty for none.
+
+    Returns:
+        The figures that were logged, by name.
+
+    Raises:
+        ForetraceError: the result has no figures, or ``run`` can log none.
+    """
+    figures = {f"{prefix}/{name}" if prefix else name: value for name, value in scalars_of(result).items()}
+    if callable(getattr(run, "add_scalar", None)):
+        for name, value in figures.items():
+            run.add_scalar(name, value, step)
+    elif callable(getattr(run, "log", None)):
+        run.log(figures, step=step) if step is not None else run.log(figures)
+    elif callable(run):
+        run(figures)
+    else:
+        raise ForetraceError(f"{type(run).__name__} logs nothing that is known: give a Weights & Biases run, a "
+                             "SummaryWriter, or a function that takes the figures.")
+    return figures

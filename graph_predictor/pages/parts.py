@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from graph_predictor.figures import count, microseconds, milliseconds, percent, signed_milliseconds
-from graph_predictor.pages.packed import PackedColumns
+from graph_predictor.pages.events import PackedColumns
 
 STATIC_ROWS = 12
 """A table of no more rows is plain HTML; a longer one can be sorted, filtered and leafed through."""

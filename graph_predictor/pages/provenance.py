@@ -69,3 +69,8 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def sentence(text: str) -> str:
+    """Return a headline as a sentence."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

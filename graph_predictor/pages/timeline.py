@@ -11,10 +11,9 @@ import numpy as np
 
 from graph_predictor.pages.events import KIND_CODE, EventNames, Track, pack
 from graph_predictor.pages.parts import PageSection, TrackEvents
-from graph_predictor.reports.job_timeline import lanes
-from graph_predictor.reports.moved_times import carried, known_times
 from graph_predictor.reports.ranks.report import median_step
 from graph_predictor.reports.ranks.times import JobTimes, Window
+from graph_predictor.reports.timeline import carried, known_times, lanes
 from graph_predictor.simulation.critical_path import Bound, Path, path_back
 from graph_predictor.simulation.program import ItemKind
 from tracer.arrays import Bool, Int64

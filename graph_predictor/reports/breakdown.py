@@ -20,7 +20,7 @@ from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, slow
 from graph_predictor.prediction.result import PathItem, SteadyStep, which_times
 from graph_predictor.prediction.step_kinds import step_kinds
 from graph_predictor.recorded.facts import RecordedFacts
-from graph_predictor.reports.operation_sums import OperationSums, StepTables
+from graph_predictor.reports.call_tree import OperationSums, StepTables
 from graph_predictor.simulation.critical_path import Bound, Causes
 from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError

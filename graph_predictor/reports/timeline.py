@@ -2,6 +2,12 @@
 
 Each rank gives two processes, "rank 0 measured" and "rank 0 simulated", with the same tracks: its steps, its host
 threads (operations and calls) and its streams. Arrows of the simulated one go from a launch to its kernel.
+
+The timeline of a simulated job, in parts that every format is written from.
+
+Each rank gives a process, "rank 0 simulated", and beside it, where its steps were measured, "rank 0 measured", with the
+same tracks: steps, host threads (operations and calls) and streams; arrows from a launch to its kernel; and counts of
+what is in the launch queue and what runs on the device.
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import gzip
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import msgspec
@@ -17,8 +24,12 @@ import numpy as np
 
 from graph_predictor.prediction.replay import Replay
 from graph_predictor.prediction.simulated_job import SimulatedJob, replayed_job
-from graph_predictor.reports.job_timeline import ArrowBlock, CountBlock, TimelinePart, job_timeline
-from tracer.arrays import Int64
+from graph_predictor.simulation.causes import KernelCause
+from graph_predictor.simulation.engine import Simulated
+from graph_predictor.simulation.host_pieces import HostPieces
+from graph_predictor.simulation.program import ItemKind, Program
+from tracer.arrays import Float64, Int64
+from tracer.graph import NONE, OpKind
 from tracer.output_file import whole_file
 from tracer.output_kind import TIMELINE, check_output
 
@@ -165,3 +176,284 @@ def json_text(value: object) -> str:
     if isinstance(value, str):
         value = value.encode("utf-8", "replace").decode()
     return msgspec.json.encode(value).decode()
+
+
+def known_times(recorded: Program, simulated: Simulated, pieces: HostPieces, ns: Float64, items: Int64, rows: Int64,
+                clock_ns: int) -> tuple[Int64, Int64]:
+    """Return times of one thread that are known on the job's clock as recorded and as simulated, ns, both in order.
+
+    An operation that takes no time after the edits begins and ends at one simulated moment.
+
+    Args:
+        recorded: the program as recorded.
+        simulated: the simulated times.
+        pieces: host time of ``recorded``.
+        ns: what each piece takes.
+        items: of the simulated program, of one thread.
+        rows: the recorded item that each of them is a copy of.
+        clock_ns: of the rank, from its window to the job's clock.
+    """
+    place = np.full(len(recorded.item_kind), -1, np.int64)
+    place[rows] = np.arange(len(rows))
+    inside = np.flatnonzero((place[pieces.item] >= 0) & ~pieces.is_cost)
+    inside = inside[np.lexsort((pieces.start_ns[inside], place[pieces.item[inside]]))]
+    at = place[pieces.item[inside]]
+    # Work follows the thread's previous item; before the first one it ends where the item begins.
+    reached = np.cumsum(ns[inside])
+    before = np.searchsorted(at, at)
+    done = reached - np.append(0.0, reached)[before]
+    follows = items[at] - 1 == items[np.maximum(at - 1, 0)]
+    total = np.bincount(at, weights=ns[inside], minlength=len(items))[at]
+    begin = np.where(follows, simulated.item_end[items[np.maximum(at - 1, 0)]], simulated.item_start[items[at]] - total)
+    start, length = pieces.start_ns[inside] + clock_ns, pieces.ns[inside]
+    # Parts of one gap have the same start: they follow one another.
+    opens = np.ones(len(inside), np.bool_)
+    opens[1:] = (at[1:] != at[:-1]) | (start[1:] != start[:-1])
+    sofar = np.cumsum(length) - length
+    start = start + sofar - sofar[np.flatnonzero(opens)[np.cumsum(opens) - 1]]
+    known = np.concatenate([np.stack([start, start + length], 1).reshape(-1), np.stack(
+        [recorded.recorded_item_start[rows], recorded.recorded_item_end[rows]], 1).reshape(-1)])
+    now = np.concatenate([np.stack([begin + done - ns[inside], begin + done], 1).reshape(-1), np.stack(
+        [simulated.item_start[items], simulated.item_end[items]], 1).reshape(-1).astype(np.float64)])
+    order = np.argsort(known, kind="stable")
+    return known[order], np.rint(np.maximum.accumulate(now[order])).astype(np.int64)
+
+
+def carried(times: Int64, recorded: Int64, moved: Int64) -> Int64:
+    """Recorded times (ns) on the simulated clock: between two known times in proportion, beyond them shifted."""
+    inside = np.interp(times, recorded, moved)
+    inside = np.where(times < recorded[0], times - recorded[0] + moved[0], inside)
+    return np.rint(np.where(times > recorded[-1], times - recorded[-1] + moved[-1], inside)).astype(np.int64)
+
+
+_STEPS, _HOST, _DEVICE = 0, 1, 1_000
+"""First places of each kind of track in a process's order."""
+QUEUED, RUNNING = "launched, not yet started", "running on the device"
+
+STARTS_AFTER = {
+    KernelCause.LAUNCH: "its launch", KernelCause.STREAM: "the kernel before it on its stream",
+    KernelCause.EDGE: "a kernel of another stream", KernelCause.EXTERNAL: "something outside the recording",
+}
+
+
+@dataclass(slots=True, eq=False)
+class TrackList:
+    """A process of a timeline: its number, its name, and its tracks by (order, name)."""
+
+    number: int
+    name: str
+    tracks: dict[tuple[int, str], int] = field(default_factory=dict)
+
+    def track(self, order: int, name: str) -> int:
+        """Return the index of a track, a new one if need be; ``order`` sorts the tracks."""
+        return self.tracks.setdefault((order, name), len(self.tracks))
+
+
+@dataclass(slots=True, eq=False)
+class SliceBlock:
+    """Slices of one process and kind; times in ns. ``name`` and the arguments' values are places in ``texts``."""
+
+    process: TrackList
+    category: str
+    track: Int64
+    start_ns: Int64
+    duration_ns: Int64
+    name: Int64
+    texts: list[str]
+    arguments: dict[str, Int64] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class ArrowBlock:
+    """Arrows within a process: from the start of one slice to that of another."""
+
+    process: TrackList
+    from_track: Int64
+    from_ns: Int64
+    to_track: Int64
+    to_ns: Int64
+
+
+@dataclass(slots=True, eq=False)
+class CountBlock:
+    """A count over time; each value holds until the next."""
+
+    process: TrackList
+    name: str
+    at_ns: Int64
+    value: Int64
+
+
+TimelinePart = SliceBlock | ArrowBlock | CountBlock
+
+
+def job_timeline(job: SimulatedJob) -> Iterator[tuple[TrackList, Iterator[TimelinePart]]]:
+    """Yield the processes of a job's timeline and their parts; a process's tracks are known once its parts are read."""
+    pieces, ns = job.host_pieces()
+    for position in range(len(job.graphs)):
+        rows = _RankRows(job, position, pieces, ns)
+        rank = job.rank_of(position)
+        if not job.predicted:
+            measured = TrackList(2 * position + 1, f"rank {rank} measured")
+            yield measured, rows.measured(measured)
+        which = "predicted" if job.predicted else "simulated"
+        simulated = TrackList(2 * position + 2, f"rank {rank} {which}")
+        yield simulated, rows.simulated(simulated)
+
+
+class _RankRows:
+    """The parts of one rank."""
+
+    def __init__(self, job: SimulatedJob, position: int, pieces: HostPieces, ns: Float64) -> None:
+        self.job, self.position, self.graph = job, position, job.graphs[position]
+        self.pieces, self.ns = pieces, ns
+        self.clock = job.built.clock_ns[position]
+        self.texts = [*self.graph.strings, *STARTS_AFTER.values(), ""]
+        program = job.program
+        self.kernels, self.rows = job.kernel_rows(position)
+        thread = program.item_thread()
+        self.items = np.flatnonzero(program.thread_rank[thread] == position)
+        self.item_thread = job.thread_numbers()[self.items]
+        ops = self.graph.ops
+        self.ops = np.flatnonzero((ops.kind == OpKind.OPERATION) | ~np.isin(ops.name, self.graph.steps.name))
+
+    def measured(self, process: TrackList) -> Iterator[TimelinePart]:
+        graph, clock = self.graph, self.clock
+        steps, ops, calls, kernels = graph.steps, graph.ops, graph.launches, graph.kernels
+        yield self._steps(process, steps.start_ns + clock, steps.duration_ns, steps.name.astype(np.int64), self.texts)
+        rows = self.ops
+        yield self._slices(process, "op", self._host(process, ops.thread[rows]), ops.start_ns[rows] + clock,
+                           ops.duration_ns[rows], ops.name[rows])
+        yield self._slices(process, "call", self._host(process, calls.thread), calls.start_ns + clock,
+                           calls.duration_ns, calls.name)
+        start = kernels.start_ns + clock
+        end = start + kernels.duration_ns
+        every = np.arange(len(kernels))
+        yield self._slices(process, "kernel", self._streams(process, every, start, end), start, kernels.duration_ns,
+                           kernels.name, {"op": self._operation(every)})
+        launched = np.flatnonzero(kernels.launch >= 0)
+        call = kernels.launch[launched]
+        yield from _counts(process, (calls.start_ns + calls.duration_ns)[call] + clock, start[launched], start, end)
+
+    def simulated(self, process: TrackList) -> Iterator[TimelinePart]:
+        graph, program, simulated = self.graph, self.job.program, self.job.simulated
+        steps = [step for step in self.job.steps() if step.rank == self.position]
+        begin = simulated.item_end[[step.begin_item for step in steps]] if steps else np.zeros(0, np.int64)
+        end = simulated.item_end[[step.end_item for step in steps]] if steps else np.zeros(0, np.int64)
+        yield self._steps(process, begin, end - begin, np.arange(len(steps)), [step.name for step in steps])
+        yield from self._simulated_ops(process)
+
+        is_call = (program.item_kind[self.items] == ItemKind.CALL) & (program.item_row[self.items] >= 0)
+        items, thread = self.items[is_call], self.item_thread[is_call]
+        start, end = simulated.item_start[items], simulated.item_end[items]
+        host = self._host(process, thread)
+        yield self._slices(process, "call", host, start, end - start, graph.launches.name[program.item_row[items]])
+        kernels, rows = self.kernels, self.rows
+        kernel_start, kernel_end = simulated.kernel_start[kernels], simulated.kernel_end[kernels]
+        streams = self._streams(process, rows, kernel_start, kernel_end)
+        cause = np.array([len(graph.strings) + place for place in range(len(STARTS_AFTER))], np.int64)
+        yield self._slices(process, "kernel", streams, kernel_start, kernel_end - kernel_start,
+                           graph.kernels.name[rows],
+                           {"op": self._operation(rows), "starts after": cause[simulated.kernel_cause[kernels]]})
+        launching = program.kernel_item[kernels]
+        place = np.searchsorted(items, launching)
+        found = launching >= 0
+        yield ArrowBlock(process, host[place[found]], simulated.item_start[launching[found]], streams[found],
+                         kernel_start[found])
+        yield from _counts(process, simulated.item_end[launching[found]], kernel_start[found], kernel_start, kernel_end)
+
+    def _simulated_ops(self, process: TrackList) -> Iterator[TimelinePart]:
+        """Operations where the simulation moved them: recorded times carried along by the host time around them."""
+        ops, built, simulated = self.graph.ops, self.job.built, self.job.simulated
+        copies = self.job.copy[self.items]
+        there = self.ops if self.job.gone is None else self.ops[~self.job.gone.operations[self.position][self.ops]]
+        for thread in np.unique(self.item_thread).tolist():
+            rows = there[ops.thread[there] == thread]
+            if thread < 0 or not len(rows):
+                continue
+            start = ops.start_ns[rows] + self.clock
+            end = start + ops.duration_ns[rows]
+            mine = self.item_thread == thread
+            for copy in np.unique(copies[mine]).tolist():
+                items = self.items[mine & (copies == copy)]
+                recorded, moved = known_times(built.recorded_program, simulated, self.pieces, self.ns,
+                                              items, self.job.item[items], self.clock)
+                inside = (start >= recorded[0]) & (end <= recorded[-1]) if self.job.predicted else np.ones(
+                    len(rows), np.bool_)
+                start_now, end_now = (carried(times[inside], recorded, moved) for times in (start, end))
+                yield self._slices(process, "op", self._host(process, ops.thread[rows[inside]]), start_now,
+                                   end_now - start_now, ops.name[rows[inside]])
+
+    def _slices(self, process: TrackList, category: str, track: Int64, start: Int64, duration: Int64,
+                name: np.ndarray, arguments: dict[str, Int64] | None = None) -> SliceBlock:
+        return SliceBlock(process, category, track, start, duration, name.astype(np.int64), self.texts,
+                          arguments or {})
+
+    def _steps(self, process: TrackList, start: Int64, duration: Int64, name: Int64, texts: list[str]) -> SliceBlock:
+        track = process.track(_STEPS, "steps") if len(name) else 0
+        return SliceBlock(process, "step", np.full(len(name), track), start, duration, name, texts)
+
+    def _host(self, process: TrackList, thread: np.ndarray) -> Int64:
+        """Track of each row by its thread."""
+        found = np.zeros(len(thread), np.int64)
+        for number in np.unique(thread).tolist():
+            known = self.graph.threads[number] if number >= 0 else None
+            name = (known.name or f"thread {known.tid}") if known else "thread"
+            found[thread == number] = process.track(_HOST + max(number, 0), name)
+        return found
+
+    def _streams(self, process: TrackList, rows: Int64, start: Int64, end: Int64) -> Int64:
+        """Track of each kernel by its stream; kernels that overlap on one stream get a lane more."""
+        found = np.zeros(len(start), np.int64)
+        if not len(start):
+            return found
+        device, stream = self.graph.kernels.device[rows], self.graph.kernels.stream[rows]
+        several = len(np.unique(device)) > 1
+        pairs, index = np.unique(np.stack([device, stream]), axis=1, return_inverse=True)
+        for number, (gpu, queue) in enumerate(pairs.T.tolist()):
+            mine = np.nonzero(index.reshape(-1) == number)[0]
+            name = f"GPU {gpu} stream {queue}" if several else f"stream {queue}"
+            lane_of = lanes(start[mine], end[mine])
+            for lane in np.unique(lane_of).tolist():
+                shown = name if not lane else f"{name}, overlapping {lane}"
+                found[mine[lane_of == lane]] = process.track(_DEVICE + number, shown)
+        return found
+
+    def _operation(self, rows: Int64) -> Int64:
+        """Place in ``texts`` of the name of each kernel's operation; the last, an empty one, where there is none."""
+        op = self.graph.kernels.op[rows]
+        return np.where(op >= 0, np.append(self.graph.ops.name, NONE)[op], NONE).astype(np.int64)
+
+
+def _counts(process: TrackList, submitted: Int64, left: Int64, start: Int64, end: Int64) -> Iterator[CountBlock]:
+    """Counts of what was launched and has not started, and of what runs."""
+    if len(start):
+        yield _count(process, QUEUED, submitted, np.maximum(left, submitted))
+        yield _count(process, RUNNING, start, end)
+
+
+def _count(process: TrackList, name: str, up: Int64, down: Int64) -> CountBlock:
+    at = np.concatenate([up, down])
+    change = np.concatenate([np.ones(len(up), np.int64), np.full(len(down), -1, np.int64)])
+    order = np.argsort(at, kind="stable")
+    at, value = at[order], np.cumsum(change[order])
+    # Of what happens at one time only the outcome counts.
+    last = np.append(at[1:] != at[:-1], True)[: len(at)]
+    return CountBlock(process, name, at[last], value[last])
+
+
+def lanes(start: Int64, end: Int64) -> Int64:
+    """The first lane in which each interval overlaps no other."""
+    order = np.argsort(start, kind="stable")
+    reached = np.maximum.accumulate(end[order])
+    lanes = np.zeros(len(start), np.int64)
+    if (start[order][1:] >= reached[:-1]).all():
+        return lanes
+    free: list[int] = []
+    for row, begin, finish in zip(order.tolist(), start[order].tolist(), end[order].tolist(), strict=True):
+        lane = next((i for i, until in enumerate(free) if until <= begin), len(free))
+        if lane == len(free):
+            free.append(finish)
+        free[lane] = finish
+        lanes[row] = lane
+    return lanes

@@ -1,15 +1,26 @@
-"""The table of a sweep as a file, and as a plot."""
+"""The table of a sweep as a file, and as a plot.
+
+The journal of a sweep: every finished point, one line each, so that a sweep that was ended goes on where it was.
+
+The first line says what the points are of. A line that was cut off by a killed process is left out and written again.
+"""
 
 from __future__ import annotations
 
 import csv
+import errno
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import IO, Any
 
+import msgspec
 import pandas as pd
 
 from graph_predictor.sweep.space import SweepError
+from tracer.decode import DecodeError, from_json
 from tracer.input_file import open_input
 from tracer.output_file import whole_file
 
@@ -120,3 +131,137 @@ def draw_sweep(table: pd.DataFrame, axes: tuple[str, ...], chart: Any = None) ->
 def _check(path: str, known: tuple[str, ...], what: str) -> None:
     if Path(path).suffix.lower() not in known:
         raise SweepError(f"{path} cannot be written: {what.lower()}'s name ends with {' or '.join(known)}.")
+
+
+FORMAT = 1
+_HEAD = b'{"foretrace_sweep":'
+"""The first words of every journal."""
+SUFFIX = ".journal"
+
+
+class Journal:
+    """The finished points of one output file; written by one process at a time.
+
+    Args:
+        output: the table's path; the journal lies beside it.
+        about: plain values that say what the points are of; a journal of other values is refused.
+
+    Raises:
+        SweepError: the journal is of another sweep or a newer version, cannot be read or written, or is in use.
+    """
+
+    def __init__(self, output: str | os.PathLike[str], about: dict[str, Any]) -> None:
+        self.path = Path(f"{os.fspath(output)}{SUFFIX}")
+        self._about = about
+        self.rows: dict[str, dict[str, Any]] = {}
+        """Finished points' rows by their keys."""
+        try:
+            self._file: IO[bytes] = _opened(self.path)
+        except OSError as error:
+            raise SweepError(f"{self.path} cannot be written ({error.strerror}); check the folder.") from None
+        try:
+            self._lock()
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Journal:
+        """Itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        """Close the file, and remove it if it keeps nothing."""
+        if not self.rows:
+            self.remove()
+        self._file.close()
+
+    def add(self, rows: dict[str, dict[str, Any]]) -> None:
+        """Keep finished points' rows, by their keys; they are on the disk when this returns.
+
+        Raises:
+            SweepError: they cannot be written.
+        """
+        lines = b"".join(msgspec.json.encode({"key": key, "row": row}) + b"\n" for key, row in rows.items())
+        self._write(lines)
+        self.rows.update(rows)
+
+    def remove(self) -> None:
+        """Remove it: its points are where they belong."""
+        with suppress(OSError):
+            self.path.unlink()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._file.write(data)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise SweepError(f"{self.path} cannot be written ({error.strerror}); the points before are kept, and the "
+                             "same command goes on from there.") from None
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise SweepError(f"{self.path} is being written by another sweep; wait for it, or name another "
+                             "output.") from None
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        data = self._file.read()
+        if not (data.startswith(_HEAD) or _HEAD.startswith(data)):
+            raise self._broken()
+        whole = data[:data.rfind(b"\n") + 1]
+        lines = whole.splitlines()
+        if not lines:
+            self._file.truncate(0)
+            self._write(msgspec.json.encode({"foretrace_sweep": FORMAT, "about": self._about}) + b"\n")
+            return
+        self._check(_decoded(lines[0]))
+        for line in lines[1:]:
+            entry = _decoded(line)
+            if not isinstance(entry, dict) or not isinstance(entry.get("row"), dict) or "key" not in entry:
+                raise self._broken()
+            self.rows[str(entry["key"])] = entry["row"]
+        if len(whole) < len(data):
+            self._file.truncate(len(whole))
+
+    def _check(self, head: Any) -> None:
+        if not isinstance(head, dict) or not isinstance(head.get("foretrace_sweep"), int):
+            raise self._broken()
+        if head["foretrace_sweep"] > FORMAT:
+            raise SweepError(f"{self.path} was written by a newer foretrace; use that, or name another output.")
+        theirs, ours = head.get("about"), msgspec.json.decode(msgspec.json.encode(self._about))
+        if theirs != ours:
+            differing = [name for name in ours if not isinstance(theirs, dict) or theirs.get(name) != ours[name]]
+            raise SweepError(f"{self.path} is of a sweep with another {differing[0] if differing else 'content'}; "
+                             "name another output, or remove it to start anew.")
+
+    def _broken(self) -> SweepError:
+        return SweepError(f"{self.path} is no journal of a sweep, or is damaged; remove it to start anew, or name "
+                          "another output.")
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """Open it for reading and adding, or make it; neither through a link nor waiting for the reader of a pipe."""
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
+        flags |= getattr(os, name, 0)
+    file = os.fdopen(os.open(path, flags, 0o666), "a+b")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return file
+
+
+def _decoded(line: bytes) -> Any:
+    try:
+        return from_json(line)
+    except DecodeError:
+        return None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
+
+import pandas as pd
 
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.request.study import Study
-from graph_predictor.sweep.space import Point
+from graph_predictor.sweep.space import Point, SweepError
 from tracer.errors import ForetraceError
 
 COLUMNS = ("times", "step_time_us", "low_us", "high_us", "gpu_active_us", "bound", "ranks", "items_per_second",
@@ -39,3 +42,50 @@ def _results(result: Prediction) -> dict[str, Any]:
         "cost_per_million_items": None if cost is None or not per_step else cost / per_step * 1e6,
         "measured_share": result.sources.get("measured", 0.0), "warnings": " ".join(result.warnings), "refused": "",
     }
+
+
+class Goal(str, Enum):
+    """The measure by which points are ranked."""
+
+    THROUGHPUT = "throughput"
+    TIME = "time"
+    COST = "cost"
+
+
+_COLUMN = {Goal.THROUGHPUT: ("items_per_second", False), Goal.TIME: ("step_time_us", True)}
+_COSTS = ("cost_per_million_items", "cost_per_step")
+
+
+def feasible(table: pd.DataFrame, memory_limit: float | None = None) -> pd.DataFrame:
+    """The points that were priced and fit.
+
+    Args:
+        table: of ``Sweep``.
+        memory_limit: bytes of a device; points of unknown peak memory are kept.
+    """
+    kept = table[table["step_time_us"].notna()]
+    if memory_limit is None:
+        return kept
+    return kept[~(kept["peak_memory_bytes"].astype(float) > memory_limit)]
+
+
+def ranked(table: pd.DataFrame, goal: Goal, memory_limit: float | None = None) -> pd.DataFrame:
+    """The feasible points, the best first.
+
+    Raises:
+        SweepError: nothing says how good a point is.
+    """
+    kept = feasible(table, memory_limit)
+    if goal is Goal.COST:
+        column = next((name for name in _COSTS if kept[name].notna().any()), None)
+        if column is None and len(kept):
+            raise SweepError("No point has a cost; give the price of a device and hour with --price.")
+        up = True
+    else:
+        column, up = _COLUMN[goal]
+        if len(kept) and not kept[column].notna().any():
+            raise SweepError("No point says how many samples a step has; name the batch with --set batch=OLD:NEW,…, "
+                             "or rank by time.")
+    if not len(kept):
+        return kept
+    return kept.sort_values(str(column), ascending=up, kind="stable", na_position="last")

@@ -17,8 +17,7 @@ from joblib import Parallel, delayed, parallel_config
 
 from graph_predictor.prediction.edited_copies import HOSTS_KEPT
 from graph_predictor.request.study import Study, is_script, read_source
-from graph_predictor.sweep.files import draw_sweep, write_table
-from graph_predictor.sweep.journal import Journal
+from graph_predictor.sweep.files import Journal, draw_sweep, write_table
 from graph_predictor.sweep.rows import COLUMNS, row
 from graph_predictor.sweep.space import Point, SweepError, SweepSpace
 from tracer.cluster.forked import ForkedWorkers, cores

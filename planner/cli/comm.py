@@ -15,31 +15,21 @@ from graph_predictor.cli.console import (
     read,
     working,
 )
-from graph_predictor.cli.errors import one_sentence
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
-from graph_predictor.comm import clusters, host_collectives, units, volumes
-from graph_predictor.comm import contention as comm_contention
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.comm import clusters, contention, recorded_calls, traffic
 from graph_predictor.comm import report as comm_report
 from graph_predictor.prediction import tuned_workload
 from graph_predictor.simulation import build
 from kernel_models import collectives, device_choice
 from kernel_models.collectives import call as collectives_call
-from kernel_models.collectives import (
-    cluster,
-    contention,
-    datasheet,
-    formulas,
-    measurements,
-    nccl_constants,
-    readers,
-    tuner,
-)
+from kernel_models.collectives import cluster, datasheet, formulas, measurements, nccl_constants, readers, tuner
+from kernel_models.collectives import contention as collectives_contention
 from kernel_models.collectives import times as collectives_times
 from kernel_models.collectives import topology as collectives_topology
 from kernel_models.collectives.readers import hints as readers_hints
-from planner.cli.comm_backends import backends, read_measurements
 from planner.cli.comm_study import study
-from planner.cli.comm_tables import report_fit, report_found, report_tuning, tuned_json
+from planner.cli.comm_tables import backends, read_measurements, report_fit, report_found, report_tuning, tuned_json
 from tracer import comm_bench, output_file
 from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
@@ -86,7 +76,7 @@ def predict(
         if group is not None and ranks is not None:
             raise collectives.CommError("Ranks are given twice; give --group or --ranks.")
         count_of = ranks if ranks is not None else members if members is not None else where.gpus
-        placement = where.place(units.parse_ranks(group)) if group else where.first(count_of)
+        placement = where.place(traffic.parse_ranks(group)) if group else where.first(count_of)
         if members is not None and placement.ranks != members:
             raise collectives.CommError(f"--sizes has {members} ranks and the group has {placement.ranks}; give a size "
                                         f"for each.")
@@ -99,8 +89,8 @@ def predict(
             names = {a.label: a for a in nccl_constants.Algorithm}
             if algorithm.lower() not in names:
                 raise collectives.CommError(f"{algorithm!r} is no algorithm; it is one of {', '.join(names)}.")
-            times = datasheet.DatasheetModel(where,
-                                             names[algorithm.lower()]).predict(collectives.CollectiveBatch.from_calls([call]))
+            formulas_alone = datasheet.DatasheetModel(where, names[algorithm.lower()])
+            times = formulas_alone.predict(collectives.CollectiveBatch.from_calls([call]))
             if times.level[0] == int(collectives_times.Level.UNKNOWN):
                 raise collectives.CommError(f"A {kind.label} of this group cannot be done by {algorithm}; leave "
                                             f"--algorithm out.")
@@ -108,7 +98,7 @@ def predict(
             times = collectives.price_calls([call], on)
         if sharing > 1:
             tiny = replace(call, payload_bytes=min(payload, 1.0))
-            times = contention.shared_times(times, collectives.price_calls([tiny], on), sharing)
+            times = collectives_contention.shared_times(times, collectives.price_calls([tiny], on), sharing)
         time_us = float(times.time_us[0])
         level = collectives_times.Level(int(times.level[0]))
         nothing = level is collectives_times.Level.NOTHING_TO_DO
@@ -134,7 +124,7 @@ def predict(
             return
         report = Report()
         low, high = values["interval_us"]
-        what = f"{kind.label} of {units.bytes_text(payload)} over {placement.ranks} ranks on {where.name}"
+        what = f"{kind.label} of {traffic.bytes_text(payload)} over {placement.ranks} ranks on {where.name}"
         if nothing:
             report.line(f"{what}: 0 µs; nothing is launched.")
             return
@@ -217,8 +207,8 @@ def bench(
         kinds = tuple(collectives.collective_kind(name).label
                       for name in collective) if collective else comm_bench.BENCH_KINDS
         plan = comm_bench.BenchPlan(kinds,
-                                    comm_bench.sweep_sizes(int(units.parse_bytes(smallest)),
-                                                           int(units.parse_bytes(largest)), per_octave), backend,
+                                    comm_bench.sweep_sizes(int(traffic.parse_bytes(smallest)),
+                                                           int(traffic.parse_bytes(largest)), per_octave), backend,
                                     dtype, rounds)
         with tempfile.TemporaryDirectory() as folder, working("Measuring"):
             rows = readers.read_log(str(comm_bench.run_bench(plan, processes, table
@@ -295,13 +285,13 @@ def report_communication(
 ) -> None:
     """Show what a recorded job communicated, by process group and kind."""
     with one_sentence(debug):
-        shape = volumes.read_job_shape(job) if job else None
+        shape = traffic.read_job_shape(job) if job else None
         recorded = read(paths, window, workers, scheduler, step_region=step_region)
         with working("Looking at collectives"):
-            found = comm_report.communication_report([host_collectives.with_host_collectives(graph)
+            found = comm_report.communication_report([recorded_calls.with_host_collectives(graph)
                                                       for graph in recorded.graphs])
-            beside = comm_contention.contention_of(recorded.graphs)
-        checks = volumes.check_volumes(shape, found.recorded_payload()) if shape else []
+            beside = contention.contention_of(recorded.graphs)
+        checks = traffic.check_volumes(shape, found.recorded_payload()) if shape else []
         notes = [*recorded.notes, *found.notes]
         if json:
             print_json({"traffic": [row.to_json() for row in found.traffic],
@@ -326,11 +316,11 @@ def _payload(kind: collectives.CollectiveKind, size: str | None, sizes: str | No
         raise collectives.CommError("The size is given twice; give --bytes or --sizes." if size is not None else
                                     "Nothing says how large the collective is; give --bytes.")
     if sizes is None:
-        return units.parse_bytes(size or ""), None
+        return traffic.parse_bytes(size or ""), None
     if kind is not collectives.CollectiveKind.ALL_TO_ALL:
         raise collectives.CommError(f"Only an all-to-all has a size for each pair of ranks; give --bytes for "
                                     f"{kind.label}.")
-    table = units.parse_table(sizes)
+    table = traffic.parse_table(sizes)
     return collectives.uneven_all_to_all(table), len(table)
 
 
@@ -351,7 +341,7 @@ def _overlap(where: collectives.Topology, busbw_gbps: float) -> dict[str, float]
 
     if where.node.link == "loopback" or busbw_gbps <= 0:
         return None
-    return asdict(contention.overlap_slowdown(device_choice.find_device(where.node.device), busbw_gbps))
+    return asdict(collectives_contention.overlap_slowdown(device_choice.find_device(where.node.device), busbw_gbps))
 
 
 def _finite(value: Any) -> Any:

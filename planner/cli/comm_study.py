@@ -7,15 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, count, percent, print_json, working
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.lists import numbers
-from graph_predictor.cli.options import Debug, Json, Top, axis, shared
-from graph_predictor.cli.profiles import profile_of
-from graph_predictor.comm import units
+from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.options import Debug, Json, Top, axis, numbers, profile_of, shared
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.comm import traffic
+from graph_predictor.figures import count, percent
 from kernel_models import device_choice
-from planner.parallel import comm_study as parallel_comm_study
-from planner.parallel import communication
+from planner.parallel import comm_study
 
 BEST = 40
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
@@ -53,7 +51,7 @@ def study(
     """
     with one_sentence(debug):
         with working("Tracing and pricing"):
-            found = parallel_comm_study.comm_study(
+            found = comm_study.comm_study(
                 source, numbers(gpus, "--gpus", "64,128"), device=device, topology=topology,
                 settings=assignments or (), presets=[each.strip() for each in preset.split(",")] if preset else (),
                 seqs=numbers(seq, "--seq", "4096,8192") if seq else (), plans=parallel or (),
@@ -68,7 +66,7 @@ def study(
             _report(found, top or BEST)
 
 
-def _report(found: parallel_comm_study.CommStudy, top: int) -> None:
+def _report(found: comm_study.CommStudy, top: int) -> None:
     out, cases = Report(), found.cases
     several = {name: len({getter(each) for each in cases}) > 1 for name, getter in _WHICH.items()}
     shown = cases[:top]
@@ -76,7 +74,7 @@ def _report(found: parallel_comm_study.CommStudy, top: int) -> None:
     out.line(f"{_models(found)} on {found.device}, {found.topology}: what a rank communicates in a step.")
     names = [name for name in _WHICH if several[name]]
 
-    def case(each: communication.PlanCommunication) -> list[str]:
+    def case(each: comm_study.PlanCommunication) -> list[str]:
         return [_text(_WHICH[name](each)) for name in names] + [str(each.estimate.plan)]
 
     columns = [Column(name, name=name == "model") for name in names] + [Column("plan", name=True, whole=True)]
@@ -90,7 +88,7 @@ def _report(found: parallel_comm_study.CommStudy, top: int) -> None:
          "" if each.fit.value == "fits" else each.fit.value] for each in shown])
     out.line("Exposed: what the step would save if communication cost nothing. Alone: all of it, one after another, "
              "of one stage; in a pipeline others wait for it too. Sent: bytes that leave the rank.")
-    causes = [cause for cause in communication.CommCause if any(cause in each.exposed for each in shown)]
+    causes = [cause for cause in comm_study.CommCause if any(cause in each.exposed for each in shown)]
     if len(cases) > 1:
         headed = [*columns, *(Column(cause.value.replace(" ", "\n", 1)) for cause in causes)]
         out.table("Exposed by cause, ms", headed, [
@@ -102,7 +100,7 @@ def _report(found: parallel_comm_study.CommStudy, top: int) -> None:
         out.table("Collectives", [
             Column("for", name=True), Column("kind", name=True), Column("ranks"), Column("nodes"), Column("each"),
             Column("calls"), Column("µs each"), Column("ms alone"), Column("GB sent")], [
-            [row.cause.value, row.kind.label, count(row.ranks), count(row.nodes), _bytes(row.payload_bytes),
+            [row.cause.value, row.kind.label, count(row.ranks), count(row.nodes), traffic.bytes_text(row.payload_bytes),
              f"{row.count:,.4g}", f"{row.us:,.1f}", _ms(row.count * row.us), f"{row.wire_bytes / 1e9:,.4g}"]
             for row in first.messages])
         out.table("By cause", [Column("for", name=True), Column("exposed ms"), Column("80% between")], [
@@ -126,7 +124,7 @@ def _text(value: str | int) -> str:
     return value if isinstance(value, str) else f"{value:,}"
 
 
-def _models(found: parallel_comm_study.CommStudy) -> str:
+def _models(found: comm_study.CommStudy) -> str:
     names = list(dict.fromkeys(each.model for each in found.cases))
     return names[0] if len(names) == 1 else f"{len(names)} models"
 
@@ -135,22 +133,18 @@ def _ms(us: float) -> str:
     return f"{us / 1e3:,.1f}" if us >= 1e4 else f"{us / 1e3:,.3g}"
 
 
-def _gb(each: communication.PlanCommunication, cause: object) -> str:
+def _gb(each: comm_study.PlanCommunication, cause: object) -> str:
     sent = [row.wire_bytes for row in each.messages if row.cause is cause]
     return f"{sum(sent) / 1e9:,.4g}" if sent else ""
 
 
-def _bytes(value: float) -> str:
-    return units.bytes_text(value)
-
-
 def _size_names() -> list[str]:
-    ends = [_bytes(size) for size in SIZES]
+    ends = [traffic.bytes_text(size) for size in SIZES]
     between = [f"{low} –\n{high}" for low, high in pairwise(ends)]
     return [f"below\n{ends[0]}", *between, f"from\n{ends[-1]}"]
 
 
-def _counts(each: communication.PlanCommunication) -> list[str]:
+def _counts(each: comm_study.PlanCommunication) -> list[str]:
     found = [0.0] * (len(SIZES) + 1)
     for (_, power), (number, _) in each.histogram().items():
         found[sum(2 ** power >= size for size in SIZES)] += number

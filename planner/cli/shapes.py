@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, percent, print_json, working
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, Top, shared
-from graph_predictor.cli.profiles import profile_of
-from graph_predictor.figures import signed_percent
+from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.options import Debug, Json, Top, profile_of, shared
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.figures import percent, signed_percent
 from kernel_models import device_choice, op_call
 from kernel_models.heuristics import shape_terms
 from planner.cli.plan_report import heads_text

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, percent, print_json, working
-from graph_predictor.cli.errors import one_sentence
-from graph_predictor.cli.options import Debug, Json, StepRegion, Top, shared
-from graph_predictor.cli.profiles import profile_of
-from graph_predictor.comm import units
+from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.options import Debug, Json, StepRegion, Top, profile_of, shared
+from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.comm import traffic
+from graph_predictor.figures import percent
 from kernel_models import device_choice, model
 from planner.sharding import estimate, planning, sources
 from planner.sharding import problem as sharding_problem
@@ -71,8 +71,8 @@ def shard(
     with one_sentence(debug):
         if out is not None:
             output_kind.check_output(out, [source], output_kind.SHARDING_PLAN)
-        limit = None if memory is None else units.parse_memory(memory, "--memory", "80GiB")
-        host_limit = 0.0 if host_memory is None else units.parse_memory(host_memory, "--host-memory", "1.5TB")
+        limit = None if memory is None else traffic.parse_memory(memory, "--memory", "80GiB")
+        host_limit = 0.0 if host_memory is None else traffic.parse_memory(host_memory, "--host-memory", "1.5TB")
         pinned = _pins(pin or [])
         exponents = _exponents(skews)
         allowed = [] if kinds is None else kinds.split(",")

@@ -15,11 +15,10 @@ from check_support import SIZES, samples, step_trace, write_capture
 from said import Ran, Run, plain
 
 from graph_predictor.check import gate
-from graph_predictor.check.accuracy import Accuracy
-from graph_predictor.check.baseline import BaselineFile
-from graph_predictor.check.captures import CheckError, find_captures, pair_captures
-from graph_predictor.check.machine import disturbance
-from graph_predictor.check.models_gate import judge
+from graph_predictor.check.baseline import BaselineFile, disturbance
+from graph_predictor.check.gate import judge
+from graph_predictor.check.measure import CheckError, find_captures, pair_captures
+from graph_predictor.check.validate import Accuracy
 from graph_predictor.check.verdict import Status, Verdict
 
 
@@ -250,8 +249,7 @@ def test_reports_for_machines_and_pull_requests(kept: Path, tmp_path: Path, run:
 
 
 def test_names_that_others_wrote_break_neither_table_nor_xml() -> None:
-    from graph_predictor.check.reports import junit_xml, markdown
-    from graph_predictor.check.verdict import GateOutcome
+    from graph_predictor.check.verdict import GateOutcome, junit_xml, markdown
 
     nasty = "a|b <img> `x` \x00\x1b[31m\n]]> &"
     found = GateOutcome(nasty, [Verdict(nasty, nasty, Status.FAILED, 1, 2, "", nasty)], {nasty: [nasty]}, [nasty])

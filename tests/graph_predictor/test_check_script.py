@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from foretrace.commands import main
-from graph_predictor.check.captures import CheckError
-from graph_predictor.check.pairs_gate import FEWEST, PAIRS, check_script, paired
-from graph_predictor.check.turns import Tree, other_tree, run_in_turns
+from graph_predictor.check.gate import FEWEST, PAIRS, check_script, paired
+from graph_predictor.check.measure import CheckError
+from graph_predictor.check.noise import Tree, other_tree, run_in_turns
 from graph_predictor.check.verdict import Status
 
 SCRIPT = """
@@ -68,7 +68,7 @@ def test_a_script_that_fails_there_is_told_with_what_it_said(project: Path, tmp_
 
 def test_every_second_pair_begins_with_the_present_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[int] = []
-    monkeypatch.setattr("graph_predictor.check.turns._run", lambda script, arguments, trees, side, out:
+    monkeypatch.setattr("graph_predictor.check.noise._run", lambda script, arguments, trees, side, out:
                         order.append(side))
     (tmp_path / "train.py").touch()
     tree = Tree("here", tmp_path, tmp_path)

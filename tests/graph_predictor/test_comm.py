@@ -11,8 +11,15 @@ from micro import Micro, read_ranks
 
 from graph_predictor.comm.recorded_calls import find_collectives, with_transfers
 from graph_predictor.comm.report import communication_report
-from graph_predictor.comm.units import bytes_text, parse_bytes, parse_ranks
-from graph_predictor.comm.volumes import JobShape, check_volumes, expected_volumes, read_job_shape
+from graph_predictor.comm.traffic import (
+    JobShape,
+    bytes_text,
+    check_volumes,
+    expected_volumes,
+    parse_bytes,
+    parse_ranks,
+    read_job_shape,
+)
 from graph_predictor.prediction.tuned_workload import tune_workload
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.critical_path import step_items

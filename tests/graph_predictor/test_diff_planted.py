@@ -13,8 +13,8 @@ import pytest
 from planted import KINDS, record
 
 from graph_predictor.check import gate
-from graph_predictor.check.captures import find_captures
-from graph_predictor.check.machine import disturbance
+from graph_predictor.check.baseline import disturbance
+from graph_predictor.check.measure import find_captures
 from graph_predictor.diff.jobs import diff_jobs
 from graph_predictor.diff.result import DifferenceKind
 from tracer.job import read_job

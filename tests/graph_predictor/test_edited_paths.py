@@ -21,7 +21,7 @@ from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS
 from graph_predictor.prediction.path_operations import GRAPH_LAUNCH, OUTSIDE
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.result import PathItem
-from graph_predictor.reports.ranks.path import NOT_YET, job_path
+from graph_predictor.reports.ranks.stragglers import NOT_YET, job_path
 from graph_predictor.reports.ranks.times import predicted_times
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.program import ItemKind

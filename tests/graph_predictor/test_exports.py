@@ -19,12 +19,11 @@ from typer.testing import CliRunner
 import foretrace
 from foretrace import edits
 from foretrace.commands import app
-from graph_predictor.exports.chakra import write_chakra
-from graph_predictor.exports.chakra_schema import messages
+from graph_predictor.exports.chakra import messages, write_chakra
 from graph_predictor.exports.work_graph import After, WorkGraph, WorkKind, work_graph
 from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.prediction.simulated_job import SimulatedJob, simulated_job
-from graph_predictor.reports.job_timeline import QUEUED, RUNNING
+from graph_predictor.reports.timeline import QUEUED, RUNNING
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from graph_predictor.cli.fit_progress import showing_fits
+from graph_predictor.cli.fit import showing_fits
 
 
 class Terminal(io.StringIO):

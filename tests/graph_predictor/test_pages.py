@@ -23,9 +23,8 @@ pytest.importorskip("vl_convert", reason="pages need the extra `report`")
 pytest.importorskip("itables", reason="pages need the extra `report`")
 
 from graph_predictor.figures import milliseconds, part_percent, signed_milliseconds
-from graph_predictor.pages import scripts
-from graph_predictor.pages.events import EventNames, Track, pack
-from graph_predictor.pages.packed import safe_json
+from graph_predictor.pages import page as scripts
+from graph_predictor.pages.events import EventNames, Track, pack, safe_json
 
 LIMIT = 5_000_000
 
@@ -53,9 +52,9 @@ def ms(us: float) -> str:
 
 @pytest.fixture(scope="module")
 def cpu_page(tmp_path_factory: pytest.TempPathFactory) -> PageFile:
+    from graph_predictor.pages.overview import report_page
     from graph_predictor.pages.page import write_page
     from graph_predictor.pages.provenance import Provenance
-    from graph_predictor.pages.recording import report_page
     from tracer.job import read_job
 
     path = tmp_path_factory.mktemp("page") / "report.html"

@@ -13,9 +13,8 @@ pytest.importorskip("jinja2")
 pytest.importorskip("vl_convert", reason="pages need the extra `report`")
 pytest.importorskip("itables", reason="pages need the extra `report`")
 
-from graph_predictor.pages.memory import MOST_MOMENTS, MemoryMoments, memory_section
+from graph_predictor.pages.memory import MOST_MOMENTS, MemoryMoments, memory_section, step_memory
 from graph_predictor.pages.parts import PagePlot
-from graph_predictor.pages.step_memory import step_memory
 from kernel_models.device_choice import find_device
 from tracer.kineto import read_kineto
 from tracer.memory_account import MemoryAccount, binary_size

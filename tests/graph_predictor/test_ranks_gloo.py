@@ -14,7 +14,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from graph_predictor.comm.host_collectives import with_host_collectives
+from graph_predictor.comm.recorded_calls import with_host_collectives
 from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.replay import replay
 from graph_predictor.reports.ranks.report import JobReport, rank_report

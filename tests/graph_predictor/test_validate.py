@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import graph_predictor.check.validate as module
 from foretrace.commands import app
-from graph_predictor.check.captures import CheckError
+from graph_predictor.check.measure import CheckError
 from graph_predictor.check.validate import PredictedCase, ValidatedCase, ValidatedProgram, Validation, validate
 
 BERT = Path(__file__).resolve().parents[2] / "traces" / "bert-cpu"

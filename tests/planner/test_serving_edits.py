@@ -1,19 +1,21 @@
-"""Served steps with the edits of recorded ones: the same registry, the same prices, the same simulator."""
+"""Served steps with the edits of recorded ones: the same registry, the same prices; the simulator as the oracle."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
 from said import Run, plain
 
 from graph_predictor.edits.registry import made
+from graph_predictor.prediction.edit import Edit
+from graph_predictor.prediction.host_spread import RESOLVED
+from graph_predictor.prediction.predictor import Baseline, Spreads
 from kernel_models.device_choice import find_device
-from planner.serving.edited import EditedServingModel, edited_model
-from planner.serving.errors import ServingError
+from planner.serving.edited import EditedServingModel, ServedHost, ServedKernel, edited_model, served_scenario
 from planner.serving.serve import cluster_for, prompt_step, serve
-from planner.serving.setup import ServingSetup
-from planner.serving.simulated import simulate_step
+from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.source import served_decoder
 from planner.serving.steps import ServedStep, ServingModel
 from tracer.errors import ForetraceError
@@ -31,6 +33,18 @@ def model() -> ServingModel:
     return ServingModel(served_decoder("llama-3.1-8b").shape, SETUP, spec, cluster_for(spec, 2, None, None, None))
 
 
+def simulated_us(step: ServedStep, edits: Sequence[Edit] = ()) -> float:
+    """The step kernel by kernel on the simulator that replays recordings, repeated until its period settles."""
+    own, rates = model(), model().rates
+    found = own.in_order(step)
+    kernels = [ServedKernel(each.name, each.call, *times) for each, *times in zip(
+        found, *(column.tolist() for column in own.prices_of(found)), strict=True)]
+    host = ServedHost(own.engine_us(step), rates.host_us, rates.host_collective_us,
+                      own.graph_us * own.setup.pp if own.captured(step) else None)
+    scenario = served_scenario(kernels, host, own.device, own.models, own.setup.gpus)
+    return Baseline(scenario, Spreads(rates.spreads.host, RESOLVED), ran=False).predict(edits).step_time_us
+
+
 @pytest.mark.parametrize("edit", [
     {}, {"clock": 1.2}, {"bandwidth": 2.0}, {"kernels": 0.5}, {"host": 0.5}, {"link": 2.0}, {"straggler": "0:10%"},
     {"no-waits": True}, {"hide-collectives": True}, {"free-launches": True}])
@@ -38,16 +52,12 @@ def test_the_estimate_is_what_the_simulator_gives(edit: dict[str, str | float | 
     edits = made(edit)
     own = edited_model(model(), edits)
     for step in (DECODE, PROMPT):
-        simulated = simulate_step(model(), step, edits)
-        assert simulated is not None
-        assert own.time(step).us == pytest.approx(simulated.step_time_us, rel=0.03), step
+        assert own.time(step).us == pytest.approx(simulated_us(step, edits), rel=0.03), step
     assert own.surface.us(32, 2048) == pytest.approx(own.time(DECODE).us, rel=1e-6)
 
 
 def test_where_host_and_device_take_as_long_the_estimate_has_them_wait_for_each_other() -> None:
-    simulated = simulate_step(model(), BOTH)
-    assert simulated is not None
-    assert simulated.step_time_us < model().time(BOTH).us < 2 ** (1 / model().rates.meet) * simulated.step_time_us
+    assert simulated_us(BOTH) < model().time(BOTH).us < 2 ** (1 / model().rates.meet) * simulated_us(BOTH)
 
 
 def test_edits_change_what_they_say_and_nothing_else() -> None:
@@ -80,7 +90,7 @@ def test_an_edit_of_operations_says_what_to_give_instead() -> None:
 
 def test_serve_takes_edits(run: Run) -> None:
     done = run("serve", "llama-3.1-8b", "--device", "h100-sxm", "--tp", "2", "--clock", "0.5", "--prompt", "512")
-    assert done.code == 0 and "GPU clock × 0.5" in plain(done.out) and "Simulated kernel by kernel" in plain(done.out)
+    assert done.code == 0 and "GPU clock × 0.5" in plain(done.out)
     done = run("serve", "llama-3.1-8b", "--device", "h100-sxm", "--hide-collectives")
     assert done.code == 2 and done.err.startswith("foretrace: ") and done.err.count("\n") == 1
     found = serve("llama-3.1-8b", device="h100-sxm", edits=made({"bandwidth": 2.0}), concurrency=2, requests=8)

@@ -8,19 +8,38 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graph_predictor.comm.recorded_calls import on_host, with_host_collectives
 from graph_predictor.comm.report import Traffic, communication_report
+from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.prediction.result import which_times
-from graph_predictor.reports.ranks.parts import Meetings, RankPart, RankParts, meetings, parts_of
-from graph_predictor.reports.ranks.path import Stretch, job_path
-from graph_predictor.reports.ranks.stragglers import Arrivals, Late, arrivals, late_rank, like_the_median
-from graph_predictor.reports.ranks.times import JobTimes, Window
+from graph_predictor.reports.ranks.stragglers import (
+    Arrivals,
+    Late,
+    Stretch,
+    arrivals,
+    job_path,
+    late_rank,
+    like_the_median,
+)
+from graph_predictor.reports.ranks.times import (
+    JobTimes,
+    Meetings,
+    RankPart,
+    RankParts,
+    Window,
+    meetings,
+    parts_of,
+    recorded_times,
+)
 from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind
+from tracer.job import Job
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
+
 
 BEGIN_TOGETHER = 0.05
 """Ranks that begin their steps further apart than this share of a step are reported."""
@@ -254,3 +273,32 @@ def _lacking(times: JobTimes, meet: Meetings, world: int) -> list[str]:
         notes.append("No collective could be matched over the ranks: waiting for others is part of exposed "
                      "communication.")
     return notes
+
+
+HOST_CLOCK = ("The collectives ran on the hosts' threads (gloo): when ranks met was recorded under the profiler, and "
+              "is shown on that clock.")
+
+
+def replayed_ranks(job: Job, step: str | None = None, *, profiled: bool = False,
+                   known: Replay | None = None) -> tuple[JobTimes, list[str]]:
+    """Replay a recorded job so that its ranks can be compared.
+
+    Args:
+        job: of one rank or more.
+        step: only this step, as ``breakdown`` takes it.
+        profiled: times under the profiler.
+        known: a replay of its graphs as they are, which serves where no collective ran on a host.
+
+    Returns:
+        The times, and what is to be said of them.
+
+    Raises:
+        ForetraceError: there is nothing to replay, or no such step.
+    """
+    graphs = [with_host_collectives(graph) for graph in job.graphs]
+    # A host's collectives end when its scheduler lets them: no rule says when, only the recording does.
+    host = any(map(on_host, graphs))
+    if known is not None and not host:
+        return recorded_times(known, step), []
+    found = recorded_times(replay(graphs, residuals=host, profiled=profiled or host), step)
+    return found, [HOST_CLOCK] if host and not profiled else []

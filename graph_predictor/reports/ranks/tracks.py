@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from graph_predictor.reports.ranks.path import collective_name
 from graph_predictor.reports.ranks.report import JobReport
+from graph_predictor.reports.ranks.stragglers import collective_name
 from graph_predictor.reports.timeline import TimelineProcess, Tracks, json_text
 from tracer.arrays import Int64
 from tracer.graph import KernelKind

@@ -1,4 +1,4 @@
-"""``read_anchor``: a server's trace as the anchor of predictions: its kernels' times over those predicted of its steps.
+"""``read_anchor``: a server's trace as the calibration of predictions: its kernels' times over those predicted.
 
 vLLM names its steps by what they work on, so that each can be predicted as it was:
 
@@ -23,15 +23,61 @@ import numpy as np
 
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.kernel_names import family_hint
-from planner.parallel.estimate import Rates
-from planner.parallel.pieces import PRODUCTS
-from planner.serving.captured import captured_operators
-from planner.serving.errors import ServingError
+from planner.parallel.corrections import CorrectionFactors
+from planner.parallel.layer_costs import PRODUCTS
 from planner.serving.matching import RecordedKernel, match_kernels
 from planner.serving.operations import StepExchange, StepOperation
-from planner.serving.steps import PromptPiece, ServedStep, ServingModel
-from tracer.graph import ExecutionGraph, KernelKind
+from planner.serving.setup import ServingError
+from planner.serving.steps import PrefillChunk, ServedStep, ServingModel
+from tracer.graph import ExecutionGraph, KernelKind, LaunchKind
 from tracer.job import read_job
+
+BEGIN, END = "StreamBeginCapture", "StreamEndCapture"
+NODES = (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET)
+
+
+def captured_operators(graph: ExecutionGraph, capture: ExecutionGraph) -> dict[int, str]:
+    """Return the operation of each kernel of a graph launch, by its row, where a capture has as many launches.
+
+    Args:
+        graph: in which CUDA graphs are launched.
+        capture: in which the same server captured them.
+
+    Raises:
+        ServingError: nothing was captured there.
+    """
+    by_count = {len(each): each for each in _captures(capture)}
+    if not by_count:
+        raise ServingError(f"{capture.meta.source or 'The trace of the capture'} captures no CUDA graph: there is no "
+                           "call of cudaStreamBeginCapture with launches after it; record the server while it starts.")
+    kernels = graph.kernels
+    in_graphs = np.flatnonzero(graph.launches.kind == LaunchKind.GRAPH)
+    found: dict[int, str] = {}
+    for launch in in_graphs.tolist():
+        rows = np.flatnonzero(kernels.launch == launch)
+        rows = rows[np.argsort(kernels.start_ns[rows], kind="stable")]
+        found |= dict(zip(rows.tolist(), by_count.get(len(rows), ()), strict=False))
+    return found
+
+
+def _captures(capture: ExecutionGraph) -> list[list[str]]:
+    """Return the operation of every launch of each capture."""
+    launches = capture.launches
+    found: list[list[str]] = []
+    ran = set(capture.kernels.launch.tolist())
+    current: dict[int, list[str]] = {}
+    for row in np.lexsort((launches.start_ns, launches.thread)).tolist():
+        name, thread = capture.string(int(launches.name[row])), int(launches.thread[row])
+        if BEGIN in name:
+            current[thread] = []
+        elif END in name:
+            if captured := current.pop(thread, None):
+                found.append(captured)
+        elif thread in current and int(launches.kind[row]) in NODES and row not in ran:
+            op = int(launches.op[row])
+            current[thread].append(capture.string(int(capture.ops.name[op])) if op >= 0 else "")
+    return found
+
 
 MOST = 4.0
 """A factor is at most so much, and at least its inverse: more is another model, device or step."""
@@ -48,7 +94,7 @@ ATTENTION = ("attention of decoding", "attention of prompts")
 
 
 @dataclass(frozen=True, slots=True)
-class ServingAnchor:
+class TraceCalibration:
     """What a trace's steps took over what is predicted of them.
 
     Attributes:
@@ -64,7 +110,7 @@ class ServingAnchor:
     steps: tuple[ServedStep, ...]
     measured: Mapping[str, float]
     predicted: Mapping[str, float]
-    rates: Rates
+    rates: CorrectionFactors
     factors: Mapping[str, float]
     own: float
     beside: float
@@ -94,7 +140,7 @@ class ServingAnchor:
 
 
 def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, assumed: ServedStep | None = None,
-                step_region: str | None = None) -> ServingAnchor:
+                step_region: str | None = None) -> TraceCalibration:
     """Return what a server's trace says of its steps.
 
     Args:
@@ -144,7 +190,7 @@ def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, a
     rated = model.with_factors({})
     rated.rates = rates
     factors, own, beside = _of_operations(graph, orders, operators, rated)
-    return ServingAnchor(tuple(steps.values()), measured, predicted, rates, factors, own, beside, not named)
+    return TraceCalibration(tuple(steps.values()), measured, predicted, rates, factors, own, beside, not named)
 
 
 def step_of(name: str) -> ServedStep | None:
@@ -155,7 +201,7 @@ def step_of(name: str) -> ServedStep | None:
     prompts, sequences = int(match.group(1)), int(match.group(3))
     new, kept = _sizes(match.group(2), prompts)
     _, held = _sizes(match.group(4), sequences)
-    pieces = (PromptPiece(prompts, max(round(new / prompts), 1), max(round((kept - new) / prompts), 0)),) if (
+    pieces = (PrefillChunk(prompts, max(round(new / prompts), 1), max(round((kept - new) / prompts), 0)),) if (
         prompts and new) else ()
     context = held / sequences if sequences else 0.0
     return ServedStep(sequences, context, pieces, prompts) if pieces or sequences else None
