@@ -106,7 +106,7 @@ class Problem:
             predicted[:, out] = [each for _, each in members]
         done = np.isfinite(predicted[0])
         weights = _weights(predicted[:, done], self.target[done])
-        shares = np.mean([[share for share, _ in members] for members in stopped], axis=0) if outs else np.ones(
+        shares = np.max([[share for share, _ in members] for members in stopped], axis=0) if outs else np.ones(
             len(how.members))
         return OutOfFold(self.baseline_us * np.exp(weights @ predicted), done, tuple(
             replace(member, share=float(share), weight=float(weight))
