@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
+import math
+import os
+import statistics
+import tempfile
 from collections.abc import Sequence
-from graph_predictor.cli.console import Column
-from graph_predictor.cli.console import ProgressLine
-from graph_predictor.cli.console import Report
-from graph_predictor.cli.console import print_json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import Column, ProgressLine, Report, print_json
 from graph_predictor.cli.fit import error_cells
-from graph_predictor.cli.options import Debug
-from graph_predictor.cli.options import Json
-from graph_predictor.cli.options import shared
-from graph_predictor.cli.terminal import INTERRUPTED
-from graph_predictor.cli.terminal import one_sentence
-from graph_predictor.cli.terminal import tell
-from graph_predictor.figures import count
-from graph_predictor.figures import microseconds
-from graph_predictor.figures import signed_percent
+from graph_predictor.cli.options import Debug, Json, shared
+from graph_predictor.cli.terminal import INTERRUPTED, one_sentence, tell
+from graph_predictor.figures import count, microseconds, signed_percent
 from graph_predictor.prediction import host_steps as host_calibration
 from graph_predictor.prediction import overheads
 from kernel_models import profile as kernel_models_profile
 from kernel_models.calibration import run
 from kernel_models.calibration.checks import CalibrationError
-from kernel_models.host import model
+from kernel_models.host import model, segments
 from kernel_models.host import overheads as host_overheads
-from kernel_models.host import segments
-from pathlib import Path
-from tracer import graph
-from tracer import job
-from tracer.campaign import host_programs
-from tracer.campaign import host_rounds
+from tracer import graph, job
+from tracer.campaign import host_programs, host_rounds
 from tracer.errors import ForetraceError
-from tracer.output_kind import HOST
-from tracer.output_kind import PROFILE
-from tracer.output_kind import check_output
-from typing import Annotated
-from typing import Any
-import math
-import os
-import statistics
-import tempfile
-import typer
+from tracer.output_kind import HOST, PROFILE, check_output
 
 DEVICES = ("auto", "cpu", "cuda")
 MOST_MINUTES = 60.0
