@@ -357,7 +357,7 @@ class Study:
                 self._once("device", self._can_move, wanted.device)
             edits.append(Device(spec, self._profiles.get(spec.name)))
         if wanted.host_from is not None:
-            from kernel_models.host.hosts import host_names, is_host_file
+            from kernel_models.host.model import host_names, is_host_file
 
             if wanted.host_from in host_names() or "," in wanted.host_from or is_host_file(wanted.host_from):
                 raise EditError(f"--host-from {wanted.host_from}: a recorded step takes the host of one capture, "

@@ -29,7 +29,7 @@ import numpy as np
 from graph_predictor.prediction.host_steps import named_host_step, traced_host_step
 from graph_predictor.synthesis.program import OperationTimes
 from graph_predictor.synthesis.recorded_operations import OperationMatch, RecordedOperations
-from kernel_models.host.hosts import PLANS_HOST, shipped_host
+from kernel_models.host.model import PLANS_HOST, shipped_host
 from tracer.graph import ExecutionGraph, KernelKind, Meta
 
 BUSY = 0.8

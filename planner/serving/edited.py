@@ -1,10 +1,18 @@
-"""``served_scenario``: a served step as the ``Scenario`` that edits change.
+"""``EditedServingModel``: a served decoder's steps with the edits that change recorded steps.
+
+An edit knows only scenarios. All that a model prices together therefore becomes one (``served_scenario``), edits change
+it, and ``price_kernels`` says what each kernel takes then, as of a recorded step:
+
+    calls ──price──▶ µs ──served_scenario──▶ edits ──price_kernels──▶ µs
 
 One rank of the replica, whose peers do the same at the same time. Its host prepares the step (the engine's time),
 launches its kernels, one by one or as one CUDA graph, and waits for them, since it needs the sampled tokens::
 
     host      ─engine─[launch]────────wait────────▏─engine─[launch]─ …
     stream               [kernel][all-reduce][kernel]          [kernel] …
+
+What edits change of the host and of waiting is read from the same scenario. One that rewrites a recorded step's
+operations has nothing to rewrite here, and is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +44,7 @@ from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import Models, PricedCalls
 from kernel_models.trace_calls import FAMILIES
-from planner.parallel.estimate import Rates
+from planner.parallel.corrections import CorrectionFactors
 from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.steps import GRAPH_LAUNCH_US, ServedStep, ServingModel
 from tracer.arrays import Float64, Int64
@@ -199,7 +207,7 @@ class EditedServingModel(ServingModel):
         self.waits, self.hides = edited.launches.waits, edited.launches.hidden_collectives
         self.rates, self.setup = self._on_host(edited, model.rates)
 
-    def _on_host(self, edited: Scenario, rates: Rates) -> tuple[Rates, ServingSetup]:
+    def _on_host(self, edited: Scenario, rates: CorrectionFactors) -> tuple[CorrectionFactors, ServingSetup]:
         weight = 1.0 if edited.host.weight is None else float(np.mean(edited.host.weight))
         factor = edited.host.factor * weight
         launch = factor if self._launches.cost else 0.0

@@ -12,17 +12,154 @@ import numpy as np
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import shape_device
+from kernel_models.dtypes import itemsize
 from kernel_models.op_call import Family, OpCall
 from kernel_models.power import sustained
 from kernel_models.pricing import Models, PricedCalls, price
 from kernel_models.spreads import STATE_SPACE_KERNELS
-from planner.parallel.kept_pieces import KeptPieces
-from planner.parallel.microbatches import TracedCalls, grown
-from planner.parallel.narrow import kept_less, narrow_type, narrowed, weights_cast
+from planner.parallel.kept_layers import KeptLayers
 from tracer.graph import ExecutionGraph, Phase
-from tracer.parallel_plan import Recomputation
+from tracer.parallel_plan import PlanError, Recomputation
 from tracer.shape_only.state_space import SCAN
-from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
+from tracer.shape_only.transformer import LINEARS, Piece, TransformerPart, TransformerShape
+
+_WIDTH = {"fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""Bytes of a value with its share of a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowType:
+    """A type of linear layers' products on a device.
+
+    Attributes:
+        dtype: of the products.
+        bytes: of a value.
+        copies: that a cast writes.
+    """
+
+    dtype: str
+    bytes: float
+    copies: int
+
+
+def narrow_type(linears: str, device: DeviceSpec) -> NarrowType | None:
+    """Return the type of a shape's ``linears``; ``None`` for none.
+
+    Raises:
+        PlanError: there is no such type, or the device's matrix units do not have it.
+    """
+    if not linears:
+        return None
+    if linears not in LINEARS:
+        raise PlanError(f"{linears} is no type of linear layers' products; give {', '.join(LINEARS)}.")
+    dtype = "fp4" if linears == "nvfp4" else "fp8"
+    scaled = linears in ("mxfp8", "nvfp4") and device.architecture in ("hopper", "ada", "cdna3")
+    if dtype not in device.matrix_tflops or scaled:
+        raise PlanError(f"The matrix units of {device.name} do not have {linears}; choose another type or device.")
+    one_order = linears != "fp8" or device.architecture in ("hopper", "ada")
+    return NarrowType(dtype, _WIDTH[linears], 2 if one_order else 1)
+
+
+def narrowed(calls: Sequence[OpCall], shape: TransformerShape, to: NarrowType) -> list[OpCall]:
+    """A block's calls with its linear layers' products in a narrower type.
+
+    Args:
+        calls: of forward or of backward, in order.
+        shape: of the block.
+    """
+    found: list[OpCall] = []
+    before: OpCall | None = None
+    for call in calls:
+        if _is_linear(call, shape):
+            batch, m, _, k = call.dims
+            # A product for gradients of weights reads what the one for gradients of inputs has had cast.
+            by_norm = before is not None and before.family is Family.NORM
+            if not call.layout.startswith("t") and not by_norm:
+                found.append(_cast(batch * m * k, itemsize(call.dtype), to))
+            found.append(_product(call, to))
+        else:
+            found.append(call)
+        before = call
+    return found
+
+
+def kept_less(forward: Iterable[OpCall], shape: TransformerShape, to: NarrowType) -> float:
+    """Bytes by which what backward needs is less: the inputs of linear layers are kept as they were cast."""
+    return sum(call.dims[0] * call.dims[1] * call.dims[3] * (itemsize(call.dtype) - to.bytes)
+               for call in forward if _is_linear(call, shape))
+
+
+def weights_cast(shape: TransformerShape, parameters: float, to: NarrowType) -> OpCall:
+    """The cast of so many weights, once a step."""
+    return _cast(round(parameters), shape.element_bytes, to)
+
+
+def _is_linear(call: OpCall, shape: TransformerShape) -> bool:
+    """Return whether a product is one of a linear layer that is cast: experts' grouped ones are; routers and the
+    products of
+    unfused attention and of state-space mixers' recurrence are not."""
+    if call.family is not Family.GEMM or SCAN in call.flags:
+        return False
+    batch, *sizes = call.dims
+    if batch > 1:
+        return bool(shape.experts) and shape.experts % batch == 0
+    return not (shape.experts and shape.experts in sizes)
+
+
+def _product(call: OpCall, to: NarrowType) -> OpCall:
+    batch, m, n, k = call.dims
+    packed = 2 if to.dtype == "fp4" else 1
+    less = batch * (m * k + k * n) * (itemsize(call.dtype) - to.bytes)
+    return replace(call, kind="scaled" if batch == 1 else "grouped", dims=(batch, m, n, max(k // packed, 1)),
+                   dtype=to.dtype, flags=tuple(sorted({*call.flags, "out_bf16"})), flops=call.flops,
+                   bytes_read=max(call.bytes_read - less, 0.0), bytes_written=call.bytes_written)
+
+
+def _cast(elements: int, width: int, to: NarrowType) -> OpCall:
+    return OpCall(Family.ELEMENTWISE, "cast", (elements, 1, elements), "bf16", flags=(f"to_{to.dtype}",),
+                  flops=float(elements), bytes_read=float(elements * width),
+                  bytes_written=elements * to.bytes * to.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCalls:
+    """Calls of a piece in their order, of forward and of backward."""
+
+    forward: tuple[OpCall, ...]
+    backward: tuple[OpCall, ...]
+
+
+def grown(one: TracedCalls, two: TracedCalls, factor: int) -> TracedCalls | None:
+    """Return the calls of ``factor`` times the sequences of ``one``; ``two`` has twice as many as ``one``.
+
+    ``None`` where the two differ in more than sizes: a dimension of one sequence has strides of its own, and a number
+    of tokens that does not divide is rounded.
+    """
+    passes = []
+    for small, large in ((one.forward, two.forward), (one.backward, two.backward)):
+        if len(small) != len(large):
+            return None
+        calls = [_grown(*pair, factor) for pair in zip(small, large, strict=True)]
+        passes.append(tuple(call for call in calls if call is not None))
+        if len(passes[-1]) != len(calls):
+            return None
+    return TracedCalls(*passes)
+
+
+def _grown(one: OpCall, two: OpCall, factor: int) -> OpCall | None:
+    if replace(two, dims=one.dims) != one:
+        return None
+    # Elements of a tensor that is broadcast over the sequences are there once, in a sum with those that are not.
+    both = list(zip(one.dims, two.dims, strict=True))
+    if one.family is not Family.ELEMENTWISE and any(b not in (a, 2 * a) for a, b in both):
+        return None
+    more = factor - 1
+    return replace(
+        one, dims=tuple(a + (b - a) * more for a, b in both),
+        flops=one.flops + (two.flops - one.flops) * more,
+        bytes_read=one.bytes_read + (two.bytes_read - one.bytes_read) * more,
+        bytes_written=one.bytes_written + (two.bytes_written - one.bytes_written) * more)
+
 
 PRODUCTS = frozenset((Family.GEMM, Family.ATTENTION))
 """Bound by arithmetic; everything else by memory."""
@@ -73,19 +210,19 @@ class PieceCost:
     Attributes:
         forward, backward: its work.
         core: of forward, what selective recomputation runs again; nothing where attention is fused.
-        again: of forward, what backward runs again, by kinds of recomputation that begin at a block's input: all, or
-            all up to the last product, whose result backward does not need, and what is kept left out.
+        recomputed: of forward, what backward runs again, by kinds of recomputation that begin at a block's input: all,
+            or all up to the last product, whose result backward does not need, and what is kept left out.
         weights: of backward, the products that give gradients of weights, which the zero-bubble schedule does later.
     """
 
     forward: LayerWork
     backward: LayerWork
     core: LayerWork
-    again: Mapping[Recomputation, LayerWork]
+    recomputed: Mapping[Recomputation, LayerWork]
     weights: LayerWork
 
 
-class LayerPieces:
+class LayerCosts:
     """Traces and prices pieces; each part is traced once, also for later processes, each distinct kernel priced once.
 
     Args:
@@ -94,10 +231,10 @@ class LayerPieces:
         like: pieces of a device that runs the same operations: what is traced for one serves both.
     """
 
-    def __init__(self, device: DeviceSpec, models: Models | None = None, like: LayerPieces | None = None) -> None:
+    def __init__(self, device: DeviceSpec, models: Models | None = None, like: LayerCosts | None = None) -> None:
         self.device = device
         self._models = models
-        self._kept = KeptPieces(device)
+        self._kept = KeptLayers(device)
         self._calls: dict[tuple[TransformerShape, TransformerPart], TracedCalls] = {} if like is None else like._calls
         self._costs: dict[tuple[TransformerShape, TransformerPart], PieceCost] = {}
         self._optimizers: dict[tuple[TransformerShape, TransformerPart], LayerWork] = {}
@@ -127,9 +264,10 @@ class LayerPieces:
                 call for call in forward if SCAN not in call.flags and (
                     call.kind in _CORE or _is_core_dropout(call, shape, part))]
             whole = self._work(forward)
-            again = {kind: self._work(_run_again(forward, kind)) for kind in _KEPT} if part.piece is Piece.BLOCK else {}
+            kinds = _KEPT if part.piece is Piece.BLOCK else ()
+            recomputed = {kind: self._work(_recomputed(forward, kind)) for kind in kinds}
             self._costs[key] = PieceCost(whole, self._work(backward), self._work(core),
-                                         {Recomputation.FULL: whole, **again},
+                                         {Recomputation.FULL: whole, **recomputed},
                                          self._work(call for call in backward if _is_of_weights(call)))
         return self._costs[key]
 
@@ -244,7 +382,7 @@ class LayerPieces:
         return sustained(price(calls, self.device, self._models), self.device)
 
 
-def _run_again(forward: Sequence[OpCall], kind: Recomputation) -> list[OpCall]:
+def _recomputed(forward: Sequence[OpCall], kind: Recomputation) -> list[OpCall]:
     """Return the calls of a block's forward that backward runs again."""
     kept = set(_KEPT[kind](forward))
     last = max(_products(forward), default=len(forward))

@@ -1,15 +1,19 @@
-"""What tracing a decoder's pieces gave, kept on disk for the next process, which then need not even import torch.
+"""What tracing a decoder's pieces gave, shipped and kept on disk, so that a process need not even import torch.
 
 A piece's calls follow from its sizes, the kind of device, PyTorch's version and settings, and the code that traces; all
 of these name the file (``_surroundings``), so that what is found is what tracing would give again. Pieces of the
-suite's decoders are shipped (``shipped_pieces``), so that even a first search need not import torch.
+suite's decoders are shipped: ``ci/ship_pieces.py`` (``make pieces``) writes them, as MessagePack by piece, and a test
+traces them again. They are of one PyTorch; under another, pieces are traced.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
+import zlib
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,9 +23,53 @@ import kernel_models
 import tracer
 from graph_predictor.synthesis import step
 from kernel_models.device import DeviceSpec
-from planner.parallel.shipped_pieces import shipped_piece, torch_version
 from tracer.kept_files import drop_oldest, kept_folders, read_kept, write_kept
 from tracer.shape_only.transformer import TransformerPart, TransformerShape
+
+SHIPPED = Path(__file__).parent / "shipped" / "pieces.msgpack.z"
+
+
+class ShippedLayers(msgspec.Struct):
+    """The file: the PyTorch that traced, and what tracing gave by digest of the piece (``KeptLayers``)."""
+
+    torch: str
+    pieces: dict[str, bytes]
+
+
+def shipped_layer(piece: str) -> bytes | None:
+    """Return what was shipped of a piece; ``None`` where nothing was, or another PyTorch is installed."""
+    found = _shipped()
+    return found.get(piece) if found else None
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> dict[str, bytes]:
+    try:
+        found = msgspec.msgpack.decode(zlib.decompress(SHIPPED.read_bytes()), type=ShippedLayers)
+    except (OSError, zlib.error, msgspec.MsgspecError):
+        return {}
+    return found.pieces if torch_version() in ("", found.torch) else {}
+
+
+def torch_version() -> str:
+    """Return the installed PyTorch's version, such as ``2.13.0``, without importing it; empty where there is none."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    said = re.search(r"^__version__ = '([\w.]+)", text, re.MULTILINE)
+    return said.group(1) if said else "unknown"
+
+
+def ship(pieces: dict[str, bytes]) -> None:
+    """Write the file."""
+    SHIPPED.parent.mkdir(exist_ok=True)
+    content = msgspec.msgpack.encode(ShippedLayers(torch_version(), dict(sorted(pieces.items()))))
+    SHIPPED.write_bytes(zlib.compress(content, 9))
+
 
 Traced = TypeVar("Traced")
 MOST_FILES = 2000
@@ -30,7 +78,7 @@ USUAL = (True, True, True, True, True, "highest", "torch.float32")
 """``_settings`` of a process that set nothing."""
 
 
-class KeptPieces:
+class KeptLayers:
     """Traced pieces of one kind of device, in files.
 
     Args:
@@ -43,7 +91,7 @@ class KeptPieces:
     def get(self, what: str, shape: TransformerShape, part: TransformerPart, kind: type[Traced]) -> Traced | None:
         """Return what was shipped or kept of a piece, as a type that msgspec knows; ``None`` where nothing was."""
         piece = self._piece(what, shape, part)
-        content = shipped_piece(piece) if _settings() == USUAL else None
+        content = shipped_layer(piece) if _settings() == USUAL else None
         if content is None and (name := _file_name(piece)):
             content = next((kept for folder in kept_folders() if (kept := read_kept(folder / name)) is not None), None)
         if content is None:

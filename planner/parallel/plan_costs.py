@@ -1,4 +1,4 @@
-"""``Loads``: everything a plan's step is made of, each priced on its own: work of every piece, every collective.
+"""``PlanCosts``: everything a plan's step is made of, each priced on its own: work of every piece, every collective.
 
 Collectives are those of Megatron-LM (tensor, sequence, context, expert and pipeline parallelism), DDP and FSDP, which
 ``graph_predictor.comm.traffic`` lists, and the vocabulary's: the embedding's all-reduce; the loss's three small ones;
@@ -25,12 +25,35 @@ from kernel_models.collectives import (
     price_calls,
 )
 from kernel_models.collectives.call import dtype_name
+from kernel_models.device import DeviceSpec
+from kernel_models.model import Source
 from planner.parallel.decoder import check_decoder_plan
-from planner.parallel.offload import offloaded_step
-from planner.parallel.pieces import LayerPieces, LayerWork, PieceCost
+from planner.parallel.layer_costs import LayerCosts, LayerWork, PieceCost
 from planner.parallel.stages import Counts, blocks_of_stage, recomputed, spread
 from tracer.parallel_plan import ParallelPlan, Sharding
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
+
+HOST_GBPS = 40.0
+"""Bandwidth of the host's memory that each GPU's part of the update gets, 10⁹ bytes/s: about half of what two sockets
+with eight channels of DDR5-4800 have for eight GPUs (614.4 GB/s)."""
+UPDATE_BYTES = 28
+"""Bytes moved by a parameter's update: parameter, gradient and both moments read, all but the gradient written, in
+fp32."""
+SPREAD = 2.0
+"""An 80% interval is a factor of two either way."""
+
+
+def offloaded_step(parameters: float, gradient_bytes: int, parameter_bytes: int, device: DeviceSpec) -> LayerWork:
+    """Return the optimizer's step of so many parameters.
+
+    Args:
+        parameters: whose state the rank has.
+        gradient_bytes: of a gradient as it is sent to the host; parameter_bytes: of what comes back.
+    """
+    link = device.host_gbps or HOST_GBPS
+    us = parameters * ((gradient_bytes + parameter_bytes) / link + (UPDATE_BYTES + parameter_bytes) / HOST_GBPS) * 1e-3
+    return LayerWork(others=us, low=us / SPREAD, high=us * SPREAD, sources={int(Source.HEURISTIC): us})
+
 
 OVERLAP_PIECES = 4
 """A reduce-scatter after a product runs beside it in so many pieces, of which the last is waited for (userbuffers'
@@ -70,7 +93,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockLoads:
+class BlockCosts:
     """One block of a kind, for one micro-batch on one rank.
 
     Attributes:
@@ -98,13 +121,13 @@ class BlockLoads:
 
 
 @dataclass(frozen=True, slots=True)
-class Loads:
+class PlanCosts:
     """The work and the communication that the step of a plan is made of.
 
     Attributes:
         plan, shape: of it.
         blocks: one of each kind of ``shape.kinds``.
-        counts: blocks of each kind, [stage][chunk][kind]; again: those of them that backward computes again.
+        counts: blocks of each kind, [stage][chunk][kind]; recomputed: those of them that backward computes again.
         embedding, head: work of these pieces for one micro-batch on one rank.
         optimizer: of one stage's blocks, and of what the first and last stage have more; with sharded state, a share.
         embedding_forward, head_forward, head_backward: the vocabulary's collectives.
@@ -116,9 +139,9 @@ class Loads:
 
     plan: ParallelPlan
     shape: TransformerShape
-    blocks: tuple[BlockLoads, ...]
+    blocks: tuple[BlockCosts, ...]
     counts: Counts
-    again: Counts
+    recomputed: Counts
     embedding: PieceCost
     head: PieceCost
     optimizer: tuple[LayerWork, ...]
@@ -132,17 +155,17 @@ class Loads:
     root_reduce: Exchange
     tied: Exchange
 
-    def held(self, stage: int, chunk: int) -> list[tuple[BlockLoads, int]]:
+    def held(self, stage: int, chunk: int) -> list[tuple[BlockCosts, int]]:
         """Return the kinds of blocks of a stage's chunk, and how many there are of each."""
         return [(block, count) for block, count in zip(self.blocks, self.counts[stage][chunk], strict=True) if count]
 
-    def rerun(self, stage: int, chunk: int) -> list[int]:
+    def recomputed_in(self, stage: int, chunk: int) -> list[int]:
         """Return how many blocks of each kind that is ``held`` there backward computes again."""
-        kinds = zip(self.counts[stage][chunk], self.again[stage][chunk], strict=True)
-        return [again for count, again in kinds if count]
+        kinds = zip(self.counts[stage][chunk], self.recomputed[stage][chunk], strict=True)
+        return [rerun for count, rerun in kinds if count]
 
     @property
-    def whole(self) -> list[tuple[BlockLoads, int]]:
+    def whole(self) -> list[tuple[BlockCosts, int]]:
         """Return the kinds of blocks of the model, and how many there are of each."""
         return [(block, sum(row[kind] for stage in self.counts for row in stage))
                 for kind, block in enumerate(self.blocks)]
@@ -189,7 +212,8 @@ class PlanCalls:
         return Exchange(us, low, high, number, ranks, between)
 
 
-def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, collectives: CollectiveModel) -> Loads:
+def costs_of_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts,
+                  collectives: CollectiveModel) -> PlanCosts:
     """Price everything a plan's step is made of.
 
     Raises:
@@ -209,7 +233,7 @@ def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, c
         return calls.exchange(name, times)
 
     blocks = tuple(
-        BlockLoads(kind, pieces.cost(kind, part), *(of((row, name)) for name in (
+        BlockCosts(kind, pieces.cost(kind, part), *(of((row, name)) for name in (
             "block forward", "block backward", "beside forward", "beside backward", "experts forward",
             "experts backward", "context forward", "context backward", "gather", "reduce")))
         for row, kind in enumerate(shape.kinds))
@@ -219,7 +243,7 @@ def loads_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, c
     optimizer = tuple(
         offloaded_step(count, gradient_bytes(plan, shape), shape.element_bytes, pieces.device)
         if plan.offload_optimizer else per_parameter.times(count) for count in counts)
-    return Loads(
+    return PlanCosts(
         plan, shape, blocks, spread(plan, shape), recomputed(plan, shape), pieces.cost(shape, outer[Piece.EMBEDDING]),
         pieces.cost(shape, outer[Piece.HEAD]), optimizer, of("embedding"), of("loss"), of("head backward"),
         tuple(of(("transfer", stage)) for stage in range(plan.pp)),
@@ -244,7 +268,7 @@ def gradient_bytes(plan: ParallelPlan, shape: TransformerShape) -> int:
 def stage_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
     """Parameters of one rank of a stage."""
     held = blocks_of_stage(plan, shape, stage)
-    count = sum(blocks * kind.block_parameters(plan.tp, plan.ep, plan.etp) for kind, blocks in held)
+    count = sum(blocks * kind.block_parameters(plan.tp, plan.ep, plan.etp) for kind, blocks, _ in held)
     if plan.pp == 1:
         return count + shape.root_parameters(plan.tp)
     if stage == 0:
@@ -257,7 +281,7 @@ def stage_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int) ->
 def stage_experts(plan: ParallelPlan, shape: TransformerShape, stage: int) -> int:
     """Parameters of one rank of a stage that are experts'."""
     return sum(blocks * kind.expert_parameters(plan.ep, plan.expert_tp)
-               for kind, blocks in blocks_of_stage(plan, shape, stage))
+               for kind, blocks, _ in blocks_of_stage(plan, shape, stage))
 
 
 def optimizer_parameters(plan: ParallelPlan, shape: TransformerShape, stage: int) -> float:
