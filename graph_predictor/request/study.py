@@ -43,6 +43,12 @@ if TYPE_CHECKING:
     from kernel_models.profile import DeviceProfile
     from tracer.shape_only.devices import TracedDevice
 
+DEFAULT_DEVICE = "h200-sxm"
+"""A script is traced for this device where none is named."""
+LAW_SETTING = "skew"
+"""Setting of the suite's recommendation models: the exponent of the Zipf law that rows are looked up by."""
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
@@ -85,14 +91,6 @@ class Configuration:
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
                 if value != getattr(plain, name)}
-
-
-DEFAULT_DEVICE = "h200-sxm"
-"""A script is traced for this device where none is named."""
-LAW_SETTING = "skew"
-"""Setting of the suite's recommendation models: the exponent of the Zipf law that rows are looked up by."""
-
-T = TypeVar("T")
 
 
 def read_source(source: Sequence[str], window: int = 0, device: str | None = None, *,
