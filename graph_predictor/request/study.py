@@ -35,8 +35,8 @@ from tracer.shape_only.errors import UnknownSizeError
 
 if TYPE_CHECKING:
     from graph_predictor.comm.mixing import Mixture
-    from graph_predictor.prediction.edit import Edit
     from graph_predictor.prediction.result import Prediction
+    from graph_predictor.prediction.scenario import Edit
     from kernel_models.collectives import CollectiveModel, Topology
     from kernel_models.device import DeviceSpec
     from kernel_models.host.model import HostModel
@@ -466,7 +466,7 @@ class Study:
         return cluster_of(topology, profile, backend, choices, usual)
 
     def _host(self, text: str) -> HostModel:
-        from graph_predictor.prediction.host_names import host_by_name
+        from graph_predictor.prediction.host_steps import host_by_name
 
         return host_by_name(text, self._other)
 

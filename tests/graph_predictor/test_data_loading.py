@@ -8,7 +8,7 @@ import pytest
 from micro import Micro
 
 from foretrace.edits import NoDataLoading, ScaleHost, Sizes
-from graph_predictor.prediction.fetching import FIXED_NS
+from graph_predictor.prediction.data_loading import FIXED_NS
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.synthesis.baseline import baseline_of, retraced
 
@@ -66,11 +66,11 @@ def test_a_batch_that_may_lie_ready_is_in_the_interval(tmp_path: Path) -> None:
 
 def test_time_beside_the_fetch_and_of_workers_stays(tmp_path: Path) -> None:
     scenario = baseline(tmp_path, sample=200).scenario
-    recorded = scenario.pieces
+    recorded = scenario.slices
     mine = scenario.cycle.working[recorded.item]
     assert recorded.ns[mine & recorded.fetched].sum() / scenario.cycle.steps == pytest.approx(1_620_000, rel=0.01)
     assert recorded.ns[mine & ~recorded.data].sum() / scenario.cycle.steps == pytest.approx(420_000, rel=0.01)
-    workers = baseline(tmp_path, sample=20, iterator=WORKERS).scenario.pieces
+    workers = baseline(tmp_path, sample=20, iterator=WORKERS).scenario.slices
     assert workers.data.any()
     assert not workers.fetched.any()
 

@@ -13,8 +13,7 @@ from micro import Micro
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from graph_predictor.prediction.closing import Closing
-from graph_predictor.prediction.replay import replay
+from graph_predictor.prediction.replay import ReplayErrors, replay
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.synthesis.baseline import baseline_of, predict
 from tracer.graph import ExecutionGraph
@@ -71,7 +70,7 @@ def test_a_prediction_is_wider_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     exact = predict(graph)
     monkeypatch.setattr(import_module("graph_predictor.prediction.predictor"), "build_program", too_long)
     baseline = baseline_of(graph)
-    assert baseline.closing.error == pytest.approx(0.09)
+    assert baseline.replay_error.error == pytest.approx(0.09)
     off = baseline.predict()
     narrow, wide = (one.interval_us[1] / one.interval_us[0] for one in (exact, off))
     assert wide / narrow == pytest.approx(1.09 ** 2, rel=0.03)
@@ -80,11 +79,11 @@ def test_a_prediction_is_wider_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_closing_widens_both_ways() -> None:
-    assert Closing().widened(90, 110) == (90, 110)
-    assert Closing(error=0.009, unexplained=0.004).widened(90, 110) == (90, 110)
-    assert Closing(error=0.1).widened(90, 110) == pytest.approx((90 / 1.1, 110 * 1.1))
+    assert ReplayErrors().widened(90, 110) == (90, 110)
+    assert ReplayErrors(error=0.009, unexplained=0.004).widened(90, 110) == (90, 110)
+    assert ReplayErrors(error=0.1).widened(90, 110) == pytest.approx((90 / 1.1, 110 * 1.1))
     # A third of the window is explained: the step could take three times as long.
-    assert Closing(unexplained=2 / 3).widened(90, 110) == pytest.approx((30, 330))
+    assert ReplayErrors(unexplained=2 / 3).widened(90, 110) == pytest.approx((30, 330))
 
 
 @pytest.mark.real_traces
