@@ -66,7 +66,7 @@ def data_loading_of(built: Built, cycle: Cycle, slices: HostSlices, ranks: Seque
     if not ns.any() or (factor == 1.0 and grown == 1.0):
         return None
     surely = np.array([_of_samples(built, cycle, rank, batch) for rank in ranks])
-    own = np.array([_fetches(built, cycle, rank) for rank in ranks])
+    own = np.array([len(_rows(built, cycle, rank)) / cycle.steps for rank in ranks])
     fixed = np.minimum(own * FIXED_NS / np.maximum(ns[list(ranks)], 1.0), 1.0)
     least, expected = np.minimum(surely, 1.0 - fixed), 1.0 - fixed
     ends = [1.0 + least * (factor - 1.0), 1.0 + expected * (factor - 1.0), np.full(len(own), factor),
@@ -112,11 +112,6 @@ def _on_line(table: Float64, sizes: Sequence[float], new: float) -> Float64:
             level, slope = 0.0, float((weight**2 * x * times).sum() / (weight**2 * x * x).sum())
         found[rank] = level + slope * new
     return found
-
-
-def _fetches(built: Built, cycle: Cycle, rank: int) -> float:
-    """Fetches in a step."""
-    return len(_rows(built, cycle, rank)) / cycle.steps
 
 
 def _rows(built: Built, cycle: Cycle, rank: int) -> Int64:
@@ -227,18 +222,13 @@ class Loader:
 def loader_of(built: Built, cycle: Cycle) -> Loader | None:
     """The worker processes of a recorded job; ``None`` where no rank takes batches from any."""
     ranks = range(len(built.graphs))
-    uses = [takes_from_workers(graph) for graph in built.graphs]
+    uses = [any(WORKERS in text for text in graph.strings) for graph in built.graphs]
     if not any(uses):
         return None
     steps = np.array([_step_ns(built, cycle, rank) for rank in ranks])
     waited = np.array([waits_for_workers(built, cycle, rank) for rank in ranks])
     times = unprofiled_stretches(built) if not built.profiled else cycle.recorded_ns(0).astype(np.float64)
     return Loader(np.where(waited, steps, 0.0), np.where(uses, steps, 0.0), mean_spread(times))
-
-
-def takes_from_workers(graph: ExecutionGraph) -> bool:
-    """Return whether a rank's batches are made by worker processes."""
-    return any(WORKERS in text for text in graph.strings)
 
 
 def waits_for_workers(built: Built, cycle: Cycle, rank: int) -> bool:

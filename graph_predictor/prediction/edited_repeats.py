@@ -79,15 +79,6 @@ class CycleRows:
         return cls(items, begins, kernels, recorded, own, row, repeated.program.kernel_rank(),
                    repeated.copy_of_kernel == 0, Rows(item[repeated.item], np.arange(len(own)), floor), starts, fed)
 
-    @property
-    def recorded_kernel(self) -> Int64:
-        """Return the recorded kernel of each of ``own``."""
-        return self.kernels if self.kernel is None else self.kernels[self.kernel]
-
-    def of_cycle(self, rows: Int64) -> Int64:
-        """Return which kernels of the cycle some of ``own`` are."""
-        return rows if self.kernel is None else self.kernel[rows]
-
     def durations(self, kernel_ns: Float64) -> Int64:
         """Durations of ``own``, ns, where the kernels of the cycle take ``kernel_ns`` [kernels, variants]."""
         # A ratio, since the recorded duration of a collective whose other members are outside the cycle is another one.
@@ -261,10 +252,11 @@ class EditedRepeats:
         fed = variants.over(rows.fed.change(variants.ns), rows.fed.kernel)
         longest: Float64 = np.zeros((ranks, fed.shape[1]))
         for mask in beside_masks(self.scenario):
-            mine = mask[rows.recorded_kernel]
+            of_cycle = np.arange(len(rows.own)) if rows.kernel is None else rows.kernel
+            mine = mask[rows.kernels[of_cycle]]
             once = np.flatnonzero(mine & rows.first)
             each = np.zeros_like(longest)
-            np.add.at(each, rows.rank[once], variants.over(duration[once], rows.of_cycle(once)))
+            np.add.at(each, rows.rank[once], variants.over(duration[once], of_cycle[once]))
             longest = np.maximum(longest, each)
             duration[mine] = 0
         return KernelRows(variants.over(duration, rows.kernel, LANES), fed, longest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from graph_predictor.recorded.facts import active_ns
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.critical_path import Causes, Path, PathStart, kernel_bounds, sums_back, walks_back
 from graph_predictor.simulation.host_slices import HostSlices
-from graph_predictor.simulation.program import Bound, ItemKind, Simulated, StartCause
+from graph_predictor.simulation.program import Bound, ItemKind, Simulated, StartCause, pointers
 from kernel_models.model import Source
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
@@ -89,7 +88,7 @@ class OperationNames:
         self._label(of_slice, slice_labels or {})
         self._of_row, self._ns = of_slice[rows], ns[rows]
         count = np.bincount(slices.item[rows], minlength=len(program.item_kind))
-        self._pointer = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
+        self._pointer = pointers(count)
         self._total = np.bincount(slices.item[rows], weights=ns[rows], minlength=len(program.item_kind))
         # A marker is in the operation that most of the host time before it was spent in.
         longest = rows[np.argsort(ns[rows], kind="stable")]
@@ -168,15 +167,9 @@ ROUNDING = 1e-6
 """A factor on host time that is this near to one is one, but for rounding."""
 
 
-class TimeSources(NamedTuple):
-    """Shares by the label of a source, the surest first: of all host and device time, and of device time alone."""
-
-    step: dict[str, float]
-    device: dict[str, float]
-
-
-def time_sources(scenario: Scenario, host: EditedHost, times: KernelTimes) -> TimeSources:
-    """Return the sources of a step's times, all ranks together, whatever of it the step waits for.
+def time_sources(scenario: Scenario, host: EditedHost, times: KernelTimes) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the shares of all host and device time of a step by the label of their source, the surest first, and those
+    of device time alone; of all ranks together, whatever of it the step waits for.
 
     Time that an edit takes away counts for none. Host time that an edit has changed is anchored at best.
 
@@ -190,7 +183,7 @@ def time_sources(scenario: Scenario, host: EditedHost, times: KernelTimes) -> Ti
         times.source[scenario.cycle.kernel], times.ns[scenario.cycle.kernel]))
     own = shared.once("host sources", (host, scenario.cycle, scenario.slices, int(scenario.host.source)),
                       lambda: _of_host(scenario, host))
-    return TimeSources(_shares(device + own), _shares(device))
+    return _shares(device + own), _shares(device)
 
 
 def _of_host(scenario: Scenario, host: EditedHost) -> Float64:

@@ -13,7 +13,7 @@ from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_slices import HostSlices, data_loading_operations, exclusive_time
 from graph_predictor.simulation.host_waits import waiting_calls
 from kernel_models.spreads import END, USUAL_STEPS
-from tracer.arrays import Bool, Float64, Int64
+from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind
 from tracer.grouping import kinds_of
 
@@ -64,24 +64,19 @@ def drift(times: Float64) -> float | None:
     return total if one_way and abs(total) > DRIFT else None
 
 
-def step_totals(built: Built, cycle: Cycle, slices: HostSlices) -> Float64:
-    """Host time of each step of the cycle, ns, of the first rank."""
-    return _totals(built, cycle, slices, np.ones(len(slices), np.bool_))
+def step_totals(built: Built, cycle: Cycle, slices: HostSlices, *, unblocked: bool = False) -> Float64:
+    """Host time of each step of the cycle, ns, of the first rank.
 
-
-def unblocked_totals(built: Built, cycle: Cycle, slices: HostSlices) -> Float64:
-    """The same without the calls that wait for the device: what they take beyond the wait for known device work is
-    the driver's and the device's, and goes from one step to another; how fast the host works it does not say."""
-    program, mine = built.program, (slices.rank == 0) & slices.is_cost
-    waits = np.zeros(len(slices), np.bool_)
-    waits[mine] = waiting_calls(built.graphs[0])[program.item_row[slices.item[mine]]]
-    return _totals(built, cycle, slices, ~waits)
-
-
-def _totals(built: Built, cycle: Cycle, slices: HostSlices, counted: Bool) -> Float64:
+    ``unblocked`` leaves out the calls that wait for the device: what they take beyond the wait for known device work is
+    the driver's and the device's, and goes from one step to another; how fast the host works it does not say.
+    """
     program, graph = built.program, built.graphs[0]
     start = graph.steps.start_ns[cycle.row[0]]
-    rows = np.flatnonzero(counted & (slices.rank == 0) & cycle.working[slices.item])
+    rows = np.flatnonzero((slices.rank == 0) & cycle.working[slices.item])
+    if unblocked:
+        waits = slices.is_cost[rows]
+        waits[waits] = waiting_calls(graph)[program.item_row[slices.item[rows[waits]]]]
+        rows = rows[~waits]
     when = program.recorded_item_start[slices.item[rows]] - built.clock_ns[0]
     # The end of a step is the instant at which the next one begins: what it ends with is its own.
     place = np.clip(np.searchsorted(start, when, side="left") - 1, 0, None)

@@ -35,17 +35,11 @@ class ProfilerCost:
     factor: float
 
 
-def unprofiled_step_ns(scenario: Scenario) -> float:
-    """Median step of a capture with nothing watching, ns; 0 where none was timed."""
-    truth = scenario.built.graphs[0].meta.unprofiled_step_ns
-    return float(np.median(truth)) if truth else 0.0
-
-
 def profiler_cost(scenario: Scenario) -> ProfilerCost | None:
     """Return the cost of a recorded job; ``None`` where it was not timed without the profiler."""
-    unprofiled = unprofiled_step_ns(scenario)
-    if not unprofiled:
+    if not (timed := scenario.built.graphs[0].meta.unprofiled_step_ns):
         return None
+    unprofiled = float(np.median(timed))
     cycle, slices = scenario.cycle, scenario.slices
     events = events_of(scenario)
     mine = cycle.working[slices.item] & (slices.rank == 0)

@@ -18,6 +18,7 @@ import numpy as np
 
 from graph_predictor.figures import signed_percent
 from graph_predictor.recorded.counted_steps import CountedSteps
+from graph_predictor.recorded.damage import rank_number
 from tracer.arrays import Bool, Int64
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.intervals import union_ns
@@ -228,7 +229,7 @@ def recorded_facts(graphs: Sequence[ExecutionGraph], steps: CountedSteps | None 
             counts = np.zeros(len(counts), np.bool_)
             counts[list(chosen)] = True
         ranks.append(RankFacts(
-            graph.meta.rank if graph.meta.rank >= 0 else rank, float(steps.ranks[rank].length_ns[counts].mean()),
+            rank_number(graph, rank), float(steps.ranks[rank].length_ns[counts].mean()),
             mean_active_ns(graph, counts) if len(graph.kernels) else None))
     slowest = int(np.argmax([rank.step_ns for rank in ranks]))
     graph, counts = graphs[slowest], steps.counts[slowest]

@@ -7,7 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from graph_predictor.simulation.acyclic_loop import take_away
-from graph_predictor.simulation.program import NEVER, LaunchReference, Program, entries_waited_for, slot_freed
+from graph_predictor.simulation.program import (
+    NEVER,
+    LaunchReference,
+    Program,
+    entries_waited_for,
+    owners,
+    pointers,
+    slot_freed,
+)
 from tracer.arrays import Bool, Int64
 from tracer.graph import NONE
 
@@ -69,10 +77,10 @@ def _dependencies(p: Program) -> _Dependencies:
     follows[p.thread_ptr[:-1][np.diff(p.thread_ptr) > 0]] = False
     later = item[follows]
     add(items + later - 1, later)
-    owner = np.repeat(item, np.diff(p.after_ptr))
+    owner = owners(p.after_ptr)
     add(items + p.after_item, owner, HAND_OVER, np.arange(len(owner)),
         p.recorded_item_end[p.after_item] > p.recorded_item_start[owner])
-    owner = np.repeat(item, np.diff(p.wait_ptr))
+    owner = owners(p.wait_ptr)
     add(kernel_node[p.wait_kernel], items + owner, BLOCKING, np.arange(len(owner)),
         p.recorded_kernel_end[p.wait_kernel] > p.recorded_item_end[owner])
     in_call = p.kernel_reference == LaunchReference.CALL_START
@@ -80,7 +88,7 @@ def _dependencies(p: Program) -> _Dependencies:
     add(np.where(in_call, p.kernel_item, items + p.kernel_item)[launched], kernel_node[launched])
     behind = kernel[p.kernel_previous >= 0]
     add(kernel_node[p.kernel_previous[behind]], kernel_node[behind])
-    owner = np.repeat(kernel, np.diff(p.edge_ptr))
+    owner = owners(p.edge_ptr)
     whole = p.edge_fraction == 1.0
     since = np.where(whole, p.recorded_kernel_end[p.edge_kernel], p.recorded_kernel_start[p.edge_kernel])
     for kind, mine in ((WAIT_ACROSS, whole), (CONTENTION, ~whole)):
@@ -151,10 +159,10 @@ def _without(p: Program, found: _Dependencies, rows: Int64, left_out: dict[str, 
                                      ("after", gone[HAND_OVER], ("after_item", "after_lag"))):
         if len(dropped):
             pointer = getattr(p, f"{prefix}_ptr")
-            owner = np.repeat(np.arange(len(pointer) - 1), np.diff(pointer))
+            owner = owners(pointer)
             kept = ~np.isin(np.arange(len(owner)), dropped)
             counts = np.bincount(owner[kept], minlength=len(pointer) - 1)
-            changes[f"{prefix}_ptr"] = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+            changes[f"{prefix}_ptr"] = pointers(counts)
             changes.update({name: getattr(p, name)[kept] for name in columns})
             if prefix == "wait":
                 alone = np.setdiff1d(owner[dropped], owner[kept])
@@ -210,7 +218,7 @@ def _waits(p: Program, gone: Bool) -> dict[str, np.ndarray]:
     if not count[gone].any():
         return {}
     kept = np.repeat(~gone, count)
-    return {"wait_ptr": _pointer(np.where(gone, 0, count)), "wait_kernel": p.wait_kernel[kept],
+    return {"wait_ptr": pointers(np.where(gone, 0, count)), "wait_kernel": p.wait_kernel[kept],
             "wait_lag": p.wait_lag[kept]}
 
 
@@ -229,18 +237,13 @@ def _queue(p: Program, gone: Bool, items: Bool) -> dict[str, np.ndarray]:
     kept = ~gone[p.queue_kernel]
     if kept.all() or not (entries_waited_for(p) >= 0).any():
         return {}
-    before = _pointer(kept)
+    before = pointers(kept)
     first = p.queue_ptr[np.maximum(p.item_channel, 0)]
     there = (p.item_channel >= 0) & (p.item_queue >= 0)
     entry = np.where(there, first + p.item_queue, 0)
     return {"queue_kernel": p.queue_kernel[kept], "queue_ptr": before[p.queue_ptr],
             "item_queue": np.where(there, before[entry] - before[np.where(there, first, 0)], p.item_queue),
             "item_channel": np.where(items, NONE, p.item_channel)}
-
-
-def _pointer(counts: np.ndarray) -> Int64:
-    """Return where each row begins, and where the last one ends."""
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def with_residuals(program: Program) -> Program:
@@ -267,7 +270,7 @@ def with_residuals(program: Program) -> Program:
             p.kernel_duration)
 
     said_end = item_start + p.item_cost
-    owner = np.repeat(np.arange(len(p.item_kind)), np.diff(p.wait_ptr))
+    owner = owners(p.wait_ptr)
     if len(owner):
         np.maximum.at(said_end, owner, end[p.wait_kernel] + p.wait_lag)
     slot = _freed_slots(p, end)
@@ -304,7 +307,7 @@ def _kernel_start(p: Program, item_start: Int64, item_end: Int64, start: Int64, 
     by_stream = np.maximum(queued, start[p.kernel_previous])
     clamped_gap = np.where(follows, by_stream - queued, 0)
     said = np.maximum(said, np.where(follows, by_stream, NEVER))
-    owner = np.repeat(np.arange(len(start)), np.diff(p.edge_ptr))
+    owner = owners(p.edge_ptr)
     if len(owner):
         source = p.edge_kernel
         ready = np.where(p.edge_fraction == 1.0, end[source], start[source] + (

@@ -13,6 +13,7 @@ Times are int64 nanoseconds on the job's clock; ``NEVER`` stands for "no externa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
@@ -189,11 +190,11 @@ class Program:
 
     def kernel_rank(self) -> Int64:
         """Rank index (position in the job) of every kernel."""
-        return np.repeat(np.arange(self.ranks, dtype=np.int64), np.diff(self.kernel_ptr))
+        return owners(self.kernel_ptr)
 
     def item_thread(self) -> Int64:
         """Thread index of every host item."""
-        return np.repeat(np.arange(len(self.thread_rank), dtype=np.int64), np.diff(self.thread_ptr))
+        return owners(self.thread_ptr)
 
     @property
     def recorded(self) -> RecordedTimes:
@@ -265,6 +266,16 @@ class Structure:
     member_ptr: Int64
     member: Int64
     owner: Int64
+
+
+def pointers(counts: np.ndarray | Sequence[int]) -> Int64:
+    """Return where each group of rows begins, and where the last one ends, of their numbers."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def owners(pointer: Int64) -> Int64:
+    """Return the group of each row."""
+    return np.repeat(np.arange(len(pointer) - 1), np.diff(pointer))
 
 
 def entries_waited_for(p: Program) -> Int64:

@@ -28,6 +28,7 @@ from graph_predictor.simulation.program import (
     StartCause,
     Structure,
     entries_waited_for,
+    owners,
 )
 from tracer.arrays import Bool, Int32, Int64
 from tracer.graph import NONE
@@ -201,10 +202,12 @@ class _Sheet:
                  lag=constants.thread_start + np.searchsorted(p.thread_ptr, rows, side="right") - 1)
         rows = np.flatnonzero(opens)
         self.add(op.END, self.item_at[rows], _END, to=ends + rows, of=rows, row=self.rows.item[rows])
-        edge, item = _owners(p.after_ptr)
+        item = owners(p.after_ptr)
+        edge = np.arange(len(item))
         self.add(op.LATER, begins[item], _AFTER, to=item, of=ends + p.after_item, cause=StartCause.OTHER_THREAD,
                  source=edge, lag=constants.after_lag + edge)
-        edge, item = _owners(p.wait_ptr)
+        item = owners(p.wait_ptr)
+        edge = np.arange(len(item))
         self.add(op.LATER, self.item_at[item], _WAITS, to=ends + item, of=times.kernel_end + p.wait_kernel,
                  cause=EndCause.KERNEL, source=p.wait_kernel, lag=constants.wait_lag + edge)
         rows = np.flatnonzero((p.item_external > NEVER) & there)
@@ -323,12 +326,12 @@ class _Sheet:
         overlaps = p.kernel_gap[mine] < 0
         mine, before = mine[overlaps], before[overlaps]
         inputs(op.LATER, mine, at[before], 0, of=start + before, cause=KernelCause.STREAM, source=before, lag=0)
-        edge, owner = _owners(p.edge_ptr)
+        owner = owners(p.edge_ptr)
         for ends in (True, False):
             some = np.flatnonzero((p.edge_fraction == 1.0) == ends)
-            of, lag = p.edge_kernel[some], constants.edge_lag + edge[some]
-            part = {} if ends else {"beside": times.kernel_end + of, "row": edge[some]}
-            inputs(op.LATER if ends else op.PART, owner[some], at[of], 2, cause=KernelCause.EDGE, source=edge[some],
+            of, lag = p.edge_kernel[some], constants.edge_lag + some
+            part = {} if ends else {"beside": times.kernel_end + of, "row": some}
+            inputs(op.LATER if ends else op.PART, owner[some], at[of], 2, cause=KernelCause.EDGE, source=some,
                    of=(times.kernel_end if ends else start) + of, lag=lag, **part)
         group = p.kernel_group
         lone = k[group[k] < 0]
@@ -343,9 +346,3 @@ class _Sheet:
                      to=times.met + group[some], of=start + some, cause=0, source=some)
         self.add(op.RUN, at[met], 2 * self.within, to=times.kernel_end + met, of=times.met + group[met],
                  kernel_row=row[met])
-
-
-def _owners(pointer: Int64) -> tuple[Int64, Int64]:
-    """The rows of edges by their owner (CSR), and the owner of each."""
-    owner = np.repeat(np.arange(len(pointer[1:])), np.diff(pointer))
-    return np.arange(len(owner)), owner
