@@ -25,6 +25,17 @@ FIXED_NS = 25_000.0
 class DataLoading:
     """Factors on the time each rank's own process takes to load its batches, and the ends of their 80% intervals.
 
+    ::
+
+        fetch      |lead| sample | sample | sample | collate, copy |
+        other      |lead| sample | sample | sample | sample | sample | sample | collate, copy     |
+
+    Making samples, collating and copying them go with the samples, as they do in worker processes; a few microseconds
+    of the loader's own do not. One recorded fetch shows its length and, where samples call the same operations one
+    after another or are collated as a list, how much of it samples surely take. The rest may be a batch that lay ready
+    (a slice of a tensor, a buffer filled elsewhere): the interval holds a fetch in which that stays. Fetches at two
+    sizes tell the law.
+
     ``recorded_ns`` is what the slowest rank takes in a recorded step.
     """
 
@@ -180,6 +191,16 @@ UPPER = 0.9
 @dataclass(frozen=True, slots=True)
 class Loader:
     """A job's worker processes, by rank, ns.
+
+    ::
+
+        workers    |== batch 1 ==|== batch 2 ==|== batch 3 ==|        one batch every interval
+        trainer    |= step =|wait|= step =|wait|= step =|wait|        the step is the longer of the two
+
+    A recording shows when batches came, not what they cost: waiting for one is never a duration, and its arrival is no
+    event of an edited step. Workers are producers with an interval of their own, and no step can be shorter than that.
+    Where the trainer waited for much of the step, the interval is what a step took. Where it waited little or not at
+    all, the interval was shorter by an unknown amount: anything up to the step is then taken to be equally likely.
 
     Attributes:
         interval_ns: expected time between two batches; 0 where batches were ready.

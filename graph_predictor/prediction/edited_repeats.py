@@ -151,12 +151,12 @@ class KernelRows:
         duration: of the rows that copies take them from, whole ns, [rows, variants]; a whole vector of variants where
             those more are as expected.
         fed: what calls that feed copies take more, ns, [such copies, variants].
-        beside: what work beside the step takes of each rank, ns, [ranks, variants]: no step is shorter than that.
+        overlapping: what work that overlaps the step takes of each rank, ns, [ranks, variants]: no step is shorter.
     """
 
     duration: Int64
     fed: Float64
-    beside: Float64
+    overlapping: Float64
 
     @cached_property
     def lanes(self) -> Lanes:
@@ -182,7 +182,7 @@ class EditedRepeats:
     def once(cls, repeated: Repeated, scenario: Scenario, host: EditedHost) -> EditedRepeats:
         """Return those with a host and launches, made once for as many hosts as take little room."""
         most = NUMBERS_KEPT // max(len(repeated.item) // repeated.copies * LANES, 1)
-        of = (host, scenario.launches.waits, scenario.launches.hidden_collectives, _loads_beside(scenario))
+        of = (host, scenario.launches.waits, scenario.launches.hidden_collectives, _loads_in_background(scenario))
         return repeated.shared.once("copies", of, lambda: cls(repeated, scenario, host),
                                     most=min(max(most, KEPT), HOSTS_KEPT))
 
@@ -239,7 +239,7 @@ class EditedRepeats:
 
     @cached_property
     def training(self) -> EditedRepeats:
-        """The same without the worker processes that make batches beside it."""
+        """The same without the worker processes that make batches meanwhile."""
         if not self.host.workers.any():
             return self
         host = replace(self.host, workers=np.zeros_like(self.host.workers))
@@ -251,7 +251,7 @@ class EditedRepeats:
         duration = rows.durations(variants.ns)
         fed = variants.over(rows.fed.change(variants.ns), rows.fed.kernel)
         longest: Float64 = np.zeros((ranks, fed.shape[1]))
-        for mask in beside_masks(self.scenario):
+        for mask in overlapping_masks(self.scenario):
             of_cycle = np.arange(len(rows.own)) if rows.kernel is None else rows.kernel
             mine = mask[rows.kernels[of_cycle]]
             once = np.flatnonzero(mine & rows.first)
@@ -263,7 +263,7 @@ class EditedRepeats:
 
     def kernels_once(self, kind: str, of: object, make: Callable[[], KernelVariants]) -> KernelRows:
         """Rows of kernels as of ``kernels``, made once for all copies whose kernels' times rest on the same ``of``."""
-        key = (of, self.scenario.launches.hidden_collectives, _loads_beside(self.scenario))
+        key = (of, self.scenario.launches.hidden_collectives, _loads_in_background(self.scenario))
         return self._shared.once(f"{kind} kernels", key, lambda: self.kernels(make()))
 
     def simulated(self, kernels: KernelRows) -> Simulated:
@@ -322,10 +322,10 @@ class EditedRepeats:
         """When the first items of the copies end at the earliest, where a cycle takes each rank no less than what is
         beside it, ns, [first items, variants]."""
         host, repeated, starts = self.host, self.repeated, self.rows.starts
-        if not (self._held or kernels.beside.any()):
+        if not (self._held or kernels.overlapping.any()):
             return [self._free] * -(-len(factors) // LANES)
         floor = np.stack([np.maximum(host.floor * factor, host.workers) for factor in factors], axis=1)
-        floor = np.maximum(floor, kernels.beside)
+        floor = np.maximum(floor, kernels.overlapping)
         program = repeated.program
         thread = program.item_thread()[starts]
         return lanes(program.thread_start[thread][:, None] + whole_ns(
@@ -333,7 +333,7 @@ class EditedRepeats:
 
     @cached_property
     def _held(self) -> bool:
-        """Whether what the host does beside the steps takes any time."""
+        """Whether what the host does while steps run takes any time."""
         return bool(self.host.floor.any() or self.host.workers.any())
 
     @cached_property
@@ -352,13 +352,13 @@ def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:
     return whole_ns(p.after_lag * (float(lag.sum()) / total if total else 1.0))
 
 
-def beside_masks(scenario: Scenario) -> list[Bool]:
-    """Kernels that run beside the step, of each kind of such work: they take no time of its own."""
-    return [*([input_copies(scenario)] if _loads_beside(scenario) else []),
+def overlapping_masks(scenario: Scenario) -> list[Bool]:
+    """Kernels that overlap the step, of each kind of such work: they take no time of its own."""
+    return [*([input_copies(scenario)] if _loads_in_background(scenario) else []),
             *([collective_rows(scenario)] if scenario.launches.hidden_collectives else [])]
 
 
-def _loads_beside(scenario: Scenario) -> bool:
+def _loads_in_background(scenario: Scenario) -> bool:
     return scenario.batches.loading is Loading.BACKGROUND
 
 

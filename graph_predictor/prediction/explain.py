@@ -31,7 +31,18 @@ _WORDS = {bound.label: _MERGED.get(bound, bound.label) for bound in Bound}
 
 
 def bottleneck(bounds: dict[str, float]) -> str:
-    """The largest of the bounds (by their labels) along the path of what decides, the host's parts taken together."""
+    """The largest of the bounds (by their labels) along the path of what decides, the host's parts taken together.
+
+    In a steady state everything happens one step time later from step to step. Whatever falls behind fastest decides:
+    the host where the host decides, a stream of the device where the device does, even while the host still runs ahead
+    and fills the launch queue, so that the recorded step itself waited for nothing::
+
+        host      |== step 1 ==|== step 2 ==|== step 3 ==|                  5 ms from end to end
+        stream    #### of step 1 ####|#### of step 2 ####|#### of step 3 ####    8 ms: the device decides
+
+    The word is the largest part of the critical path of that steady state. What a host, a GPU or a network that takes
+    no time would save is its evidence (``Prediction.savings_us``).
+    """
     merged: dict[str, float] = defaultdict(float)
     for label, word in _WORDS.items():
         merged[word] += bounds.get(label, 0.0)
@@ -59,6 +70,13 @@ class PathTimes:
 
 class OperationNames:
     """What the operations of a step's kernels and host time are called, by rows of the recorded program.
+
+    Of a path, host work is split by what its slices take after the edits.
+
+    ::
+
+        path       ── host work before a call ──[ call ]──[ kernel ]──
+        time of    add   mul (half as long)      call's    kernel's operation
 
     Args:
         built: the job.

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CPU = "cpu"
+"""The device of a step without device work."""
 CONTENTION_ROUNDS = 2
 """Times that shares and kernels' times are found in turn."""
 UNLIKE_MEASURED = 0.02
@@ -240,7 +241,7 @@ class Baseline:
 
     @cached_property
     def unedited_shares(self) -> Overlapping:
-        """Return what lies beside collectives in the unedited step."""
+        """Return what overlaps collectives in the unedited step."""
         return steady_shares(self._unedited.steady, self._unedited.kinds)
 
     @cached_property
@@ -347,7 +348,7 @@ class _Run:
         return steady_state(self.scenario.cycle, self._edited, once=self.once)
 
     def _contend(self, found: Contention) -> None:
-        """Let the kernels take what they take beside what they are beside now."""
+        """Scale each kernel by the slowdown it suffers from what overlaps it in the edited step."""
         recorded, alone = self.baseline.unedited_shares, self.times
         for _ in range(CONTENTION_ROUNDS):
             change = found.log_factor(steady_shares(self.steady, self.kinds)) - found.log_factor(recorded)

@@ -45,6 +45,8 @@ Event = tuple[str, int]
 class CountedSpan:
     """A step of one rank, or the rank's whole window.
 
+    The same span gives the step's measured time, its simulated time, and where the walk along its path begins.
+
     Attributes:
         program: what the events are of, or any other program of the same rows.
         rank: position in the job.

@@ -34,7 +34,12 @@ def unprofiled_stretches(built: Built) -> Float64:
 
 
 def mean_spread(times: Float64) -> float:
-    """Log half width of the 80% interval of steps to come, from steps that took these times."""
+    """Log half width of the 80% interval of steps to come, from steps that took these times.
+
+    Few steps say little of their own spread, so that it is drawn to a usual one. Steps near each other are alike
+    (clocks, other work on the machine): the mean of several is hardly surer of the steps to come than one of them is,
+    and the spread between steps is taken for that of their mean.
+    """
     log = np.log(times[times > 0])
     squares = float(((log - log.mean()) ** 2).sum()) if len(log) else 0.0
     return END * float(np.sqrt((USUAL_STEPS**2 + squares) / max(len(log), 1)))
@@ -97,6 +102,13 @@ QUANTILES = (0.1, 0.9)
 @dataclass(frozen=True, slots=True)
 class StepKinds:
     """Difference of a job's recorded steps in what they do.
+
+    ::
+
+        recorded    | train | train + evaluate | train | train |         one median tells of neither kind
+        recorded    | [7, 33] | [7, 81] | [7, 24] |                      batches padded to their own longest
+
+    A prediction is of the steps it rests on. Where others do other work, that is said, and its interval covers them.
 
     Attributes:
         text: what differs, a sentence.

@@ -49,6 +49,10 @@ class _Dependencies:
 def without_cycles(program: Program) -> tuple[Program, dict[str, int]]:
     """The program without the inferred dependencies that close cycles, and how many there were of each kind.
 
+    What a recording does not say is inferred, edge by edge: which kernel another one or a call waited for, which slot
+    of the launch queue, which collectives are one. Each looks possible by itself; together they can form a cycle, in a
+    trace whose clocks disagree, say. Program order, launches and the order of streams are facts and stay.
+
     A call whose wait is left out keeps its recorded duration.
     """
     left_out: dict[str, int] = {}
@@ -194,6 +198,10 @@ def _has_cycle(source: Int64, target: Int64, nodes: int) -> bool:
 def without(program: Program, kernels: Bool, items: Bool) -> Program:
     """Return a program without some kernels and calls. Durations and costs are left to the caller.
 
+    Rows stay where they are, so that every other column of the program keeps its meaning. A kernel that is gone takes
+    no time and adds none: no latency, no gap, no lag, no rendezvous and no entry of the launch queue. A call that is
+    gone waits for nothing.
+
     Args:
         program: the program. Columns of its dependencies that do not change are kept as they are (``same_order``).
         kernels: those that are gone.
@@ -248,6 +256,9 @@ def _queue(p: Program, gone: Bool, items: Bool) -> dict[str, np.ndarray]:
 
 def with_residuals(program: Program) -> Program:
     """The same program with each kernel's and each call's residual against its recorded time added (ns).
+
+    A replay with residuals is a playback: it shows that bookkeeping is right, and nothing about the model. It is the
+    starting point for edits that should keep every recorded irregularity in place.
 
     A residual is the recorded time less what the program says from *recorded* inputs; it is added to every term the
     time is a maximum of, so the recorded times solve the program again.

@@ -31,7 +31,14 @@ ROOM = 64
 
 @dataclass
 class HostTime:
-    """Disjoint intervals sorted by (thread, start), ns of the rank's window; ``op`` is the innermost operation."""
+    """Disjoint intervals sorted by (thread, start), ns of the rank's window; ``op`` is the innermost operation.
+
+    ::
+
+        ops        |------- aten::linear -------|     |-- aten::relu --|
+                      |-- aten::addmm --|
+        intervals  |l||      addmm      |linear|      |      relu      |
+    """
 
     thread: Int64
     start_ns: Int64

@@ -257,7 +257,7 @@ class _Sheet:
             some = np.flatnonzero(~joined & ((earlier < 0) == opens))
             leaves = times.kernel_end + kernel[some]
             self.add(op.SAME if opens else op.LEFT, self.begins[asked[some]], _BEFORE, to=times.left + entries[some],
-                     of=leaves if opens else times.left + earlier[some], beside=NONE if opens else leaves,
+                     of=leaves if opens else times.left + earlier[some], other=NONE if opens else leaves,
                      source=kernel[some], cause=0)
         self._room(rows[launches[rows] < 0])
 
@@ -274,7 +274,7 @@ class _Sheet:
                        "leaves": times.kernel_end + p.queue_kernel[entry]} if queued else {}
             self.add(op.QUEUED_LAUNCH if queued else op.LAUNCH, self.item_at[n], _END, to=times.item_end + n,
                      to_start=times.kernel_end + k, of=times.item_end + self.follows[n],
-                     beside=times.kernel_end + p.kernel_previous[k], row=self.rows.item[n], kernel_row=row[k],
+                     other=times.kernel_end + p.kernel_previous[k], row=self.rows.item[n], kernel_row=row[k],
                      taken=self.taken[n], lag=constants.item_return + n, latency=constants.kernel_latency + k,
                      gap=constants.kernel_gap + k, **leaving)
         self._item(items[waits], items[waits])
@@ -285,7 +285,7 @@ class _Sheet:
         call, before = p.kernel_item[k], p.kernel_previous[k]
         first = self.item_at[call] < self.kernel_at[before]
         self.add(op.KERNEL, self.kernel_at[k], self.within, to=times.kernel_end + k, of=times.item_end + call,
-                 call=call, beside=times.kernel_end + before, kernel_row=row[k], latency=constants.kernel_latency + k,
+                 call=call, other=times.kernel_end + before, kernel_row=row[k], latency=constants.kernel_latency + k,
                  gap=constants.kernel_gap + k, cause=np.where(first, KernelCause.LAUNCH, KernelCause.STREAM))
         self._inputs(np.flatnonzero(~alone))
 
@@ -313,7 +313,7 @@ class _Sheet:
                 inputs(op.LATER, mine[held], previous[held], 1, of=times.left + self.entry[call[held]], cause=cause,
                        source=call[held], lag=lag[held])
             elif reference == LaunchReference.STAGED:
-                inputs(op.STAGED, mine, self.item_at[call], 1, of=ended, cause=cause, source=call, lag=lag, beside=call,
+                inputs(op.STAGED, mine, self.item_at[call], 1, of=ended, cause=cause, source=call, lag=lag, other=call,
                        kernel_row=row[mine])
             else:
                 inputs(op.LATER, mine, self.item_at[call], 1, of=ended, cause=cause, source=call, lag=lag)
@@ -330,7 +330,7 @@ class _Sheet:
         for ends in (True, False):
             some = np.flatnonzero((p.edge_fraction == 1.0) == ends)
             of, lag = p.edge_kernel[some], constants.edge_lag + some
-            part = {} if ends else {"beside": times.kernel_end + of, "row": some}
+            part = {} if ends else {"other": times.kernel_end + of, "row": some}
             inputs(op.LATER if ends else op.PART, owner[some], at[of], 2, cause=KernelCause.EDGE, source=some,
                    of=(times.kernel_end if ends else start) + of, lag=lag, **part)
         group = p.kernel_group
