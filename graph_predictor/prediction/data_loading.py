@@ -1,4 +1,4 @@
-"""Batches: how long they take to load, in the training process or in worker processes, and how that bounds a step."""
+"""Batches: how long they take to load, in worker processes or in the training process, and how that bounds a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from graph_predictor.prediction.step_spread import mean_spread, unprofiled_stret
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_slices import WORKERS, HostSlices, fetch_ranges
 from graph_predictor.simulation.program import ItemKind
-from kernel_models.spreads import HOST_AT_CAPTURED
 from tracer.arrays import Float64, Int64
 from tracer.graph import ExecutionGraph, OpKind
 
@@ -33,8 +32,7 @@ class DataLoading:
     Making samples, collating and copying them go with the samples, as they do in worker processes; a few microseconds
     of the loader's own do not. One recorded fetch shows its length and, where samples call the same operations one
     after another or are collated as a list, how much of it samples surely take. The rest may be a batch that lay ready
-    (a slice of a tensor, a buffer filled elsewhere): the interval holds a fetch in which that stays. Fetches at two
-    sizes tell the law.
+    (a slice of a tensor, a buffer filled elsewhere): the interval holds a fetch in which that stays.
 
     ``recorded_ns`` is what the slowest rank takes in a recorded step.
     """
@@ -83,46 +81,6 @@ def data_loading_of(built: Built, cycle: Cycle, slices: HostSlices, ranks: Seque
     ends = [1.0 + least * (factor - 1.0), 1.0 + expected * (factor - 1.0), np.full(len(own), factor),
             np.full(len(own), grown)]
     return DataLoading(ends[1], np.min(ends, axis=0), np.max(ends, axis=0), float(ns.max()))
-
-
-def data_loading_between(times: Sequence[Float64], sizes: Sequence[float], new: float) -> DataLoading | None:
-    """Fetches by the line through those of several captures.
-
-    Args:
-        times: of a step of each capture, by rank, ns; the first is the one that is predicted from.
-        sizes: samples of each capture.
-        new: samples of the step that is predicted.
-    """
-    table = np.stack(times)
-    if not table[0].any():
-        return None
-    found = _on_line(table, sizes, new)
-    below, above = np.zeros(table.shape[1]), np.zeros(table.shape[1])
-    for number in range(len(table)):
-        for sign in (-1.0, 1.0):
-            other = table.copy()
-            other[number] *= np.exp(sign * HOST_AT_CAPTURED)
-            change = _on_line(other, sizes, new) - found
-            below, above = below + np.minimum(change, 0.0) ** 2, above + np.maximum(change, 0.0) ** 2
-    ends = (found, np.maximum(found - np.sqrt(below), 0.0), found + np.sqrt(above))
-    known = table[0] > 0
-    expected, low, high = (np.where(known, end / np.where(known, table[0], 1.0), 1.0) for end in ends)
-    return DataLoading(expected, low, high, float(table[0].max()))
-
-
-def _on_line(table: Float64, sizes: Sequence[float], new: float) -> Float64:
-    """Times at ``new`` by lines of no negative slope or level through each rank's times, errors relative to them."""
-    found = np.empty(table.shape[1])
-    x = np.asarray(sizes, np.float64)
-    for rank, times in enumerate(table.T):
-        weight = 1.0 / np.maximum(times, 1.0)
-        level, slope = np.linalg.lstsq(np.stack([weight, weight * x], axis=1), weight * times, rcond=None)[0]
-        if slope < 0:
-            level, slope = float((weight**2 * times).sum() / (weight**2).sum()), 0.0
-        elif level < 0:
-            level, slope = 0.0, float((weight**2 * x * times).sum() / (weight**2 * x * x).sum())
-        found[rank] = level + slope * new
-    return found
 
 
 def _rows(built: Built, cycle: Cycle, rank: int) -> Int64:

@@ -15,11 +15,9 @@ from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.unprofiled import profiler_share
 from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.simulation.program import whole_ns
-from kernel_models.host.accuracy import ToldHost, left_out
-from kernel_models.host.fitting import fit_host
-from kernel_models.host.hosts import host_names, is_host_file, read_host, shipped_host
-from kernel_models.host.model import HostModel
-from kernel_models.host.step_events import LISTS, HostStep, is_flat
+from kernel_models.host.events import LISTS, HostStep, is_flat
+from kernel_models.host.fitting import ToldHost, fit_host, left_out
+from kernel_models.host.model import HostModel, host_names, is_host_file, read_host, shipped_host
 from kernel_models.spreads import SMALL_PROGRAMS
 from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
@@ -28,7 +26,6 @@ from tracer.job import Job, read_job
 
 if TYPE_CHECKING:
     from kernel_models.datasets.host_traces import HostWork
-    from kernel_models.host.model import HostModel
 
 
 def recorded_host_steps(graphs: Sequence[ExecutionGraph]) -> list[HostStep]:
@@ -87,8 +84,7 @@ def host_model(steps: Sequence[HostStep], name: str) -> HostModel:
     Raises:
         ForetraceError: there is no host time in them.
     """
-    from kernel_models.host.few_programs import ENOUGH_PROGRAMS, fit_few
-    from kernel_models.host.fitting import fit_host
+    from kernel_models.host.fitting import ENOUGH_PROGRAMS, fit_few, fit_host
 
     few = len(steps) < ENOUGH_PROGRAMS and any(step.compute_ns.any() for step in steps)
     return fit_few(steps, f"{name} and other hosts") if few else fit_host(steps, name)

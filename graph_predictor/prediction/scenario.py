@@ -267,17 +267,11 @@ class Scenario:
         return replace(self, set_by={**self.set_by, what: edit})
 
     def with_samples(self, factor: float, batch: int | None = None, grown: float | None = None) -> Scenario:
-        """Return the same with ``factor`` times as many samples a batch; ``batch`` and ``grown`` as of
-        ``data_loading_of``."""
+        """Return the same with ``factor`` times as many samples a batch, as far as a loader's workers make them, or the
+        training process itself; ``batch`` and ``grown`` as of ``data_loading_of``."""
         recorded = self if self.origin is None else self.origin.scenario
         ranks = range(len(recorded.built.graphs)) if self.origin is None else self.origin.ranks
-        return self.with_data_loading(factor,
-                                      data_loading_of(recorded.built, recorded.cycle, recorded.slices, ranks, factor,
-                                                      batch, grown))
-
-    def with_data_loading(self, factor: float, data_loading: DataLoading | None) -> Scenario:
-        """Return the same with ``factor`` times as many samples a batch, as far as a loader's workers make them, or the
-        training process itself (``data_loading``, if it does)."""
+        data_loading = data_loading_of(recorded.built, recorded.cycle, recorded.slices, ranks, factor, batch, grown)
         batches = self.batches.with_samples(factor)
         if data_loading is None:
             return replace(self, batches=batches)
