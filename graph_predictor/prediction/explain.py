@@ -225,7 +225,6 @@ def _shares(ns: Float64) -> dict[str, float]:
     return {source.label: float(ns[source]) / total for source in Source if ns[source] > 0}
 
 
-_LABELS = tuple(bound.label for bound in Bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +249,13 @@ def explain(scenario: Scenario, steady: Steady) -> list[Explained]:
     causes = Causes(steady.copies.launches, steady.simulated, layout.bounds)
     starts = [PathStart(at, causes.end_ns(at), int(stop))
               for at, stop in zip(steady.periods.at, steady.periods.stop_ns, strict=True)]
-    return [_of_rank(steady, rank, causes, start, sums, layout) for rank, (start, sums) in enumerate(
-        zip(starts, sums_back(causes, starts).tolist(), strict=True))]
+    found, simulated = [], steady.simulated
+    for start, sums, own, device in zip(
+            starts, sums_back(causes, starts).tolist(), layout.computing, layout.device, strict=True):
+        bounds = {bound.label: float(ns) for bound, ns in zip(Bound, sums, strict=True)}
+        active = active_ns(simulated.kernel_start[own], simulated.kernel_end[own], device)
+        found.append(Explained(bounds, bottleneck(bounds), active, causes, start))
+    return found
 
 
 def bottleneck_rank(period_ns: Int64, ranks: list[Explained]) -> int:
@@ -281,14 +285,6 @@ class _Layout:
                      for low, high, kind in zip(pointer[:-1], pointer[1:], kinds, strict=True)]
         device = np.concatenate([graph.kernels.device for graph in graphs])[repeated.kernel]
         return cls(kernel_bounds(kinds), computing, [device[rows] for rows in computing])
-
-
-def _of_rank(steady: Steady, rank: int, causes: Causes, start: PathStart, sums: list[int],
-             layout: _Layout) -> Explained:
-    bounds = {label: float(ns) for label, ns in zip(_LABELS, sums, strict=True)}
-    own, simulated = layout.computing[rank], steady.simulated
-    active = active_ns(simulated.kernel_start[own], simulated.kernel_end[own], layout.device[rank])
-    return Explained(bounds, bottleneck(bounds), active, causes, start)
 
 
 def path_entries(scenario: Scenario, steady: Steady, path: Path) -> list[PathItem]:

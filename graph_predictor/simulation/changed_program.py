@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from graph_predictor.simulation.program import (
     entries_waited_for,
     owners,
     pointers,
-    slot_freed,
 )
 from tracer.arrays import Bool, Int64
 from tracer.graph import NONE
@@ -115,12 +115,9 @@ def _add_queue(p: Program, found: _Dependencies, kernel_node: Int64, first: int)
     opens = np.zeros(len(entry), np.bool_)
     opens[p.queue_ptr[:-1][np.diff(p.queue_ptr) > 0]] = True
     found.add(first + entry[~opens] - 1, first + entry[~opens])
-    channel = np.maximum(p.item_channel, 0)
-    if not len(p.queue_depth):
-        return
-    depth = p.queue_depth[channel]
-    waits = np.flatnonzero((p.item_channel >= 0) & (depth > 0) & (p.item_queue >= depth))
-    slot = p.queue_ptr[channel[waits]] + p.item_queue[waits] - depth[waits]
+    waited_for = entries_waited_for(p)
+    waits = np.flatnonzero(waited_for >= 0)
+    slot = waited_for[waits]
     backward = p.recorded_kernel_end[p.queue_kernel[slot]] > p.recorded_item_end[waits]
     found.add(first + slot, items + waits, QUEUE, waits, backward)
     # A copy in its call is submitted once there is a slot.
@@ -334,10 +331,6 @@ def _submitted(p: Program, item_start: Int64, end: Int64) -> Int64:
 
 def _freed_slots(p: Program, end: Int64) -> Int64:
     """Return when the launch queue had a slot for each item in the recording (``NEVER``: it was never full before)."""
-    freed = np.full(len(p.item_kind), NEVER, np.int64)
-    for channel, depth in enumerate(p.queue_depth.tolist()):
-        rows = np.flatnonzero((p.item_channel == channel) & (p.item_queue >= depth))
-        if depth > 0 and len(rows):
-            entries = p.queue_kernel[p.queue_ptr[channel]:p.queue_ptr[channel + 1]]
-            freed[rows] = slot_freed(end[entries], p.item_queue[rows], depth)
-    return freed
+    entry = entries_waited_for(p)
+    left = [np.maximum.accumulate(end[p.queue_kernel[low:high]]) for low, high in pairwise(p.queue_ptr.tolist())]
+    return np.where(entry >= 0, np.concatenate([*left, np.zeros(1, np.int64)])[entry], NEVER)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from graph_predictor.simulation.program import NEVER, slot_freed
+from graph_predictor.simulation.program import NEVER
 from graph_predictor.simulation.ranks import LONG_AGO, RankView
 from kernel_models.launch_constants import RETURN_DEFAULT_NS, LaunchConstants
 from tracer.arrays import Bool, Float64, Int64
@@ -451,3 +451,14 @@ def _nearest_channel(view: RankView, channel: Int64, lost: Int64) -> Int64:
             at = np.searchsorted(calls.start_ns[own], calls.start_ns[lost[mine]], side="right") - 1
             found[mine] = channel[own[np.maximum(at, 0)]]
     return found
+
+
+def slot_freed(ends: Int64, before: Int64, depth: int) -> Int64:
+    """Return when a channel had room after the first ``before`` entries: the first ``before - depth + 1`` of them had
+    left."""
+    leaves = before - depth
+    left = np.maximum.accumulate(ends) if len(ends) else ends
+    freed = np.full(len(before), NEVER, np.int64)
+    full = leaves >= 0
+    freed[full] = left[leaves[full]]
+    return freed

@@ -288,17 +288,6 @@ def entries_waited_for(p: Program) -> Int64:
     return np.where(waits, p.queue_ptr[channel] + p.item_queue - depth, NONE)
 
 
-def slot_freed(ends: Int64, before: Int64, depth: int) -> Int64:
-    """Return when a channel had room after the first ``before`` entries: the first ``before - depth + 1`` of them had
-    left."""
-    leaves = before - depth
-    left = np.maximum.accumulate(ends) if len(ends) else ends
-    freed = np.full(len(before), NEVER, np.int64)
-    full = leaves >= 0
-    freed[full] = left[leaves[full]]
-    return freed
-
-
 def step_items(program: Program) -> list[tuple[int, int, int, int]]:
     """(rank, step row, begin item, end item) of every step of every rank, in order."""
     thread = program.item_thread()
