@@ -86,7 +86,7 @@ LEAST_US = 1e-3
 """Least time of a collective whose interval is a ratio, µs: those that launch nothing take no time."""
 _COPIES = {("h2d", "pageable"): "Memcpy HtoD (Pageable -> Device)", ("h2d", "pinned"): "Memcpy HtoD (Pinned -> Device)",
            ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)", ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)"}
-"""Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``rank_view``)."""
+"""Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``ranks``)."""
 
 
 def calls_by_operation(graph: ExecutionGraph, rows: Iterable[int]) -> dict[int, tuple[OpCall, ...]]:
