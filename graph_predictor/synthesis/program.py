@@ -85,7 +85,7 @@ class DeviceWork:
 
     @property
     def staged(self) -> bool:
-        """Return whether the call feeds it piece by piece (a large copy from pageable memory, see ``rank_view``)."""
+        """Return whether the call feeds it piece by piece (a large copy from pageable memory, see ``ranks``)."""
         return (self.kind == KernelKind.MEMCPY and not self.in_call and "Pageable ->" in self.name
                 and self.moved > STAGED_BYTES)
 
