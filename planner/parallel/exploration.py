@@ -29,6 +29,7 @@ FED = 0.5
 """Share of what twice the compute saves from which on power alone is said to bind."""
 NOTHING_FITS = "capacity: nothing fits"
 
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A device, how it is changed, and what it costs.
@@ -172,12 +173,10 @@ def cases_of(devices: str, topologies: str | None, prices: str | None, changes: 
             return where.node.peer_gbps
 
         factors = [factors_of(axis, changes.get(axis), spec, link_gbps) for axis in AXES]
-        found += [Case(name, on, Technology(**dict(zip(AXES, values, strict=True))),
-                                  cost)
+        found += [Case(name, on, Technology(**dict(zip(AXES, values, strict=True))), cost)
                   for values in product(*factors)]
     if len(found) > MOST_CASES:
-        raise PlanError(f"{len(found)} devices and changes are more than the {MOST_CASES} that are searched "
-                        f"at once; "
+        raise PlanError(f"{len(found)} devices and changes are more than the {MOST_CASES} that are searched at once; "
                         "name fewer values.")
     return found
 
