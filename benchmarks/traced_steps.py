@@ -21,7 +21,7 @@ import numpy as np
 from host_model import SUITE, print_sum
 
 from graph_predictor.prediction.host_calibration import read_rounds
-from graph_predictor.request.measured_kernels import read_kernels
+from graph_predictor.request.measured import read_kernels
 from graph_predictor.sizes.retrace import trace_again
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device

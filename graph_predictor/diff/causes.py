@@ -37,8 +37,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from graph_predictor.diff.hunks import HunkCause
-from graph_predictor.diff.places import Places
+from graph_predictor.diff.places import HunkCause, Places
 from graph_predictor.diff.result import UNEXPLAINED, DifferenceKind, Part
 from graph_predictor.diff.step_times import Resource
 from graph_predictor.diff.step_tree import StepTree, Vocabulary

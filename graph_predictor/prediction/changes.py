@@ -80,8 +80,6 @@ class KernelChange:
         calls: new calls of groups of pieces (see ``Work.calls``) that an edit changed.
         call_edits: changes of every call that has not been replaced, by name of the edit, applied in the names' order.
         factor: on the duration of each kernel; ``spread`` the log half width of its 80% interval.
-        change_known: how work changes on one device was measured, so that ``spread`` alone is the interval of changed
-            kernels, not that of the models whose ratio was taken.
         sources: where the times come from; ``None`` where all are measured.
     """
 
@@ -89,7 +87,6 @@ class KernelChange:
     call_edits: dict[str, CallEdit] = field(default_factory=dict)
     factor: Float64 | None = None
     spread: Float64 | None = None
-    change_known: bool = False
     sources: KernelSources | None = None
 
     def scaled(self, factor: Float64) -> KernelChange:

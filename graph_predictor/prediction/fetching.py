@@ -8,8 +8,7 @@
 Making samples, collating and copying them go with the samples, as they do in worker processes; a few microseconds of
 the loader's own do not. One recorded fetch shows its length and, where samples call the same operations one after
 another or are collated as a list, how much of it samples surely take. The rest may be a batch that lay ready (a slice
-of a tensor, a buffer filled elsewhere): the interval holds a fetch in which that stays. Fetches at two sizes tell the
-law.
+of a tensor, a buffer filled elsewhere): the interval holds a fetch in which that stays.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import numpy as np
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_pieces import HostPieces, fetch_ranges
-from kernel_models.spreads import HOST_AT_CAPTURED
 from tracer.arrays import Float64, Int64
 from tracer.graph import ExecutionGraph, OpKind
 
@@ -82,46 +80,6 @@ def fetching_of(built: Built, cycle: Cycle, pieces: HostPieces, ranks: Sequence[
     ends = [1.0 + least * (factor - 1.0), 1.0 + expected * (factor - 1.0), np.full(len(own), factor),
             np.full(len(own), grown)]
     return Fetching(ends[1], np.min(ends, axis=0), np.max(ends, axis=0), float(ns.max()))
-
-
-def fetching_between(times: Sequence[Float64], sizes: Sequence[float], new: float) -> Fetching | None:
-    """Fetches by the line through those of several captures.
-
-    Args:
-        times: of a step of each capture, by rank, ns; the first is the one that is predicted from.
-        sizes: samples of each capture.
-        new: samples of the step that is predicted.
-    """
-    table = np.stack(times)
-    if not table[0].any():
-        return None
-    found = _on_line(table, sizes, new)
-    below, above = np.zeros(table.shape[1]), np.zeros(table.shape[1])
-    for number in range(len(table)):
-        for sign in (-1.0, 1.0):
-            other = table.copy()
-            other[number] *= np.exp(sign * HOST_AT_CAPTURED)
-            change = _on_line(other, sizes, new) - found
-            below, above = below + np.minimum(change, 0.0) ** 2, above + np.maximum(change, 0.0) ** 2
-    ends = (found, np.maximum(found - np.sqrt(below), 0.0), found + np.sqrt(above))
-    known = table[0] > 0
-    expected, low, high = (np.where(known, end / np.where(known, table[0], 1.0), 1.0) for end in ends)
-    return Fetching(expected, low, high, float(table[0].max()))
-
-
-def _on_line(table: Float64, sizes: Sequence[float], new: float) -> Float64:
-    """Times at ``new`` by lines of no negative slope or level through each rank's times, errors relative to them."""
-    found = np.empty(table.shape[1])
-    x = np.asarray(sizes, np.float64)
-    for rank, times in enumerate(table.T):
-        weight = 1.0 / np.maximum(times, 1.0)
-        level, slope = np.linalg.lstsq(np.stack([weight, weight * x], axis=1), weight * times, rcond=None)[0]
-        if slope < 0:
-            level, slope = float((weight**2 * times).sum() / (weight**2).sum()), 0.0
-        elif level < 0:
-            level, slope = 0.0, float((weight**2 * x * times).sum() / (weight**2 * x * x).sum())
-        found[rank] = level + slope * new
-    return found
 
 
 def _fetches(built: Built, cycle: Cycle, rank: int) -> float:

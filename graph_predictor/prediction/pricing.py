@@ -126,7 +126,7 @@ def _shared_ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.nd
 
     devices, kernels = scenario.devices, scenario.kernels
     of = (devices.clock, devices.bandwidth, scenario.work, devices.target, devices.source, devices.target_models,
-          devices.source_models, kernels.calls, kernels.change_known, kernels.call_edits)
+          devices.source_models, kernels.calls, kernels.call_edits)
     most = min(max(NUMBERS_KEPT // max(len(scenario.work.group), 1), KEPT), RATIOS_KEPT)
     return scenario.shared.once("ratios", of, make, most=most)
 
@@ -182,8 +182,7 @@ def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Flo
     before = scenario.shared.once("recorded prices", (work, source, models),
                                   lambda: prices_of(work.calls, source, models))
     after, typical_us = edited.new.prices(target, devices.models)
-    found = anchored(before, after, np.sqrt(1 - SHARED_VARIANCE) if devices.elsewhere else
-                     0.0 if kernels.change_known else None)
+    found = anchored(before, after, np.sqrt(1 - SHARED_VARIANCE) if devices.elsewhere else None)
     changed = (edited.unlike | devices.moved)[work.group]
     ratio, low, high = (column[work.group] for column in (found.ratio, found.low, found.high))
     if edited.ladders is not None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from graph_predictor.prediction.changes import BatchChange, DeviceChange, HostChange, KernelChange, LaunchChange
-from graph_predictor.prediction.fetching import Fetching, fetching_of
+from graph_predictor.prediction.fetching import fetching_of
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.replacement import Rewriting, Units
 from graph_predictor.prediction.shared import Shared
@@ -99,16 +99,11 @@ class Scenario:
         return replace(self, set_by={**self.set_by, what: edit})
 
     def with_samples(self, factor: float, batch: int | None = None, grown: float | None = None) -> Scenario:
-        """Return the same with ``factor`` times as many samples a batch; ``batch`` and ``grown`` as of
-        ``fetching_of``."""
+        """Return the same with ``factor`` times as many samples a batch, as far as a loader's workers make them, or the
+        training process itself; ``batch`` and ``grown`` as of ``fetching_of``."""
         recorded = self if self.origin is None else self.origin.scenario
         ranks = range(len(recorded.built.graphs)) if self.origin is None else self.origin.ranks
-        return self.with_fetching(factor, fetching_of(recorded.built, recorded.cycle, recorded.pieces, ranks, factor,
-                                                      batch, grown))
-
-    def with_fetching(self, factor: float, fetching: Fetching | None) -> Scenario:
-        """Return the same with ``factor`` times as many samples a batch, as far as a loader's workers make them, or the
-        training process itself (``fetching``, if it does)."""
+        fetching = fetching_of(recorded.built, recorded.cycle, recorded.pieces, ranks, factor, batch, grown)
         batches = self.batches.with_samples(factor)
         if fetching is None:
             return replace(self, batches=batches)

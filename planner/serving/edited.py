@@ -1,10 +1,18 @@
-"""``served_scenario``: a served step as the ``Scenario`` that edits change.
+"""``EditedServingModel``: a served decoder's steps with the edits that change recorded steps.
+
+An edit knows only scenarios. All that a model prices together therefore becomes one (``served_scenario``), edits change
+it, and ``price_kernels`` says what each kernel takes then, as of a recorded step:
+
+    calls ──price──▶ µs ──served_scenario──▶ edits ──price_kernels──▶ µs
 
 One rank of the replica, whose peers do the same at the same time. Its host prepares the step (the engine's time),
 launches its kernels, one by one or as one CUDA graph, and waits for them, since it needs the sampled tokens::
 
     host      ─engine─[launch]────────wait────────▏─engine─[launch]─ …
     stream               [kernel][all-reduce][kernel]          [kernel] …
+
+What edits change of the host and of waiting is read from the same scenario. One that rewrites a recorded step's
+operations has nothing to rewrite here, and is refused.
 """
 
 from __future__ import annotations
@@ -21,8 +29,14 @@ from graph_predictor.prediction.repeat import steps_of
 from graph_predictor.prediction.scenario import OTHER_RANKS, Scenario
 from graph_predictor.prediction.work import COLLECTIVE, Work
 from graph_predictor.simulation.host_pieces import host_pieces
-from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
-from graph_predictor.synthesis.program import RankTimes, plain_constants, synthesize
+from graph_predictor.synthesis.program import (
+    DeviceWork,
+    HostCall,
+    OperationTimes,
+    RankTimes,
+    plain_constants,
+    synthesize,
+)
 from kernel_models.collectives import CollectiveCall, CommTimes
 from kernel_models.collectives.readers.traces import element_bytes
 from kernel_models.device import DeviceSpec

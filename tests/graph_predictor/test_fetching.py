@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from micro import Micro
 
-from foretrace.edits import NoDataLoading, ScaleHost, SizeLaws, Sizes
-from graph_predictor.prediction.fetching import FIXED_NS, fetching_between
+from foretrace.edits import NoDataLoading, ScaleHost, Sizes
+from graph_predictor.prediction.fetching import FIXED_NS
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.synthesis.baseline import baseline_of, retraced
 
@@ -83,23 +82,6 @@ def test_it_goes_with_other_edits(tmp_path: Path) -> None:
     assert both[0] == pytest.approx(both[1])
     assert both[0] == pytest.approx(short.predict([resized(8, 32)]).step_time_us / 2, rel=0.01)
     assert short.predict([resized(8, 32), NoDataLoading()]).step_time_us < 5 * COMPUTE
-
-
-def test_two_captures_tell_the_law(tmp_path: Path) -> None:
-    one, two = (baseline(tmp_path, batch, ready=1000, sample=50) for batch in (8, 16))
-    laws = SizeLaws([one, two], [{"batch": 8}, {"batch": 16}], {"batch": 64})
-    fetch = one.predict([laws]).step_time_us - one.predict([laws, NoDataLoading()]).step_time_us
-    assert fetch == pytest.approx(1000 + 64 * 50 + 20, rel=0.02)
-
-
-def test_a_line_through_fetches_neither_falls_nor_begins_below_zero() -> None:
-    found = fetching_between([np.array([100.0, 100.0, 0.0]), np.array([300.0, 90.0, 0.0])], [1.0, 2.0], 4.0)
-    assert found is not None
-    assert found.expected[0] >= 3.0
-    assert found.expected[1] == pytest.approx(0.95, abs=0.05)
-    assert found.expected[2] == 1.0
-    assert (found.low <= found.expected).all()
-    assert (found.high >= found.expected).all()
 
 
 def test_a_step_traced_again_loads_its_batches_too(tmp_path: Path) -> None:

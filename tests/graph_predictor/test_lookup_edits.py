@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from graph_predictor.edits.lookups import OtherIndices
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.request.configuration import Configuration
-from graph_predictor.request.study import Study
+from graph_predictor.request.study import Configuration, Study
 from kernel_models.device_choice import find_device
 from kernel_models.families.embedding import with_tables
 from kernel_models.op_call import Family

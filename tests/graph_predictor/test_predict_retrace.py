@@ -23,8 +23,7 @@ from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.retrace import retrace, why_not
 from graph_predictor.synthesis.baseline import baseline_of, retraced
-from graph_predictor.synthesis.operation_match import match, names_of_both, out_of_place
-from graph_predictor.synthesis.recorded_operations import recorded_operations
+from graph_predictor.synthesis.recorded_operations import match, names_of_both, out_of_place, recorded_operations
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
 from kernel_models.power import sustained

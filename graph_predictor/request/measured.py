@@ -1,6 +1,6 @@
-"""Tables of measured steps: the device work of each row's trace beside the time it took.
+"""Measured kernels and steps, read to learn from.
 
-Columns:
+A table of measured steps has the trace of each beside the time it took:
 
     trace      a trace, a capture or a step traced by shapes, relative to the table
     step_ms    what a step took without the profiler, milliseconds
@@ -14,13 +14,15 @@ count as long as its kernels took.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from graph_predictor.prediction.host_steps import recorded_host_work
 from graph_predictor.synthesis.baseline import baseline_of
+from kernel_models.datasets import Samples, read_samples
 from kernel_models.datasets.samples import DataError
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
@@ -189,3 +191,14 @@ def _own_file(path: str, device_name: str) -> str:
     """A device's file beside the table, where there is one."""
     beside = Path(path).parent / device_name
     return str(beside) if device_name.lower().endswith(".toml") and beside.exists() else device_name
+
+
+def read_kernels(
+    paths: Sequence[str], progress: Callable[[str], None] = lambda text: None, *, spec: DeviceSpec | None = None,
+    notes: list[str] | None = None,
+) -> list[Samples]:
+    """Return samples as ``kernel_models.datasets.read_samples`` does, arguments and errors too, and of CPUs' traces.
+
+    There the operations are the kernels: their time is their own, without waits and the profiler's cost.
+    """
+    return read_samples(paths, progress, spec=spec, notes=notes, host_work=recorded_host_work)

@@ -1,14 +1,63 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The inner loops of measured neighbours: groups of the same rows, and what their products say; see ``neighbours``."""
+"""The inner loops of learned prices: features' codes, walks through trees, and measured neighbours of products."""
 
 from __future__ import annotations
 
 from tracer.machine_code import kept_loop
 
+BLOCK = 16
+"""Rows that walk a tree together: enough to hide the loads' latency, few enough to stay in the first cache."""
 WIDE, NARROW = 0.5, 0.05
 """The constants c of the weights 1/(d² + c)² of products d octaves away, for the plane and the mean; octaves²."""
 _HELD = 1e-3
 """Holds the plane near 0 where few products tell it."""
+
+
+@kept_loop("float32[:,:]", "float32[:]", "int32[:]", "uint8[:,:]")
+def find_codes(rows, edges, start, result):  # type: ignore[no-untyped-def]
+    """Count the edges below each value: fills in the codes, [n, f], which were 0, and returns 0; see ``Bins``."""
+    for f in range(rows.shape[1]):
+        first, count = start[f], start[f + 1] - start[f]
+        if count < 1:
+            continue
+        for i in range(rows.shape[0]):
+            value = rows[i, f]
+            # Branchless lower bound: how many edges are below the value.
+            at, left = 0, count
+            while left > 1:
+                half = left >> 1
+                at += half if edges[first + at + half - 1] < value else 0
+                left -= half
+            if left == 1 and edges[first + at] < value:
+                at += 1
+            result[i, f] = at
+    return 0
+
+
+@kept_loop("uint8[:,:]", "uint32[:]", "float32[:]", "int32[:]", "uint8[:]", "int64[:]", "float64[:]")
+def walk_trees(codes, words, values, start, depth, place, result):  # type: ignore[no-untyped-def]
+    """Add the leaf of each tree to each row's result; returns 0.
+
+    Args:
+        codes: of whole blocks of rows, [n, f].
+        words, values, start, depth: see ``Trees``.
+        place: to work in, [BLOCK].
+        result: [n].
+    """
+    for block in range(0, codes.shape[0], BLOCK):
+        rows = codes[block:block + BLOCK]
+        for tree in range(depth.shape[0]):
+            first = start[tree]
+            for r in range(BLOCK):
+                place[r] = 0
+            for _ in range(depth[tree]):
+                for r in range(BLOCK):
+                    word = words[first + place[r]]
+                    goes_right = rows[r, word & 0xFF] > (word >> 8) & 0xFF
+                    place[r] = (word >> 16) + (1 if goes_right else 0)
+            for r in range(BLOCK):
+                result[block + r] += values[first + place[r]]
+    return 0
 
 
 @kept_loop("int64[:,:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]")
