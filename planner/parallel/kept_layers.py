@@ -8,26 +8,24 @@ traces them again. They are of one PyTorch; under another, pieces are traced.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
-from graph_predictor.synthesis import step
-from importlib.util import find_spec
-from kernel_models.device import DeviceSpec
-from pathlib import Path
-from tracer.kept_files import drop_oldest
-from tracer.kept_files import kept_folders
-from tracer.kept_files import read_kept
-from tracer.kept_files import write_kept
-from tracer.shape_only.transformer import TransformerPart
-from tracer.shape_only.transformer import TransformerShape
-from typing import TypeVar
 import hashlib
-import kernel_models
-import msgspec
 import re
 import sys
-import tracer
 import zlib
+from collections.abc import Callable
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+import kernel_models
+import tracer
+from graph_predictor.synthesis import step
+from kernel_models.device import DeviceSpec
+from tracer.kept_files import drop_oldest, kept_folders, read_kept, write_kept
+from tracer.shape_only.transformer import TransformerPart, TransformerShape
 
 SHIPPED = Path(__file__).parent / "shipped" / "pieces.msgpack.z"
 

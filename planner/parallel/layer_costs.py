@@ -1,38 +1,33 @@
 """Costs of one rank's pieces of a decoder: a block, the embedding, the head and the optimizer, each traced once by
-shapes and priced on the device."""
+shapes and priced on the device.
+
+Linear layers in fp8 and fp4 are priced as Transformer Engine runs them: a layer's input is cast once, by the norm where
+one comes before it, its output's gradient once for both products of backward; master weights once a step. A cast writes
+a second, transposed copy where the matrix units take operands in one order alone (Hopper's fp8) or where scales run
+along the rows of each (blocks, MX, NVFP4).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import shape_device
 from kernel_models.dtypes import itemsize
-from kernel_models.op_call import Family
-from kernel_models.op_call import OpCall
+from kernel_models.op_call import Family, OpCall
 from kernel_models.power import sustained
-from kernel_models.pricing import Models
-from kernel_models.pricing import PricedCalls
-from kernel_models.pricing import price
+from kernel_models.pricing import Models, PricedCalls, price
 from kernel_models.spreads import STATE_SPACE_KERNELS
 from planner.parallel.kept_layers import KeptLayers
-from tracer.graph import ExecutionGraph
-from tracer.graph import Phase
-from tracer.parallel_plan import PlanError
-from tracer.parallel_plan import Recomputation
+from tracer.graph import ExecutionGraph, Phase
+from tracer.parallel_plan import PlanError, Recomputation
 from tracer.shape_only.state_space import SCAN
-from tracer.shape_only.transformer import LINEARS
-from tracer.shape_only.transformer import Piece
-from tracer.shape_only.transformer import TransformerPart
-from tracer.shape_only.transformer import TransformerShape
-import math
-import numpy as np
+from tracer.shape_only.transformer import LINEARS, Piece, TransformerPart, TransformerShape
 
 _WIDTH = {"fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """Bytes of a value with its share of a scale."""

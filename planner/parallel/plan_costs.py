@@ -43,7 +43,9 @@ SPREAD = 2.0
 
 
 def offloaded_step(parameters: float, gradient_bytes: int, parameter_bytes: int, device: DeviceSpec) -> LayerWork:
-    """Return the optimizer's step of so many parameters.
+    """Return the optimizer's step of so many parameters whose state is in the host's memory, as Megatron-Core's
+    ``--optimizer-cpu-offload`` does it: gradients go to the host, its cores update (Adam in fp32), and parameters come
+    back, one after another. No measurement has tested this: the link is the data sheet's, the host's share is assumed.
 
     Args:
         parameters: whose state the rank has.

@@ -3,7 +3,6 @@ named with the reason, those that are provably slower than the best are left out
 
 Best first: families of plans, then plans, come in the order of their lower bounds (``Bounds``), and the search ends
 when the next bound is above the slowest plan that is wanted. Nothing that would be among the best can be missed so.
-
 """
 
 from __future__ import annotations
@@ -105,7 +104,15 @@ def _values(plan: ParallelPlan) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 class Bounds:
-    """Lower bounds on plans of one decoder. Work of equal chunks is added up once, however many plans have them."""
+    """Lower bounds on plans of one decoder. Work of equal chunks is added up once, however many plans have them.
+
+    Whatever a schedule does, stage s cannot begin before the first micro-batch has come through the stages before it,
+    then has all its own work to do, and its last backward has yet to go back through them:
+
+        step ≥ max over s of  Σ (i < s) (forward + gradients of activations of one micro-batch on i) + all work of s
+
+    Transfers, gradients and parameters of replicas, the optimizer and other waits are left out.
+    """
 
     def __init__(self, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel,
                  rates: CorrectionFactors) -> None:
