@@ -24,7 +24,7 @@ import numpy as np
 
 from graph_predictor.check.measure import CheckError, StoredCapture
 from graph_predictor.figures import signed_percent
-from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.operation_costs import computing_operations
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import replay
 from graph_predictor.request.study import Configuration, Study
@@ -118,7 +118,7 @@ def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]
     else:
         work = scenario.work
         rows = np.flatnonzero(work.sized).tolist()
-        pieces = [work.calls[work.group[row]] for row in rows], work.measured_ns[rows].astype(np.float64)
+        pieces = [work.calls[work.call_row[row]] for row in rows], work.measured_ns[rows].astype(np.float64)
         total = float(work.measured_ns.sum())
     calls, measured = pieces
     if not len(measured) or measured.sum() < LEAST_SIZED * total:

@@ -17,7 +17,8 @@ from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.terminal import INTERRUPTED, one_sentence, tell
 from graph_predictor.figures import count, microseconds, signed_percent
-from graph_predictor.prediction import host_calibration, overheads
+from graph_predictor.prediction import host_steps as host_calibration
+from graph_predictor.prediction import overheads
 from kernel_models import profile as kernel_models_profile
 from kernel_models.calibration import run
 from kernel_models.calibration.checks import CalibrationError
@@ -142,7 +143,8 @@ def calibrate(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Calibrate a device: micro-benchmarks of its kernels, chosen where they say most, and models fitted to them.
+    """Calibrate a device: micro-benchmarks of its kernels, most of the families that are least known, and models
+    fitted to them.
 
     A third of all shapes is held out and never fitted to; the table at the end is of their errors. May be interrupted
     at any moment, and resumed.
@@ -175,7 +177,7 @@ def calibrate(
                  f"{again.strip()}.")
             raise typer.Exit(INTERRUPTED) from None
         line.end()
-        run.write_profile(found, out)
+        kernel_models_profile.save_profile(found.profile, out)
         if json:
             print_json(_as_json(out, folder, found))
         else:

@@ -24,7 +24,7 @@ import numpy as np
 
 from graph_predictor.diff.result import DifferenceKind
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
-from graph_predictor.recorded.names import is_collective, plain_name
+from graph_predictor.recorded.module_paths import is_collective, plain_name
 from tracer.arrays import Int64
 from tracer.graph import HOST_READ, NONE, ExecutionGraph, LaunchKind, Phase
 

@@ -23,15 +23,21 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graph_predictor.simulation.acyclic import without_cycles
-from graph_predictor.simulation.assembly import RankRows, assemble, dissolve, with_edges, with_rendezvous
-from graph_predictor.simulation.build import Built, RankReport
-from graph_predictor.simulation.engine import Simulated, simulate
+from graph_predictor.simulation.build import (
+    Built,
+    RankReport,
+    RankRows,
+    assemble,
+    dissolve,
+    with_edges,
+    with_rendezvous,
+)
+from graph_predictor.simulation.changed_program import without_cycles
+from graph_predictor.simulation.device_waits import CUDA_DEPTH
+from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.host_items import HostItems
-from graph_predictor.simulation.launch_queue import CUDA_DEPTH
-from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program, whole_ns
-from graph_predictor.simulation.rank_view import STAGED_BYTES
-from graph_predictor.simulation.rendezvous import match_in_order
+from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, Simulated, whole_ns
+from graph_predictor.simulation.ranks import STAGED_BYTES, match_in_order
 from kernel_models.launch_constants import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT_NS, LaunchConstants
 from tracer.arrays import Float64, Int64
 from tracer.graph import (
@@ -228,8 +234,8 @@ class _Rank:
             wait_lag=np.array([constants.returns.get(self.calls[call].name, RETURN_DEFAULT_NS)
                                for call in wait_call.tolist()], np.int64),
             kernel_call=self.call_of_work if count else unknown,
-            kernel_anchor=np.select([in_call, staged], [Anchor.CALL_START, Anchor.STAGED],
-                                    Anchor.CALL_END).astype(np.int8),
+            kernel_reference=np.select([in_call, staged], [LaunchReference.CALL_START, LaunchReference.STAGED],
+                                    LaunchReference.CALL_END).astype(np.int8),
             kernel_latency=np.select([in_call, staged], [constants.latency_in_call[self.kind], constants.staged_tail],
                                      constants.latency[self.kind]).astype(np.int64),
             kernel_previous=previous,

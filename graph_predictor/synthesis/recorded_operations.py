@@ -124,7 +124,7 @@ def recorded_operations(scenario: Scenario, rank: int, names: Iterable[str]) -> 
     built, cycle = scenario.built, scenario.cycle
     graph, program = built.graphs[rank], built.program
     owner = operations_named(graph, names)
-    costs = operation_costs(cycle, scenario.pieces, rank, owner)
+    costs = operation_costs(cycle, scenario.slices, rank, owner)
     spans = step_spans(cycle, rank)
     rows = [rows_within(graph, owner, *span) for span in spans]
     by_step = [_calls(built, rank, owner, one, span) for one, span in zip(rows, spans, strict=True)]

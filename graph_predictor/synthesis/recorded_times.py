@@ -20,8 +20,8 @@ import numpy as np
 from graph_predictor.prediction.anchoring import anchored, prices_of, resized_on_cpu, size_of_change
 from graph_predictor.prediction.operation_costs import OperationCosts
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.simulation.host_pieces import HostPieces
-from graph_predictor.simulation.rank_view import IN_CALL_COPIES
+from graph_predictor.simulation.host_slices import HostSlices
+from graph_predictor.simulation.ranks import IN_CALL_COPIES
 from graph_predictor.synthesis.parallel_host import with_hooks
 from graph_predictor.synthesis.program import DeviceWork, HostCall, OperationTimes
 from graph_predictor.synthesis.recorded_operations import (
@@ -61,7 +61,7 @@ class StandIn:
     costs: list[OperationCosts]
     row: list[Int64]
 
-    def host_factors(self, pieces: HostPieces, ns: Float64) -> Float64:
+    def host_factors(self, pieces: HostSlices, ns: Float64) -> Float64:
         """Factor on each piece of the traced job's host time.
 
         Args:
@@ -82,11 +82,11 @@ class StandIn:
     def _ratios(self, rank: int, ns: Float64) -> tuple[Float64, Float64, float, float]:
         """Time with the edit over time without: in each recorded operation and before it (and after the last one), of
         loading batches, and of all."""
-        pieces, cycle, costs = self.scenario.pieces, self.scenario.cycle, self.costs[rank]
+        pieces, cycle, costs = self.scenario.slices, self.scenario.cycle, self.costs[rank]
         mine = (pieces.rank == self.ranks[rank]) & cycle.working[pieces.item]
         # Where nothing was recorded, nothing tells another ratio than that of all.
         overall = float(_ratio(np.zeros(mine.sum(), np.int64), pieces.ns[mine], ns[mine], 1, 1.0)[0])
-        was, will = pieces.ns[costs.piece], ns[costs.piece]
+        was, will = pieces.ns[costs.slice_row], ns[costs.slice_row]
         inside, before = (_ratio(costs.row[rows], was[rows], will[rows], len(costs) + 1, overall)
                           for rows in (costs.within, ~costs.within))
         rows = mine & pieces.fetched

@@ -13,8 +13,9 @@ import numpy as np
 from kernel_models.collectives.call import CommError
 from kernel_models.collectives.measurements import CollectiveMeasurements
 from kernel_models.collectives.topology import Topology
-from kernel_models.device import DeviceError, DeviceSpec, device, device_names, resolve_device
+from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device
 from kernel_models.device_choice import find_device
+from tracer.shape_only.devices import device_names
 
 MOST_NAMED = 6
 """Names that a sentence lists."""

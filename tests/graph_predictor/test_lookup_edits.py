@@ -133,7 +133,7 @@ def test_a_captured_step_on_the_cpu_uses_its_counts_and_other_indices_move_look_
     recorded = study._recorded
     assert recorded is not None
     edited = OtherIndices.parse("zipf:0").apply(recorded.scenario)
-    weight, pieces = edited.host.weight, edited.pieces
+    weight, pieces = edited.host.weight, edited.slices
     assert weight is not None
     graph = job.graphs[0]
     looks_up = np.zeros(len(graph.ops), np.bool_)

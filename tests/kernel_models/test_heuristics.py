@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_models.device import device, device_names
+from kernel_models.device import device
 from kernel_models.families.attention import attention
 from kernel_models.heuristics import (
     Efficiencies,
@@ -33,6 +33,7 @@ from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price
 from kernel_models.table_parts import TablePart
 from tracer.lookup_data.reuse import histogram_of_zipf
+from tracer.shape_only.devices import device_names
 
 DEVICES = st.sampled_from([spec for spec in map(device, device_names()) if spec.vendor != "host"])
 BYTES = st.floats(1.0, 1e11)
