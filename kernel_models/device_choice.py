@@ -1,9 +1,12 @@
-"""The device that a user names: one of ours, as a driver reports it, or a file of one's own."""
+"""The device that a user names: one of ours, as a driver reports it, a file of one's own, or one with other figures."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from kernel_models.device import DeviceError, DeviceSpec, device, device_names, read_device, resolve_device
 from tracer.shape_only import devices as shape_only
@@ -55,3 +58,29 @@ def shape_device(spec: DeviceSpec) -> str | shape_only.TracedDevice:
         raise DeviceError(f"No step can be traced for {spec.name}: its vendor is {spec.vendor!r} and its compute "
                           f"capability {spec.compute_capability!r}; write nvidia or amd, and one such as 9.0.")
     return shape_only.TracedDevice(spec.name, (int(found.group(1)), int(found.group(2))), spec.vendor, memory_bytes)
+
+
+def scaled_device(spec: DeviceSpec, *, clock: float = 1.0, bandwidth: float = 1.0, memory: float = 1.0,
+                  power: float = 1.0) -> DeviceSpec:
+    """Return the device with figures times factors, each with the factor in its source; itself where all are 1.
+
+    All peak rates follow the clock; caches, launches and what the board's power feeds do not.
+    """
+    if clock == bandwidth == memory == power == 1.0:
+        return spec
+    factors = {"compute.boost_clock_mhz": clock, "matrix_tflops": clock, "vector_tflops": clock,
+               "memory.bandwidth_gbps": bandwidth, "memory.capacity_gb": memory, "compute.power_w": power}
+    return replace(
+        spec, boost_clock_mhz=spec.boost_clock_mhz * clock, matrix_tflops=_times(spec.matrix_tflops, clock),
+        vector_tflops=_times(spec.vector_tflops, clock), memory_bandwidth_gbps=spec.memory_bandwidth_gbps * bandwidth,
+        memory_gb=spec.memory_gb * memory, power_w=spec.power_w * power,
+        sources=MappingProxyType({key: _source(key, text, factors) for key, text in spec.sources.items()}))
+
+
+def _times(rates: Mapping[str, float], factor: float) -> Mapping[str, float]:
+    return MappingProxyType({name: rate * factor for name, rate in rates.items()})
+
+
+def _source(key: str, text: str, factors: Mapping[str, float]) -> str:
+    factor = factors.get(key, factors.get(key.partition(".")[0], 1.0))
+    return text if factor == 1.0 else f"{text}, × {factor:g}"

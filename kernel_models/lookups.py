@@ -23,9 +23,8 @@ from kernel_models.heuristics.embedding import (
     sorting,
 )
 from kernel_models.heuristics.work import KernelWork
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, TablePart, with_host_rows
 from kernel_models.pricing import Models, price
-from kernel_models.table_parts import TablePart, with_host_rows
 from tracer.arrays import Float64
 
 STATES = {"adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "partial_rowwise_adam": 2}

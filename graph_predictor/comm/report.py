@@ -19,7 +19,7 @@ from graph_predictor.simulation.clocks import job_clock
 from graph_predictor.simulation.rank_view import view_rank
 from graph_predictor.simulation.rendezvous import match_collectives
 from kernel_models.collectives import CollectiveKind, bus_factor
-from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
+from kernel_models.collectives.recorded import element_bytes, kind_of, payload_bytes
 from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind
 from tracer.intervals import covered, union

@@ -15,7 +15,7 @@ import numpy as np
 from graph_predictor.prediction.fetching import Fetching
 from graph_predictor.prediction.loader import Loader
 from kernel_models.device import DeviceSpec
-from kernel_models.device_edit import scaled_device
+from kernel_models.device_choice import scaled_device
 from kernel_models.launch_constants import LaunchConstants
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall

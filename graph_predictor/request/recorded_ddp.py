@@ -25,7 +25,7 @@ from graph_predictor.prediction.operation_costs import operations_named, rows_wi
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.scenario import EditError
-from kernel_models.dtypes import itemsize, short_dtype
+from kernel_models.tensors import itemsize, short_dtype
 from kernel_models.trace_calls import graph_calls
 from tracer.arrays import Int64
 from tracer.folding import folded_job

@@ -11,9 +11,8 @@ import numpy as np
 from graph_predictor.synthesis.operation_times import COMMUNICATION_STREAM, DeviceWork
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import Family, OpCall
-from kernel_models.placed import placed_calls
-from kernel_models.power import sustained
-from kernel_models.pricing import Models, price
+from kernel_models.operation import placed_calls
+from kernel_models.pricing import Models, price, sustained
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.hosts import CPU_HOST, GPU_HOST, shipped_host
 from kernel_models.host.model import HostModel
 from kernel_models.model import Source
-from kernel_models.placed import host_work_ns
+from kernel_models.operation import host_work_ns
 from kernel_models.pricing import Models
 from kernel_models.spreads import SHARED_CORES, UNKNOWN_HOST
 from tracer.errors import ForetraceError

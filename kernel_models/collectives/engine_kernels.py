@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernel_models.collectives.call import CollectiveBatch, CollectiveKind
-from kernel_models.collectives.times import CommTimes, Level
+from kernel_models.collectives.call import CollectiveBatch, CollectiveKind, CommTimes, Level
 from kernel_models.collectives.topology import Topology
 from tracer.arrays import Float64
 

@@ -15,12 +15,25 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kernel_models.collectives.call import DTYPE_BYTES, DTYPES, CollectiveBatch, CollectiveKind, CommError
-from kernel_models.collectives.datasheet import DatasheetModel, nccl_lines
-from kernel_models.collectives.formulas import RankGroup
-from kernel_models.collectives.measurements import CollectiveMeasurements, Setting
-from kernel_models.collectives.stored import Bytes, Cost, LogRatio, StoredSetting, stored_setting
-from kernel_models.collectives.times import CommTimes, Level
+from kernel_models.collectives.call import (
+    DTYPE_BYTES,
+    DTYPES,
+    CollectiveBatch,
+    CollectiveKind,
+    CommError,
+    CommTimes,
+    Level,
+)
+from kernel_models.collectives.datasheet import DatasheetModel, RankGroup, nccl_lines
+from kernel_models.collectives.measurements import (
+    Bytes,
+    CollectiveMeasurements,
+    Cost,
+    LogRatio,
+    Setting,
+    StoredSetting,
+    stored_setting,
+)
 from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
 from tracer.arrays import Float64
 from tracer.decode import DecodeError, convert

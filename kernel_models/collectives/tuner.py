@@ -14,12 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.collectives.call import CollectiveBatch, CollectiveKind, CommError, Placement
-from kernel_models.collectives.datasheet import nccl_lines
-from kernel_models.collectives.formulas import Line, RankGroup
-from kernel_models.collectives.nccl_constants import Algorithm
+from kernel_models.collectives.call import CollectiveBatch, CollectiveKind, CommError, CommTimes, Level, Placement
+from kernel_models.collectives.datasheet import Algorithm, Line, RankGroup, nccl_lines
 from kernel_models.collectives.profile import CommProfile
-from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology
 
 Predict = Callable[[CollectiveBatch], CommTimes]

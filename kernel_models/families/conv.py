@@ -18,11 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from kernel_models.dtypes import itemsize, multiply_adds
 from kernel_models.families.reduction import reduction
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, itemsize, multiply_adds
 
 Sizes = tuple[int, ...]
 

@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import (
     Inputs,
     backward,
@@ -27,7 +26,7 @@ from kernel_models.families.registry import (
     words,
 )
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec, broadcast
+from kernel_models.tensors import TensorSpec, broadcast, itemsize
 
 _NUMBER = re.compile(r"-?(?=.{1,30}$)[0-9]*\.?[0-9]+")
 OPERATIONS = {

@@ -21,11 +21,9 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
-from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
-from kernel_models.op_call import Family, OpCall
-from kernel_models.table_parts import TablePart, with_host_rows
-from kernel_models.tensors import TensorSpec
+from kernel_models.op_call import Family, OpCall, TablePart, with_host_rows
+from kernel_models.tensors import TensorSpec, itemsize
 from tracer.lookup_data.noted import noted_tables
 from tracer.lookup_data.tables import QUANTIZED, TABLE_DTYPES, EmbeddingTable, stored_row_bytes
 
@@ -261,7 +259,7 @@ def _fused_backward_node(op: Inputs) -> Iterator[OpCall]:
     """Backward of fused tables where only the gradient [samples, columns of all tables] was recorded.
 
     One lookup a bag is assumed, in tables of 128 columns; with the forward operation known, its arguments tell better
-    (see ``kernel_models.fused_lookups``).
+    (see ``kernel_models.trace_calls``).
     """
     grad = op.tensor("grad")
     samples, total = grad.shape[0], grad.elements // max(grad.shape[0], 1)

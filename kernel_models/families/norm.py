@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec, channels_last
+from kernel_models.tensors import TensorSpec, channels_last, itemsize
 
 
 def norm(

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from kernel_models.dtypes import itemsize
 from kernel_models.families.elementwise import elementwise
+from kernel_models.families.reduction import sort
 from kernel_models.families.registry import Inputs, backward, forward, without_gradient, words
-from kernel_models.families.sort import sort
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, itemsize
 
 _IN_PLACE = words("uniform normal bernoulli random exponential cauchy log_normal geometric rand_like randn_like "
                   "randint_like poisson binomial _standard_gamma _sample_dirichlet")

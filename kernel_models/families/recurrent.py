@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, itemsize
 
 _GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 _MODES = ("rnn", "rnn", "lstm", "gru")

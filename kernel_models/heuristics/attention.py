@@ -15,13 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.dtypes import itemsize
-from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.curves import memory_us
-from kernel_models.heuristics.sustained import peak_tflops
-from kernel_models.heuristics.tiles import filled_units
-from kernel_models.heuristics.work import KernelWork, one, work_of
+from kernel_models.heuristics.products import filled_units
+from kernel_models.heuristics.rates import memory_us, peak_tflops
+from kernel_models.heuristics.work import CallTable, KernelWork, one, work_of
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from kernel_models.tensors import itemsize
 from tracer.arrays import Float64
 
 QUERY_BLOCK = 128.0

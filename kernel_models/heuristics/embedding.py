@@ -23,19 +23,18 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.curves import (
+from kernel_models.heuristics.rates import (
     GB_PER_S_IN_BYTES_PER_US,
     L2_SPEEDUP,
+    bandwidth_gbps,
     memory_us,
+    peak_tflops,
     sector_bytes,
     usable_cache_bytes,
 )
 from kernel_models.heuristics.streaming import SECTOR_BYTES
-from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
-from kernel_models.heuristics.work import KernelWork, vector_us, work_of
-from kernel_models.op_call import Family
-from kernel_models.table_parts import TablePart
+from kernel_models.heuristics.work import CallTable, KernelWork, vector_us, work_of
+from kernel_models.op_call import Family, TablePart
 from tracer.arrays import Bool, Float64, Int64
 from tracer.lookup_data.reuse import REUSE_BINS, REUSE_OF_BIN
 from tracer.lookup_data.tables import QUANTIZED, stored_row_bytes

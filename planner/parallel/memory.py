@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from graph_predictor.request.memory_fit import CONTEXT, ERROR, FRAGMENTED, StageMemory
-from kernel_models.collectives.nccl_constants import COMMUNICATOR_BYTES
+from kernel_models.collectives.datasheet import COMMUNICATOR_BYTES
 from planner.parallel.memory_moments import Moment, moments_of
 from planner.parallel.memory_state import state_of
 from planner.parallel.narrow import narrow_type

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from kernel_models.device import DeviceSpec
-from kernel_models.dtypes import itemsize
 from kernel_models.op_call import Family, OpCall
+from kernel_models.tensors import itemsize
 from tracer.parallel_plan import PlanError
 from tracer.shape_only.state_space import SCAN
 from tracer.shape_only.transformer import LINEARS, TransformerShape

@@ -13,8 +13,7 @@ from graph_predictor.synthesis.modelled import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import shape_device
 from kernel_models.op_call import Family, OpCall
-from kernel_models.power import sustained
-from kernel_models.pricing import Models, PricedCalls, price
+from kernel_models.pricing import Models, PricedCalls, price, sustained
 from kernel_models.spreads import STATE_SPACE_KERNELS
 from planner.parallel.kept_pieces import KeptPieces
 from planner.parallel.microbatches import TracedCalls, grown

@@ -17,7 +17,7 @@ from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.heuristics.shape_terms import TERMS, arithmetic_share, shape_terms
 from kernel_models.op_call import OpCall
-from kernel_models.power import LIMITED, sustained_tflops
+from kernel_models.pricing import LIMITED, sustained_tflops
 from kernel_models.profile import DeviceProfile
 from planner.parallel.pieces import LayerPieces
 from planner.parallel.planning import read_decoder

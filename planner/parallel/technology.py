@@ -9,7 +9,7 @@ from math import isfinite
 
 from kernel_models.collectives import Topology
 from kernel_models.device import DeviceSpec
-from kernel_models.device_edit import scaled_device
+from kernel_models.device_choice import scaled_device
 from tracer.parallel_plan import PlanError
 
 AXES: Mapping[str, Mapping[str, float]] = {

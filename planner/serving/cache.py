@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graph_predictor.request.memory_fit import CONTEXT
-from kernel_models.collectives.nccl_constants import COMMUNICATOR_BYTES
+from kernel_models.collectives.datasheet import COMMUNICATOR_BYTES
 from kernel_models.device import DeviceSpec
 from planner.serving.errors import ServingError
 from planner.serving.setup import ServingSetup, weight_type

@@ -22,7 +22,7 @@ from graph_predictor.simulation.host_pieces import host_pieces
 from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
 from graph_predictor.synthesis.program import RankTimes, plain_constants, synthesize
 from kernel_models.collectives import CollectiveCall
-from kernel_models.collectives.readers.traces import element_bytes
+from kernel_models.collectives.recorded import element_bytes
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall

@@ -25,8 +25,7 @@ from kernel_models.device import DeviceSpec
 from kernel_models.heuristics import heuristic_models
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
-from kernel_models.power import sustained
-from kernel_models.pricing import Models, PricedCalls, price
+from kernel_models.pricing import Models, PricedCalls, price, sustained
 from planner.parallel.estimate import Rates
 from planner.parallel.pieces import PRODUCTS
 from planner.parallel.spreads import Z80

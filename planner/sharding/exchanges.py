@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.collectives import CollectiveCall, CollectiveKind, Placement, price_calls
-from kernel_models.collectives.times import Level
+from kernel_models.collectives.call import Level
 from kernel_models.model import Source
 from planner.sharding.problem import ShardingProblem
 from tracer.arrays import Float64

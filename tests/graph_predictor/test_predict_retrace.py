@@ -27,8 +27,7 @@ from graph_predictor.synthesis.operation_match import match, names_of_both, out_
 from graph_predictor.synthesis.recorded_operations import recorded_operations
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
-from kernel_models.power import sustained
-from kernel_models.pricing import price
+from kernel_models.pricing import price, sustained
 from tracer.errors import ForetraceError
 from tracer.graph import (
     NONE,

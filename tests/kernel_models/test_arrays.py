@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 
-from kernel_models.arrays import array_from
+from kernel_models.profile import array_from
 
 
 def stored(array: np.ndarray) -> bytes:

@@ -20,10 +20,8 @@ from kernel_models.collectives import (
     find_topology,
     uneven_all_to_all,
 )
-from kernel_models.collectives.contention import overlap_slowdown
-from kernel_models.collectives.datasheet import DatasheetModel, algorithm_label
-from kernel_models.collectives.formulas import RankGroup, lines
-from kernel_models.collectives.nccl_constants import Algorithm, Protocol
+from kernel_models.collectives.datasheet import Algorithm, DatasheetModel, Protocol, RankGroup, algorithm_label, lines
+from kernel_models.collectives.price import overlap_slowdown
 from kernel_models.collectives.topology import networks, node_names, node_type, read_node
 from kernel_models.device import device
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from kernel_models.collectives import CollectiveKind, CommError, find_topology
-from kernel_models.collectives.readers import Hints, read_log
-from kernel_models.collectives.readers.traces import payload_bytes
+from kernel_models.collectives.logs import read_log
+from kernel_models.collectives.measurements import Hints
+from kernel_models.collectives.recorded import payload_bytes
 from tracer.errors import ForetraceError
 from tracer.table_input import TableInputError
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernel_models.device import device, device_names
-from kernel_models.families.experts import fullest_share, moe_calls, shares, touched
 from kernel_models.families.gemm import gemm
+from kernel_models.families.inference import fullest_share, moe_calls, shares, touched
 from kernel_models.families.registry import assumptions_of
-from kernel_models.heuristics.sustained import most_floors
+from kernel_models.heuristics.rates import most_floors
 from kernel_models.op_call import Family
 from kernel_models.operation import Operation, calls_of, operation
 from kernel_models.pricing import price

@@ -9,7 +9,7 @@ import pytest
 from said import Run
 
 from kernel_models.collectives.call import CollectiveKind, CommError
-from kernel_models.collectives.readers import read_log
+from kernel_models.collectives.logs import read_log
 
 
 def entry(kind: str, number: int, size: int, time: float, rank: int = 0, ranks: int = 8, nodes: int = 1,

@@ -8,8 +8,7 @@ import pytest
 from kernel_models.device import device
 from kernel_models.families.gemm import gemm
 from kernel_models.op_call import Family, OpCall
-from kernel_models.power import sustained, sustained_tflops
-from kernel_models.pricing import price
+from kernel_models.pricing import price, sustained, sustained_tflops
 
 
 def product(size: int, dtype: str = "bf16") -> OpCall:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from kernel_models.collectives import find_topology
 from kernel_models.device import device
-from kernel_models.device_edit import scaled_device
+from kernel_models.device_choice import scaled_device
 from planner.cli.plan_exploration import cases_of
 from planner.parallel.pieces import LayerPieces
 from planner.parallel.planning import plan
