@@ -26,7 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
-from kernel_models.heuristics import Efficiencies, Efficiency, Measured, fit_over_devices, heuristic_models
+from kernel_models.heuristics.efficiency import Efficiencies, Efficiency, Measured, fit_over_devices
+from kernel_models.heuristics.roofline import heuristic_models
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import price
 from kernel_models.trace_calls import TraceCalls, graph_calls

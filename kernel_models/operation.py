@@ -172,14 +172,14 @@ def _same_again(call: OpCall) -> OpCall:
 def _apply(rule: registry.Rule, op: Operation, tf32: bool) -> tuple[OpCall, ...]:
     if rule.is_free:
         return ()
-    inputs = Inputs(op.name, op.arguments, rule.names, op.list_dtype, tf32, op.told)
+    inputs = Inputs(op.name, op.arguments, rule.names, op.list_dtype, tf32, op.told, rule.is_gradient)
     try:
         return tuple(rule.function(inputs))
     except (Unpriceable, ArithmeticError, LookupError, TypeError, ValueError):
         # Arguments of another version's schema do not fit the formula: bytes always do.
         if any(tensor.shape for tensor in inputs.tensors()):
             return (by_bytes(op),)
-        return (unsized(rule.family, rule.kind(op.name)),)
+        return (unsized(rule.family, registry.plain_name(op.name)),)
 
 
 HOST_TENSOR_NS = 2_000.0

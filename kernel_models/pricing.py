@@ -37,6 +37,7 @@ import numpy as np
 from kernel_models.device import DeviceSpec
 from kernel_models.families.attention import attention
 from kernel_models.heuristics.rates import computed_as
+from kernel_models.heuristics.roofline import heuristic_models
 from kernel_models.heuristics.work import FamilyCalls
 from kernel_models.model import KernelModel, Source, Times, covered_times
 from kernel_models.op_call import Family, OpCall
@@ -156,8 +157,6 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
         profile: Fitted models of that device; without it, or for what its models do not cover, the data sheet's
             figures with default efficiencies.
     """
-    from kernel_models.heuristics import heuristic_models  # recorded work keeps its times, and needs none of it
-
     batch = calls if isinstance(calls, CallBatch) else CallBatch(calls)
     distinct, index = batch.distinct, batch.index
     m = len(distinct)

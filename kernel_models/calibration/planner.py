@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics import RooflineModel
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.learned.points import Points
 from kernel_models.learned.process import Kernel, Process, fit_process
 from kernel_models.op_call import Family, OpCall

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
+from kernel_models.families.registry import Inputs, Unpriceable, both, forward
 from kernel_models.op_call import Family, OpCall
 from kernel_models.tensors import TensorSpec, itemsize
 
@@ -76,38 +76,50 @@ def attention(
 
 
 def _of_tensors(
-    op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, heads_at: int, length_at: int, **more: int
+    op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, heads_at: int, length_at: int, causal: bool,
+    window: int = 0,
 ) -> Iterator[OpCall]:
     """Calls for 4-d tensors whose heads and lengths lie at the given dimensions."""
     if any(len(tensor.shape) != 4 for tensor in (q, k, v)):
         raise Unpriceable(f"{op.name}: {q.shape}")
-    flags = ["bias"] if any(n in op.names and op.has(n) for n in ("attn_bias", "attn_mask", "bias")) else []
-    dropout = op.number("dropout_p") if "dropout_p" in op.names else None
-    if dropout:
+    flags = ["bias"] if any(map(op.has, ("attn_bias", "attn_mask", "bias"))) else []
+    if op.number("dropout_p"):
         flags.append("dropout")
-    causal = op.flag("is_causal") if "is_causal" in op.names else bool(more.get("causal"))
     yield from attention(
-        kind, q.shape[0], q.shape[heads_at], k.shape[heads_at], q.shape[length_at], k.shape[length_at], q.shape[3],
-        v.shape[3], op.math_dtype(q), causal=causal, window=more.get("window", 0), flags=tuple(flags))
+        kind + (op.suffix or "_forward"), q.shape[0], q.shape[heads_at], k.shape[heads_at], q.shape[length_at],
+        k.shape[length_at], q.shape[3], v.shape[3], op.math_dtype(q), causal=causal, window=window, flags=tuple(flags))
 
 
+def _packed(
+    op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, offsets: TensorSpec | None, causal: bool,
+    window: int,
+) -> Iterator[OpCall]:
+    """Calls for the tokens of all sequences side by side, whose mean length is taken."""
+    if any(len(tensor.shape) != 3 for tensor in (q, k, v)):
+        raise Unpriceable(f"{op.name}: {q.shape}")
+    batch = max(offsets.elements - 1, 1) if offsets is not None else 1
+    yield from attention(
+        kind + (op.suffix or "_forward"), batch, q.shape[1], k.shape[1], -(-q.shape[0] // batch),
+        -(-k.shape[0] // batch), q.shape[2], v.shape[2], op.math_dtype(q), causal=causal, window=window,
+        flags=("varlen",))
+
+
+_BY_HEADS = (
+    "aten::_scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)",
+    "aten::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal)",
+    "aten::_scaled_dot_product_efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
+    "is_causal)",
+    "aten::_scaled_dot_product_cudnn_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
+    "is_causal)",
+    "aten::_scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal)",
+    "aten::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)")
+
+
+@both(Family.ATTENTION, *_BY_HEADS)
 @forward(Family.ATTENTION,
-         "aten::_scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)",
-         "aten::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal)",
-         "aten::_scaled_dot_product_efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
-         "is_causal)",
-         "aten::_scaled_dot_product_cudnn_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
-         "is_causal)",
          "aten::_cudnn_attention_forward(query, key, value, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, "
          "compute_log_sumexp, dropout_p, is_causal)",
-         "aten::_scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal)",
-         "aten::_scaled_dot_product_fused_attention_overrideable(query, key, value, attn_bias, dropout_p, is_causal)")
-def _heads_second(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    yield from _of_tensors(op, f"{_implementation(op.name)}_forward", q, k, v, 1, 2)
-
-
-@forward(Family.ATTENTION,
+         "aten::_scaled_dot_product_fused_attention_overrideable(query, key, value, attn_bias, dropout_p, is_causal)",
          "aten::_scaled_dot_product_flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, "
          "cum_seq_k, max_q, max_k, dropout_p, is_causal)",
          "aten::_scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value, out, logsumexp, "
@@ -120,65 +132,14 @@ def _heads_second(op: Inputs) -> Iterator[OpCall]:
          "attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)",
          "aten::_scaled_dot_product_fused_attention_overrideable_backward(grad_out, query, key, value, attn_bias, "
          "grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)")
-def _heads_second_backward(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    yield from _of_tensors(op, f"{_implementation(op.name)}_backward", q, k, v, 1, 2)
-
-
-@forward(Family.ATTENTION,
-         "aten::_flash_attention_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, "
-         "return_debug_mask, scale, window_size_left, window_size_right)",
-         "aten::_flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, "
-         "max_k, dropout_p, is_causal, rng_state, unused, scale, window_size_left, window_size_right)")
-def _flash(op: Inputs) -> Iterator[OpCall]:
-    """Tokens before heads; with offsets of sequences, tokens of all of them side by side (mean length assumed)."""
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    kind = f"flash_{'backward' if op.name.endswith('backward') else 'forward'}"
-    causal = op.flag("is_causal")
-    window = window_of(op, causal)
-    if len(q.shape) == 3:
-        yield from _packed(op, kind, q, k, v, op.optional("cum_seq_q"), causal, window=window)
+def _heads_second(op: Inputs) -> Iterator[OpCall]:
+    """Heads before tokens. Of the composite, what PyTorch picks: flash for 16-bit types without a mask."""
+    q, k, v = map(op.tensor, ("query", "key", "value"))
+    if op.short_name == "scaled_dot_product_attention":
+        kind = "flash" if itemsize(q.dtype) <= 2 and not op.has("attn_mask") else "efficient"
     else:
-        yield from _of_tensors(op, kind, q, k, v, 2, 1, window=window)
-
-
-def window_of(op: Inputs, causal: bool) -> int:
-    """Tokens of a window: those before one's own, its own, and those after it; -1 or nothing is all, 0 here."""
-    before, after = op.integer("window_size_left", -1), op.integer("window_size_right", -1)
-    return 0 if before < 0 else before + 1 + (0 if causal else max(after, 0))
-
-
-@forward(Family.ATTENTION,
-         "aten::_efficient_attention_forward(query, key, value, bias, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, "
-         "max_seqlen_k, dropout_p, custom_mask_type)",
-         "aten::_efficient_attention_backward(grad_out_, query, key, value, bias, out, cu_seqlens_q, cu_seqlens_k, "
-         "max_seqlen_q, max_seqlen_k, logsumexp, dropout_p, philox_seed, philox_offset, custom_mask_type)")
-def _efficient(op: Inputs) -> Iterator[OpCall]:
-    """Tokens before heads; the mask's type is 0 for none, 1 and 2 for causal ones."""
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    kind = f"efficient_{'backward' if op.name.endswith('backward') else 'forward'}"
-    yield from _of_tensors(op, kind, q, k, v, 2, 1, causal=int(op.integer("custom_mask_type", 0) > 0))
-
-
-@forward(Family.ATTENTION, "flash_attn::_flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal)",
-         "flash_attn::_flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, "
-         "causal)",
-         "flash_attn::fwd(q, k, v)")
-def _flash_package(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
-    kind = f"flash_{'backward' if op.name.endswith('backward') else 'forward'}"
-    yield from _of_tensors(op, kind, q, k, v, 2, 1, causal=int("causal" in op.names and op.flag("causal")))
-
-
-@forward(Family.ATTENTION,
-         "flash_attn::_flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
-         "dropout_p, softmax_scale, causal)",
-         "flash_attn::_flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, "
-         "cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal)")
-def _flash_package_packed(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
-    kind = f"flash_{'backward' if op.name.endswith('backward') else 'forward'}"
-    yield from _packed(op, kind, q, k, v, op.optional("cu_seqlens_q"), op.flag("causal"))
+        kind = next((one for one in ("flash", "efficient", "cudnn", "math") if one in op.name), "fused")
+    yield from _of_tensors(op, kind, q, k, v, 1, 2, op.flag("is_causal"))
 
 
 _FLASH_3 = ("(q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, "
@@ -186,25 +147,48 @@ _FLASH_3 = ("(q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_se
             "q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, window_size_right)")
 
 
-@forward(Family.ATTENTION, f"flash_attn_3::fwd{_FLASH_3}", f"flash_attn_3::_flash_attn_forward{_FLASH_3}",
+@forward(Family.ATTENTION,
+         "aten::_flash_attention_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, "
+         "return_debug_mask, scale, window_size_left, window_size_right)",
+         "aten::_flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, "
+         "max_k, dropout_p, is_causal, rng_state, unused, scale, window_size_left, window_size_right)",
+         "aten::_efficient_attention_forward(query, key, value, bias, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, "
+         "max_seqlen_k, dropout_p, custom_mask_type)",
+         "aten::_efficient_attention_backward(grad_out_, query, key, value, bias, out, cu_seqlens_q, cu_seqlens_k, "
+         "max_seqlen_q, max_seqlen_k, logsumexp, dropout_p, philox_seed, philox_offset, custom_mask_type)",
+         "flash_attn::_flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal)",
+         "flash_attn::_flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, "
+         "causal)",
+         "flash_attn::fwd(q, k, v)",
+         "flash_attn::_flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
+         "dropout_p, softmax_scale, causal)",
+         "flash_attn::_flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, "
+         "cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal)",
+         f"flash_attn_3::fwd{_FLASH_3}", f"flash_attn_3::_flash_attn_forward{_FLASH_3}",
          "flash_attn_3::bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, seqused_q, "
          "seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, is_causal, window_size_left, window_size_right)",
          "flash_attn_3::_flash_attn_backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, seqused_q, "
          "seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, is_causal, window_size_left, window_size_right)")
-def _flash_3(op: Inputs) -> Iterator[OpCall]:
-    """FlashAttention 3: tokens before heads, or side by side with offsets; windows of tokens before and after one's
-    own, -1 for all."""
-    q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
-    kind = f"flash3_{'backward' if op.name.endswith(('bwd', 'backward')) else 'forward'}"
-    causal = op.flag("is_causal")
-    window = window_of(op, causal)
-    if "page_table" in op.names and op.has("page_table"):
-        yield from over_pages(op, "flash3_forward", q, k, v, op.optional("cu_seqlens_q"), op.tensor("page_table"),
+def _tokens_first(op: Inputs) -> Iterator[OpCall]:
+    """Tokens before heads, or side by side with offsets of sequences; windows of tokens before and after one's own, -1
+    for all. The mask's type of memory-efficient kernels is 0 for none, 1 and 2 for causal ones."""
+    q, k, v = map(op.tensor, ("query", "key", "value") if "query" in op.names else ("q", "k", "v"))
+    kind = "flash3" if "flash_attn_3" in op.name else "efficient" if "efficient" in op.name else "flash"
+    causal = op.flag("is_causal") or op.flag("causal") or op.integer("custom_mask_type", 0) > 0
+    window, offsets = window_of(op, causal), op.optional("cum_seq_q") or op.optional("cu_seqlens_q")
+    if op.has("page_table"):
+        yield from over_pages(op, "flash3_forward", q, k, v, offsets, op.tensor("page_table"),
                               op.integer("max_seqlen_k", 0), window)
     elif len(q.shape) == 3:
-        yield from _packed(op, kind, q, k, v, op.optional("cu_seqlens_q"), causal, window=window)
+        yield from _packed(op, kind, q, k, v, offsets, causal, window)
     else:
-        yield from _of_tensors(op, kind, q, k, v, 2, 1, causal=int(causal), window=window)
+        yield from _of_tensors(op, kind, q, k, v, 2, 1, causal, window)
+
+
+def window_of(op: Inputs, causal: bool) -> int:
+    """Tokens of a window: those before one's own, its own, and those after it; -1 or nothing is all, 0 here."""
+    before, after = op.integer("window_size_left", -1), op.integer("window_size_right", -1)
+    return 0 if before < 0 else before + 1 + (0 if causal else max(after, 0))
 
 
 def over_pages(
@@ -225,53 +209,6 @@ def over_pages(
         window=window, flags=op.assumptions(), kv_dtype=k.dtype)
 
 
-def _packed(
-    op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, offsets: TensorSpec | None, causal: bool,
-    flags: tuple[str, ...] = (), window: int = 0,
-) -> Iterator[OpCall]:
-    if any(len(tensor.shape) != 3 for tensor in (q, k, v)):
-        raise Unpriceable(f"{op.name}: {q.shape}")
-    batch = max(offsets.elements - 1, 1) if offsets is not None else 1
-    yield from attention(
-        kind, batch, q.shape[1], k.shape[1], -(-q.shape[0] // batch), -(-k.shape[0] // batch), q.shape[2], v.shape[2],
-        op.math_dtype(q), causal=causal, window=window, flags=(*flags, "varlen"))
-
-
-@forward(Family.ATTENTION, "aten::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)")
-def _composite(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    yield from _of_tensors(op, f"{_chosen(op, q)}_forward", q, k, v, 1, 2)
-
-
-@backward(Family.ATTENTION, "aten::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)")
-def _composite_backward(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    yield from _of_tensors(op, f"{_chosen(op, q)}_backward", q, k, v, 1, 2)
-
-
-@backward(Family.ATTENTION,
-          "aten::_scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)",
-          "aten::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal)",
-          "aten::_scaled_dot_product_efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
-          "is_causal)",
-          "aten::_scaled_dot_product_cudnn_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
-          "is_causal)",
-          "aten::_scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal)")
-def _gradient(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    yield from _of_tensors(op, f"{_implementation(op.name)}_backward", q, k, v, 1, 2)
-
-
-def _chosen(op: Inputs, query: TensorSpec) -> str:
-    """Return what PyTorch picks: flash for 16-bit types without a mask, memory-efficient otherwise."""
-    return "flash" if itemsize(query.dtype) <= 2 and not op.has("attn_mask") else "efficient"
-
-
-def _implementation(name: str) -> str:
-    known = ("flash", "efficient", "cudnn", "math")
-    return next((one for one in known if one in name), "fused")
-
-
 HEAD_SIZE = 128
 """Features of a head where tensors have heads and features in one dimension and nothing tells them apart."""
 
@@ -281,7 +218,7 @@ HEAD_SIZE = 128
          "sglang::unified_attention_with_output(query, key, value, output)")
 def _unified(op: Inputs) -> Iterator[OpCall]:
     """vLLM's attention: tokens of the step × heads × features, or both of these in one."""
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
+    q, k, v = map(op.tensor, ("query", "key", "value"))
     heads, kv_heads, size, v_size = _heads(op, q, k, v)
     tokens = q.shape[0]
     sequences = max(int(op.assume("sequences", 1)), 1)
@@ -301,7 +238,7 @@ def _latent(op: Inputs) -> Iterator[OpCall]:
 
     Queries have the unabsorbed size; decoding multiplies them into the latent space first, a product of its own.
     """
-    q, latent, rope = (op.tensor(name) for name in ("query", "key", "rope"))
+    q, latent, rope = map(op.tensor, ("query", "key", "rope"))
     if len(q.shape) != 3:
         raise Unpriceable(f"{op.name}: {q.shape}")
     sequences = max(int(op.assume("sequences", 1)), 1)
@@ -335,7 +272,7 @@ _CACHE = ("(q, kcache, vcache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_ba
 def _with_cache(op: Inputs) -> Iterator[OpCall]:
     """FlashAttention over a cache of (sequences, tokens, heads, features), or in pages: how full it is, is not among
     the sizes. Of pages whose table is not there, each sequence is taken to have as many."""
-    q, k, v = (op.tensor(name) for name in ("q", "kcache", "vcache"))
+    q, k, v = map(op.tensor, ("q", "kcache", "vcache"))
     if len(q.shape) != 4 or len(k.shape) != 4:
         raise Unpriceable(f"{op.name}: {q.shape}, {k.shape}")
     table = op.optional("block_table")
@@ -353,7 +290,7 @@ _VARLEN = ("(q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, blo
 @forward(Family.ATTENTION, f"_vllm_fa2_C::varlen_fwd{_VARLEN}", f"flash_attn_2_cuda::varlen_fwd{_VARLEN}")
 def _varlen(op: Inputs) -> Iterator[OpCall]:
     """FlashAttention-2 as vLLM calls it: sequences side by side, over a cache in pages where there is a table."""
-    q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
+    q, k, v = map(op.tensor, ("q", "k", "v"))
     window = window_of(op, True)
     if op.has("block_table") and len(k.shape) == 4:
         yield from over_pages(op, "flash_forward", q, k, v, op.optional("cu_seqlens_q"), op.tensor("block_table"),
@@ -393,7 +330,7 @@ def _flashinfer(op: Inputs) -> Iterator[OpCall]:
          "flashinfer::single_prefill_with_kv_cache(q, k, v)")
 def _single(op: Inputs) -> Iterator[OpCall]:
     """One sequence: keys and values as (tokens, heads, features)."""
-    q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
+    q, k, v = map(op.tensor, ("q", "k", "v"))
     q = TensorSpec((1, *q.shape), q.dtype) if len(q.shape) == 2 else q
     if len(q.shape) != 3 or len(k.shape) != 3:
         raise Unpriceable(f"{op.name}: {q.shape}, {k.shape}")

@@ -173,18 +173,18 @@ def _transposed(op: Inputs) -> Iterator[OpCall]:
 
 
 def _layer(op: Inputs) -> _Convolution:
-    transposed = "transpose" in op.name or ("transposed" in op.names and op.flag("transposed"))
+    transposed = "transpose" in op.name or op.flag("transposed")
     source, weight = op.tensor("input"), op.tensor("weight")
     padding = op.ints("padding")
     if op.text("padding") == "valid":
         padding = (0,)
-    return _of(op, source, weight, op.ints("stride"), padding, op.ints("dilation") if "dilation" in op.names else None,
+    return _of(op, source, weight, op.ints("stride"), padding, op.ints("dilation"),
                _groups(op) if "groups" in op.names else None, transposed=transposed,
-               output_padding=op.ints("output_padding") if "output_padding" in op.names else None)
+               output_padding=op.ints("output_padding"))
 
 
 def _has_bias(op: Inputs) -> bool:
-    return "bias" in op.names and op.has("bias")
+    return op.has("bias")
 
 
 @forward(Family.CONV,

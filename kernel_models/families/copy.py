@@ -30,7 +30,6 @@ from kernel_models.families.registry import (
     free,
     mixed_types,
     without_gradient,
-    words,
 )
 from kernel_models.op_call import Family, OpCall
 from kernel_models.tensors import TensorSpec, contiguous_strides, itemsize
@@ -120,8 +119,8 @@ def _clone(op: Inputs) -> Iterator[OpCall]:
 def _to(op: Inputs) -> Iterator[OpCall]:
     """A cast where the element type changes. ``aten::to`` to the same type, or to one not recorded, is free."""
     source = op.tensor("self")
-    other = op.optional("other") if "other" in op.names else None
-    wanted = other.dtype if other is not None else op.dtype("dtype") if "dtype" in op.names else ""
+    other = op.optional("other")
+    wanted = other.dtype if other is not None else op.dtype("dtype")
     if op.short_name == "_to_copy" or wanted not in ("", source.dtype):
         dense = source.stride if source.is_dense else None
         yield from copy(source, TensorSpec(source.shape, wanted or source.dtype, dense))
@@ -191,10 +190,10 @@ def _cat(op: Inputs) -> Iterator[OpCall]:
     Older profilers put that tensor first.
     """
     tensors = op.optional_list("tensors")
-    out = op.optional("tensors") or (op.optional("out") if "out" in op.names else None)
+    out = op.optional("tensors") or (op.optional("out"))
     if not tensors and out is None:
         op.missing("tensors")
-    dim = op.integer("dim", 0) if "dim" in op.names else 0
+    dim = op.integer("dim", 0)
     if "stack" in op.name and tensors and tensors[0].shape:
         tensors = [TensorSpec((1, *tensor.shape), tensor.dtype) for tensor in tensors]
         dim = 0 if dim >= 0 else dim
@@ -207,8 +206,8 @@ def _cat(op: Inputs) -> Iterator[OpCall]:
          "aten::unbind_copy(self)")
 def _split(op: Inputs) -> Iterator[OpCall]:
     source = op.tensor("self")
-    at = dimension(op.integer("dim", 0) if "dim" in op.names else 0, len(source.shape))
-    sizes = op.ints("split_sizes") if "split_sizes" in op.names else None
+    at = dimension(op.integer("dim", 0), len(source.shape))
+    sizes = op.ints("split_sizes")
     pieces = sizes or (source.shape[at] if source.shape else 1,)
     yield from concat("split", [
         TensorSpec((*source.shape[:at], size, *source.shape[at + 1:]), source.dtype) for size in pieces
@@ -268,7 +267,7 @@ def _pin(op: Inputs) -> Iterator[OpCall]:
 without_gradient("aten::_local_scalar_dense", "aten::item")
 
 
-VIEWS = words(
+VIEWS = (
     "_conj _fw_primal _indices _make_dual _neg_view _nested_get_values _nested_view_from_buffer "
     "_nested_view_from_jagged _reshape_alias _unsafe_view _sparse_broadcast_to _unpack_dual _values adjoint alias "
     "as_strided as_strided_ broadcast_to ccol_indices chunk col_indices conj crow_indices detach detach_ diagonal "
@@ -277,18 +276,18 @@ VIEWS = words(
     "slice_inverse split split_with_sizes squeeze swapaxes swapdims t t_ tensor_split transpose transpose_ unbind "
     "unflatten unfold unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze unsqueeze_ squeeze_ values view "
     "view_as view_as_complex view_as_real vsplit atleast_1d atleast_2d atleast_3d ravel broadcast_tensors meshgrid "
-    "unflatten_dense_tensors")
-METADATA = words(
+    "unflatten_dense_tensors").split()
+METADATA = (
     "size stride dim numel is_same_size is_floating_point is_complex is_contiguous is_nonzero is_pinned is_cuda "
     "storage_offset result_type can_cast promote_types sym_size sym_stride sym_numel sym_storage_offset "
     "sym_is_contiguous item_ requires_grad_ retain_grad set_ set_data _version output_nr "
     "_has_compatible_shallow_copy_type "
     "_fused_sdp_choice _nnpack_available _use_cudnn_ctc_loss _debug_has_internal_overlap cudnn_is_acceptable "
     "_cudnn_init_dropout_state is_inference is_leaf _assert_async _assert_scalar _assert_tensor_metadata "
-    "_functional_assert_async _print sym_constrain_range")
-MEMORY = words(
+    "_functional_assert_async _print sym_constrain_range").split()
+MEMORY = (
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ resize_as_ _resize_output_ "
-    "record_stream _cudnn_rnn_flatten_weight _efficientzerotensor")
+    "record_stream _cudnn_rnn_flatten_weight _efficientzerotensor").split()
 
 free(*(f"aten::{name}" for name in (*VIEWS, *METADATA, *MEMORY)), "detach", "detach_", "prim::device", "prim::dtype",
      "_c10d_functional::wait_tensor")  # the stream waits; nothing runs

@@ -132,7 +132,7 @@ def _dense_backward(op: Inputs) -> Iterator[OpCall]:
 
 def _gives_sparse(op: Inputs) -> bool:
     """Return whether a gradient's operation gives a sparse one: by its name, or by its argument."""
-    return "sparse" in op.name or ("sparse" in op.names and op.flag("sparse"))
+    return "sparse" in op.name or op.flag("sparse")
 
 
 _BAG = "(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset)"

@@ -222,7 +222,7 @@ def _cache_update(op: Inputs) -> Iterator[OpCall]:
     key = op.tensor("key")
     if not key.shape:
         raise Unpriceable("a number has no tokens")
-    cache = op.optional("key_cache") if "key_cache" in op.names else None
+    cache = op.optional("key_cache")
     inner = key.elements // max(key.shape[0], 1)
     yield from index("cache_update", 2 * key.elements, inner, cache.elements if cache is not None else key.elements,
                      key.dtype)

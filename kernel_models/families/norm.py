@@ -51,7 +51,7 @@ def norm(
 
 def _columns(op: Inputs, tensor: TensorSpec) -> int:
     """Length of what is normalised: as given, else the weight's, else the last dimension's."""
-    given = op.ints("normalized_shape") if "normalized_shape" in op.names else None
+    given = op.ints("normalized_shape")
     if given:
         return prod(given)
     weight = op.optional("weight")
@@ -66,7 +66,7 @@ def _rows(op: Inputs, kind: str, tensor: TensorSpec, flags: tuple[str, ...] = ()
     columns = max(_columns(op, tensor), 1)
     weight = op.optional("weight")
     yield from norm(kind, tensor.elements // columns, columns, tensor.dtype, columns, weight=weight is not None,
-                    bias="bias" in op.names and op.has("bias"), flags=flags,
+                    bias=op.has("bias"), flags=flags,
                     weight_dtype="" if weight is None else weight.dtype)
 
 
@@ -110,7 +110,7 @@ _BATCH = "(input, weight, bias, running_mean, running_var, training)"
          "aten::_native_batch_norm_legit_no_training(input, weight, bias, running_mean, running_var)",
          "aten::_batch_norm_no_update(input, weight, bias, running_mean, running_var)")
 def _batch_norm(op: Inputs) -> Iterator[OpCall]:
-    evaluating = ("training" in op.names and not op.flag("training", True)) or "no_" in op.name
+    evaluating = not op.flag("training", True) or "no_" in op.name
     yield from _by_channel(op, "batch_norm", op.tensor("input"), ("eval",) if evaluating else ())
 
 
@@ -194,7 +194,7 @@ def _synchronised(op: Inputs) -> Iterator[OpCall]:
     if len(tensor.shape) < 2:
         raise Unpriceable(f"{op.name}: {tensor.shape}")
     kind = "batch_norm_backward" if "backward" in op.name else "batch_norm"
-    weight = "weight" in op.names and op.has("weight")
+    weight = op.has("weight")
     yield from norm(kind, tensor.shape[1], tensor.elements // max(tensor.shape[1], 1), tensor.dtype, tensor.shape[1],
                     weight=weight, bias=weight, flags=() if "backward" in op.name else ("eval",),
                     layout=channels_last(tensor))

@@ -58,7 +58,7 @@ def _windows(op: Inputs, kind: str, source: TensorSpec, out: TensorSpec | None =
     flags: tuple[str, ...] = () if kernel else ("assumed",)
     kernel = _spread(kernel, n, 2)
     steps, pads = _spread(stride or kernel, n, 2), _spread(padding, n, 0)
-    dilation = _spread(op.ints("dilation") if "dilation" in op.names else None, n, 1)
+    dilation = _spread(op.ints("dilation"), n, 1)
     reached = out.shape[-n:] if out is not None else tuple(
         max((i + 2 * p - d * (k - 1) - 1) // s + 1, 0)
         for i, k, s, p, d in zip(size, kernel, steps, pads, dilation, strict=True))

@@ -45,9 +45,9 @@ def _stack(op: Inputs, source: TensorSpec, suffix: str = "") -> Iterator[OpCall]
         raise Unpriceable(f"{op.name}: {source.shape}")
     sequence, batch = source.shape[:2] if not op.flag("batch_first") else (source.shape[1], source.shape[0])
     kind = _MODES[op.integer("mode", 2) % 4] if "mode" in op.names else op.short_name.split("_")[0]
-    state = op.optional("hx") if "hx" in op.names else None
+    state = op.optional("hx")
     first = state or next(iter(op.optional_list("hx")), None) if "hx" in op.names else None
-    hidden = op.integer("hidden_size", 0) if "hidden_size" in op.names else 0
+    hidden = op.integer("hidden_size", 0)
     hidden = hidden or (first.shape[-1] if first is not None and first.shape else 0)
     if not hidden:
         raise Unpriceable("the hidden size")

@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import log2, prod
 
-from kernel_models.families.registry import Inputs, backward, dimension, forward, without_gradient, words
+from kernel_models.families.registry import Inputs, backward, dimension, forward, without_gradient
 from kernel_models.op_call import Family, OpCall
 from kernel_models.tensors import TensorSpec, itemsize
 
@@ -88,7 +88,7 @@ def over(kind: str, tensor: TensorSpec, dims: tuple[int, ...] | None, out_dtype:
          "aten::var(self, dim)", "aten::std(self, dim)", "aten::var_mean(self, dim)", "aten::std_mean(self, dim)",
          "aten::logsumexp(self, dim)", "aten::count_nonzero(self, dim)", "aten::prod(self, dim)")
 def _sum(op: Inputs) -> Iterator[OpCall]:
-    yield from over(op.short_name, op.tensor("self"), op.ints("dim"), op.dtype("dtype") if "dtype" in op.names else "")
+    yield from over(op.short_name, op.tensor("self"), op.ints("dim"), op.dtype("dtype"))
 
 
 @forward(Family.REDUCTION, "aten::linalg_vector_norm(self, ord, dim)", "aten::norm(self, p, dim)",
@@ -188,7 +188,7 @@ def _backward(op: Inputs) -> Iterator[OpCall]:
     dim = op.number("dim")
     kind = "log_softmax_backward" if "log" in op.name else "softmax_backward"
     yield from softmax(kind, op.tensor("grad_output"), None if dim is None else int(dim),
-                       op.dtype("input_dtype") if "input_dtype" in op.names else "")
+                       op.dtype("input_dtype"))
 
 
 @forward(Family.SOFTMAX, "aten::_masked_softmax(self, mask, dim)")
@@ -261,8 +261,8 @@ def _route(op: Inputs) -> Iterator[OpCall]:
 without_gradient("aten::argsort", "aten::_unique2", "aten::unique_consecutive")
 
 
-_BY_VALUE = words("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits "
-                  "kl_div soft_margin_loss poisson_nll_loss")
+_BY_VALUE = ("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits "
+                  "kl_div soft_margin_loss poisson_nll_loss").split()
 
 
 def loss(kind: str, rows: int, classes: int, dtype: str) -> Iterator[OpCall]:

@@ -31,15 +31,17 @@ class Inputs:
 
     Attributes:
         name: the operation's name.
-        names: its arguments by the schema.
+        names: its arguments by the schema; one that the schema does not have reads as ``None`` too.
         tf32: whether fp32 products run as TF32.
+        is_backward: whether the work is a gradient's: that of a forward operation, or an operation named so.
     """
 
     def __init__(
         self, name: str, arguments: tuple[Argument, ...], names: tuple[str, ...], list_dtype: str, tf32: bool = False,
-        told: tuple[tuple[str, str], ...] = (),
+        told: tuple[tuple[str, str], ...] = (), is_gradient: bool = False,
     ) -> None:
         self.name, self.arguments, self.names, self.tf32 = name, arguments, names, tf32
+        self.is_backward = is_gradient or "backward" in name or name.endswith("bwd")
         self._told = dict(told)
         self._assumed: dict[str, str] = {}
         self._position = {argument: i for i, argument in enumerate(names)}
@@ -49,6 +51,11 @@ class Inputs:
     def short_name(self) -> str:
         """Name without name space and without the underscore of in-place variants."""
         return plain_name(self.name)
+
+    @property
+    def suffix(self) -> str:
+        """What the kind of a gradient's call ends in: "_backward", "" of other work."""
+        return "_backward" if self.is_backward else ""
 
     def tensor(self, name: str) -> TensorSpec:
         """A tensor that must be there.
@@ -174,7 +181,7 @@ class Inputs:
         return "tf32" if self.tf32 and tensor.dtype == "fp32" else tensor.dtype
 
     def _argument(self, name: str) -> Argument | None:
-        position = self._position[name]
+        position = self._position.get(name, len(self.arguments))
         return self.arguments[position] if position < len(self.arguments) else None
 
 
@@ -191,10 +198,7 @@ class Rule:
     names: tuple[str, ...]
     function: Function
     is_free: bool = False
-
-    def kind(self, name: str) -> str:
-        """Kind of a call whose sizes are unknown: the operation's plain name."""
-        return plain_name(name)
+    is_gradient: bool = False
 
 
 FORWARD: dict[str, Rule] = {}
@@ -222,6 +226,13 @@ def backward(family: Family, *signatures: str) -> Callable[[Function], Function]
         ValueError: an operation is registered twice.
     """
     return _registering(BACKWARD, family, signatures)
+
+
+def both(family: Family, *signatures: str) -> Callable[[Function], Function]:
+    """Register a function for operations and for their gradients, which ``Inputs.is_backward`` tells apart."""
+    def register(function: Function) -> Function:
+        return forward(family, *signatures)(backward(family, *signatures)(function))
+    return register
 
 
 def pattern(family: Family, expression: str) -> Callable[[Function], Function]:
@@ -274,11 +285,6 @@ def forward_rule_is_free(name: str) -> bool:
     return rule is not None and rule.is_free
 
 
-def words(text: str) -> list[str]:
-    """Names separated by blanks: long lists read better so."""
-    return text.split()
-
-
 def plain_name(name: str) -> str:
     """ "aten::add_.Tensor" → "add": without name space, overload, and the underscore of in-place variants."""
     name = name.rsplit("::", 1)[-1].split(".")[0]
@@ -326,6 +332,11 @@ def compute_dtype(tensors: list[TensorSpec]) -> str:
     return promoted(with_sizes or [tensor.dtype for tensor in tensors])
 
 
+def spread(sizes: tuple[int, ...] | None, n: int, missing: int) -> tuple[int, ...]:
+    """Sizes of n dimensions: one given for all, or ``missing`` where none is."""
+    return (missing,) * n if not sizes else sizes * n if len(sizes) == 1 else sizes[:n]
+
+
 def dimension(index: int | None, rank: int) -> int:
     """A dimension counted from the front; the last if not recorded.
 
@@ -345,7 +356,7 @@ def _registering(table: dict[str, Rule], family: Family, signatures: tuple[str, 
             if match is None or match["name"] in table:
                 raise ValueError(f"{signature!r} is registered twice, or is no signature")
             names = tuple(name.strip() for name in (match["names"] or "").split(",") if name.strip())
-            table[match["name"]] = Rule(family, names, function)
+            table[match["name"]] = Rule(family, names, function, is_gradient=table is BACKWARD)
         return function
     return register
 

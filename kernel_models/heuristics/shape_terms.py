@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics import heuristic_models
 from kernel_models.heuristics.attention import idle_units, padded_heads
 from kernel_models.heuristics.products import narrow_rows, tiling, whole_depth
+from kernel_models.heuristics.roofline import heuristic_models
 from kernel_models.heuristics.work import CallTable
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64

@@ -22,7 +22,7 @@ import numpy as np
 from kernel_models.collectives import CollectiveBatch, CollectiveCall, CollectiveModel, CommTimes, price_calls
 from kernel_models.collectives.engine_kernels import with_engine_kernels
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics import heuristic_models
+from kernel_models.heuristics.roofline import heuristic_models
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import Models, PricedCalls, price, sustained

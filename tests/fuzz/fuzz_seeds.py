@@ -217,7 +217,7 @@ def _traces(folder: Path) -> None:
 
 def _profiles(folder: Path) -> None:
     from kernel_models.device import device
-    from kernel_models.heuristics import RooflineModel
+    from kernel_models.heuristics.roofline import RooflineModel
     from kernel_models.learned.fit import Problem
     from kernel_models.learned.intervals import Intervals
     from kernel_models.op_call import Family

@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 
 from kernel_models.device import device, device_names
 from kernel_models.families.attention import attention
-from kernel_models.heuristics import (
-    Efficiencies,
-    Efficiency,
-    RooflineModel,
-    default_efficiencies,
-    fit_efficiencies,
-    heuristic_models,
-)
 from kernel_models.heuristics.attention import padded_head
+from kernel_models.heuristics.efficiency import Efficiencies, Efficiency, default_efficiencies, fit_efficiencies
 from kernel_models.heuristics.embedding import even_distinct
 from kernel_models.heuristics.products import NARROW, SINGLE, narrow_rows, padded_product_us, tiling, whole_depth
 from kernel_models.heuristics.rates import (
@@ -31,6 +24,7 @@ from kernel_models.heuristics.rates import (
     peak_tflops,
     sector_bytes,
 )
+from kernel_models.heuristics.roofline import RooflineModel, heuristic_models
 from kernel_models.heuristics.work import CallTable
 from kernel_models.lookups import backward_call, forward_call
 from kernel_models.model import Source

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from foretrace.commands import app
 from kernel_models.device import DeviceSpec, device
-from kernel_models.heuristics import heuristic_models
+from kernel_models.heuristics.roofline import heuristic_models
 from kernel_models.model import Source, Times
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import LEAST_US, price
