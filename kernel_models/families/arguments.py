@@ -11,20 +11,20 @@ from kernel_models.op_call import Family
 
 Value = bool | int | float | str | list[int] | list[float]
 
-_NUMBERS = frozenset("""
+_NUMBERS = frozenset(registry.words("""
     C HxW N accumulate alpha batch_first batch_sizes beta bias_sizes bidirectional causal compute_log_sumexp
     custom_mask_type dilation dim dims dropout dropout_p dtype fill_value grad_input_mask group groups half_to_float
     has_biases head_size hidden_size impl_index include_last_offset input_dtype input_scale input_size input_sizes
     is_causal is_result kernel_size keepdim max_k max_q max_seqlen_k max_seqlen_q mode n normalized_shape num_groups
     num_layers num_samples num_weights ord out_dtype output_mask output_padding output_size p pad padding proj_size
     reverse s scale_grad_by_freq self_size size softmax_scale sparse split_sizes start stride train training transposed
-    weight_size weight_stride0""".split())
-_LISTED = frozenset("""
+    weight_size weight_stride0"""))
+_LISTED = frozenset(registry.words("""
     bias_sizes batch_sizes dilation dims grad_input_mask input_size input_sizes kernel_size normalized_shape output_mask
-    output_padding output_size pad padding repeats scale_factors self_size size split_sizes stride weight_size""".split())
-_TENSOR_LISTS = frozenset((
-    "tensors grads exp_avgs exp_avg_sqs max_exp_avg_sqs momentum_buffer_list state_sums params").split())
-_INTEGERS = frozenset("indices index offsets target targets slot_mapping offs positions".split())
+    output_padding output_size pad padding repeats scale_factors self_size size split_sizes stride weight_size"""))
+_TENSOR_LISTS = frozenset(registry.words(
+    "tensors grads exp_avgs exp_avg_sqs max_exp_avg_sqs momentum_buffer_list state_sums params"))
+_INTEGERS = frozenset(registry.words("indices index offsets target targets slot_mapping offs positions"))
 _BOOLEANS = frozenset(("mask", "condition"))
 _DEFAULTS: dict[Family, dict[str, Value]] = {
     Family.CONV: {"stride": [1], "padding": [0], "dilation": [1], "output_padding": [0], "transposed": False},

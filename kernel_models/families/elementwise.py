@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from kernel_models.families.reduction import reduction
 from kernel_models.families.registry import (
     Inputs,
     backward,
@@ -23,6 +24,7 @@ from kernel_models.families.registry import (
     forward,
     mixed_types,
     without_gradient,
+    words,
 )
 from kernel_models.op_call import Family, OpCall
 from kernel_models.tensors import TensorSpec, broadcast, itemsize
@@ -35,10 +37,10 @@ OPERATIONS = {
 }
 """Floating-point operations an element, where it is not one; counted from the formulas with one for each function."""
 
-_COMPARISONS = (
-    "eq ne lt le gt ge isin logical_and logical_or logical_xor isclose not_equal greater greater_equal less less_equal").split()
-_TESTS = "isnan isinf isfinite isneginf isposinf logical_not signbit isreal".split()
-_UNARY = (
+_COMPARISONS = words(
+    "eq ne lt le gt ge isin logical_and logical_or logical_xor isclose not_equal greater greater_equal less less_equal")
+_TESTS = words("isnan isinf isfinite isneginf isposinf logical_not signbit isreal")
+_UNARY = words(
     "abs absolute acos acosh angle asin asinh atan atanh bitwise_not ceil celu conj_physical _conj_physical cos cosh "
     "deg2rad digamma elu erf erfc erfinv exp exp2 expm1 floor frac frexp gelu hardshrink hardsigmoid "
     "hardswish hardtanh i0 leaky_relu lgamma log log10 log1p log2 logit log_sigmoid log_sigmoid_forward mish "
@@ -46,8 +48,8 @@ _UNARY = (
     "negative polygamma positive rad2deg reciprocal relu relu6 round rrelu rrelu_with_noise rsqrt selu sgn sigmoid "
     "sign silu sin sinc sinh softplus softshrink sqrt square tan tanh threshold trunc prelu _prelu_kernel "
     "special_erfcx special_expit special_i1 special_log_ndtr special_ndtri tril triu clamp clamp_min clamp_max clip "
-    "fake_quantize_per_tensor_affine alpha_dropout").split()
-_BINARY = (
+    "fake_quantize_per_tensor_affine alpha_dropout")
+_BINARY = words(
     "add sub mul div divide multiply subtract true_divide floor_divide remainder fmod pow float_power atan2 arctan2 "
     "maximum minimum fmax fmin copysign hypot nextafter logaddexp logaddexp2 xlogy heaviside gcd lcm ldexp rsub "
     "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift __and__ __or__ __xor__ __lshift__ "
@@ -55,9 +57,9 @@ _BINARY = (
     "sigmoid_backward tanh_backward silu_backward gelu_backward threshold_backward hardtanh_backward "
     "hardswish_backward hardsigmoid_backward leaky_relu_backward softplus_backward mish_backward "
     "logit_backward hardshrink_backward softshrink_backward log_sigmoid_backward "
-    "_prelu_kernel_backward masked_fill native_dropout_backward rrelu_with_noise_backward").split()
-_FILLS = ("fill zero zeros ones full empty_full new_zeros new_ones new_full zeros_like ones_like full_like eye "
-               "arange linspace logspace scalar_tensor range masked_fill_scalar").split()
+    "_prelu_kernel_backward masked_fill native_dropout_backward rrelu_with_noise_backward")
+_FILLS = words("fill zero zeros ones full empty_full new_zeros new_ones new_full zeros_like ones_like full_like eye "
+               "arange linspace logspace scalar_tensor range masked_fill_scalar")
 
 
 def elementwise(
@@ -260,8 +262,6 @@ def _div_backward(op: Inputs) -> Iterator[OpCall]:
 
 def _gradients_of_operands(op: Inputs, products: int) -> Iterator[OpCall]:
     """For each operand its factor times the gradient, and a sum where it was broadcast."""
-    from kernel_models.families.reduction import reduction
-
     operands = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
     shape = broadcast([tensor.shape for tensor in operands])
     whole = TensorSpec(shape, compute_dtype(operands) if operands else "fp32")
@@ -273,6 +273,14 @@ def _gradients_of_operands(op: Inputs, products: int) -> Iterator[OpCall]:
         if 0 < operand.elements < whole.elements:
             yield from reduction("sum", operand.elements, whole.elements // operand.elements,
                                  operand.elements, whole.dtype)
+
+
+@backward(Family.ELEMENTWISE, "aten::sum(self, dim)", "aten::mean(self, dim)")
+def _spread(op: Inputs) -> Iterator[OpCall]:
+    """The gradient is broadcast: a view for a sum, divided by the count for a mean."""
+    if op.short_name == "mean":
+        tensor = op.tensor("self")
+        yield from elementwise("div", [TensorSpec(tensor.shape, tensor.dtype, (0,) * len(tensor.shape))], tensor.shape)
 
 
 without_gradient(*(f"aten::{name}" for name in (*_COMPARISONS, *_TESTS, *_FILLS)))

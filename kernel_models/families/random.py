@@ -15,14 +15,14 @@ from math import prod
 
 from kernel_models.families.elementwise import elementwise
 from kernel_models.families.reduction import sort
-from kernel_models.families.registry import Inputs, backward, forward, without_gradient
+from kernel_models.families.registry import Inputs, backward, forward, without_gradient, words
 from kernel_models.op_call import Family, OpCall
 from kernel_models.tensors import TensorSpec, itemsize
 
-_IN_PLACE = ("uniform normal bernoulli random exponential cauchy log_normal geometric rand_like randn_like "
-                  "randint_like poisson binomial _standard_gamma _sample_dirichlet").split()
-_NEW = "rand randn randint".split()
-_HAND_BACK = "dropout feature_dropout".split()
+_IN_PLACE = words("uniform normal bernoulli random exponential cauchy log_normal geometric rand_like randn_like "
+                  "randint_like poisson binomial _standard_gamma _sample_dirichlet")
+_NEW = words("rand randn randint")
+_HAND_BACK = words("dropout feature_dropout")
 """Dropouts that do nothing at p = 0 (ATen/native/Dropout.cpp); the native operator draws its mask all the same."""
 
 

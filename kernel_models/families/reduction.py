@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import log2, prod
 
-from kernel_models.families.registry import Inputs, backward, dimension, forward, without_gradient
+from kernel_models.families.registry import Inputs, backward, both, dimension, forward, without_gradient, words
 from kernel_models.op_call import Family, OpCall
 from kernel_models.tensors import TensorSpec, itemsize
 
@@ -134,16 +134,6 @@ def _dot(op: Inputs) -> Iterator[OpCall]:
     yield from reduction("dot", 1, op.tensor("self").elements, 1, op.tensor("self").dtype)
 
 
-@backward(Family.ELEMENTWISE, "aten::sum(self, dim)", "aten::mean(self, dim)")
-def _spread(op: Inputs) -> Iterator[OpCall]:
-    """The gradient is broadcast: a view for a sum, divided by the count for a mean."""
-    if op.short_name == "mean":
-        from kernel_models.families.elementwise import elementwise
-
-        tensor = op.tensor("self")
-        yield from elementwise("div", [TensorSpec(tensor.shape, tensor.dtype, (0,) * len(tensor.shape))], tensor.shape)
-
-
 without_gradient("aten::argmax", "aten::argmin", "aten::any", "aten::all", "aten::equal", "aten::count_nonzero",
                  "aten::_is_all_true", "aten::_is_any_true")
 
@@ -166,43 +156,21 @@ def softmax(kind: str, tensor: TensorSpec, dim: int | None, out_dtype: str = "")
     )
 
 
-@forward(Family.SOFTMAX, "aten::_softmax(self, dim, half_to_float)", "aten::_log_softmax(self, dim, half_to_float)")
-def _forward(op: Inputs) -> Iterator[OpCall]:
-    dim = op.number("dim")
-    yield from softmax(op.short_name.lstrip("_"), op.tensor("self"), None if dim is None else int(dim),
-                       "fp32" if op.flag("half_to_float") else "")
-
-
-@forward(Family.SOFTMAX, "aten::softmax(self, dim, dtype)", "aten::log_softmax(self, dim, dtype)",
-         "aten::_safe_softmax(self, dim, dtype)", "aten::special_softmax(self, dim, dtype)")
-def _composite(op: Inputs) -> Iterator[OpCall]:
-    dim, dtype = op.number("dim"), op.dtype("dtype")
-    kind = "log_softmax" if "log" in op.short_name else "softmax"
-    yield from softmax(kind, op.tensor("self"), None if dim is None else int(dim), dtype)
-
-
-@forward(Family.SOFTMAX, "aten::_softmax_backward_data(grad_output, output, dim, input_dtype)",
-         "aten::_log_softmax_backward_data(grad_output, output, dim, input_dtype)",
-         "aten::_masked_softmax_backward(grad_output, output, mask, dim)")
-def _backward(op: Inputs) -> Iterator[OpCall]:
-    dim = op.number("dim")
-    kind = "log_softmax_backward" if "log" in op.name else "softmax_backward"
-    yield from softmax(kind, op.tensor("grad_output"), None if dim is None else int(dim),
-                       op.dtype("input_dtype"))
-
-
-@forward(Family.SOFTMAX, "aten::_masked_softmax(self, mask, dim)")
-def _masked(op: Inputs) -> Iterator[OpCall]:
-    dim = op.number("dim")
-    yield from softmax("softmax", op.tensor("self"), None if dim is None else int(dim))
-
-
 @backward(Family.SOFTMAX, "aten::_softmax(self, dim)", "aten::_log_softmax(self, dim)", "aten::softmax(self, dim)",
           "aten::log_softmax(self, dim)", "aten::_safe_softmax(self, dim)")
-def _gradient(op: Inputs) -> Iterator[OpCall]:
+@forward(Family.SOFTMAX, "aten::_softmax(self, dim, half_to_float)", "aten::_log_softmax(self, dim, half_to_float)",
+         "aten::softmax(self, dim, dtype)", "aten::log_softmax(self, dim, dtype)",
+         "aten::_safe_softmax(self, dim, dtype)", "aten::special_softmax(self, dim, dtype)",
+         "aten::_masked_softmax(self, mask, dim)",
+         "aten::_softmax_backward_data(grad_output, output, dim, input_dtype)",
+         "aten::_log_softmax_backward_data(grad_output, output, dim, input_dtype)",
+         "aten::_masked_softmax_backward(grad_output, output, mask, dim)")
+def _softmax(op: Inputs) -> Iterator[OpCall]:
     dim = op.number("dim")
-    kind = "log_softmax_backward" if "log" in op.name else "softmax_backward"
-    yield from softmax(kind, op.tensor("self"), None if dim is None else int(dim))
+    tensor = op.tensor("grad_output" if "grad_output" in op.names else "self")
+    written = "fp32" if op.flag("half_to_float") else op.dtype("dtype") or op.dtype("input_dtype")
+    yield from softmax(("log_softmax" if "log" in op.name else "softmax") + op.suffix, tensor,
+                       None if dim is None else int(dim), written)
 
 
 def sort(kind: str, rows: int, columns: int, k: int, dtype: str) -> Iterator[OpCall]:
@@ -261,8 +229,8 @@ def _route(op: Inputs) -> Iterator[OpCall]:
 without_gradient("aten::argsort", "aten::_unique2", "aten::unique_consecutive")
 
 
-_BY_VALUE = ("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits "
-                  "kl_div soft_margin_loss poisson_nll_loss").split()
+_BY_VALUE = words("mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits "
+                  "kl_div soft_margin_loss poisson_nll_loss")
 
 
 def loss(kind: str, rows: int, classes: int, dtype: str) -> Iterator[OpCall]:
@@ -286,22 +254,12 @@ def _nll(kind: str, scores: TensorSpec) -> Iterator[OpCall]:
     yield from loss(kind, scores.elements // max(classes, 1), classes, scores.dtype)
 
 
-@forward(Family.LOSS, "aten::nll_loss_forward(self, target)", "aten::nll_loss2d_forward(self, target)",
-         "aten::nll_loss(self, target)", "aten::nll_loss2d(self, target)", "aten::nll_loss_nd(self, target)")
-def _nll_forward(op: Inputs) -> Iterator[OpCall]:
-    yield from _nll("nll_loss", op.tensor("self"))
-
-
-@forward(Family.LOSS, "aten::nll_loss_backward(grad_output, self, target)",
-         "aten::nll_loss2d_backward(grad_output, self, target)")
-def _nll_backward(op: Inputs) -> Iterator[OpCall]:
-    yield from _nll("nll_loss_backward", op.tensor("self"))
-
-
-@backward(Family.LOSS, "aten::nll_loss_forward(self, target)", "aten::nll_loss(self, target)",
-          "aten::nll_loss_nd(self, target)")
-def _nll_gradient(op: Inputs) -> Iterator[OpCall]:
-    yield from _nll("nll_loss_backward", op.tensor("self"))
+@both(Family.LOSS, "aten::nll_loss_forward(self, target)", "aten::nll_loss(self, target)",
+      "aten::nll_loss_nd(self, target)")
+@forward(Family.LOSS, "aten::nll_loss2d_forward(self, target)", "aten::nll_loss2d(self, target)",
+         "aten::nll_loss_backward(grad_output, self, target)", "aten::nll_loss2d_backward(grad_output, self, target)")
+def _nll_loss(op: Inputs) -> Iterator[OpCall]:
+    yield from _nll(f"nll_loss{op.suffix}", op.tensor("self"))
 
 
 @forward(Family.LOSS, "aten::cross_entropy_loss(self, target)")
@@ -318,23 +276,16 @@ def _cross_entropy_gradient(op: Inputs) -> Iterator[OpCall]:
     yield from softmax("log_softmax_backward", scores, min(1, max(len(scores.shape) - 1, 0)))
 
 
-@forward(Family.LOSS, *(f"aten::{name}(self, target)" for name in _BY_VALUE),
-         *(f"aten::{name}_backward(grad_output, self, target)" for name in _BY_VALUE if name not in (
-             "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss", "l1_loss")))
+@both(Family.LOSS, *(f"aten::{name}(self, target)" for name in _BY_VALUE))
+@forward(Family.LOSS, *(f"aten::{name}_backward(grad_output, self, target)" for name in _BY_VALUE if name not in (
+    "binary_cross_entropy_with_logits", "kl_div", "poisson_nll_loss", "l1_loss")))
 def _by_value(op: Inputs) -> Iterator[OpCall]:
     tensor = op.optional("self") or op.tensor("target")
-    yield from loss(op.short_name, tensor.elements, 1, tensor.dtype)
-
-
-@backward(Family.LOSS, *(f"aten::{name}(self, target)" for name in _BY_VALUE))
-def _by_value_gradient(op: Inputs) -> Iterator[OpCall]:
-    tensor = op.tensor("self")
-    yield from loss(f"{op.short_name}_backward", tensor.elements, 1, tensor.dtype)
+    yield from loss(op.short_name.removesuffix("_backward") + op.suffix, tensor.elements, 1, tensor.dtype)
 
 
 @forward(Family.LOSS, "aten::_ctc_loss(log_probs, targets)", "aten::_cudnn_ctc_loss(log_probs, targets)",
          "aten::_ctc_loss_backward(grad, log_probs, targets)")
 def _ctc(op: Inputs) -> Iterator[OpCall]:
     scores = op.tensor("log_probs")
-    kind = "ctc_loss_backward" if "backward" in op.name else "ctc_loss"
-    yield from loss(kind, scores.elements // max(scores.shape[-1], 1), scores.shape[-1], scores.dtype)
+    yield from loss(f"ctc_loss{op.suffix}", scores.elements // max(scores.shape[-1], 1), scores.shape[-1], scores.dtype)

@@ -285,6 +285,11 @@ def forward_rule_is_free(name: str) -> bool:
     return rule is not None and rule.is_free
 
 
+def words(text: str) -> list[str]:
+    """Names separated by blanks: long lists read better so."""
+    return text.split()
+
+
 def plain_name(name: str) -> str:
     """ "aten::add_.Tensor" → "add": without name space, overload, and the underscore of in-place variants."""
     name = name.rsplit("::", 1)[-1].split(".")[0]
