@@ -191,7 +191,7 @@ def _cat(op: Inputs) -> Iterator[OpCall]:
     Older profilers put that tensor first.
     """
     tensors = op.optional_list("tensors")
-    out = op.optional("tensors") or (op.optional("out"))
+    out = op.optional("tensors") or op.optional("out")
     if not tensors and out is None:
         op.missing("tensors")
     dim = op.integer("dim", 0)
@@ -232,9 +232,10 @@ def _copied_out(op: Inputs) -> Iterator[OpCall]:
     yield from concat("split", pieces or [source], 0, source.dtype)
 
 
-@backward(Family.CONCAT, "aten::cat(tensors, dim)", "aten::stack(tensors, dim)", "aten::unbind(self)")
+@backward(Family.COPY, "aten::cat(tensors, dim)", "aten::stack(tensors, dim)", "aten::unbind(self)",
+          "aten::clone(self)", "aten::contiguous(self)")
 def _views(op: Inputs) -> Iterator[OpCall]:
-    """The gradients of what was joined are views of the gradient."""
+    """The gradients of what was joined are views of the gradient; that of a copy passes on as it is."""
     yield from ()
 
 
@@ -246,12 +247,6 @@ def _cast_back(op: Inputs) -> Iterator[OpCall]:
     source, wanted = op.tensor("self"), op.dtype("dtype")
     if wanted not in ("", source.dtype):
         yield from copy(TensorSpec(source.shape, wanted), TensorSpec(source.shape, source.dtype))
-
-
-@backward(Family.COPY, "aten::clone(self)", "aten::contiguous(self)")
-def _clone_back(op: Inputs) -> Iterator[OpCall]:
-    """The gradient passes on as it is."""
-    yield from ()
 
 
 @forward(Family.TRANSFER, "aten::_local_scalar_dense(self)", "aten::item(self)")

@@ -117,15 +117,6 @@ def _kind(op: Inputs, kind: str) -> str:
     return kind + op.suffix + ("_sparse" if sparse else "")
 
 
-@forward(Family.EMBEDDING, "aten::embedding_dense_backward(grad_output, indices, num_weights)",
-         "aten::embedding_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq, sparse)",
-         "aten::embedding_sparse_backward(grad_output, indices, num_weights)")
-def _dense_backward(op: Inputs) -> Iterator[OpCall]:
-    grad, indices = op.tensor("grad_output"), op.tensor("indices")
-    yield from embedding(_kind(op, "embedding"), indices.elements, indices.elements, op.integer("num_weights", 0),
-                         grad.shape[-1], 1, grad.dtype, indices.dtype, noted=noted_tables(op.text("indices")))
-
-
 _BAG = "(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset)"
 
 
@@ -141,15 +132,19 @@ def _bag(op: Inputs) -> Iterator[OpCall]:
                          flags, noted_tables(op.text("indices")))
 
 
-@forward(Family.EMBEDDING,
-         "aten::_embedding_bag_dense_backward(grad, indices, offset2bag, bag_size, maximum_indices, num_weights)",
-         "aten::_embedding_bag_backward(grad, indices, offsets, offset2bag, bag_size, maximum_indices, num_weights, "
-         "scale_grad_by_freq, mode, sparse)",
-         "aten::_embedding_bag_sparse_backward(grad, indices, offsets, offset2bag, bag_size, num_weights)")
-def _bag_backward(op: Inputs) -> Iterator[OpCall]:
-    grad, indices = op.tensor("grad"), op.tensor("indices")
-    yield from embedding(_kind(op, "bag"), indices.elements, grad.shape[0], op.integer("num_weights", 0),
-                         grad.shape[-1], 1, grad.dtype, indices.dtype, noted=noted_tables(op.text("indices")))
+@forward(Family.EMBEDDING, "aten::embedding_dense_backward(grad_output, indices, num_weights)",
+         "aten::embedding_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq, sparse)",
+         "aten::embedding_sparse_backward(grad_output, indices, num_weights)",
+         "aten::_embedding_bag_dense_backward(grad_output, indices, offset2bag, bag_size, maximum_indices, "
+         "num_weights)",
+         "aten::_embedding_bag_backward(grad_output, indices, offsets, offset2bag, bag_size, maximum_indices, "
+         "num_weights, scale_grad_by_freq, mode, sparse)",
+         "aten::_embedding_bag_sparse_backward(grad_output, indices, offsets, offset2bag, bag_size, num_weights)")
+def _table_backward(op: Inputs) -> Iterator[OpCall]:
+    grad, indices, pooled = op.tensor("grad_output"), op.tensor("indices"), "bag" in op.name
+    yield from embedding(_kind(op, "bag" if pooled else "embedding"), indices.elements,
+                         grad.shape[0] if pooled else indices.elements, op.integer("num_weights", 0), grad.shape[-1], 1,
+                         grad.dtype, indices.dtype, noted=noted_tables(op.text("indices")))
 
 
 _OPTIMIZERS = ("sgd", "approx_sgd", "adagrad", "approx_adagrad", "rowwise_adagrad", "approx_rowwise_adagrad", "adam",

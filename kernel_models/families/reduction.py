@@ -86,47 +86,29 @@ def over(kind: str, tensor: TensorSpec, dims: tuple[int, ...] | None, out_dtype:
 @forward(Family.REDUCTION, "aten::sum(self, dim, keepdim, dtype)", "aten::mean(self, dim, keepdim, dtype)",
          "aten::nansum(self, dim, keepdim, dtype)", "aten::amax(self, dim, keepdim)", "aten::amin(self, dim, keepdim)",
          "aten::var(self, dim)", "aten::std(self, dim)", "aten::var_mean(self, dim)", "aten::std_mean(self, dim)",
-         "aten::logsumexp(self, dim)", "aten::count_nonzero(self, dim)", "aten::prod(self, dim)")
+         "aten::logsumexp(self, dim)", "aten::count_nonzero(self, dim)", "aten::prod(self, dim)",
+         "aten::linalg_vector_norm(self, ord, dim)", "aten::norm(self, p, dim)", "aten::native_norm(self, p, dim)")
 def _sum(op: Inputs) -> Iterator[OpCall]:
-    yield from over(op.short_name, op.tensor("self"), op.ints("dim"), op.dtype("dtype"))
-
-
-@forward(Family.REDUCTION, "aten::linalg_vector_norm(self, ord, dim)", "aten::norm(self, p, dim)",
-         "aten::native_norm(self, p, dim)")
-def _norm(op: Inputs) -> Iterator[OpCall]:
-    yield from over("linalg_vector_norm", op.tensor("self"), op.ints("dim"))
+    kind = "linalg_vector_norm" if "norm" in op.name else op.short_name
+    yield from over(kind, op.tensor("self"), op.ints("dim"), op.dtype("dtype"))
 
 
 @forward(Family.REDUCTION, "aten::max(self, dim)", "aten::min(self, dim)", "aten::argmax(self, dim)",
-         "aten::argmin(self, dim)", "aten::any(self, dim)", "aten::all(self, dim)", "aten::mode(self, dim)")
+         "aten::argmin(self, dim)", "aten::any(self, dim)", "aten::all(self, dim)", "aten::mode(self, dim)",
+         "aten::aminmax(self)", "aten::_aminmax(self)", "aten::equal(self, other)", "aten::trace(self)",
+         "aten::_is_all_true(self)", "aten::_is_any_true(self)")
 def _max(op: Inputs) -> Iterator[OpCall]:
-    dim = op.number("dim")
-    yield from over(op.short_name, op.tensor("self"), None if dim is None else (int(dim),))
-
-
-@forward(Family.REDUCTION, "aten::aminmax(self)", "aten::_aminmax(self)", "aten::equal(self, other)",
-         "aten::trace(self)")
-def _whole(op: Inputs) -> Iterator[OpCall]:
-    yield from over(op.short_name, op.tensor("self"), None)
-
-
-@forward(Family.REDUCTION, "aten::_is_all_true(self)", "aten::_is_any_true(self)")
-def _checked(op: Inputs) -> Iterator[OpCall]:
-    yield from over("all" if "all" in op.name else "any", op.tensor("self"), None)
+    dim, kind = op.number("dim"), op.short_name.removeprefix("_is_").removesuffix("_true")
+    yield from over(kind, op.tensor("self"), None if dim is None else (int(dim),))
 
 
 @forward(Family.REDUCTION, "aten::cumsum(self, dim)", "aten::cumprod(self, dim)", "aten::logcumsumexp(self, dim)",
          "aten::_cummax_helper(self, values, indices, dim)", "aten::_cummin_helper(self, values, indices, dim)",
-         "aten::cummax(self, dim)", "aten::cummin(self, dim)")
-def _scan(op: Inputs) -> Iterator[OpCall]:
-    kind = op.short_name.removeprefix("_").removesuffix("_helper")
-    yield from over(kind, op.tensor("self"), (op.integer("dim", -1),))
-
-
-@forward(Family.REDUCTION, "fbgemm::asynchronous_complete_cumsum(t_in)",
+         "aten::cummax(self, dim)", "aten::cummin(self, dim)", "fbgemm::asynchronous_complete_cumsum(t_in)",
          "fbgemm::asynchronous_inclusive_cumsum(t_in)", "fbgemm::asynchronous_exclusive_cumsum(t_in)")
-def _offsets(op: Inputs) -> Iterator[OpCall]:
-    yield from over("cumsum", op.tensor("t_in"), (-1,))
+def _scan(op: Inputs) -> Iterator[OpCall]:
+    kind = "cumsum" if "asynchronous" in op.name else op.short_name.removeprefix("_").removesuffix("_helper")
+    yield from over(kind, op.tensor(op.names[0]), (op.integer("dim", -1),))
 
 
 @forward(Family.REDUCTION, "aten::dot(self, tensor)", "aten::vdot(self, other)")
