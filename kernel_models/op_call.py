@@ -93,71 +93,59 @@ def with_host_rows(flags: Iterable[str], parts: Iterable[TablePart]) -> tuple[st
 
 
 class Family(str, Enum):
-    """Kinds of work that share a model. ``OTHER`` is work no family knows: priced by its bytes, and listed."""
+    """Kinds of work that share a model, each with the names of its calls' sizes (``OpCall.dims``).
 
-    GEMM = "gemm"
-    CONV = "conv"
-    ATTENTION = "attention"
-    ELEMENTWISE = "elementwise"
-    REDUCTION = "reduction"
-    SOFTMAX = "softmax"
-    NORM = "norm"
-    EMBEDDING = "embedding"
-    INDEX = "index"
-    SORT = "sort"
-    CONCAT = "concat"
-    COPY = "copy"
-    TRANSFER = "transfer"
-    MEMSET = "memset"
-    RANDOM = "random"
-    LOSS = "loss"
-    POOLING = "pooling"
-    INTERPOLATE = "interpolate"
-    RECURRENT = "recurrent"
-    OPTIMIZER = "optimizer"
-    TRITON = "triton"
-    OTHER = "other"
+    ``OTHER`` is work no family knows: priced by its bytes, and listed.
+    """
+
+    dimensions: tuple[str, ...]
+
+    def __new__(cls, name: str, dimensions: tuple[str, ...]) -> Family:
+        """Make a member that equals its name."""
+        member = str.__new__(cls, name)
+        member._value_, member.dimensions = name, dimensions
+        return member
+
+    # out[batch, m, n] = A[batch, m, k] · B[batch, k, n]; a linear layer has m = tokens, n = outputs, k = inputs.
+    GEMM = "gemm", ("batch", "m", "n", "k")
+    # Sizes without a value in one or two dimensions are 1. `in_*`/`out_*` are the forward's spatial sizes.
+    CONV = "conv", ("batch", "in_channels", "out_channels", "groups", "in_d", "in_h", "in_w", "out_d", "out_h", "out_w",
+                    "kernel_d", "kernel_h", "kernel_w", "stride_d", "stride_h", "stride_w",
+                    "dilation_d", "dilation_h", "dilation_w")
+    # `window` is 0 for full attention.
+    ATTENTION = "attention", ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim", "window")
+    # Elements of the output, tensors read, and elements of all inputs as stored (a broadcast input counts once).
+    ELEMENTWISE = "elementwise", ("elements", "inputs", "elements_in")
+    # `outer` results, each of `reduced` values; `inner` is the stride between them (1: they lie side by side).
+    REDUCTION = "reduction", ("outer", "reduced", "inner")
+    SOFTMAX = "softmax", ("outer", "reduced", "inner")
+    # Layer and RMS norm: rows × normalised columns. Batch and group norm: groups × values in each.
+    NORM = "norm", ("rows", "columns")
+    # Lookups in all, output rows (bags), rows and columns of the table, tables in one kernel.
+    EMBEDDING = "embedding", ("lookups", "bags", "table_rows", "columns", "tables")
+    # Elements moved, side-by-side elements of each piece, elements of the indexed tensor.
+    INDEX = "index", ("elements", "inner", "source_elements")
+    SORT = "sort", ("rows", "columns", "k")
+    CONCAT = "concat", ("elements", "tensors", "inner")
+    # Elements, and how many lie side by side in both tensors (= elements: one run).
+    COPY = "copy", ("elements", "inner")
+    TRANSFER = "transfer", ("bytes",)
+    MEMSET = "memset", ("bytes",)
+    RANDOM = "random", ("elements",)
+    LOSS = "loss", ("rows", "classes")
+    POOLING = "pooling", ("channels", "in_size", "out_size", "window")
+    INTERPOLATE = "interpolate", ("channels", "in_size", "out_size")
+    RECURRENT = "recurrent", ("sequence", "batch", "input", "hidden", "layers", "directions")
+    OPTIMIZER = "optimizer", ("tensors", "elements")
+    # Elements of the output (OTHER: of the largest tensor), tensors among the arguments, elements of all of them.
+    TRITON = "triton", ("elements", "tensors", "elements_all")
+    OTHER = "other", ("elements", "tensors", "elements_all")
 
     # Enum's own is a Python function and differs from the equal string's; a call's hash asks for it every time.
     __hash__ = str.__hash__
 
 
-DIMENSIONS: dict[Family, tuple[str, ...]] = {
-    # out[batch, m, n] = A[batch, m, k] · B[batch, k, n]; a linear layer has m = tokens, n = outputs, k = inputs.
-    Family.GEMM: ("batch", "m", "n", "k"),
-    # Sizes without a value in one or two dimensions are 1. `in_*`/`out_*` are the forward's spatial sizes.
-    Family.CONV: ("batch", "in_channels", "out_channels", "groups", "in_d", "in_h", "in_w", "out_d", "out_h", "out_w",
-                  "kernel_d", "kernel_h", "kernel_w", "stride_d", "stride_h", "stride_w",
-                  "dilation_d", "dilation_h", "dilation_w"),
-    # `window` is 0 for full attention.
-    Family.ATTENTION: ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "v_head_dim", "window"),
-    # Elements of the output, tensors read, and elements of all inputs as stored (a broadcast input counts once).
-    Family.ELEMENTWISE: ("elements", "inputs", "elements_in"),
-    # `outer` results, each of `reduced` values; `inner` is the stride between them (1: they lie side by side).
-    Family.REDUCTION: ("outer", "reduced", "inner"),
-    Family.SOFTMAX: ("outer", "reduced", "inner"),
-    # Layer and RMS norm: rows × normalised columns. Batch and group norm: groups × values in each.
-    Family.NORM: ("rows", "columns"),
-    # Lookups in all, output rows (bags), rows and columns of the table, tables in one kernel.
-    Family.EMBEDDING: ("lookups", "bags", "table_rows", "columns", "tables"),
-    # Elements moved, side-by-side elements of each piece, elements of the indexed tensor.
-    Family.INDEX: ("elements", "inner", "source_elements"),
-    Family.SORT: ("rows", "columns", "k"),
-    Family.CONCAT: ("elements", "tensors", "inner"),
-    # Elements, and how many lie side by side in both tensors (= elements: one run).
-    Family.COPY: ("elements", "inner"),
-    Family.TRANSFER: ("bytes",),
-    Family.MEMSET: ("bytes",),
-    Family.RANDOM: ("elements",),
-    Family.LOSS: ("rows", "classes"),
-    Family.POOLING: ("channels", "in_size", "out_size", "window"),
-    Family.INTERPOLATE: ("channels", "in_size", "out_size"),
-    Family.RECURRENT: ("sequence", "batch", "input", "hidden", "layers", "directions"),
-    Family.OPTIMIZER: ("tensors", "elements"),
-    # Elements of the output (OTHER: of the largest tensor), tensors among the arguments, elements of all of them.
-    Family.TRITON: ("elements", "tensors", "elements_all"),
-    Family.OTHER: ("elements", "tensors", "elements_all"),
-}
+DIMENSIONS: dict[Family, tuple[str, ...]] = {family: family.dimensions for family in Family}
 """Names of the numbers of ``OpCall.dims``, by family."""
 
 
