@@ -156,9 +156,10 @@ def work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @cache
 def _register() -> None:
-    """Import the files that register work functions."""
+    """Import the files that register work functions: those here, and those of families that bring their own."""
     for name in _MODULES:
         import_module(f"kernel_models.heuristics.{name}")
+    import_module("kernel_models.families").load()
 
 
 def vector_us(table: CallTable, device: DeviceSpec) -> Float64:

@@ -33,6 +33,7 @@ from kernel_models.datasets.intended import is_intended
 from kernel_models.device import DeviceError, DeviceSpec, device, device_names
 from kernel_models.families.copy import memset
 from kernel_models.families.gemm import gemm
+from kernel_models.heuristics.efficiency import default_efficiencies
 from kernel_models.learned import process
 from kernel_models.learned.process import Kernel, Process, fit_process
 from kernel_models.model import Source
@@ -186,8 +187,8 @@ def test_further_candidates_are_taken_where_their_kind_is_known() -> None:
 # --- what may be measured --------------------------------------------------------------------------------------------
 
 
-def test_every_family_has_its_micro_benchmark() -> None:
-    assert {*families_of("cuda")} == {family.value for family in Family} - {"other"}
+def test_families_with_shipped_efficiencies_have_a_micro_benchmark() -> None:
+    assert {*families_of("cuda")} >= default_efficiencies().families() - {"other"}
     # Half-precision Triton kernels need a GPU; all else is there.
     assert {*families_of("cpu")} == {*families_of("cuda")} - {"triton"}
 
