@@ -48,7 +48,7 @@ LEAST_US = 0.5
 """No kernel takes less: the shortest that CUPTI and roctracer report are 0.7 to 1 µs. Keeps broken models from pricing
 work at nothing."""
 WIDEST = 1e3
-"""Ends of an interval are at most this factor from the time."""
+"""Ends of an interval are at most this factor from the time. Set."""
 
 
 class Models(Protocol):

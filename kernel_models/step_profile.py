@@ -29,13 +29,14 @@ an unjudged profile is not written."""
 UNLIKELY = 3.0
 """Left-out steps that stay off by this factor are of other units, or of other programs. Set."""
 LEAST_ERRORS = 8
-"""Fewer errors of left-out steps give no widths; those of the corrections that the fit starts from stay."""
+"""Fewer errors of left-out steps give no widths; those of the corrections that the fit starts from stay. Set."""
 MANY_FOLDS = 5
+"""Parts of many graphs that are left out in turn. Set."""
 BELIEF = (1.0, 0.1, 0.01)
 """How much the steps may count against what is known without them: the one of these is taken with which left-out graphs
 are priced best, so that a few steps do not bend what many have taught."""
 LEAST_LEFT = 0.2
-"""Share of a step that known families leave, below which the step says nothing of the others."""
+"""Share of a step that known families leave, below which the step says nothing of the others. Set."""
 
 
 class _LeftOut(NamedTuple):

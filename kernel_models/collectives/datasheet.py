@@ -75,7 +75,8 @@ BASE_LATENCY_US = {
     Algorithm.NVLS: (0.0, 0.0, 0.0),
     Algorithm.NVLS_TREE: (0.0, 0.0, 0.0),
 }
-"""Latency of a launched collective by protocol LL, LL128, Simple (``baseLatencies``), µs."""
+"""Latency of a launched collective by protocol LL, LL128, Simple (``baseLatencies``), µs. This and what follows is of
+NCCL's tuner where no other source is named."""
 
 HOP_LATENCY_US = {
     "nvlink": {Algorithm.TREE: (0.6, 1.25, 4.0), Algorithm.RING: (0.6, 1.9, 3.4), Algorithm.NVLS: (25.0, 25.0, 25.0),
@@ -110,8 +111,9 @@ CHANNEL_GBPS = {"volta": 20.0, "ampere": 20.0, "ada": 20.0, "hopper": 36.7, "bla
                 "cdna3": 36.7, "cdna4": 36.7}
 """Most that one channel (a thread block) moves, 10⁹ bytes/s (``perChMaxRingLL128Bws``)."""
 CHANNELS = 24
-"""Channels of a large collective behind NVSwitch."""
+"""Channels of a large collective behind NVSwitch. Set, not measured."""
 NVLS_EFFICIENCY = {"hopper": 0.85, "blackwell": 0.74}
+"""Share of the links' rate that reductions in the switch reach (``nvlsEfficiency``)."""
 NVLS_RATIO = 5.0 / 6.0
 """Algorithmic over bus bandwidth of NVLS."""
 NETWORK_SIMPLE_RING = 1.4
@@ -288,6 +290,7 @@ def _direct(topology: Topology, kind: CollectiveKind, group: RankGroup, protocol
 
 
 INTERVAL_BYTES = (512 * 1024.0, 4 * 1024.0**2, 16 * 1024.0**2)
+"""Sizes that ``INTERVALS`` are given at, bytes. Set."""
 INTERVALS = {
     "nvswitch": ((0.22, 1.12), (0.26, 0.66), (0.13, 0.30)),
     "nvlink-mesh": ((0.48, 1.68), (0.60, 2.00), (0.50, 2.22)),
@@ -309,6 +312,7 @@ CHECKED_ANYWHERE = (CollectiveKind.ALL_REDUCE, CollectiveKind.SEND_RECV)
 CHECKED_INSIDE = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER,
                   CollectiveKind.ALL_TO_ALL)
 CHECKED_NODES = 2
+"""Nodes of Vidur's tables, the only ones of several."""
 ALGORITHM_CODE = len(Protocol)
 """``CommTimes.algorithm`` is ``algorithm * ALGORITHM_CODE + protocol``."""
 

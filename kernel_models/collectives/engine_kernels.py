@@ -22,7 +22,7 @@ from tracer.arrays import Float64
 REACHED = 0.63
 """Share of the links' rate that the kernels reach: the median of the slopes above."""
 STEP_US = 0.12
-"""What a further GPU adds to the least time: flags of all are waited for."""
+"""What a further GPU adds to the least time: flags of all are waited for. From the same table."""
 MOST_BYTES = 8 << 20
 """Payload up to which engines use these kernels (vLLM's and SGLang's buffers; TensorRT-LLM's workspace of 8 GPUs)."""
 SPREAD = 0.25

@@ -39,21 +39,26 @@ from tracer.arrays import Float64
 from tracer.decode import DecodeError, convert
 
 PROTOCOLS = 3
+"""Most pieces of a setting: NCCL has three protocols."""
 SHORTEST = 2
 """Measured sizes a piece needs: it has two parameters."""
 MOST_CUTS = 40
-"""Most places that are tried as cuts; a longer table tries this many, evenly spread."""
+"""Most places that are tried as cuts; a longer table tries this many, evenly spread. Set: it bounds the time of a
+fit."""
 FOLDS = 5
+"""Parts of a setting's sizes that are left out in turn for the interval. Set."""
 BELOW = 2.0
 """Sizes this much smaller than any measured one are beyond a fit."""
 FINENESS = 16
 """Sizes of each doubling at which a formula is scaled for a setting that was not measured."""
 FLOOR = 0.02
+"""No interval is narrower than ±2%, as of measured curves (``measured.FLOOR``)."""
 CAUCHY_SCALE = 0.1
 """Relative error at which a measurement counts half: a tenth, the accuracy two parameters are meant to reach."""
 ANCHORED_EXTRA = 0.15
 """Added to the log half-width of a setting that was not measured (rank counts left out: benchmarks/collectives.py)."""
 DEFAULT_WIDTH = 0.2
+"""Log half-width where fewer than eight sizes were left out. Set, not measured."""
 
 
 @dataclass(frozen=True, slots=True)

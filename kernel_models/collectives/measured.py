@@ -41,10 +41,11 @@ from tracer.decode import DecodeError, convert
 BLENDS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Weights of the α–β line that are tried."""
 DEFAULT_BLEND = 0.5
+"""Where no curve is long enough to choose by. Set: the middle."""
 SHORTEST = 4
 """Sizes a curve needs for one of them to be left out."""
 HELD_OUT_POINTS = 40
-"""A longer curve leaves out about this many of its sizes in turn, evenly spread."""
+"""A longer curve leaves out about this many of its sizes in turn, evenly spread. Set: it bounds the time of a fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ LATENCY_BYTES, BELOW = 16 * 1024.0, 2.0
 EXTRAPOLATED = 0.03
 """Added to the log half-width for each doubling beyond the largest measured size."""
 OCTAVES = 2.5
-"""Residuals of sizes within this many doublings decide the interval at a size."""
+"""Residuals of sizes within this many doublings decide the interval at a size. Set."""
 
 
 @dataclass

@@ -24,7 +24,7 @@ Predict = Callable[[CollectiveBatch], CommTimes]
 MARGIN = 0.05
 """Faster by less is a tie: repeats of one measurement differ by 2% (median) to 10% (p90)."""
 FINENESS = 8
-"""Sizes tried in each doubling when a crossover is looked for."""
+"""Sizes tried in each doubling when a crossover is looked for. Set: finer than measured tables, whose sizes double."""
 CSV_HEADER = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
 CSV_NAMES = {CollectiveKind.ALL_REDUCE: "allreduce", CollectiveKind.ALL_GATHER: "allgather",
              CollectiveKind.REDUCE_SCATTER: "reducescatter", CollectiveKind.BROADCAST: "broadcast",

@@ -210,7 +210,8 @@ def over_pages(
 
 
 HEAD_SIZE = 128
-"""Features of a head where tensors have heads and features in one dimension and nothing tells them apart."""
+"""Features of a head where tensors have heads and features in one dimension and nothing tells them apart. Set: that of
+Llama and Mistral models."""
 
 
 @forward(Family.ATTENTION, "vllm::unified_attention_with_output(query, key, value, output)",

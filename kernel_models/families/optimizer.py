@@ -28,6 +28,7 @@ from kernel_models.tensors import TensorSpec, itemsize
 
 _OPERATIONS = {"fused_adam": 12, "fused_adamw": 13, "fused_sgd": 4, "fused_adagrad": 8, "foreach_addcmul": 3,
                "foreach_addcdiv": 3, "foreach_lerp": 3, "foreach_norm": 2, "foreach_copy": 0, "foreach_zero": 0}
+"""Floating-point operations an element, counted in the update rules above."""
 _ONLY_READ = frozenset({"foreach_norm", "foreach_max"})
 _ONLY_WRITTEN = frozenset({"foreach_zero"})
 

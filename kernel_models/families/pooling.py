@@ -91,6 +91,7 @@ def _adaptive(op: Inputs) -> Iterator[OpCall]:
 
 _MODES = ("nearest_exact", "nearest", "bilinear", "bicubic", "trilinear", "linear", "grid")
 _MIXED = {"nearest_exact": 1, "nearest": 1, "linear": 2, "bilinear": 4, "trilinear": 8, "bicubic": 16, "grid": 4}
+"""Values of the input that one of the output is mixed of, by the definition of each mode."""
 _UPSAMPLES = ("nearest1d", "nearest2d", "nearest3d", "_nearest_exact1d", "_nearest_exact2d", "_nearest_exact3d",
               "linear1d", "bilinear2d", "bicubic2d", "trilinear3d", "_bilinear2d_aa", "_bicubic2d_aa")
 

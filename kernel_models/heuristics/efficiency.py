@@ -27,14 +27,16 @@ from tracer.arrays import Float64
 DEFAULTS_FILE = Path(__file__).with_name("efficiencies.toml")
 HOST_DEFAULTS_FILE = Path(__file__).with_name("efficiencies_host.toml")
 FEW = 3
-"""Distinct calls that a key of its own needs; fewer leave it to the next wider key."""
+"""Distinct calls that a key of its own needs; fewer leave it to the next wider key. Set: the fewest whose median is not
+an end."""
 ENOUGH = 20
-"""A set of fewer calls of a family than this counts less among several sets."""
+"""A set of fewer calls of a family than this counts less among several sets. Set."""
 PRIOR_WEIGHT = 0.03
-"""Pull towards the wider key, in mean absolute log error for each e-fold of change, times FEW over the calls."""
+"""Pull towards the wider key, in mean absolute log error for each e-fold of change, times FEW over the calls. Set."""
 _FACTORS = np.exp(np.linspace(-0.4, 0.4, 17))
 _SWEEPS = 12
 _BOUNDS = {"compute": (0.005, 2.5), "memory": (0.01, 3.0), "fixed": (0.25, 12.0)}
+"""Limits of what is fitted, beyond all defaults (``efficiencies.toml``)."""
 _HOST_BOUNDS = _BOUNDS | {"fixed": (0.25, 200.0)}
 """A CPU's operation allocates, asks a library for a kernel and puts its operands in order before it computes."""
 _PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)

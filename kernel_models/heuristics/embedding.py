@@ -44,9 +44,10 @@ HIT_CYCLES, MISS_CYCLES = 193.0, 1029.0
 lie anywhere in gigabytes are. Source: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking"
 (2018, arXiv 1804.06826), taken for every GPU."""
 LOADS_BEFORE = 2.0
-"""Loads that a bag waits for before its first row: its start, and the index there."""
+"""Loads that a bag waits for before its first row: its start, and the index there. Set, not measured."""
 LOADS_OF_UPDATE = 6.0
-"""Loads after one another of a row's update: its look-ups' range, their places, gradient, weights, state."""
+"""Loads after one another of a row's update: its look-ups' range, their places, gradient, weights, state. Set, not
+measured."""
 WARPS = 48.0
 """Warps of look-up kernels on a multiprocessor at once: of 64, what their registers leave."""
 VECTOR = 4.0
@@ -54,6 +55,7 @@ VECTOR = 4.0
 ONE_BLOCK = 4096.0
 """Look-ups that one block sorts by itself; more are sorted by the whole device, pass after pass."""
 RADIX_BITS = 8.0
+"""Bits of an index sorted in one pass, at most (CUB's radix sort)."""
 INDEX_BYTES, GRADIENT_BYTES, WEIGHT_BYTES = 8.0, 4.0, 4.0
 FUSED_KERNELS, DENSE_KERNELS = 28.0, 8.0
 """Kernel floors of a gradient besides its sort's passes. Fused: ten kernels, most of them of one or a few blocks that

@@ -22,7 +22,8 @@ TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64
 SPLITS = (1, 2, 3, 4, 8, 16)
 """Parts that the contraction is cut into where the output has too few tiles for all units (split-k)."""
 TILE_COST = 16.0
-"""a in a tile's relative efficiency 1/(1 + a(1/rows + 1/columns)): operands loaded for a product fall with its size."""
+"""a in a tile's relative efficiency 1/(1 + a(1/rows + 1/columns)): operands loaded for a product fall with its size.
+See ``padded_product_us``."""
 QUANTISED = 0.3
 """Share of a partly filled last wave that is lost: persistent and stream-k kernels win some of it back. 1 = all."""
 AT_ONCE = 1024
@@ -175,7 +176,8 @@ def whole_depth(table: CallTable, device: DeviceSpec) -> Float64:
 
 
 FEW_ROWS = 16
-"""Rows and columns of a result up to which its sums may be done without matrix units: their smallest product."""
+"""Rows and columns of a result up to which its sums may be done without matrix units: their smallest product. The
+smallest tile of matrix instructions (``mma.m16n8k16``)."""
 
 STREAMED = {"hopper": 0.83, "ampere": 0.96}
 """Time of a weight's byte over that of other operands': products of few rows read their weights at 0.88 of an H100's
@@ -205,7 +207,7 @@ int4 and MXFP4), and for 8 bits scaled by blocks, where each expert has ``FILLED
 with times to the first token of the looked-at half of the serving table (``benchmarks/serving.py``), which judges them
 by the other half; how quick experts of few rows are says ``ROUTED``."""
 FILLED, BARE = 16.0, 4.0
-"""Rows of an expert from which a block's products fill its time, and up to which its weights do."""
+"""Rows of an expert from which a block's products fill its time, and up to which its weights do. Set, not measured."""
 
 
 @work_of(Family.GEMM)

@@ -49,7 +49,8 @@ reach 0.78 (trace `torch-compile-mi300`, TraceLens); CDNA 2 and 4 are taken to b
 
 _ONE_PASS, _TWO_PASSES, _ATTENTION = 1.0, 1.8, 3.5
 SCATTERED = 1.7
-"""Times these of operands that do not lie side by side, whose places each element's thread computes."""
+"""Times these of operands that do not lie side by side, whose places each element's thread computes. Set, not
+measured."""
 MOST_FLOORS: Mapping[str, Mapping[Family, float]] = {"blackwell": {
     **dict.fromkeys((Family.ELEMENTWISE, Family.COPY, Family.TRITON, Family.MEMSET, Family.RANDOM, Family.POOLING,
                      Family.INTERPOLATE, Family.OPTIMIZER), _ONE_PASS),
@@ -122,7 +123,8 @@ L2_USABLE = 0.5
 Chosen with ``L2_SPEEDUP``."""
 GB_PER_S_IN_BYTES_PER_US = 1e3
 SHARPNESS = 4.0
-"""Power of the norm in which arithmetic and traffic of a kernel overlap (``overlapped``)."""
+"""Power of the norm in which arithmetic and traffic of a kernel overlap (``overlapped``). Set: at most 19% above the
+roofline's maximum. Corrections were fitted with it (``step_fit``)."""
 
 
 def usable_cache_bytes(device: DeviceSpec) -> float:

@@ -13,7 +13,7 @@ from tracer.arrays import Float64
 SECTOR_BYTES = 32.0
 """Least that a memory access moves (NVIDIA; AMD's is 64, whose difference the efficiency absorbs)."""
 ROWS_PER_UNIT = 2.0
-"""Rows that each unit must have at hand for the whole bandwidth: one block works on a row."""
+"""Rows that each unit must have at hand for the whole bandwidth: one block works on a row. Set, not measured."""
 LONE_ROWS = 8.0
 """Rows' shares of the bandwidth that a single block can ask for: its threads have 64 KB under way, and a load takes
 some 0.6 µs. It counts where a step has a row or two, as in decoding for one sequence."""
