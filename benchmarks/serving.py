@@ -30,14 +30,13 @@ from scipy.stats import spearmanr
 from benchmarks.serving_parts.rows import ServedRow, read_rows
 from benchmarks.serving_parts.split import calibrates_before
 from kernel_models.device_choice import find_device
-from planner.serving.anchor import read_anchor
-from planner.serving.cache import CacheAccount, cache_account
 from planner.serving.calibrate import MeasuredRow, calibrate_serving
-from planner.serving.load import Lengths, Requests
+from planner.serving.load import CacheAccount, Lengths, Requests, cache_account
 from planner.serving.serve import ServedLoad, cluster_for, serve, served_load
 from planner.serving.setup import ServingSetup
 from planner.serving.source import ServedDecoder, served_decoder
 from planner.serving.steps import ServingModel, rates_of
+from planner.serving.trace_calibration import read_anchor
 from tracer.errors import ForetraceError
 
 CALIBRATING = 10
@@ -218,7 +217,7 @@ OFFLINE = {
     ("llama-3.1-70b", "h100-sxm", 2): (6378, 6651, 4199, 5222, 4205, 4146, 762, 3082, 898, 437),
     ("llama-3.1-8b", "h200-sxm", 1): (27_911, 26_221, 18_027, 20_770, 17_744, 16_828, 3538, 12_194, 3902, 1804),
     ("llama-3.1-8b", "h100-sxm", 1): (28_312, 22_714, 14_325, 17_660, 15_220, 13_899, 3450, 9305, 3459, 1351)}
-"""Tokens/s of TensorRT-LLM 1.0 in fp8 with all requests sent at once, by model, GPU and GPUs of a copy: NVIDIA's
+"""Tokens/s of TensorRT-LLM 1.0 in fp8 with all requests sent at once, by model, GPU and GPUs of a replica: NVIDIA's
 "Performance overview" (docs/source/performance/perf-overview.md); all rows of Llama, 3.3 70B being 3.1's sizes."""
 
 

@@ -100,7 +100,7 @@ class Family(str, Enum):
 
     dimensions: tuple[str, ...]
 
-    def __new__(cls, name: str, dimensions: tuple[str, ...]) -> Family:
+    def __new__(cls, name: str, dimensions: tuple[str, ...] = ()) -> Family:
         """Make a member that equals its name."""
         member = str.__new__(cls, name)
         member._value_, member.dimensions = name, dimensions

@@ -10,9 +10,8 @@ from typing import Any
 import pandas
 
 from benchmarks.serving_parts.split import is_development
-from planner.serving.engines import engine_of
 from planner.serving.load import Lengths, Requests
-from planner.serving.setup import ServingSetup
+from planner.serving.setup import ServingSetup, engine_of
 from planner.serving.source import published_name
 
 TABLE = "end_to_end/serving_h100_h200.parquet"

@@ -1,8 +1,6 @@
-"""Stored counts of steps that tests set limits to: one JSON file beside the tests, changed only on request.
+"""Limits of a training step that never ran: traced by shapes, predicted for a device, and compared.
 
-One JSON object of a fixed form::
-
-    {"format": "foretrace-limits", "version": 1, "steps": {TEST: {"device", "torch", "counts", "memory", …}, …}}
+What a limit is broken by is told with its top offenders. Counts are compared with stored ones (``StepStore``).
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ from tracer.output_file import whole_file
 
 if TYPE_CHECKING:
     from kernel_models.host.model import HostModel
-
 
 FORMAT = "foretrace-limits"
 VERSION = 1

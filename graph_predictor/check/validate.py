@@ -1,4 +1,12 @@
-"""Accuracy of the models on a recorded step: their times beside the measured ones."""
+"""``validate``: predict sizes of one's own program that were never run, then run them and compare.
+
+::
+
+    capture ──> predict the others ──> run them, with no profiler on ──> errors, bias, coverage
+
+All that is predicted is predicted before any of it is run. What a step takes is the median of those that the capture
+times with nothing watching; other work on the machine shows in it.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import typer
 
 from graph_predictor.cli.console import working
 from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS, EditOption, Value
-from graph_predictor.pages import page, prediction
+from graph_predictor.pages import page, provenance
 from graph_predictor.pages import parts as pages_parts
 from kernel_models import device
 from kernel_models import profile as kernel_models_profile
@@ -269,7 +269,7 @@ def check_html(path: str | None, inputs: Sequence[str]) -> None:
 
 
 def write_html(path: str | None, sources: Sequence[str],
-               make: Callable[[prediction.Provenance], pages_parts.ReportPage]) -> None:
+               make: Callable[[provenance.Provenance], pages_parts.ReportPage]) -> None:
     """Write the page that ``make`` returns; nothing without a path.
 
     Raises:
@@ -279,4 +279,4 @@ def write_html(path: str | None, sources: Sequence[str],
         return
 
     with working("Drawing"):
-        page.write_page(make(prediction.Provenance(tuple(sources), shlex.join(["foretrace", *sys.argv[1:]]))), path)
+        page.write_page(make(provenance.Provenance(tuple(sources), shlex.join(["foretrace", *sys.argv[1:]]))), path)

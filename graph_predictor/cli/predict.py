@@ -27,7 +27,7 @@ from graph_predictor.cli.options import (
 from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import mixing
 from graph_predictor.figures import part_percent, percent, small_percent
-from graph_predictor.pages import parts, prediction
+from graph_predictor.pages import overview, parts, provenance
 from graph_predictor.prediction import result as prediction_result
 from graph_predictor.reports import facts
 from graph_predictor.request import configuration
@@ -143,9 +143,9 @@ def predict(
             report_mixture(mixed, result, single)
 
 
-def _page(result: prediction_result.Prediction, prepared: request_study.Prepared, where: prediction.Provenance,
+def _page(result: prediction_result.Prediction, prepared: request_study.Prepared, where: provenance.Provenance,
           job: tracer_job.Job | None) -> parts.ReportPage:
-    return prediction.prediction_page(result, prepared.start.simulated(prepared.edits), where, job)
+    return overview.prediction_page(result, prepared.start.simulated(prepared.edits), where, job)
 
 
 def _report(result: prediction_result.Prediction, top: int) -> None:

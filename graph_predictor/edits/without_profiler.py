@@ -18,7 +18,7 @@ from tracer.graph import KernelKind
 class TakeOutProfiler:
     """The step as it runs with nothing watching, told from its recording under the profiler alone.
 
-    Each recorded event cost the host what the recording itself says (``kernel_models.host.profiler_events``), which
+    Each recorded event cost the host what the recording itself says (``kernel_models.host.overheads``), which
     is taken out where it lies. Hosts that were ahead of their devices when the recording began are known to take no
     longer than those compute. A capture of foretrace's own knows what its step takes without the profiler, and needs
     no such guess. Assumes that the profiler does not slow the device.

@@ -1,4 +1,16 @@
-"""The longest path through nodes that start when all they depend on has ended, compiled with numba."""
+"""``WorkGraph``: a simulated job as work and dependencies alone, where everything starts when the last of what it
+depends on has ended.
+
+The simulator's program has more: latencies, lags, starts in the midst of a kernel, a launch queue. Here each becomes a
+node or a dependency, so that a reader that knows nothing but "after" comes to the same times:
+
+::
+
+    program    call ──latency──> kernel ──gap──> kernel ──return lag──> call's end
+    here       [call] ─> [delay] ─> [kernel] ─> [delay] ─> [kernel] ─> [delay] ─> [end]
+
+Rendezvous stay what they are: their members begin together, when the last has arrived.
+"""
 
 from __future__ import annotations
 

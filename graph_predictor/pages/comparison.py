@@ -30,7 +30,7 @@ from graph_predictor.pages.parts import (
     text_column,
 )
 from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.pages.prediction import Provenance, provenance_section, sentence
+from graph_predictor.pages.provenance import Provenance, provenance_section, sentence
 from graph_predictor.prediction.result import which_times
 from graph_predictor.reports.opportunities import Opportunities
 from graph_predictor.sweep import Sweep

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graph_predictor.figures import count, milliseconds
-from graph_predictor.pages.overview import path_table
 from graph_predictor.pages.parts import (
     Cell,
     PagePlot,
@@ -21,6 +20,7 @@ from graph_predictor.pages.parts import (
     us_cell,
 )
 from graph_predictor.pages.parts import PageColumn as Column
+from graph_predictor.prediction.result import PathItem
 from graph_predictor.reports.breakdown import Breakdown, ModuleTime, OperationTime, PhaseTime
 from graph_predictor.reports.call_tree import STEP, CallTree
 
@@ -33,6 +33,7 @@ TREE_PAGE = 40
 _PHASES = ("forward", "backward", "optimizer", "data", "other")
 _COLOURS = {"step": "@{faint}", "forward": "@{forward}", "backward": "@{backward}", "optimizer": "@{optimizer}",
             "data": "@{loading}", "other": "@{other}"}
+PATH_ROWS = 500
 
 
 def operations_section(result: Breakdown, tree: CallTree | None = None,
@@ -204,3 +205,10 @@ def _icicle_spec(values: list[dict[str, Any]], levels: int) -> dict[str, Any]:
                            "opacity": {"signal": "min(scale('x', datum.x1), width) - max(scale('x', datum.x0), 0) > 28 "
                                                  "? 1 : 0"}}}}],
     }
+
+
+def path_table(path: Sequence[PathItem]) -> PageTable:
+    """Return a critical path."""
+    return table("path", "Critical path by operation, ms a step", [
+        text_column("operation"), text_column("bound"), Column("ms"), Column("share")], (
+        [e.operation, e.bound, ms_cell(e.time_us * 1e3), share_cell(e.share)] for e in path), most=PATH_ROWS)

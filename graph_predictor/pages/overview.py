@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from graph_predictor.figures import count, milliseconds, small_percent
 from graph_predictor.pages.comparison import opportunities_section
 from graph_predictor.pages.memory import fullest, scenario_memory, step_memory
-from graph_predictor.pages.operations import operations_section
+from graph_predictor.pages.operations import operations_section, path_table
 from graph_predictor.pages.page import notes_part
 from graph_predictor.pages.parts import (
     Cell,
@@ -29,13 +29,13 @@ from graph_predictor.pages.parts import (
     text_column,
 )
 from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.pages.prediction import Provenance, prediction_page, provenance_section, sentence
+from graph_predictor.pages.provenance import Provenance, provenance_section, sentence
 from graph_predictor.pages.ranks import ranks_section
 from graph_predictor.pages.roofline import roofline_section
 from graph_predictor.pages.timeline import timeline_section
-from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.replay import Replay, replay
-from graph_predictor.prediction.result import PathItem, Prediction, which_times
+from graph_predictor.prediction.result import Prediction, which_times
 from graph_predictor.recorded.damage import folded_notes
 from graph_predictor.recorded.facts import RecordedFacts
 from graph_predictor.reports.breakdown import Breakdown, breakdown
@@ -44,7 +44,7 @@ from graph_predictor.reports.facts import recorded_line, savings_line, step_line
 from graph_predictor.reports.inspection import Inspection, inspect_job
 from graph_predictor.reports.opportunities import Opportunities, opportunities
 from graph_predictor.reports.ranks.report import JobReport, rank_report, replayed_ranks
-from graph_predictor.reports.ranks.times import JobTimes
+from graph_predictor.reports.ranks.times import JobTimes, predicted_times
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, LossReport
@@ -55,7 +55,6 @@ COLOURS = {"host": "host", "launch": "launch", "compute": "compute", "memory cop
            "exposed communication": "comm", "waiting for rank": "waiting", "data loading": "loading", "sync": "sync",
            "bubble": "loading", "idle": "other", "busy": "compute"}
 """Colour of each bound."""
-PATH_ROWS = 500
 SHOWN_SAVINGS = 5
 _LOSSES = {
     "events_read": "events read", "orphan_kernels": "GPU work without a recorded launch",
@@ -196,13 +195,6 @@ def inspected_facts(found: Inspection) -> Facts:
     return Facts([(number, "operations" if what == "ops" else what) for number, what in facts])
 
 
-def path_table(path: Sequence[PathItem]) -> PageTable:
-    """Return a critical path."""
-    return table("path", "Critical path by operation, ms a step", [
-        text_column("operation"), text_column("bound"), Column("ms"), Column("share")], (
-        [e.operation, e.bound, ms_cell(e.time_us * 1e3), share_cell(e.share)] for e in path), most=PATH_ROWS)
-
-
 def _savings(result: Prediction) -> str:
     return savings_line(result.savings_us, result.step_time_us)
 
@@ -329,3 +321,37 @@ def _with_what_ifs(page: ReportPage, found: Opportunities | None) -> ReportPage:
     page.sections = [PageSection(overview.key, overview.title, parts, overview.lead), *page.sections[1:-1], what_ifs,
                      page.sections[-1]]
     return page
+
+
+def prediction_page(result: Prediction, simulated: SimulatedStep, where: Provenance,
+                    job: Job | None = None) -> ReportPage:
+    """Return the page of a prediction.
+
+    Args:
+        result: the prediction.
+        simulated: the job it is read off.
+        where: how it was made.
+        job: what was read, if it was traces.
+    """
+    return ReportPage(where.title, sentence(result.headline()), [
+        predicted_overview(result), *simulated_sections(result, simulated), provenance_section(where, job, result)])
+
+
+def simulated_sections(result: Prediction, simulated: SimulatedStep) -> list[PageSection]:
+    """Return timeline, operations, roofline, memory and ranks of a predicted step."""
+    times = predicted_times(simulated)
+    found = [timeline_section(times), _operations(result), roofline_section(times, simulated.scenario),
+             scenario_memory(simulated.scenario)]
+    if len(result.per_rank) > 1:
+        found.append(ranks_section(rank_report(times)))
+    return found
+
+
+def _operations(result: Prediction) -> PageSection:
+    total = sum(result.families_us.values())
+    families = table("families", "Device time by family of work, ms a step of the slowest rank",
+                     [text_column("family"), Column("ms"), Column("share")],
+                     ([name, ms_cell(us * 1e3), share_cell(us / total if total else None)]
+                      for name, us in result.families_us.items()))
+    tables = (path_table(result.critical_path), families)
+    return PageSection("operations", "Operations", [part for part in tables if part.rows])

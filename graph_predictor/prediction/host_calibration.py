@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from graph_predictor.prediction.host_steps import recorded_host_steps, usual_step
-from kernel_models.host.accuracy import ToldHost, left_out
-from kernel_models.host.fitting import fit_host
+from kernel_models.host.events import HostStep
+from kernel_models.host.fitting import ToldHost, fit_host, left_out
 from kernel_models.host.model import HostModel
-from kernel_models.host.step_events import HostStep
 from kernel_models.spreads import SMALL_PROGRAMS
 from tracer.job import read_job
 

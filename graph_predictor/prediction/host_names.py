@@ -7,9 +7,8 @@ from pathlib import Path
 
 from graph_predictor.prediction.host_steps import host_model, recorded_host_steps
 from graph_predictor.recorded.damage import damage_notes
-from kernel_models.host.hosts import host_names, is_host_file, read_host, shipped_host
-from kernel_models.host.model import HostModel
-from kernel_models.host.step_events import HostStep
+from kernel_models.host.events import HostStep
+from kernel_models.host.model import HostModel, host_names, is_host_file, read_host, shipped_host
 from tracer.errors import ForetraceError
 from tracer.job import Job
 

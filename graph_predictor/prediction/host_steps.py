@@ -13,7 +13,7 @@ from graph_predictor.prediction.operation_costs import OperationCosts, operation
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.profiler_cost import profiler_share
 from graph_predictor.simulation.program import whole_ns
-from kernel_models.host.step_events import LISTS, HostStep, is_flat
+from kernel_models.host.events import LISTS, HostStep, is_flat
 from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph
@@ -79,8 +79,7 @@ def host_model(steps: Sequence[HostStep], name: str) -> HostModel:
     Raises:
         ForetraceError: there is no host time in them.
     """
-    from kernel_models.host.few_programs import ENOUGH_PROGRAMS, fit_few
-    from kernel_models.host.fitting import fit_host
+    from kernel_models.host.fitting import ENOUGH_PROGRAMS, fit_few, fit_host
 
     few = len(steps) < ENOUGH_PROGRAMS and any(step.compute_ns.any() for step in steps)
     return fit_few(steps, f"{name} and other hosts") if few else fit_host(steps, name)

@@ -23,7 +23,7 @@ import numpy as np
 
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.simulation.host_time import operation_of
-from kernel_models.host.profiler_events import CALL_EVENTS, PYTHON_EVENTS, event_cost
+from kernel_models.host.overheads import CALL_EVENTS, PYTHON_EVENTS, event_cost
 from kernel_models.spreads import PROFILER_CALL, PROFILER_EVENT, TWO_PHASES
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph

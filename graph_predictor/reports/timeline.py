@@ -2,6 +2,12 @@
 
 Each rank gives two processes, "rank 0 measured" and "rank 0 simulated", with the same tracks: its steps, its host
 threads (operations and calls) and its streams. Arrows of the simulated one go from a launch to its kernel.
+
+The timeline of a simulated job, in parts that every format is written from.
+
+Each rank gives a process, "rank 0 simulated", and beside it, where its steps were measured, "rank 0 measured", with the
+same tracks: steps, host threads (operations and calls) and streams; arrows from a launch to its kernel; and counts of
+what is in the launch queue and what runs on the device.
 """
 
 from __future__ import annotations

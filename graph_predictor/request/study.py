@@ -315,7 +315,7 @@ class Study:
             edits.append(Device(spec, self._profiles.get(spec.name)))
         if wanted.host_from is not None:
             from graph_predictor.edits.host_from import HostFrom
-            from kernel_models.host.hosts import host_names, is_host_file
+            from kernel_models.host.model import host_names, is_host_file
 
             if wanted.host_from in host_names() or "," in wanted.host_from or is_host_file(wanted.host_from):
                 raise EditError(f"--host-from {wanted.host_from}: a recorded step takes the host of one capture, "

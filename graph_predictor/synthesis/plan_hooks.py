@@ -21,7 +21,7 @@ from graph_predictor.prediction.host_steps import named_host_step, traced_host_s
 from graph_predictor.synthesis.operation_match import OperationMatch
 from graph_predictor.synthesis.operation_times import OperationTimes
 from graph_predictor.synthesis.recorded_operations import RecordedOperations
-from kernel_models.host.hosts import PLANS_HOST, shipped_host
+from kernel_models.host.model import PLANS_HOST, shipped_host
 from tracer.graph import ExecutionGraph
 
 

@@ -28,8 +28,7 @@ from graph_predictor.synthesis.operation_times import (
 from graph_predictor.synthesis.program import RankTimes, Synthesized, plain_constants, synthesize
 from graph_predictor.synthesis.shared_cores import SharedCores, cores_shared
 from kernel_models.device import DeviceSpec, resolve_device
-from kernel_models.host.hosts import CPU_HOST, GPU_HOST, shipped_host
-from kernel_models.host.model import HostModel
+from kernel_models.host.model import CPU_HOST, GPU_HOST, HostModel, shipped_host
 from kernel_models.model import Source
 from kernel_models.operation import host_work_ns
 from kernel_models.pricing import Models
@@ -81,7 +80,7 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
         graphs: of one job, a rank each.
         device: where they run; by default what they were traced for.
         models: fitted models of it.
-        host: what is known of the host; by default what is shipped of others (``kernel_models.host.hosts``).
+        host: what is known of the host; by default what is shipped of others (``kernel_models.host.model``).
         collectives: the cluster's; by default rings over the links of one node.
 
     Raises:

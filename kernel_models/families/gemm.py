@@ -98,10 +98,10 @@ def product(
 def _mm(op: Inputs) -> Iterator[OpCall]:
     """One matrix times another; where there are three, the first is added to the product of the others."""
     adds = len(op.names) > 2
+    a, b = map(op.tensor, op.names[1:3] if adds else op.names)
     unused = op.short_name == "baddbmm" and op.number("beta") == 0
-    yield from product(op, *map(op.tensor, op.names[1:3] if adds else op.names),
-                       added=op.optional("self") if adds and not unused else None,
-                       out_dtype="int32" if op.short_name == "_int_mm" else "")
+    yield from product(op, a, b, op.optional("self") if adds and not unused else None,
+                       "int32" if op.short_name == "_int_mm" else "")
 
 
 @forward(Family.GEMM, "aten::_scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype)")

@@ -16,7 +16,7 @@ from graph_predictor.figures import percent
 from kernel_models import device_choice
 from planner.serving import search, steps
 from planner.serving import serve as serving_serve
-from planner.serving.errors import ServingError
+from planner.serving.setup import ServingError
 
 MOST_OPERATIONS = 8
 MOST_CHOICES = 10
@@ -25,8 +25,8 @@ MOST_CHOICES = 10
 def report(found: serving_serve.Served, top: int | None) -> None:
     """Print the steps, their operations, the memory, and the load."""
     out, setup, cache = Report(), found.setup, found.cache
-    copies = f"{setup.gpus} GPUs" if setup.gpus > 1 else "one GPU"
-    out.line(f"{found.model} served by {setup.engine.name} on {copies} of {found.topology} ({setup}), weights in "
+    replicas = f"{setup.gpus} GPUs" if setup.gpus > 1 else "one GPU"
+    out.line(f"{found.model} served by {setup.engine.name} on {replicas} of {found.topology} ({setup}), weights in "
              f"{setup.precision}{f', experts in {setup.experts}' if setup.experts else ''}"
              f"{f', cache in {setup.kv}' if setup.kv else ''}{''.join(f'; {edit}' for edit in found.edits)}.")
     out.table("Steps", [Column("step", name=True, whole=True), Column("ms"), Column("80% between\nms"),
@@ -58,10 +58,10 @@ def report_choices(found: search.ServingChoices, top: int | None) -> None:
     out.line(f"{found.model} on {found.gpus} {found.device} within {found.target}: prompts of {found.prompt} tokens, "
              f"answers of {found.output}, {what}; {found.tried:,} configurations served.")
     out.table("Best configurations", [
-        Column("copies"), Column("of", name=True, whole=True), Column("chunk"), Column("clients\neach"),
+        Column("replicas"), Column("of", name=True, whole=True), Column("chunk"), Column("clients\neach"),
         Column("tokens/s"), Column("of a\nGPU"), Column("TTFT\nms"), Column("80% between\nms"), Column("TPOT\nms"),
         Column("80% between\nms"), Column("surely", name=True)], [
-        [str(row["copies"]), row["setup"], f"{row['chunk']:,}", str(row["concurrency"] or "–"),
+        [str(row["replicas"]), row["setup"], f"{row['chunk']:,}", str(row["concurrency"] or "–"),
          f"{row['tokens_per_second']:,.0f}", f"{row['tokens_per_second_per_gpu']:,.0f}", f"{row['ttft_ms']:,.0f}",
          f"{row['ttft_low']:,.0f} – {row['ttft_high']:,.0f}", f"{row['tpot_ms']:,.2f}",
          f"{row['tpot_low']:,.2f} – {row['tpot_high']:,.2f}", "yes" if row["surely"] else ""]
@@ -148,9 +148,9 @@ def serve(
         metavar="N", help="Serve N clients that each ask again when they have an answer.")] = 0,
     requests: Annotated[int, typer.Option(metavar="N", help="Requests that are simulated.")] = 0,
     target: Annotated[str | None, typer.Option(
-        metavar="ttft=MS,tpot=MS", help="Search splits, copies, chunks and clients (or those that keep up with --rate) "
-                                        "of --gpus for the most tokens within these means.")] = None,
-    gpus: Annotated[int | None, shared("--gpus", "all copies together, with --target (8)")] = None,
+        metavar="ttft=MS,tpot=MS", help="Search splits, replicas, chunks and clients (or those that keep up with "
+                                        "--rate) of --gpus for the most tokens within these means.")] = None,
+    gpus: Annotated[int | None, shared("--gpus", "all replicas together, with --target (8)")] = None,
     seed: Annotated[int, shared("--seed", least=0)] = 0,
     step_us: Annotated[float | None, typer.Option(
         metavar="US", help="Host time of a step that the GPU waits for, where it is known.")] = None,
@@ -211,7 +211,7 @@ def serve(
             return
         if gpus is not None:
             raise ServingError("--gpus is of --target, which searches how to split them; give --tp, --pp, --ep and "
-                               "--attention-dp for one copy.")
+                               "--attention-dp for one replica.")
         with working("Pricing"):
             found = serving_serve.serve(
                 source, device=device, topology=topology, settings=assignments or (), preset=preset, tp=tp, pp=pp,

@@ -19,19 +19,16 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.serving.cache import CacheAccount
-from planner.serving.engines import Mixing
-from planner.serving.errors import ServingError
-from planner.serving.load import Requests
-from planner.serving.setup import ServingSetup
-from planner.serving.steps import PromptPiece
+from planner.serving.load import CacheAccount, Requests
+from planner.serving.setup import Mixing, ServingError, ServingSetup
+from planner.serving.steps import PrefillChunk
 from tracer.arrays import Float64, Int64
 
 
 class StepTimes(Protocol):
     """What the simulation needs to know of steps."""
 
-    def us(self, sequences: float, context: float, pieces: Sequence[PromptPiece] = (), finished: float = 0.0) -> float:
+    def us(self, sequences: float, context: float, pieces: Sequence[PrefillChunk] = (), finished: float = 0.0) -> float:
         """Return the time of a step, µs."""
         ...
 
@@ -213,12 +210,12 @@ class _Server:
         self.waits_until = -1
         return False
 
-    def admit(self) -> tuple[list[PromptPiece], list[_Request]]:
+    def admit(self) -> tuple[list[PrefillChunk], list[_Request]]:
         """Return pieces of prompts for the next step, and the requests whose prompts end with it."""
         engine, budget = self.setup.engine, self.setup.step_tokens
         if engine.mixing is Mixing.MIXED:
             budget -= len(self.running) * self.setup.drafted
-        pieces: list[PromptPiece] = []
+        pieces: list[PrefillChunk] = []
         ended: list[_Request] = []
         if self.gathers():
             return pieces, ended
@@ -239,7 +236,7 @@ class _Server:
                 break
             # An engine that does not split prompts takes one whole beside what decodes.
             new = min(request.to_read, budget if engine.splits else self.setup.step_tokens)
-            pieces.append(PromptPiece(1, new, request.read))
+            pieces.append(PrefillChunk(1, new, request.read))
             request.read += new
             budget -= new
             if request.to_read == 0:
@@ -279,7 +276,7 @@ class _Server:
             steps = min(steps, max(math.ceil((until - self.clock) / one), 1))
         return steps
 
-    def advance(self, steps: int, pieces: list[PromptPiece], finished: int, *, decodes: bool) -> None:
+    def advance(self, steps: int, pieces: list[PrefillChunk], finished: int, *, decodes: bool) -> None:
         """Take steps."""
         number = len(self.running) if decodes else 0
         grown = self.setup.yielded * number
@@ -295,7 +292,7 @@ class _Server:
 
 
 def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, cache: CacheAccount) -> ServedRequests:
-    """Return what requests of a load get from one copy.
+    """Return what requests of a load get from one replica.
 
     Raises:
         ServingError: a request's cache alone does not fit.

@@ -5,6 +5,12 @@ it, and ``price_kernels`` says what each kernel takes then, as of a recorded ste
 
     calls ──price──▶ µs ──served_scenario──▶ edits ──price_kernels──▶ µs
 
+One rank of the replica, whose peers do the same at the same time. Its host prepares the step (the engine's time),
+launches its kernels, one by one or as one CUDA graph, and waits for them, since it needs the sampled tokens::
+
+    host      ─engine─[launch]────────wait────────▏─engine─[launch]─ …
+    stream               [kernel][all-reduce][kernel]          [kernel] …
+
 What edits change of the host and of waiting is read from the same scenario. One that rewrites a recorded step's
 operations has nothing to rewrite here, and is refused.
 """
@@ -12,22 +18,157 @@ operations has nothing to rewrite here, and is refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from graph_predictor.prediction.changes import DeviceChange, HostChange, KernelChange, KernelSources
 from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.pricing import price_kernels
+from graph_predictor.prediction.repeat import steps_of
 from graph_predictor.prediction.scenario import OTHER_RANKS, Scenario
+from graph_predictor.prediction.work import COLLECTIVE, Work
+from graph_predictor.simulation.host_pieces import host_pieces
+from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
+from graph_predictor.synthesis.program import RankTimes, plain_constants, synthesize
 from kernel_models.collectives import CollectiveCall, CommTimes
+from kernel_models.collectives.recorded import element_bytes
+from kernel_models.device import DeviceSpec
+from kernel_models.model import Source
 from kernel_models.op_call import OpCall
-from kernel_models.pricing import PricedCalls
-from planner.parallel.estimate import Rates
-from planner.serving.errors import ServingError
-from planner.serving.setup import ServingSetup
-from planner.serving.step_scenario import ServedHost, ServedKernel, served_scenario
+from kernel_models.pricing import Models, PricedCalls
+from kernel_models.trace_calls import FAMILIES
+from planner.parallel.corrections import CorrectionFactors
+from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.steps import GRAPH_LAUNCH_US, ServedStep, ServingModel
-from tracer.arrays import Float64
+from tracer.arrays import Float64, Int64
+from tracer.graph import (
+    NONE,
+    CollectiveTable,
+    ExecutionGraph,
+    GapTable,
+    KernelKind,
+    KernelTable,
+    LaunchKind,
+    LaunchTable,
+    Meta,
+    OpKind,
+    OpTable,
+    OverheadTable,
+    StepTable,
+    SyncTable,
+    Thread,
+)
+
+LAUNCH, GRAPH_LAUNCH, WAIT = "cudaLaunchKernel", "cudaGraphLaunch", "cudaStreamSynchronize"
+END = "sampled tokens"
+"""Name of the operation in which the host waits for the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedKernel:
+    """One kernel of a served step: its name, what it does, and how long it takes, µs, with its 80% interval's ends."""
+
+    name: str
+    call: OpCall | CollectiveCall
+    us: float
+    low_us: float
+    high_us: float
+    source: int = Source.DATASHEET
+
+
+@dataclass(frozen=True, slots=True)
+class ServedHost:
+    """Host time of a served step, µs: around the step, of each kernel's launch, and of each collective's; with
+    ``graph_us`` all kernels are launched at once, and that is what it takes."""
+
+    step_us: float
+    launch_us: float
+    collective_us: float
+    graph_us: float | None = None
+
+
+def served_scenario(kernels: Sequence[ServedKernel], host: ServedHost, device: DeviceSpec, models: Models | None,
+                    gpus: int) -> Scenario:
+    """Return a step of these kernels, one after another, as a scenario without edits.
+
+    Args:
+        kernels: of one GPU, at least one.
+        device: of each GPU; ``models`` are fitted ones of it.
+        gpus: of the replica.
+    """
+    graph, works = _graph(kernels, device, gpus)
+    calls = {len(kernels): [HostCall(WAIT, LaunchKind.BLOCKING_SYNC, 0.0)]}
+    if host.graph_us is not None:
+        calls[0] = [HostCall(GRAPH_LAUNCH, LaunchKind.GRAPH, 1e3 * host.graph_us, works)]
+    else:
+        for row, work in enumerate(works):
+            us = host.collective_us if work.collective >= 0 else host.launch_us
+            calls[row] = [HostCall(LAUNCH, LaunchKind.KERNEL, 1e3 * us, [work])]
+    before = np.zeros(len(graph.ops))
+    before[0] = 1e3 * host.step_us
+    # Prices of kernels have what lies between two of them.
+    constants = plain_constants(round(device.launch_latency_us * 1e3))
+    constants = replace(constants, gap=np.zeros_like(constants.gap))
+    made = synthesize([RankTimes(graph, OperationTimes(before, np.zeros(len(graph.ops)), calls), constants)])
+    return Scenario(
+        made.built, steps_of(made.built), host_pieces(made.built), DeviceChange(device, models),
+        KernelChange(sources=KernelSources(made.source, made.low, made.high)), HostChange(source=Source.HEURISTIC),
+        regrouped=_work(kernels, works), profiled=False)
+
+
+def _graph(kernels: Sequence[ServedKernel], device: DeviceSpec, gpus: int) -> tuple[ExecutionGraph, list[DeviceWork]]:
+    """Return a rank's operations and collectives without times, and their device work."""
+    strings: dict[str, int] = {}
+
+    def code(text: str) -> int:
+        return strings.setdefault(text, len(strings))
+
+    ops = OpTable.empty(len(kernels) + 1)
+    ops.name[:] = [*(code(each.name) for each in kernels), code(END)]
+    ops.kind[:], ops.thread[:], ops.step[:] = OpKind.OPERATION, 0, 0
+    exchanges = [(row, each.call) for row, each in enumerate(kernels) if isinstance(each.call, CollectiveCall)]
+    table = CollectiveTable.empty(len(exchanges))
+    for number, (row, call) in enumerate(exchanges):
+        table.op[number], table.kind[number], table.dtype[number] = row, code(call.kind.name.lower()), code(call.dtype)
+        table.group_size[number], table.order[number] = call.placement.ranks, number
+    meta = Meta(device=device.name, rank=0, world_size=gpus)
+    graph = ExecutionGraph(
+        list(strings), [Thread("0", "0", "engine")], ops, LaunchTable.empty(), KernelTable.empty(), table,
+        SyncTable.empty(), GapTable.empty(), StepTable.empty(), OverheadTable.empty(), meta)
+    for number, (_, call) in enumerate(exchanges):
+        elements = round(call.payload_bytes / element_bytes(graph, table, number)[1])
+        table.elements_in[number] = table.elements_out[number] = elements
+    of = {row: number for number, (row, _) in enumerate(exchanges)}
+    works = [DeviceWork(
+        each.name, KernelKind.COLLECTIVE if row in of else KernelKind.COMPUTE, 1e3 * each.us,
+        collective=of.get(row, NONE), source=int(each.source), low=_log(each.low_us, each.us),
+        high=_log(each.high_us, each.us)) for row, each in enumerate(kernels)]
+    return graph, works
+
+
+def _work(kernels: Sequence[ServedKernel], works: Sequence[DeviceWork]) -> Work:
+    """Return the device work: a piece for each kernel that is no collective."""
+    numbers: dict[tuple[OpCall, ...], int] = {}
+    piece: Int64 = np.full(len(kernels), NONE, np.int64)
+    family: Int64 = np.full(len(kernels), COLLECTIVE, np.int64)
+    group: list[int] = []
+    op: list[int] = []
+    ns: list[int] = []
+    for row, each in enumerate(kernels):
+        if isinstance(each.call, OpCall):
+            piece[row], family[row] = len(group), FAMILIES.index(each.call.family)
+            group.append(numbers.setdefault((each.call,), len(numbers)))
+            op.append(row)
+            ns.append(round(works[row].ns))
+    count = len(group)
+    return Work(piece, family, list(numbers), np.array(group, np.int64), np.zeros(count, np.int64),
+                np.array(op, np.int64), np.ones(count, np.bool_), np.array(ns, np.int64))
+
+
+def _log(end: float, us: float) -> float:
+    return float(np.log(max(end, 1e-6) / us)) if us > 0 else 0.0
+
 
 READ = ("devices", "kernels", "host", "launches")
 """Changes of a scenario that a served step can have."""
@@ -60,7 +201,7 @@ class EditedServingModel(ServingModel):
         self.waits, self.hides = edited.launches.waits, edited.launches.hidden_collectives
         self.rates, self.setup = self._on_host(edited, model.rates)
 
-    def _on_host(self, edited: Scenario, rates: Rates) -> tuple[Rates, ServingSetup]:
+    def _on_host(self, edited: Scenario, rates: CorrectionFactors) -> tuple[CorrectionFactors, ServingSetup]:
         weight = 1.0 if edited.host.weight is None else float(np.mean(edited.host.weight))
         factor = edited.host.factor * weight
         launch = factor if self._launches.cost else 0.0
@@ -112,8 +253,8 @@ def _applied(edit: Edit, scenario: Scenario) -> Scenario:
                and getattr(edited, each.name) != getattr(scenario, each.name)]
     kernels, claims = edited.kernels, edited.set_by
     if OTHER_RANKS in claims or claims.get("the network") == "--scale-out":
-        raise ServingError(f"{edit.describe()[:80]!r} is of a recorded job's ranks; a served copy has as many as --tp, "
-                           "--pp and --attention-dp say, which all work alike.")
+        raise ServingError(f"{edit.describe()[:80]!r} is of a recorded job's ranks; a served replica has as many as "
+                           "--tp, --pp and --attention-dp say, which all work alike.")
     if changed or kernels.calls != scenario.kernels.calls or kernels.call_edits != scenario.kernels.call_edits or (
             edited.launches.graphed):
         raise ServingError(f"{edit.describe()[:80]!r} changes the operations of a recorded step, and those of a served "

@@ -7,7 +7,7 @@ says its role: attention, a norm, a product, … Which of the step's products it
     predicted   norm  qkv   ──rope──     attn  out   ─────all-reduce─────    norm  ─routing─  ─experts─  …
 
 Both go layer by layer, from one attention to the next, and are aligned with the fewest left out on either side. What no
-operation has (copies, fills, fused pointwise kernels) counts with the collective that it lies beside, else with the
+operation has (replicas, fills, fused pointwise kernels) counts with the collective that it lies beside, else with the
 next kernel, whose input it prepares.
 """
 
@@ -219,8 +219,8 @@ def _fill(kernels: Sequence[RecordedKernel], roles: Sequence[KernelRole], of: li
     for row in range(known[-1] - 1, known[0], -1):
         if of[row]:
             continue
-        copies = family_hint(kernels[row].name) is Family.TRANSFER
-        if copies and roles[row - 1] is KernelRole.COLLECTIVE and of[row - 1]:
+        replicas = family_hint(kernels[row].name) is Family.TRANSFER
+        if replicas and roles[row - 1] is KernelRole.COLLECTIVE and of[row - 1]:
             of[row] = of[row - 1]
         else:
             of[row] = of[row + 1]

@@ -1,6 +1,6 @@
 """``serve_search``: the configuration of a number of GPUs that serves most within a target of latency.
 
-    splits of a copy × copies × chunk ──ServingModel, once each──▶ surfaces ──simulated at every concurrency──▶ the best
+    splits of a replica × replicas × chunk ──ServingModel, once each──▶ surfaces ──served at every concurrency──▶ best
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.scenario import EditError
 from kernel_models.device import DeviceSpec
 from kernel_models.profile import DeviceProfile
-from planner.serving.cache import CacheAccount, cache_account
 from planner.serving.edited import edited_model
-from planner.serving.engines import engine_of
-from planner.serving.errors import ServingError
-from planner.serving.load import Lengths, Requests
+from planner.serving.load import CacheAccount, Lengths, Requests, cache_account
 from planner.serving.serve import ServedLoad, check_length, cluster_for, served_device, served_load
-from planner.serving.setup import ServingSetup, Speculation
+from planner.serving.setup import ServingError, ServingSetup, Speculation, engine_of
 from planner.serving.source import ServedDecoder, served_decoder
 from planner.serving.steps import ServingModel
 from tracer.shown import Shown
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 
 CHUNKS = (2048, 8192)
 MOST_CLIENTS = 1024
-"""Clients of a copy at most."""
+"""Clients of a replica at most."""
 WAVES = 3
 """Requests of each client while configurations are compared; the best ones are served again as ``serve`` does."""
 MOST_GPUS = 1024
@@ -80,19 +77,19 @@ class ServingChoice:
     """A configuration that was served.
 
     Attributes:
-        setup: of a copy.
-        copies: of it.
-        got: what a copy's load gets.
+        setup: of a replica.
+        replicas: of it.
+        got: what a replica's load gets.
     """
 
     setup: ServingSetup
-    copies: int
+    replicas: int
     got: ServedLoad
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all copies' answers."""
-        return self.copies * self.got.tokens_per_second.value
+        """Tokens of all replicas' answers."""
+        return self.replicas * self.got.tokens_per_second.value
 
     @property
     def tokens_per_gpu(self) -> float:
@@ -106,7 +103,7 @@ class ServingChoices(Shown):
 
     Attributes:
         model, device: names.
-        gpus: of all copies together.
+        gpus: of all replicas together.
         target: of latency.
         prompt, output, rate: of the load.
         choices: of each split and chunk the best that meets the target.
@@ -133,7 +130,7 @@ class ServingChoices(Shown):
         if not self.choices:
             return f"{where}, none within the target"
         best = self.choices[0]
-        return (f"{where}; best {best.copies} × {best.setup} with {best.got.load.concurrency or self.rate:g} "
+        return (f"{where}; best {best.replicas} × {best.setup} with {best.got.load.concurrency or self.rate:g} "
                 f"{'clients each' if best.got.load.concurrency else 'requests/s'}: "
                 f"{best.tokens_per_second:,.0f} tokens/s")
 
@@ -144,7 +141,7 @@ class ServingChoices(Shown):
     def rows(self) -> list[dict[str, Any]]:
         """Return the configurations as values."""
         return [{
-            "copies": each.copies, "setup": str(each.setup), "gpus": each.copies * each.setup.gpus,
+            "replicas": each.replicas, "setup": str(each.setup), "gpus": each.replicas * each.setup.gpus,
             "chunk": each.setup.step_tokens, "concurrency": each.got.load.concurrency,
             "tokens_per_second": each.tokens_per_second, "tokens_per_second_per_gpu": each.tokens_per_gpu,
             "ttft_ms": each.got.ttft_ms.value, "ttft_low": each.got.ttft_ms.low, "ttft_high": each.got.ttft_ms.high,
@@ -183,10 +180,10 @@ def serve_search(source: str, gpus: int, *, target: str | LatencyTarget = "", de
         source, device, topology, settings, preset: as ``serve`` takes them.
         precision, experts, kv_dtype, engine, cuda_graphs: as ``serve`` takes them.
         speculate, seed, profile, comm_profile, comm_choices, edits: as ``serve`` takes them.
-        gpus: of all copies together.
+        gpus: of all replicas together.
         target: means at most, ms, such as "ttft=500,tpot=30".
         prompt, output: tokens of requests.
-        rate: requests a second of all copies; without, the number of clients is searched too.
+        rate: requests a second of all replicas; without, the number of clients is searched too.
 
     Raises:
         EditError: an edit cannot be done with any split.
@@ -224,13 +221,13 @@ def serve_search(source: str, gpus: int, *, target: str | LatencyTarget = "", de
     if rate:
         choices.sort(key=lambda each: each.got.tpot_ms.value)
     else:
-        choices.sort(key=lambda each: -each.copies * each.got.tokens_per_second.value)
+        choices.sort(key=lambda each: -each.replicas * each.got.tokens_per_second.value)
     return ServingChoices(decoder.name, spec.name, gpus, goal, prompts, outputs, rate, tuple(choices), tried,
                           tuple(refused), decoder.notes)
 
 
 def _splits(decoder: ServedDecoder, start: ServingSetup, gpus: int, spec: DeviceSpec) -> Iterator[ServingSetup]:
-    """Splits of a copy: attention over powers of two of a node's GPUs, experts whole or shared, groups of attention."""
+    """Splits of a replica: attention over powers of two of a node's GPUs, experts whole or shared, attention groups."""
     routed = any(kind.experts for kind in decoder.shape.kinds)
     sizes = [1 << power for power in range(4) if gpus % (1 << power) == 0]
     for size in sizes:
@@ -240,20 +237,20 @@ def _splits(decoder: ServedDecoder, start: ServingSetup, gpus: int, spec: Device
                     yield replace(start, tp=size // groups, attention_dp=groups, ep=ep)
 
 
-def _best(model: ServingModel, cache: CacheAccount, prompts: Lengths, outputs: Lengths, copies: int, rate: float,
+def _best(model: ServingModel, cache: CacheAccount, prompts: Lengths, outputs: Lengths, replicas: int, rate: float,
           goal: LatencyTarget, seed: int) -> tuple[ServingChoice | None, int]:
     """Return the best load of a split that meets the target, and how many were served."""
     setup = model.setup
     if rate:
-        got = served_load(Requests(prompts, outputs, rate=rate / copies, seed=seed), model, cache)
-        return (ServingChoice(setup, copies, got) if goal.met(got) and got.keeps_up else None), 1
+        got = served_load(Requests(prompts, outputs, rate=rate / replicas, seed=seed), model, cache)
+        return (ServingChoice(setup, replicas, got) if goal.met(got) and got.keeps_up else None), 1
     best, tried, clients = None, 0, 1
     while clients <= MOST_CLIENTS:
         load = Requests(prompts, outputs, clients, count=max(WAVES * clients, 4), seed=seed, warm_up=clients)
         got = served_load(load, model, cache)
         tried += 1
         if goal.met(got) and (best is None or got.tokens_per_second.value > best.got.tokens_per_second.value):
-            best = ServingChoice(setup, copies, got)
+            best = ServingChoice(setup, replicas, got)
         if got.tpot_ms.value > goal.tpot_ms or got.ttft_ms.value > 4 * goal.ttft_ms:
             break
         if best is not None and got.tokens_per_second.value < 0.9 * best.got.tokens_per_second.value:

@@ -18,20 +18,25 @@ from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
-from planner.parallel.planning import other_nodes
-from planner.parallel.spreads import Z80
-from planner.serving.anchor import read_anchor
+from planner.parallel.corrections import Z80
+from planner.parallel.decoder import other_nodes
 from planner.serving.batching import ServedRequests, StepTimes, simulate_serving
-from planner.serving.cache import CacheAccount, cache_account
 from planner.serving.calibrate import ServingCalibration, calibrate_serving, read_measured_rows
 from planner.serving.edited import edited_model
-from planner.serving.engines import engine_of
-from planner.serving.errors import ServingError
-from planner.serving.load import Lengths, Requests
-from planner.serving.setup import ServingSetup, Speculation, weight_type
+from planner.serving.load import CacheAccount, Lengths, Requests, cache_account
+from planner.serving.setup import (
+    BETWEEN_TOKENS,
+    FIRST_LEAST,
+    FIRST_TOKEN,
+    ServingError,
+    ServingSetup,
+    Speculation,
+    engine_of,
+    weight_type,
+)
 from planner.serving.source import ServedDecoder, served_decoder
-from planner.serving.spreads import BETWEEN_TOKENS, FIRST_LEAST, FIRST_TOKEN
-from planner.serving.steps import PromptPiece, ServedOperation, ServedStep, ServingModel, StepTime, rates_of
+from planner.serving.steps import PrefillChunk, ServedOperation, ServedStep, ServingModel, StepTime, rates_of
+from planner.serving.trace_calibration import read_anchor
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
@@ -54,12 +59,12 @@ class Figure80:
 
 @dataclass(frozen=True, slots=True)
 class ServedLoad:
-    """What a load gets from a copy.
+    """What a load gets from a replica.
 
     Attributes:
         load: that was asked.
         requests: what each got, as expected.
-        ttft_ms, tpot_ms, tokens_per_second: means and throughput of a copy.
+        ttft_ms, tpot_ms, tokens_per_second: means and throughput of a replica.
         ttft_percentiles, tpot_percentiles: ms, by percentile, as expected.
     """
 
@@ -104,13 +109,13 @@ class Served(Shown):
 
     Attributes:
         model: its name.
-        setup: how a copy is served.
+        setup: how a replica is served.
         device, topology: names.
         batch, context, prompt: of the steps that are shown.
         decode, prefill: their times; of one prompt for each attention group, in pieces if it is longer than a step.
         decode_operations, prefill_operations: what they are made of, on one GPU.
         cache: memory of the fullest GPU.
-        largest_batch: sequences of ``context`` tokens that fit a copy.
+        largest_batch: sequences of ``context`` tokens that fit a replica.
         served: what a load gets, where one was asked for.
         notes: what was assumed.
         calibration: on measured rows, where there were some.
@@ -137,7 +142,7 @@ class Served(Shown):
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens that decoding yields, of a copy."""
+        """Tokens that decoding yields, of a replica."""
         return self.batch * self.setup.yielded / self.decode.us * 1e6
 
     def headline(self) -> str:
@@ -210,7 +215,7 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
         topology: of the cluster; by default the device's usual nodes.
         settings: of a config or a workload, as ``foretrace.plan`` takes them.
         preset: of a workload.
-        tp, pp, ep, attention_dp: how a copy is split, as ``ServingSetup`` says.
+        tp, pp, ep, attention_dp: how a replica is split, as ``ServingSetup`` says.
         precision: of linear layers' weights: bf16, fp8, fp8_block, nvfp4, mxfp4, int8 or int4; by default the model's.
         experts: of experts' weights where they have another.
         kv_dtype: of the cache: bf16, fp8 or fp4; by default the model's.
@@ -299,7 +304,7 @@ def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None,
         load = Requests(prompts, outputs, concurrency, rate, requests, seed, warm_up=_warm_up(concurrency, requests))
         served = served_load(load, model, cache, calibration)
         if not served.keeps_up:
-            notes.append(f"A copy does not keep up with {rate:g} requests a second: it answers "
+            notes.append(f"A replica does not keep up with {rate:g} requests a second: it answers "
                          f"{served.requests.requests_per_second:,.2f}, and requests wait longer the longer they come; "
                          f"the time to the first token is the mean of {load.requests:,} requests' alone.")
     elif requests:
@@ -340,21 +345,21 @@ def check_length(decoder: ServedDecoder, tokens: int) -> None:
 
 
 def prompt_step(setup: ServingSetup, tokens: int) -> ServedStep:
-    """Return the last step of a prompt for each attention group of a copy."""
+    """Return the last step of a prompt for each attention group of a replica."""
     past = (tokens - 1) // setup.step_tokens * setup.step_tokens
     count = setup.attention_dp
-    return ServedStep(0, 0, (PromptPiece(count, tokens - past, past),), count)
+    return ServedStep(0, 0, (PrefillChunk(count, tokens - past, past),), count)
 
 
 def prompt_steps(setup: ServingSetup, tokens: int) -> list[ServedStep]:
-    """Return all steps that read a prompt for each attention group of a copy."""
+    """Return all steps that read a prompt for each attention group of a replica."""
     count = setup.attention_dp
-    return [*(ServedStep(0, 0, (PromptPiece(count, setup.step_tokens, past),))
+    return [*(ServedStep(0, 0, (PrefillChunk(count, setup.step_tokens, past),))
               for past in range(0, tokens - setup.step_tokens, setup.step_tokens)), prompt_step(setup, tokens)]
 
 
 def prompt_time(model: ServingModel, tokens: int) -> StepTime:
-    """Return the time of a prompt for each attention group of a copy, all its pieces together."""
+    """Return the time of a prompt for each attention group of a replica, all its pieces together."""
     setup = model.setup
     steps = [model.time(step) for step in prompt_steps(setup, tokens)]
     return StepTime(*(sum(values) for values in zip(*(
@@ -364,8 +369,8 @@ def prompt_time(model: ServingModel, tokens: int) -> StepTime:
 
 def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
                 calibration: ServingCalibration | None = None) -> ServedLoad:
-    """Return what a load gets from a copy, with intervals: of clients that wait all times scale with those of steps, a
-    rate is served again with all steps as short and as long as they may be."""
+    """Return what a load gets from a replica, with intervals: of clients that wait all times scale with those of steps,
+    a rate is served again with all steps as short and as long as they may be."""
     setup = model.setup
     got = simulate_serving(load, setup, model.surface, cache)
     tokens = max(math.ceil(load.prompt.mean), 1)
@@ -406,7 +411,7 @@ class _Slower:
     def __init__(self, surface: StepTimes, factor: float) -> None:
         self._surface, self._factor = surface, factor
 
-    def us(self, sequences: float, context: float, pieces: Sequence[PromptPiece] = (), finished: float = 0.0) -> float:
+    def us(self, sequences: float, context: float, pieces: Sequence[PrefillChunk] = (), finished: float = 0.0) -> float:
         return self._factor * self._surface.us(sequences, context, pieces, finished)
 
 

@@ -54,7 +54,7 @@ def ms(us: float) -> str:
 def cpu_page(tmp_path_factory: pytest.TempPathFactory) -> PageFile:
     from graph_predictor.pages.overview import report_page
     from graph_predictor.pages.page import write_page
-    from graph_predictor.pages.prediction import Provenance
+    from graph_predictor.pages.provenance import Provenance
     from tracer.job import read_job
 
     path = tmp_path_factory.mktemp("page") / "report.html"

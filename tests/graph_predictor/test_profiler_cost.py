@@ -13,7 +13,7 @@ from graph_predictor import baseline_of
 from graph_predictor.prediction.profiler_cost import events_of, profiler_cost
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.prediction.unprofiled import unprofiled
-from kernel_models.host.profiler_events import CALL_EVENTS, OBSERVED_NS, USUAL_NS, event_cost
+from kernel_models.host.overheads import CALL_EVENTS, OBSERVED_NS, USUAL_NS, event_cost
 from tracer.graph import ExecutionGraph
 
 LAYERS = 40

@@ -8,14 +8,11 @@ import pytest
 
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device_choice import find_device
-from planner.serving.cache import cache_account
-from planner.serving.engines import engine_of
-from planner.serving.errors import ServingError
-from planner.serving.quantised import types_of_config
+from planner.serving.load import cache_account
 from planner.serving.serve import prompt_time, serve
-from planner.serving.setup import ServingSetup, Speculation, weight_type
-from planner.serving.source import published_name, served_decoder
-from planner.serving.steps import PromptPiece, ServedStep, ServingModel
+from planner.serving.setup import ServingError, ServingSetup, Speculation, engine_of, weight_type
+from planner.serving.source import published_name, served_decoder, types_of_config
+from planner.serving.steps import PrefillChunk, ServedStep, ServingModel
 
 H200 = find_device("h200-sxm")
 
@@ -53,7 +50,7 @@ def test_more_gpus_are_quicker_at_large_batches_until_communication_is_most_of_i
 
 
 def test_a_step_is_its_parts_and_lies_in_its_interval() -> None:
-    step = model_of(tp=8).time(ServedStep(32, 4096, (PromptPiece(1, 512),), 1))
+    step = model_of(tp=8).time(ServedStep(32, 4096, (PrefillChunk(1, 512),), 1))
     parts = step.products + step.others + step.collectives + step.host + step.engine
     assert parts == pytest.approx(step.us)
     assert step.low < step.us < step.high
@@ -64,8 +61,8 @@ def test_a_step_is_its_parts_and_lies_in_its_interval() -> None:
 def test_the_surface_gives_the_same_times(setup: dict[str, object]) -> None:
     model = model_of("qwen3-235b-a22b", **setup)
     for step in (ServedStep(1, 100), ServedStep(33, 3000), ServedStep(700, 900),
-                 ServedStep(17, 2000, (PromptPiece(1, 700, 0), PromptPiece(2, 100, 3000)), 2),
-                 ServedStep(0, 0, (PromptPiece(8, 1024),), 8)):
+                 ServedStep(17, 2000, (PrefillChunk(1, 700, 0), PrefillChunk(2, 100, 3000)), 2),
+                 ServedStep(0, 0, (PrefillChunk(8, 1024),), 8)):
         assert model.surface.us(step.sequences, step.context, step.pieces, step.finished) == pytest.approx(
             model.time(step).us, rel=1e-6)
 
@@ -73,7 +70,7 @@ def test_the_surface_gives_the_same_times(setup: dict[str, object]) -> None:
 @pytest.mark.parametrize(("name", "setup"), [("llama-3.1-70b", {"tp": 4}), ("deepseek-v3", {"tp": 8})])
 def test_operations_of_one_step_add_up_to_what_the_grid_says(name: str, setup: dict[str, object]) -> None:
     model = model_of(name, **setup)
-    for step in (ServedStep(16, 4096), ServedStep(20, 3000), ServedStep(0, 0, (PromptPiece(1, 1500),), 1)):
+    for step in (ServedStep(16, 4096), ServedStep(20, 3000), ServedStep(0, 0, (PrefillChunk(1, 1500),), 1)):
         named = sum(each.us for each in model.operations(step))
         parts = model.time(step)
         assert named == pytest.approx(parts.products + parts.others + parts.collectives, rel=0.06)
@@ -233,7 +230,7 @@ def test_a_rate_is_met_or_it_is_said_that_it_is_not() -> None:
     assert easy.served.tokens_per_second.low <= easy.served.tokens_per_second.value
     assert any("does not keep up" in note for note in hard.notes)
     assert not any("does not keep up" in note for note in easy.notes)
-    # What a copy that is too slow answers is as uncertain as its steps.
+    # What a replica that is too slow answers is as uncertain as its steps.
     assert hard.served.tokens_per_second.high > 1.1 * hard.served.tokens_per_second.low
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from kernel_models.device_choice import find_device
-from planner.serving.anchor import read_anchor, step_of
-from planner.serving.errors import ServingError
 from planner.serving.serve import cluster_for, serve
-from planner.serving.setup import ServingSetup
+from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.source import served_decoder
-from planner.serving.steps import PromptPiece, ServedStep, ServingModel
+from planner.serving.steps import PrefillChunk, ServedStep, ServingModel
+from planner.serving.trace_calibration import read_anchor, step_of
 
 
 def model_of(name: str, device: str, setup: ServingSetup) -> ServingModel:
@@ -23,9 +22,9 @@ def model_of(name: str, device: str, setup: ServingSetup) -> ServingModel:
 
 def test_a_step_s_name_says_what_it_works_on() -> None:
     assert step_of("execute_context_1(888_788544)_generation_0(0)") == ServedStep(
-        0, 0.0, (PromptPiece(1, 888, 0),), 1)
+        0, 0.0, (PrefillChunk(1, 888, 0),), 1)
     assert step_of("execute_8192_context_2(sq800sk1000sqsq1sqsk1)_generation_4(sq4sk400sqsq4sqsk1)") == ServedStep(
-        4, 100.0, (PromptPiece(2, 400, 100),), 2)
+        4, 100.0, (PrefillChunk(2, 400, 100),), 2)
     assert step_of("execute_context_0(0)_generation_8(8)") == ServedStep(8, 1.0, (), 0)
     for none in ("ProfilerStep#3", "execute_model", "execute_context_0(0)_generation_0(0)"):
         assert step_of(none) is None

@@ -10,13 +10,10 @@ import numpy as np
 import pytest
 
 from planner.serving.batching import ServedRequests, simulate_serving
-from planner.serving.cache import CacheAccount
-from planner.serving.engines import ENGINES, Engine, Mixing
-from planner.serving.errors import ServingError
-from planner.serving.load import Lengths, Requests
+from planner.serving.load import CacheAccount, Lengths, Requests
 from planner.serving.search import LatencyTarget, serve_search
-from planner.serving.setup import ServingSetup
-from planner.serving.steps import PromptPiece
+from planner.serving.setup import ENGINES, Engine, Mixing, ServingError, ServingSetup
+from planner.serving.steps import PrefillChunk
 
 BARE = dataclasses.replace(ENGINES["vllm"], request_us=0.0, reply_us=0.0, step_us=0.0, sequence_us=0.0, chunk=100)
 ROOMY = CacheAccount(1e9, 0.0, 0.0, 1e9, 0.0, 1.0, 1)
@@ -25,7 +22,7 @@ ROOMY = CacheAccount(1e9, 0.0, 0.0, 1e9, 0.0, 1.0, 1)
 class Plain:
     """Steps of 100 µs, and 1 for each sequence and each token of a prompt."""
 
-    def us(self, sequences: float, context: float, pieces: Sequence[PromptPiece] = (), finished: float = 0.0) -> float:
+    def us(self, sequences: float, context: float, pieces: Sequence[PrefillChunk] = (), finished: float = 0.0) -> float:
         return 100.0 + sequences + sum(piece.prompts * piece.new for piece in pieces)
 
 

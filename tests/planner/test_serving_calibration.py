@@ -10,12 +10,10 @@ import pytest
 
 from kernel_models.device_choice import find_device
 from planner.serving.batching import simulate_serving
-from planner.serving.cache import cache_account
 from planner.serving.calibrate import MeasuredRow, calibrate_serving, read_measured_rows
-from planner.serving.errors import ServingError
-from planner.serving.load import Lengths, Requests
+from planner.serving.load import Lengths, Requests, cache_account
 from planner.serving.serve import cluster_for, serve
-from planner.serving.setup import ServingSetup
+from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.source import served_decoder
 from planner.serving.steps import ServingModel, rates_of
 

@@ -13,12 +13,10 @@ from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.host_spread import RESOLVED
 from graph_predictor.prediction.predictor import Baseline, Spreads
 from kernel_models.device_choice import find_device
-from planner.serving.edited import EditedServingModel, edited_model
-from planner.serving.errors import ServingError
+from planner.serving.edited import EditedServingModel, ServedHost, ServedKernel, edited_model, served_scenario
 from planner.serving.serve import cluster_for, prompt_step, serve
-from planner.serving.setup import ServingSetup
+from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.source import served_decoder
-from planner.serving.step_scenario import ServedHost, ServedKernel, served_scenario
 from planner.serving.steps import ServedStep, ServingModel
 from tracer.errors import ForetraceError
 

@@ -12,15 +12,13 @@ import pytest
 
 from kernel_models.device_choice import find_device
 from kernel_models.op_call import Family
-from planner.serving.anchor import read_anchor
-from planner.serving.captured import captured_operators
-from planner.serving.errors import ServingError
 from planner.serving.matching import KernelRole, RecordedKernel, kernel_role, match_kernels
 from planner.serving.operations import StepExchange, StepOperation
 from planner.serving.serve import cluster_for
-from planner.serving.setup import ServingSetup
+from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.source import served_decoder
-from planner.serving.steps import PromptPiece, ServedStep, ServingModel
+from planner.serving.steps import PrefillChunk, ServedStep, ServingModel
+from planner.serving.trace_calibration import captured_operators, read_anchor
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 
@@ -119,7 +117,7 @@ def test_another_batch_is_predicted_from_one(tmp_path: Path) -> None:
         assert found.of(model()).prices_of(model().in_order(step))[0].sum() == pytest.approx(
             sum(us for _, us in ran(step)), rel=0.02)
     # Prompts' attention was not recorded; all else was.
-    prompt = ServedStep(0, 0, (PromptPiece(1, 1024),), 1)
+    prompt = ServedStep(0, 0, (PrefillChunk(1, 1024),), 1)
     assert 0.8 < found.rests(found.of(model()), prompt) < 1.0
 
 

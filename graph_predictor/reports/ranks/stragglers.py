@@ -1,9 +1,6 @@
-"""The path across ranks: at each collective it goes on with the rank that arrived last.
+"""Stragglers: ranks that arrive last at collectives, their cost to others, the job's gain if one is like the median.
 
-::
-
-    rank 0   ####------==####         rank 0's own work, then it waits
-    rank 1   ##########==##--         path: rank 1 up to the collective, rank 0 from there on
+Ranks count as arriving together where they are apart by no more than ``TOGETHER_NS``.
 """
 
 from __future__ import annotations

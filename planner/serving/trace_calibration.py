@@ -1,0 +1,297 @@
+"""``read_anchor``: a server's trace as the calibration of predictions: its kernels' times over those predicted.
+
+vLLM names its steps by what they work on, so that each can be predicted as it was:
+
+    execute_context_1(888)_generation_0(0)                            one prompt of 888 tokens
+    execute_8192_context_9(sq8155sk8430…)_generation_37(sq37sk34489…) 9 prompts with 8,155 new tokens of 8,430, and 37
+                                                                      sequences with 34,489 tokens in their caches
+
+Each kernel, whether it was launched by itself or within a CUDA graph, belongs to one of the step's operations
+(``matching``). What those took over what is predicted of them in the same steps is a factor on them in all steps: of
+the recorded step it gives the recorded times, of others their own times scaled as the models scale them. Operations
+that no recorded step has (attention of decoding, where it read prompts alone) get what their kind took: products and
+attention, others, collectives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kernel_models.device import DeviceError, DeviceSpec, resolve_device
+from kernel_models.kernel_names import family_hint
+from planner.parallel.corrections import CorrectionFactors
+from planner.parallel.layer_costs import PRODUCTS
+from planner.serving.matching import RecordedKernel, match_kernels
+from planner.serving.operations import StepExchange, StepOperation
+from planner.serving.setup import ServingError
+from planner.serving.steps import PrefillChunk, ServedStep, ServingModel
+from tracer.graph import ExecutionGraph, KernelKind, LaunchKind
+from tracer.job import read_job
+
+BEGIN, END = "StreamBeginCapture", "StreamEndCapture"
+NODES = (LaunchKind.KERNEL, LaunchKind.MEMCPY, LaunchKind.MEMSET)
+
+
+def captured_operators(graph: ExecutionGraph, capture: ExecutionGraph) -> dict[int, str]:
+    """Return the operation of each kernel of a graph launch, by its row, where a capture has as many launches.
+
+    Args:
+        graph: in which CUDA graphs are launched.
+        capture: in which the same server captured them.
+
+    Raises:
+        ServingError: nothing was captured there.
+    """
+    by_count = {len(each): each for each in _captures(capture)}
+    if not by_count:
+        raise ServingError(f"{capture.meta.source or 'The trace of the capture'} captures no CUDA graph: there is no "
+                           "call of cudaStreamBeginCapture with launches after it; record the server while it starts.")
+    kernels = graph.kernels
+    in_graphs = np.flatnonzero(graph.launches.kind == LaunchKind.GRAPH)
+    found: dict[int, str] = {}
+    for launch in in_graphs.tolist():
+        rows = np.flatnonzero(kernels.launch == launch)
+        rows = rows[np.argsort(kernels.start_ns[rows], kind="stable")]
+        found |= dict(zip(rows.tolist(), by_count.get(len(rows), ()), strict=False))
+    return found
+
+
+def _captures(capture: ExecutionGraph) -> list[list[str]]:
+    """Return the operation of every launch of each capture."""
+    launches = capture.launches
+    found: list[list[str]] = []
+    ran = set(capture.kernels.launch.tolist())
+    current: dict[int, list[str]] = {}
+    for row in np.lexsort((launches.start_ns, launches.thread)).tolist():
+        name, thread = capture.string(int(launches.name[row])), int(launches.thread[row])
+        if BEGIN in name:
+            current[thread] = []
+        elif END in name:
+            if captured := current.pop(thread, None):
+                found.append(captured)
+        elif thread in current and int(launches.kind[row]) in NODES and row not in ran:
+            op = int(launches.op[row])
+            current[thread].append(capture.string(int(capture.ops.name[op])) if op >= 0 else "")
+    return found
+
+
+MOST = 4.0
+"""A factor is at most so much, and at least its inverse: more is another model, device or step."""
+DOUBTFUL = 1.95
+"""All kernels together are usually within so much of what is predicted."""
+LEAST_US = 50.0
+"""Work of a kind below which its factor says nothing."""
+_STEP = re.compile(r"execute_(?:\d+_)?context_(\d+)\(([^)]*)\)_generation_(\d+)\(([^)]*)\)")
+_SIZES = re.compile(r"^sq(\d+)sk(\d+)")
+_COLLECTIVE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|cross_device_reduce|nccl|rccl|multimem",
+                         re.IGNORECASE)
+KINDS = ("products", "others", "collectives")
+ATTENTION = ("attention of decoding", "attention of prompts")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCalibration:
+    """What a trace's steps took over what is predicted of them.
+
+    Attributes:
+        steps: that were recorded, and whose names say what they worked on.
+        measured, predicted: µs of kernels of each kind, of all steps.
+        rates: with factors of it.
+        factors: beside the rates, by name of the operation.
+        own, beside: shares of the kernels' time that operations have by the kernels' names and order, and by their
+            neighbours'.
+        assumed: whether nothing but the caller says what the steps worked on.
+    """
+
+    steps: tuple[ServedStep, ...]
+    measured: Mapping[str, float]
+    predicted: Mapping[str, float]
+    rates: CorrectionFactors
+    factors: Mapping[str, float]
+    own: float
+    beside: float
+    assumed: bool = False
+
+    def of(self, model: ServingModel) -> ServingModel:
+        """Return a model as the trace says that it is served."""
+        return model.with_factors(self.factors).with_rates(self.rates)
+
+    def rests(self, model: ServingModel, step: ServedStep) -> float:
+        """Return the share of a step's kernels' time, as predicted with the anchor, whose operations were recorded."""
+        found = model.operations(step)
+        total = sum(each.us for each in found)
+        return sum(each.us for each in found if each.name in self.factors) / total if total else 0.0
+
+    def __str__(self) -> str:
+        """Say what was learned, in one sentence."""
+        factors = ", ".join(f"{name} × {getattr(self.rates, name):.2f}" for name in KINDS if self.measured[name])
+        total = sum(self.measured.values()) / sum(self.predicted.values())
+        doubt = "" if 1 / DOUBTFUL < total < DOUBTFUL else (
+            "; so far off, it may be of another model, split or setup: check that it is of this one")
+        taken = f", taken to decode {self.steps[0].sequences:g} × {self.steps[0].context:,.0f}" if self.assumed else ""
+        return (f"Anchored on {len(self.steps)} recorded {'step' if len(self.steps) == 1 else 'steps'} of "
+                f"{sum(self.measured.values()) / 1e3:,.1f} ms of kernels{taken}, predicted "
+                f"{sum(self.predicted.values()) / 1e3:,.1f} ms: {factors}{doubt}. {self.own + self.beside:.1%} of that "
+                f"time belongs to operations of the step, {self.beside:.1%} by the kernels beside.")
+
+
+def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, assumed: ServedStep | None = None,
+                step_region: str | None = None) -> TraceCalibration:
+    """Return what a server's trace says of its steps.
+
+    Args:
+        path: of a trace of one rank.
+        model: of the decoder as it was served when it was recorded.
+        capture: a trace of the same server while it captured its CUDA graphs, whose operations have their kernels.
+        assumed: what each recorded step worked on, where their names do not say.
+        step_region: its steps are the regions of this name (see ``tracer.read_job``).
+
+    Raises:
+        ServingError: no step of it says what it worked on, or its kernels are far from what is predicted.
+        ForetraceError: the trace cannot be read.
+    """
+    graph = read_job([path], step_region=step_region).graphs[0]
+    steps = {row: step for row in range(len(graph.steps))
+             if (step := step_of(graph.string(int(graph.steps.name[row])))) is not None}
+    named = bool(steps)
+    if not named and assumed is not None:
+        worked = np.unique(graph.kernels.step)
+        steps = {int(row): assumed for row in worked[worked >= 0]}
+    if not steps:
+        raise ServingError(f"No step of {path} says what it worked on; give a trace of vLLM, whose steps are named "
+                           "execute_context_…_generation_…, or one with steps (prof.step(), or --step-region) that all "
+                           "decode, and --batch and --context for what they decode.")
+    _check_device(graph, path, model.device)
+    operators = captured_operators(graph, read_job([capture]).graphs[0]) if capture is not None else {}
+    measured, predicted = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)
+    orders = {row: model.in_order(step) for row, step in steps.items()}
+    for row, order in orders.items():
+        for name, us in _measured(graph, [row]).items():
+            measured[name] += us
+        for each, us in zip(order, model.prices_of(order)[0].tolist(), strict=True):
+            predicted[_kind(each)] += us
+    if (measured["collectives"] < LEAST_US) != (predicted["collectives"] < LEAST_US):
+        has, takes = ("no", "has some") if measured["collectives"] < LEAST_US else ("some", "has none")
+        raise ServingError(f"{path} has {has} collectives in its steps, and {model.setup} {takes}; give the split that "
+                           "it was recorded with (--tp, --ep, --attention-dp).")
+    factors = {name: measured[name] / predicted[name] for name in KINDS
+               if min(measured[name], predicted[name]) >= LEAST_US}
+    if not factors or not 1 / MOST**2 < sum(measured.values()) / sum(predicted.values()) < MOST**2:
+        raise ServingError(f"The kernels of {path} take {sum(measured.values()) / 1e3:,.2f} ms and "
+                           f"{sum(predicted.values()) / 1e3:,.2f} are predicted of its steps; give the model, device "
+                           "and split that it was recorded with.")
+    products, others, collectives = (
+        float(np.clip(getattr(model.rates, name) * factors.get(name, 1.0), 1 / MOST, MOST)) for name in KINDS)
+    rates = replace(model.rates, products=products, others=others, collectives=collectives)
+    rated = model.with_factors({})
+    rated.rates = rates
+    factors, own, beside = _of_operations(graph, orders, operators, rated)
+    return TraceCalibration(tuple(steps.values()), measured, predicted, rates, factors, own, beside, not named)
+
+
+def step_of(name: str) -> ServedStep | None:
+    """Return what a step of vLLM works on by its name; ``None`` where it says nothing."""
+    match = _STEP.search(name)
+    if match is None:
+        return None
+    prompts, sequences = int(match.group(1)), int(match.group(3))
+    new, kept = _sizes(match.group(2), prompts)
+    _, held = _sizes(match.group(4), sequences)
+    pieces = (PrefillChunk(prompts, max(round(new / prompts), 1), max(round((kept - new) / prompts), 0)),) if (
+        prompts and new) else ()
+    context = held / sequences if sequences else 0.0
+    return ServedStep(sequences, context, pieces, prompts) if pieces or sequences else None
+
+
+def _check_device(graph: ExecutionGraph, path: str, device: DeviceSpec) -> None:
+    """Raise ``ServingError`` for a trace of another device, where it says which, or how much memory that has."""
+    reported, held = graph.meta.device, graph.meta.device_memory_bytes
+    if reported in device.reported_names:
+        return
+    if not reported and held > 0 and not 0.8 < held / (device.memory_gb * 1e9) < 1.25:
+        raise ServingError(f"{path} was recorded on a device with {held / 1e9:,.0f} GB, and {device.name} has "
+                           f"{device.memory_gb:,.0f}; give the --device that it was recorded on.")
+    try:
+        recorded = resolve_device(reported)
+    except DeviceError:
+        return
+    if recorded.name != device.name:
+        raise ServingError(f"{path} was recorded on {reported[:60]}, and served is on {device.name}; give --device "
+                           f"{recorded.name}, or a trace of that device.")
+
+
+def _sizes(text: str, count: int) -> tuple[int, int]:
+    """New tokens and all tokens of so many sequences; without the latter as many as there are new ones."""
+    match = _SIZES.match(text)
+    if match is not None:
+        return int(match.group(1)), int(match.group(2))
+    digits = re.match(r"\d+", text)
+    new = int(digits.group()) if digits is not None and count else 0
+    return new, new
+
+
+def _of_operations(graph: ExecutionGraph, orders: Mapping[int, Sequence[StepOperation | StepExchange]],
+                   operators: Mapping[int, str], model: ServingModel) -> tuple[dict[str, float], float, float]:
+    """Return the factor of each operation of recorded steps on what the model says, and the shares of the kernels' time
+    that operations have by themselves and by their neighbours."""
+    ours: dict[str, float] = {}
+    theirs: dict[str, float] = {}
+    own = beside = total = 0.0
+    for row, order in orders.items():
+        kernels = _kernels(graph, row, operators)
+        matched = match_kernels(kernels, order)
+        own, beside = own + matched.own_us, beside + matched.beside_us
+        total += sum(each.us for each in kernels)
+        predicted: dict[str, float] = {}
+        for each, us in zip(order, model.prices_of(order)[0].tolist(), strict=True):
+            predicted[each.name] = predicted.get(each.name, 0.0) + us
+        for name, us in _shared(matched.us, predicted).items():
+            ours[name] = ours.get(name, 0.0) + us
+        for name, us in predicted.items():
+            theirs[name] = theirs.get(name, 0.0) + us
+    # What no kernel was recorded of is done by another one: an activation within a product, say.
+    factors = {name: ours.get(name, 0.0) / us for name, us in theirs.items() if us > 0}
+    return factors, own / max(total, 1.0), beside / max(total, 1.0)
+
+
+def _shared(us: Mapping[str, float], predicted: Mapping[str, float]) -> dict[str, float]:
+    """Share attention's time as predicted: one kernel may attend for prompts and for decoding."""
+    found = dict(us)
+    names = [name for name in ATTENTION if name in predicted]
+    whole, parts = sum(us.get(name, 0.0) for name in names), sum(predicted[name] for name in names)
+    return found | {name: whole * predicted[name] / parts for name in names if parts > 0}
+
+
+def _kernels(graph: ExecutionGraph, step: int, operators: Mapping[int, str]) -> list[RecordedKernel]:
+    """Return a step's kernels as they ran, with the operations that launched them, or that they were captured of."""
+    kernels = graph.kernels
+    rows = np.flatnonzero(kernels.step == step)
+    return [RecordedKernel(
+        graph.string(int(kernels.name[row])),
+        operators.get(row) or (graph.string(int(graph.ops.name[kernels.op[row]])) if kernels.op[row] >= 0 else ""),
+        float(kernels.duration_ns[row]) / 1e3)
+        for row in rows[np.argsort(kernels.start_ns[rows], kind="stable")].tolist()]
+
+
+def _kind(each: StepOperation | StepExchange) -> str:
+    if isinstance(each, StepExchange):
+        return "collectives"
+    return "products" if each.call.family in PRODUCTS else "others"
+
+
+def _measured(graph: ExecutionGraph, steps: Sequence[int]) -> dict[str, float]:
+    found = dict.fromkeys(KINDS, 0.0)
+    kernels = graph.kernels
+    of = np.isin(kernels.step, steps)
+    for row in np.flatnonzero(of).tolist():
+        name = graph.string(int(kernels.name[row]))
+        if int(kernels.kind[row]) == KernelKind.COLLECTIVE or _COLLECTIVE.search(name):
+            kind = "collectives"
+        else:
+            kind = "products" if family_hint(name) in PRODUCTS else "others"
+        found[kind] += float(kernels.duration_ns[row]) / 1e3
+    return found
