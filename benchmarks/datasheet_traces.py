@@ -144,7 +144,8 @@ def pieces_of(graph: ExecutionGraph, found: TraceCalls) -> tuple[list[tuple[OpCa
     pieces, times, apart, by_launch, lone = [], [], [], {}, []
     alone = alone_on_device(graph)
     for row in range(len(found)):
-        calls, own, time = found.calls_of_row(row), found.kernels_of_row(row), found.time_ns[row] / 1e3
+        calls, time = found.calls_of_row(row), found.time_ns[row] / 1e3
+        own = found.kernel[found.kernel_offset[row]:found.kernel_offset[row + 1]]
         if any({"unsized", "assumed"} & set(call.flags) for call in calls):
             if len(own) == 1:
                 lone.append((launched(int(own[0])), time))

@@ -166,7 +166,7 @@ def _same_again(call: OpCall) -> OpCall:
         elements, inputs, elements_in = call.dims
         call = replace(call, dims=(elements, inputs + 1, elements_in + elements),
                        bytes_read=call.bytes_read + elements * itemsize(call.dtype))
-    return registry.with_flags(call, "backward")
+    return replace(call, flags=tuple(sorted({*call.flags, "backward"})))
 
 
 def _apply(rule: registry.Rule, op: Operation, tf32: bool) -> tuple[OpCall, ...]:

@@ -171,14 +171,22 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
         fitted = sorted(profile.models_of(family), key=lambda model: model.source) if profile is not None else []
         models: list[KernelModel] = [*fitted, fallback[family]]
         left = rows
+
+        def take(covered: Bool, times: Times, by: Source) -> Int64:
+            """Take the sound ones of the times of what is left and covered; return which calls got theirs."""
+            nonlocal left
+            sound = np.isfinite(times.time_us) & (times.time_us > 0)
+            taken: Int64 = left[covered][sound]
+            time[taken], low[taken], high[taken] = times.time_us[sound], times.low_us[sound], times.high_us[sound]
+            source[taken] = by
+            if times.common is not None:
+                common[taken] = np.clip(times.common[sound], 0.0, 1.0)
+            left = np.concatenate([left[~covered], left[covered][~sound]])
+            return taken
+
         for model in models:
-            if model is fallback[family] and fitted and len(left):
-                near, times = anchored([distinct[i] for i in left], fitted, model)
-                sound = np.isfinite(times.time_us) & (times.time_us > 0)
-                taken = left[near][sound]
-                time[taken], low[taken], high[taken] = times.time_us[sound], times.low_us[sound], times.high_us[sound]
-                source[taken], by_variant[taken] = Source.HEURISTIC, True
-                left = np.concatenate([left[~near], left[near][~sound]])
+            if model is fallback[family] and fitted:
+                by_variant[take(*anchored([distinct[i] for i in left], fitted, model), Source.HEURISTIC)] = True
                 if not len(left):
                     break
             mine = every if left is rows else [distinct[i] for i in left.tolist()]
@@ -187,14 +195,7 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
             else:
                 covered, times = np.ones(len(mine), np.bool_), model.predict(mine)
             if covered.any():
-                sound = np.isfinite(times.time_us) & (times.time_us > 0)
-                taken = left[covered][sound]
-                time[taken], low[taken], high[taken] = (
-                    times.time_us[sound], times.low_us[sound], times.high_us[sound])
-                source[taken] = model.source
-                if times.common is not None:
-                    common[taken] = np.clip(times.common[sound], 0.0, 1.0)
-                left = np.concatenate([left[~covered], left[covered][~sound]])
+                take(covered, times, model.source)
             if not len(left):
                 break
     time = np.where(np.isfinite(time), time, device.kernel_floor_us)

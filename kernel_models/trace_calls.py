@@ -136,7 +136,7 @@ class TraceCalls:
         basis: a ``Basis``.
         family: position in ``FAMILIES`` of the piece's first call.
         time_ns: duration of its kernels in all.
-        collective_kernels, collective_ns: what was left out.
+        collective_ns: what was left out.
     """
 
     calls: list[OpCall]
@@ -148,7 +148,6 @@ class TraceCalls:
     call_index: Int32
     kernel_offset: Int64
     kernel: Int32
-    collective_kernels: int
     collective_ns: int
 
     def __len__(self) -> int:
@@ -157,10 +156,6 @@ class TraceCalls:
     def calls_of_row(self, row: int) -> tuple[OpCall, ...]:
         """The calls of one piece."""
         return tuple(self.calls[i] for i in self.call_index[self.call_offset[row]:self.call_offset[row + 1]].tolist())
-
-    def kernels_of_row(self, row: int) -> Int32:
-        """Rows of ``graph.kernels`` of one piece."""
-        return self.kernel[self.kernel_offset[row]:self.kernel_offset[row + 1]]
 
     def time_by_family(self, rows: Bool | None = None) -> dict[Family, int]:
         """Nanoseconds of each family, most first."""
@@ -261,7 +256,6 @@ def _assemble(
         call_index=np.array([number for numbers in ordered for number in numbers], np.int32),
         kernel_offset=kernel_offset,
         kernel=kernel_rows[by_piece].astype(np.int32),
-        collective_kernels=int(collective.sum()),
         collective_ns=int(duration[collective].sum()),
     )
 

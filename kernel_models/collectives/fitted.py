@@ -32,6 +32,7 @@ from kernel_models.collectives.measurements import (
     LogRatio,
     Setting,
     StoredSetting,
+    setting_of,
     stored_setting,
 )
 from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
@@ -160,8 +161,7 @@ class FittedModel:
         formulas = DatasheetModel(self.topology)
         for index, row in enumerate(first.tolist()):
             rows = np.arange(len(batch)) if len(first) == 1 else np.flatnonzero(setting == index)
-            key: Setting = (int(batch.kind[row]), int(batch.dtype[row]), int(batch.ranks[row]), int(batch.nodes[row]),
-                            int(batch.widest[row]), int(batch.narrowest[row]))
+            key = setting_of(batch, row)
             near = self._nearest(key)
             if near is None:
                 continue

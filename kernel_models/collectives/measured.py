@@ -239,8 +239,7 @@ class MeasuredModel:
         bounds = np.append(np.searchsorted(setting[order], np.arange(len(first))), len(batch))
         for index, row in enumerate(first.tolist()):
             rows = slice(None) if len(first) == 1 else order[bounds[index]:bounds[index + 1]]
-            key: Setting = (int(batch.kind[row]), int(batch.dtype[row]), int(batch.ranks[row]), int(batch.nodes[row]),
-                            int(batch.widest[row]), int(batch.narrowest[row]))
+            key = setting_of(batch, row)
             self._predict_setting(key, batch.payload_bytes[rows], out, rows)
         return out
 

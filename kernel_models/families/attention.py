@@ -221,15 +221,18 @@ def _unified(op: Inputs) -> Iterator[OpCall]:
     """vLLM's attention: tokens of the step × heads × features, or both of these in one."""
     q, k, v = map(op.tensor, ("query", "key", "value"))
     heads, kv_heads, size, v_size = _heads(op, q, k, v)
-    tokens = q.shape[0]
-    sequences = max(int(op.assume("sequences", 1)), 1)
-    each = max(-(-tokens // sequences), 1)
+    sequences, each = _sequences(op, q.shape[0])
     context = max(int(op.assume("context", 0)), 0)
-    window = max(int(op.told("window", 0)), 0)
-    kv = op.told_type("kv", q.dtype)
     yield from attention(
         "paged_forward", sequences, heads, kv_heads, each, context + each, size, v_size, op.math_dtype(q), causal=True,
-        window=window, flags=(*op.assumptions(), "varlen"), kv_dtype=kv)
+        window=max(int(op.told("window", 0)), 0), flags=(*op.assumptions(), "varlen"),
+        kv_dtype=op.told_type("kv", q.dtype))
+
+
+def _sequences(op: Inputs, tokens: int) -> tuple[int, int]:
+    """Sequences of a step, and tokens of each."""
+    sequences = max(int(op.assume("sequences", 1)), 1)
+    return sequences, max(-(-tokens // sequences), 1)
 
 
 @forward(Family.ATTENTION, "vllm::unified_mla_attention_with_output(query, key, rope, output)",
@@ -242,14 +245,12 @@ def _latent(op: Inputs) -> Iterator[OpCall]:
     q, latent, rope = map(op.tensor, ("query", "key", "rope"))
     if len(q.shape) != 3:
         raise Unpriceable(f"{op.name}: {q.shape}")
-    sequences = max(int(op.assume("sequences", 1)), 1)
-    each = max(-(-q.shape[0] // sequences), 1)
+    sequences, each = _sequences(op, q.shape[0])
     context = max(int(op.assume("context", 0)), 0)
-    kv = op.told_type("kv", q.dtype)
     width = latent.shape[-1]
     yield from attention(
         "mla_forward", sequences, q.shape[1], 1, each, context + each, width + rope.shape[-1], width, op.math_dtype(q),
-        causal=True, flags=(*op.assumptions(), "latent"), kv_dtype=kv)
+        causal=True, flags=(*op.assumptions(), "latent"), kv_dtype=op.told_type("kv", q.dtype))
 
 
 def _heads(op: Inputs, q: TensorSpec, k: TensorSpec, v: TensorSpec) -> tuple[int, int, int, int]:
@@ -317,9 +318,7 @@ def _flashinfer(op: Inputs) -> Iterator[OpCall]:
         raise Unpriceable(f"{op.name}: {q.shape}, {cache.shape}")
     # Tokens before heads ("NHD") or heads before tokens ("HND"): pages have 16 tokens and more, devices fewer heads.
     heads, per_page = sorted(cache.shape[2:4])
-    decode = "decode" in op.name
-    sequences = q.shape[0] if decode else max(int(op.assume("sequences", 1)), 1)
-    each = 1 if decode else max(-(-q.shape[0] // sequences), 1)
+    sequences, each = (q.shape[0], 1) if "decode" in op.name else _sequences(op, q.shape[0])
     context = int(op.assume("context", max(cache.shape[0] * per_page // sequences - each, 0)))
     yield from attention(
         "paged_forward", sequences, q.shape[1], heads, each, context + each, q.shape[2], cache.shape[4],

@@ -100,10 +100,7 @@ def _unary(op: Inputs) -> Iterator[OpCall]:
          "aten::masked_fill(self, mask)", *(f"aten::{name}(grad_output, self)" for name in _BINARY
                                             if name.endswith("backward")), "aten::prelu(self, weight)")
 def _binary(op: Inputs) -> Iterator[OpCall]:
-    found = [op.optional(name) for name in op.names]
-    tensors = [tensor for tensor in found if tensor is not None]
-    if not tensors:
-        op.tensor(op.names[0])
+    tensors = op.named()
     floating = "div" in op.short_name and "floor" not in op.short_name
     dtype = compute_dtype(tensors[:1] if op.short_name == "masked_fill" else tensors)
     if floating and not dtype.startswith(("fp", "bf", "tf", "complex")):
@@ -122,9 +119,7 @@ def _binary(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.ELEMENTWISE, "aten::addcmul(self, tensor1, tensor2)", "aten::addcdiv(self, tensor1, tensor2)",
          "aten::lerp(self, end, weight)", "aten::where(condition, self, other)")
 def _ternary(op: Inputs) -> Iterator[OpCall]:
-    tensors = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
-    if not tensors:
-        op.tensor(op.names[0])
+    tensors = op.named()
     values = [t for t in map(op.optional, op.names[1:]) if t is not None] if op.short_name == "where" else tensors
     yield from elementwise(op.short_name, tensors, dtype=compute_dtype(values or tensors))
 
@@ -132,10 +127,7 @@ def _ternary(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.ELEMENTWISE, *(f"aten::{name}(self, other)" for name in _COMPARISONS),
          *(f"aten::{name}(self)" for name in _TESTS))
 def _comparison(op: Inputs) -> Iterator[OpCall]:
-    tensors = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
-    if not tensors:
-        op.tensor("self")
-    yield from elementwise(op.short_name, tensors, out_dtype="bool")
+    yield from elementwise(op.short_name, op.named(), out_dtype="bool")
 
 
 @forward(Family.ELEMENTWISE, "aten::elu_backward(grad_output, alpha, scale, input_scale, is_result, self_or_result)")
@@ -148,7 +140,7 @@ def _elu_backward(op: Inputs) -> Iterator[OpCall]:
          "aten::new_full(self, size)", "aten::_fill_mem_eff_dropout_mask(self)")
 def _fill(op: Inputs) -> Iterator[OpCall]:
     tensor = op.tensor("self")
-    shape = (op.ints("size")) or tensor.shape
+    shape = op.ints("size") or tensor.shape
     yield from elementwise("fill", [], shape, tensor.dtype)
 
 
@@ -244,24 +236,12 @@ def _activation_backward(op: Inputs) -> Iterator[OpCall]:
     yield from elementwise(f"{name}_backward", [tensor, tensor])
 
 
-@backward(Family.ELEMENTWISE, "aten::add(self, other)", "aten::sub(self, other)")
-def _add_backward(op: Inputs) -> Iterator[OpCall]:
-    """The gradient passes on as it is; a broadcast input sums it."""
-    yield from _gradients_of_operands(op, products=0)
-
-
-@backward(Family.ELEMENTWISE, "aten::mul(self, other)")
-def _mul_backward(op: Inputs) -> Iterator[OpCall]:
-    yield from _gradients_of_operands(op, products=1)
-
-
-@backward(Family.ELEMENTWISE, "aten::div(self, other)")
-def _div_backward(op: Inputs) -> Iterator[OpCall]:
-    yield from _gradients_of_operands(op, products=2)
-
-
-def _gradients_of_operands(op: Inputs, products: int) -> Iterator[OpCall]:
-    """For each operand its factor times the gradient, and a sum where it was broadcast."""
+@backward(Family.ELEMENTWISE, "aten::add(self, other)", "aten::sub(self, other)", "aten::mul(self, other)",
+          "aten::div(self, other)")
+def _gradients_of_operands(op: Inputs) -> Iterator[OpCall]:
+    """For each operand its factor times the gradient, which a sum passes on as it is, and a sum where it was broadcast.
+    """
+    products = {"mul": 1, "div": 2}.get(op.short_name, 0)
     operands = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
     shape = broadcast([tensor.shape for tensor in operands])
     whole = TensorSpec(shape, compute_dtype(operands) if operands else "fp32")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
@@ -101,6 +101,15 @@ class Inputs:
             one = _tensor(argument)
             found += [one] if one is not None else _tensor_list(argument, self._list_dtype)
         return found
+
+    def named(self) -> list[TensorSpec]:
+        """The tensors of its schema that were recorded, in order.
+
+        Raises:
+            Unpriceable: none was.
+        """
+        found = [tensor for tensor in map(self.optional, self.names) if tensor is not None]
+        return found or [self.tensor(self.names[0])]
 
     def lists(self) -> Iterator[list[TensorSpec]]:
         """The lists of tensors among the arguments, in order."""
@@ -265,10 +274,8 @@ def forward_rule(name: str) -> Rule | None:
 
 def backward_rule(name: str) -> Rule | None:
     """The rule for an operation's gradient."""
-    _load()
-    if forward_rule_is_free(name):
-        return _by_name(FORWARD, name)
-    return _by_name(BACKWARD, name)
+    rule = forward_rule(name)
+    return rule if rule is not None and rule.is_free else _by_name(BACKWARD, name)
 
 
 def has_gradient(name: str) -> bool:
@@ -277,12 +284,6 @@ def has_gradient(name: str) -> bool:
     base = name.split(".")[0]
     return not (rule is not None and rule.family is Family.OPTIMIZER) and not (
         {base, base.rstrip("_")} & WITHOUT_GRADIENT)
-
-
-def forward_rule_is_free(name: str) -> bool:
-    """Return whether the operation is registered as free."""
-    rule = _by_name(FORWARD, name)
-    return rule is not None and rule.is_free
 
 
 def words(text: str) -> list[str]:
@@ -299,11 +300,6 @@ def plain_name(name: str) -> str:
 def unsized(family: Family, kind: str) -> OpCall:
     """A call of which only the family is known: all its sizes are 0, and it says so."""
     return OpCall(family, kind, (0,) * len(DIMENSIONS[family]), "", flags=("unsized",))
-
-
-def with_flags(call: OpCall, *flags: str) -> OpCall:
-    """The call with further flags."""
-    return replace(call, flags=tuple(sorted({*call.flags, *flags})))
 
 
 def assumptions_of(calls: Iterable[OpCall]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from typing import TypeVar
 import numpy as np
 
 from kernel_models.collectives import CollectiveBatch, CollectiveCall, CollectiveModel, CommTimes, price_calls
-from kernel_models.collectives.engine_kernels import with_engine_kernels
+from kernel_models.collectives.price import with_engine_kernels
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.roofline import heuristic_models
 from kernel_models.model import Source

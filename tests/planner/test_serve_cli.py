@@ -9,7 +9,7 @@ import pandas
 import pytest
 from said import Run, plain
 
-from kernel_models.collectives.engine_kernels import MOST_BYTES, kernel_us
+from kernel_models.collectives.price import MOST_BYTES, kernel_us
 
 CONFIG = ('{"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, '
           '"num_key_value_heads": 4, "intermediate_size": 2816, "vocab_size": 32000, "max_position_embeddings": 2048}')
