@@ -17,7 +17,8 @@ from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.terminal import INTERRUPTED, one_sentence, tell
 from graph_predictor.figures import count, microseconds, signed_percent
-from graph_predictor.prediction import host_calibration, overheads
+from graph_predictor.prediction import host_steps as host_calibration
+from graph_predictor.prediction import overheads
 from kernel_models import profile as kernel_models_profile
 from kernel_models.calibration import run
 from kernel_models.calibration.checks import CalibrationError

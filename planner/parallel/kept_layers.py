@@ -21,7 +21,7 @@ import msgspec
 
 import kernel_models
 import tracer
-from graph_predictor.synthesis import modelled
+from graph_predictor.synthesis import step
 from kernel_models.device import DeviceSpec
 from tracer.kept_files import drop_oldest, kept_folders, read_kept, write_kept
 from tracer.shape_only.transformer import TransformerPart, TransformerShape
@@ -131,7 +131,7 @@ def _surroundings() -> str:
         return ""
     found = hashlib.sha256(version.encode())
     files = [*(each for package in (tracer, kernel_models) for each in Path(package.__path__[0]).rglob("*.py")),
-             Path(modelled.__file__), *Path(__file__).parent.glob("*.py")]
+             Path(step.__file__), *Path(__file__).parent.glob("*.py")]
     for file in sorted(files):
         found.update(file.read_bytes())
     return found.hexdigest()

@@ -12,10 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.comm.clusters import cluster_of, measured_file
-from graph_predictor.prediction.host_names import host_by_name
-from graph_predictor.prediction.host_steps import traced_host_step
+from graph_predictor.prediction.host_steps import host_by_name, traced_host_step
 from graph_predictor.request.memory_fit import StageMemory
-from graph_predictor.synthesis.modelled import calls_by_operation
+from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, shape_device

@@ -27,7 +27,7 @@ import numpy as np
 from graph_predictor.comm.recorded_calls import with_host_collectives
 from graph_predictor.prediction.predictor import Baseline, recorded_device
 from graph_predictor.synthesis.baseline import baseline_of
-from graph_predictor.synthesis.modelled import calls_by_operation
+from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, shape_device
 from kernel_models.op_call import Family, OpCall
@@ -145,7 +145,7 @@ def _with_shapes(graph: ExecutionGraph, shapes: set[tuple[int, ...]]) -> Bool:
 
 def _of_host(found: Baseline, rank: int, part: Int64, length_ns: float) -> tuple[Float64, float]:
     """Own time of each part, and what of the step is collectives, µs."""
-    pieces, cycle = found.scenario.pieces, found.scenario.cycle
+    pieces, cycle = found.scenario.slices, found.scenario.cycle
     mine = (pieces.rank == rank) & cycle.working[pieces.item]
     ns = found.scenario.host_times()[mine]
     times = np.bincount(part[pieces.op[mine]], weights=ns, minlength=len(StepPart)) / cycle.steps / 1e3
@@ -163,9 +163,9 @@ def _of_device(found: Baseline, rank: int, part: Int64, length_ns: float) -> tup
     start, end = kernels.start_ns[rows], kernels.start_ns[rows] + kernels.duration_ns[rows]
     collective = kernels.kind[rows] == KernelKind.COLLECTIVE
     of_kernel = part[np.where(kernels.op[rows] < 0, NONE, kernels.op[rows])]
-    piece = scenario.work.piece[low:high][rows]
+    piece = scenario.work.kernel_group[low:high][rows]
     for i in np.flatnonzero(piece >= 0).tolist():  # fused look-ups are known by what the device did
-        calls = scenario.work.calls[int(scenario.work.group[piece[i]])]
+        calls = scenario.work.calls[int(scenario.work.call_row[piece[i]])]
         if calls and calls[0].family is Family.EMBEDDING:
             of_kernel[i] = StepPart.GRADIENTS if "backward" in calls[0].kind else StepPart.LOOKUPS
     of_kernel[~collective & (of_kernel >= StepPart.COLLECTIVE)] = StepPart.DENSE_FORWARD
