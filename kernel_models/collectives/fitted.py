@@ -56,6 +56,8 @@ FLOOR = 0.02
 """No interval is narrower than ±2%, as of measured curves (``measured.FLOOR``)."""
 CAUCHY_SCALE = 0.1
 """Relative error at which a measurement counts half: a tenth, the accuracy two parameters are meant to reach."""
+ROUNDS = 40
+"""Rounds of either kind of reweighting. Set: more than a line needs to settle."""
 ANCHORED_EXTRA = 0.15
 """Added to the log half-width of a setting that was not measured (rank counts left out: benchmarks/collectives.py)."""
 DEFAULT_WIDTH = 0.2
@@ -307,15 +309,15 @@ def _line(size: Float64, time_us: Float64, weight: Float64) -> tuple[float, floa
     return (float(only_alpha), 0.0) if errors[0] <= errors[1] else (0.0, float(only_beta))
 
 
-def _robust_line(size: Float64, time_us: Float64, rounds: int = 40) -> tuple[float, float]:
+def _robust_line(size: Float64, time_us: Float64) -> tuple[float, float]:
     """α, β by reweighted least squares: first least absolute relative errors, then Cauchy's weights from there.
 
     One line cannot follow a change of protocol; Cauchy's weights let the sizes of one protocol decide.
     """
     weight: Float64 = np.ones(len(size))
     alpha, beta = _line(size, time_us, weight)
-    for i in range(2 * rounds):
+    for i in range(2 * ROUNDS):
         error = (alpha + beta * size) / time_us - 1.0
-        weight = 1.0 / np.maximum(np.abs(error), 1e-3) if i < rounds else 1.0 / (error**2 + CAUCHY_SCALE**2)
+        weight = 1.0 / np.maximum(np.abs(error), 1e-3) if i < ROUNDS else 1.0 / (error**2 + CAUCHY_SCALE**2)
         alpha, beta = _line(size, time_us, weight)
     return alpha, beta

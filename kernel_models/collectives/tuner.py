@@ -154,12 +154,11 @@ def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Pla
 
 
 def crossovers(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, smallest: float,
-               largest: float, *, dtype: str = "float16", default: str | None = None,
-               margin: float = MARGIN) -> list[Crossover]:
+               largest: float, *, default: str | None = None, margin: float = MARGIN) -> list[Crossover]:
     """Sizes at which the winner changes, to an eighth of a doubling."""
     steps = max(int(np.ceil(np.log2(largest / smallest) * FINENESS)), 1)
     sizes = np.geomspace(smallest, largest, steps + 1)
-    choices = choose(backends, kind, placement, sizes, dtype=dtype, default=default, margin=margin)
+    choices = choose(backends, kind, placement, sizes, default=default, margin=margin)
     return [Crossover(kind, placement, after.payload_bytes, before.winner, after.winner)
             for before, after in pairwise(choices) if before.winner != after.winner]
 

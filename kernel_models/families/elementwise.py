@@ -64,12 +64,11 @@ _FILLS = words("fill zero zeros ones full empty_full new_zeros new_ones new_full
 
 def elementwise(
     kind: str, inputs: Sequence[TensorSpec], shape: tuple[int, ...] | None = None, out_dtype: str = "", *,
-    out: TensorSpec | None = None, flags: tuple[str, ...] = (), dtype: str = "",
+    dtype: str = "",
 ) -> Iterator[OpCall]:
     """One pass over the broadcast shape of the inputs (or ``shape``); none if that is empty."""
     shape = broadcast([tensor.shape for tensor in inputs]) if shape is None else shape
-    target = out or TensorSpec(shape, "")
-    elements = target.elements
+    elements = prod(shape)
     if elements <= 0:
         return
     dtype = dtype or (compute_dtype(list(inputs)) if inputs else out_dtype or "fp32")
@@ -77,7 +76,7 @@ def elementwise(
     read = [tensor for tensor in inputs if tensor.shape] or list(inputs)
     yield OpCall(
         Family.ELEMENTWISE, kind, (elements, len(read), sum(tensor.stored for tensor in read)), dtype,
-        _layout(read, shape), tuple(sorted((*flags, *mixed_types(read, dtype, written)))),
+        _layout(read, shape), mixed_types(read, dtype, written),
         flops=float(OPERATIONS.get(kind, 1) * elements),
         bytes_read=float(sum(tensor.bytes for tensor in read)), bytes_written=float(elements * itemsize(written)),
     )

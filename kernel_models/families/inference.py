@@ -53,12 +53,6 @@ def touched(tokens: int, experts: int, visits: int, imbalance: float = 0.0) -> f
     return float(np.sum(1.0 - (1.0 - chosen) ** tokens))
 
 
-def fullest_share(experts: int, visits: int, ranks: int, imbalance: float = 0.0) -> float:
-    """Share of all visits that the fullest of ranks gets, its experts dealt out in turn, the most visited first."""
-    each = np.array(shares(experts, min(visits, experts), imbalance))
-    return float(max(each[first::ranks].sum() for first in range(ranks)) / each.sum())
-
-
 def grouped(
     tokens: int, experts: int, visits: int, n: int, k: int, dtype: str, *, imbalance: float = 0.0,
     weight_dtype: str = "", flags: tuple[str, ...] = (), out_dtype: str = "",

@@ -193,8 +193,7 @@ def together(compute_us: Float64, memory_us: Float64, device: DeviceSpec) -> Flo
 
 
 def fit_efficiencies(
-    calls: Sequence[OpCall], measured_us: npt.ArrayLike, device: DeviceSpec, *,
-    base: Efficiencies | None = None, source: str = "",
+    calls: Sequence[OpCall], measured_us: npt.ArrayLike, device: DeviceSpec, *, source: str = "",
 ) -> Efficiencies:
     """Efficiencies of one device from measured calls, which need not cover every family.
 
@@ -207,14 +206,12 @@ def fit_efficiencies(
         calls: Measured calls; repeated ones count as one with their median time.
         measured_us: Their times, µs; not positive or not finite ones are left out.
         device: What they were measured on.
-        base: What they start from; the defaults.
         source: What to note as their origin.
 
     Raises:
         ValueError: there is no usable measurement, or the lengths differ.
     """
-    return fit_over_devices([Measured(calls, np.asarray(measured_us, np.float64), device)], base=base, source=source,
-                            fitted=True)
+    return fit_over_devices([Measured(calls, np.asarray(measured_us, np.float64), device)], source=source, fitted=True)
 
 
 def fit_over_devices(

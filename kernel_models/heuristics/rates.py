@@ -167,10 +167,10 @@ def sector_bytes(pieces: Float64, piece_bytes: Float64, sector: float) -> Float6
     return pieces * (piece_bytes + sector * np.exp(-piece_bytes / sector))
 
 
-def overlapped(first_us: Float64, second_us: Float64, sharpness: float = SHARPNESS) -> Float64:
+def overlapped(first_us: Float64, second_us: Float64) -> Float64:
     """Time of two kinds of work that overlap, µs: the p-norm, near the longer one and at most 2^(1/p) times it.
 
-    ``sharpness`` p = ∞ would be the roofline's max (Williams et al., 2009); real kernels overlap a little less.
+    ``SHARPNESS`` p = ∞ would be the roofline's max (Williams et al., 2009); real kernels overlap a little less.
     """
     longest = np.maximum(np.maximum(first_us, second_us), 1e-12)
-    return longest * ((first_us / longest) ** sharpness + (second_us / longest) ** sharpness) ** (1.0 / sharpness)
+    return longest * ((first_us / longest) ** SHARPNESS + (second_us / longest) ** SHARPNESS) ** (1.0 / SHARPNESS)
