@@ -286,7 +286,7 @@ class Level(IntEnum):
 class CommTimes:
     """Times of n collectives: median expected and 80% interval, µs; ``level`` and ``algorithm`` say where from.
 
-    ``algorithm`` holds codes into ``algorithms.ALGORITHMS``, -1 where a measurement does not say.
+    ``algorithm`` holds codes of ``datasheet.algorithm_label``, -1 where a measurement does not say.
     """
 
     time_us: Float64

@@ -197,7 +197,7 @@ class MeasuredModel:
 
     Attributes:
         curves: by kind, dtype, ranks, nodes, most and fewest ranks on a node.
-        blend: weight of the α–β line between sizes (``curve.choose_blend``).
+        blend: weight of the α–β line between sizes (``choose_blend``).
         residual_size, residual: log(measured / predicted) of sizes left out.
         misfit: of the same sizes how far the monotone curve passes by them when they are not left out.
         ranks_residual: log(measured / predicted) of whole group sizes left out.
