@@ -115,7 +115,7 @@ def _spread(times: list[float]) -> float:
 def _time(case: LookupCase, turn: int) -> float:
     import torch
 
-    from tracer.workloads.models.dlrm import zipf_rows
+    from tracer.workloads.models.lookups import zipf_rows
 
     random = torch.Generator().manual_seed(zlib.crc32(repr(case).encode()) + turn)
     weight = torch.empty(case.rows * case.tables, case.columns).uniform_(-0.1, 0.1, generator=random)

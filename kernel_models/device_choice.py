@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from kernel_models.device import DeviceError, DeviceSpec, device, device_names, read_device, resolve_device
-from tracer.shape_only import devices as shape_only
+from kernel_models.device import DeviceError, DeviceSpec, device, read_device, resolve_device
+from tracer.shape_only.devices import TracedDevice, device_names
 
 OWN = ".toml"
-"""A name with this ending is a file, in the format of ``kernel_models/devices``."""
+"""A name with this ending is a file, in the format of ``tracer/devices``."""
 
 
 def find_device(name: str) -> DeviceSpec:
@@ -36,28 +35,10 @@ def find_device(name: str) -> DeviceSpec:
         return resolve_device(name)
 
 
-def traced_device(name: str) -> str | shape_only.TracedDevice:
-    """Return what a step is traced for, of a name as ``find_device`` takes it or the tracer knows it. Raises as these
-    do."""
-    return name if name in shape_only.device_names() else shape_device(find_device(name))
-
-
-def shape_device(spec: DeviceSpec) -> str | shape_only.TracedDevice:
-    """Return what a step is traced for by shapes: a name that the tracer knows, or what it must know of another device.
-
-    Raises:
-        DeviceError: the device's compute capability cannot be understood.
-    """
-    if spec.name in shape_only.device_names():
-        return spec.name
-    memory_bytes = round(spec.memory_gb * 1e9)
-    if spec.vendor == "host":
-        return shape_only.TracedDevice(spec.name, (0, 0), shape_only.CPU, memory_bytes)
-    found = re.fullmatch(r"(\d+)\.(\d+)", spec.compute_capability)
-    if found is None or spec.vendor not in ("nvidia", "amd"):
-        raise DeviceError(f"No step can be traced for {spec.name}: its vendor is {spec.vendor!r} and its compute "
-                          f"capability {spec.compute_capability!r}; write nvidia or amd, and one such as 9.0.")
-    return shape_only.TracedDevice(spec.name, (int(found.group(1)), int(found.group(2))), spec.vendor, memory_bytes)
+def shape_device(spec: DeviceSpec) -> TracedDevice:
+    """Return what a step is traced for by shapes, of a device's figures."""
+    return TracedDevice.of(spec.name, spec.vendor, spec.compute_capability, spec.reported_names, spec.memory_gb,
+                           spec.sm_count)
 
 
 def scaled_device(spec: DeviceSpec, *, clock: float = 1.0, bandwidth: float = 1.0, memory: float = 1.0,

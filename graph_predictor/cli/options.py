@@ -22,6 +22,7 @@ from kernel_models.collectives import topology
 from tracer import rank_classes, workloads
 from tracer.errors import ForetraceError
 from tracer.parallel_plan import PlanError
+from tracer.shape_only import devices
 
 
 class SharedOption(NamedTuple):
@@ -85,7 +86,7 @@ SHARED = {
 
 def complete_device(incomplete: str) -> list[str]:
     """Names of devices that begin so, for the shell."""
-    return [name for name in device.device_names() if name.startswith(incomplete)]
+    return [name for name in devices.device_names() if name.startswith(incomplete)]
 
 
 def complete_cluster(incomplete: str) -> list[str]:

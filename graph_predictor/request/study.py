@@ -25,7 +25,7 @@ from graph_predictor.prediction.shared import Shared
 from graph_predictor.sizes.named_sizes import captured_sizes, nearest, parse_also, parse_sets, samples_of
 from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.device_choice import find_device, shape_device, traced_device
+from kernel_models.device_choice import find_device, shape_device
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
@@ -109,9 +109,9 @@ def read_source(source: Sequence[str], window: int = 0, device: str | None = Non
         ForetraceError: it cannot be read or traced.
     """
     if is_script(source):
-        from tracer.shape_only.script import trace_script
+        from tracer.shape_only.trace import trace_script
 
-        return assemble_job([trace_script(source[0], traced_device(device or DEFAULT_DEVICE))])
+        return assemble_job([trace_script(source[0], shape_device(find_device(device or DEFAULT_DEVICE)))])
     return read_job(list(source), window=window) if read is None else read(list(source), window)
 
 
@@ -200,7 +200,7 @@ class Study:
             from tracer.shape_only.apart import trace_apart
 
             assert self._code is not None
-            self._job = assemble_job([trace_apart(self._code, traced_device(self._code_device))])
+            self._job = assemble_job([trace_apart(self._code, shape_device(find_device(self._code_device)))])
         return self._job
 
     def predict(self, configuration: Configuration, *, price_per_hour: float | None = None,
@@ -303,8 +303,8 @@ class Study:
             raise EditError("The step was traced by shapes already; trace it again with foretrace trace, or name "
                             "SCRIPT.py:FUNCTION as the source, and leave --code out.")
         if wanted.parallel is not None or (sizes and again):
-            name = (shape_device(spec) if spec is not None else traced_device(self._code_device) if self._job is None
-                    else self._job.graphs[0].meta.device)
+            name = (self._job.graphs[0].meta.device if spec is None and self._job is not None
+                    else shape_device(spec or find_device(self._code_device)))
             try:
                 made = self._once("traced", self._traced, wanted.parallel, tuple(new.items()), name,
                                  tuple(_straggling(wanted)))

@@ -198,7 +198,8 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
     calls: list[tuple[OpCall, ...]] = []
     factor = np.ones(len(work.call_row))
     doubtful = np.zeros(len(work.call_row), np.bool_)
-    for i, (number, rank, op) in enumerate(zip(work.call_row.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)):
+    rows = zip(work.call_row.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)
+    for i, (number, rank, op) in enumerate(rows):
         calls.append(work.calls[number])
         if op < 0:
             continue
@@ -213,8 +214,9 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
         calls[i], factor[i] = (calls[i], growth) if new is None else (new, 1.0)
         doubtful[i] = shapes.undecided(op)
     resized, after = work.regrouped(calls)
-    kernel_factor = np.where(work.kernel_group >= 0, factor[np.maximum(work.kernel_group, 0)], 1.0) if len(factor) else np.ones(
-        len(work.kernel_group))
+    kernel_factor = np.ones(len(work.kernel_group))
+    if len(factor):
+        kernel_factor = np.where(work.kernel_group >= 0, factor[np.maximum(work.kernel_group, 0)], 1.0)
     collectives, exchanged = _collectives(scenario, scaled)
     kernel_factor = kernel_factor * collectives
     spread = np.where(kernel_factor != 1.0, RESIZED_WITH_DATA, 0.0)

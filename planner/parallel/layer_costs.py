@@ -19,8 +19,7 @@ from kernel_models.tensors import itemsize
 from planner.parallel.kept_layers import KeptLayers
 from tracer.graph import ExecutionGraph, Phase
 from tracer.parallel_plan import PlanError, Recomputation
-from tracer.shape_only.state_space import SCAN
-from tracer.shape_only.transformer import LINEARS, Piece, TransformerPart, TransformerShape
+from tracer.shape_only.transformer import LINEARS, SCAN, Piece, TransformerPart, TransformerShape
 
 _WIDTH = {"fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """Bytes of a value with its share of a scale."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_models.device import device, device_names
+from kernel_models.device import device
 from kernel_models.families.attention import attention
 from kernel_models.heuristics.attention import padded_head
 from kernel_models.heuristics.efficiency import Efficiencies, Efficiency, default_efficiencies, fit_efficiencies
@@ -32,6 +32,7 @@ from kernel_models.op_call import DIMENSIONS, Family, OpCall, TablePart
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price
 from tracer.lookup_data.reuse import histogram_of_zipf
+from tracer.shape_only.devices import device_names
 
 DEVICES = st.sampled_from([spec for spec in map(device, device_names()) if spec.vendor != "host"])
 BYTES = st.floats(1.0, 1e11)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_models.device import device, device_names
+from kernel_models.device import device
 from kernel_models.families.gemm import gemm
 from kernel_models.families.inference import moe_calls, shares, touched
 from kernel_models.families.registry import assumptions_of
@@ -17,6 +17,7 @@ from kernel_models.op_call import Family
 from kernel_models.operation import Operation, calls_of, operation
 from kernel_models.pricing import price
 from kernel_models.tensors import TensorSpec
+from tracer.shape_only.devices import device_names
 from tracer.views import Argument
 
 

@@ -1,4 +1,4 @@
-"""Substitutions, and the site where they put their kernels while a trace runs.
+"""``Site``: where the substitutions of one trace put their kernels.
 
 Operators are replaced in PyTorch's dispatcher, at the key ``AutogradCPU``: below autocast and above autograd, which is
 where the operator itself would choose between its CPU and its CUDA implementation. So every caller is met, from Python
@@ -7,7 +7,7 @@ or from C++, in forward and when checkpointing runs forward again, and autograd 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,26 +16,7 @@ import torch
 
 from tracer.shape_only.devices import TracedDevice
 
-MISSING = object()
-
-
-@dataclass(frozen=True)
-class Substitution:
-    """One entry of the written list.
-
-    Attributes:
-        name: as ``meta.substitutions`` counts it.
-        why: what a GPU does otherwise, in one sentence.
-        cpu: operators the CPU runs that a GPU does not.
-        gpu: operators it runs in their place.
-        install: puts it in place for the length of a trace.
-    """
-
-    name: str
-    why: str
-    cpu: frozenset[str]
-    gpu: frozenset[str]
-    install: Callable[[Site], None]
+_MISSING = object()
 
 
 @dataclass
@@ -71,21 +52,21 @@ class Site:
 
     def patch(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute until the trace ends; one the owner lacks is left alone."""
-        before = vars(owner).get(name, MISSING)
-        if before is MISSING and not hasattr(owner, name):
+        before = vars(owner).get(name, _MISSING)
+        if before is _MISSING and not hasattr(owner, name):
             return
         setattr(owner, name, value)
         self.stack.callback(_restore, owner, name, before)
 
 
 @contextmanager
-def installed(device: TracedDevice, substitutions: tuple[Substitution, ...]) -> Iterator[Site]:
+def installed(device: TracedDevice, substitutions: Iterable[Callable[[Site], None]]) -> Iterator[Site]:
     """Put substitutions in place; everything is as before at the end."""
     site = Site(device, library=torch.library.Library("aten", "IMPL"))
     with site.stack:
         site.stack.callback(site.library._destroy)
-        for substitution in substitutions:
-            substitution.install(site)
+        for install in substitutions:
+            install(site)
         yield site
 
 
@@ -96,7 +77,7 @@ def operator_of(name: str) -> Any:
 
 
 def _restore(owner: Any, name: str, before: Any) -> None:
-    if before is MISSING:
+    if before is _MISSING:
         delattr(owner, name)
     else:
         setattr(owner, name, before)
