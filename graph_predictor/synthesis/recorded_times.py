@@ -37,8 +37,7 @@ from kernel_models.device import DeviceSpec
 from kernel_models.launch_constants import LaunchConstants
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation
-from kernel_models.placed import calls_at, host_work_ns, work_on_host_ns
+from kernel_models.operation import Operation, calls_at, host_work_ns, work_on_host_ns
 from kernel_models.spreads import MEASURED_KERNELS
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, Place

@@ -32,9 +32,8 @@ from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.model import CPU_HOST, GPU_HOST, HostModel, shipped_host
 from kernel_models.model import Source
 from kernel_models.op_call import Family, OpCall
-from kernel_models.placed import host_work_ns, placed_calls
-from kernel_models.power import sustained
-from kernel_models.pricing import Models, price
+from kernel_models.operation import host_work_ns, placed_calls
+from kernel_models.pricing import Models, price, sustained
 from kernel_models.spreads import SHARED_CORES, UNKNOWN_HOST
 from tracer.errors import ForetraceError
 from tracer.graph import HOST_READ, NONE, ExecutionGraph, KernelKind, LaunchKind, Place

@@ -17,8 +17,7 @@ from graph_predictor.request.memory_fit import StageMemory
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.collectives import CollectiveModel, Topology, topology_of
 from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device, shape_device
-from kernel_models.device_edit import scaled_device
+from kernel_models.device_choice import find_device, scaled_device, shape_device
 from kernel_models.host.model import HostModel
 from kernel_models.profile import DeviceProfile
 from planner.parallel.calibrate import PlanCalibration, calibrate, read_measured_plans
