@@ -349,7 +349,7 @@ class AllocationTable(Table):
 
     Of recorded windows what the profiler saw (``profile_memory``); of steps traced by shapes alone all storages, each
     change at the operation that made it, and what was there before at -1 (``op`` and ``start_ns``). ``total_bytes`` is
-    what the allocator had handed out after it, ``holds`` the place of a ``tracer.memory_account.Holds``; ``NONE`` where
+    what the allocator had handed out after it, ``holds`` the place of a ``tracer.device_memory.Holds``; ``NONE`` where
     the trace does not say. ``device`` is ``NONE`` for the host's memory, ``address`` tells allocations apart.
     """
 
@@ -464,7 +464,7 @@ class Meta:
     """By module path the function outside of PyTorch that called it first, such as "train.py(17): step", where stacks
     were recorded."""
     memory: dict[str, int] = field(default_factory=dict)
-    """Bytes of a step traced by shapes alone (see ``tracer.memory_account``): "peak", "peak_blocks", "start", and
+    """Bytes of a step traced by shapes alone (see ``tracer.device_memory``): "peak", "peak_blocks", "start", and
     what the peak consists of; empty for recorded windows."""
     memory_moments: list[list[int]] = field(default_factory=list)
     """Moments of such a step that may be its peak at other sizes: bytes that stay, of activations, of forward's and

@@ -12,9 +12,9 @@ from graph_predictor.recorded.damage import by_rank
 from graph_predictor.recorded.facts import RankFacts, RecordedFacts, recorded_facts
 from graph_predictor.recorded.gpu_active import active_ns
 from graph_predictor.recorded.unknown_work import unknown_device_work
+from tracer.device_memory import MemoryAccount, binary_size
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
 from tracer.job import Job
-from tracer.memory_account import MemoryAccount, binary_size
 from tracer.rank_classes import RankClass
 
 

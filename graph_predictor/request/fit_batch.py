@@ -18,8 +18,8 @@ from graph_predictor.sizes.retrace import trace_again
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, shape_device
 from tracer.charts import Chart, ChartSeries
+from tracer.device_memory import MemoryAccount, binary_size
 from tracer.graph import ExecutionGraph
-from tracer.memory_account import MemoryAccount, binary_size
 from tracer.shown import Shown
 
 if TYPE_CHECKING:

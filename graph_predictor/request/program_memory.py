@@ -8,8 +8,8 @@ from graph_predictor.request.study import DEFAULT_DEVICE
 from graph_predictor.sizes.named_sizes import parse_sets
 from graph_predictor.sizes.retrace import trace_again
 from kernel_models.device_choice import find_device, shape_device
+from tracer.device_memory import MemoryTimeline, memory_timeline
 from tracer.graph import ExecutionGraph
-from tracer.memory_timeline import MemoryTimeline, memory_timeline
 
 
 def program_memory(graph: ExecutionGraph | None, code: str | None = None, sizes: Sequence[str] = (),

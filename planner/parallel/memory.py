@@ -14,7 +14,7 @@ from planner.parallel.memory_state import state_of
 from planner.parallel.narrow import narrow_type
 from planner.parallel.pieces import LayerPieces
 from planner.parallel.stages import blocks_of_stage
-from tracer.memory_account import MemoryAccount
+from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import ParallelPlan, Sharding
 from tracer.shape_only.transformer import TransformerShape
 

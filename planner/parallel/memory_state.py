@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from planner.parallel.loads import gradient_bytes, optimizer_parameters, stage_parameters
 from planner.parallel.stages import blocks_of_stage
-from tracer.memory_account import MemoryAccount
+from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import ParallelPlan, Sharding
 from tracer.shape_only.transformer import TransformerShape
 

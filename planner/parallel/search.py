@@ -24,7 +24,7 @@ from planner.parallel.memory_timeline import MemoryPoint, timeline
 from planner.parallel.pieces import LayerPieces
 from planner.parallel.relief import Relief, relief
 from planner.parallel.space import PlanFamily, families, layouts
-from tracer.memory_account import MemoryAccount
+from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import TransformerShape

@@ -14,7 +14,7 @@ from planner.parallel.export import exported
 from planner.parallel.frameworks import Framework
 from planner.parallel.search import Ranked
 from planner.parallel.spreads import Z80, PlanSpreads
-from tracer.memory_account import MemoryAccount
+from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape
 
