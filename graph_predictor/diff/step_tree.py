@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from graph_predictor.simulation.host_time import operation_of
 from tracer.arrays import Bool, Int64
+from tracer.columns import outermost
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
-from tracer.trees import outermost
 
 UInt64 = npt.NDArray[np.uint64]
 

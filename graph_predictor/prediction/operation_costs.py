@@ -26,8 +26,8 @@ from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.simulation.host_pieces import HostPieces, fetching_operations, top_operations
 from tracer.alignment import align_windows
 from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import nearest
 from tracer.graph import NONE, ExecutionGraph, OpKind
-from tracer.trees import nearest
 
 
 @dataclass(frozen=True, slots=True)

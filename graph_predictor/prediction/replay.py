@@ -28,11 +28,10 @@ from graph_predictor.simulation.engine import Simulated, simulate
 from graph_predictor.simulation.program import MOST_FACTOR, Program, whole_ns
 from graph_predictor.simulation.residuals import with_residuals
 from tracer.arrays import Int64
-from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import AnyJob, graphs_of
-from tracer.shown import Shown
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -29,8 +29,8 @@ from kernel_models.pricing import Models
 from kernel_models.spreads import REPLACED_ON_CPU
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import within
 from tracer.graph import ExecutionGraph
-from tracer.trees import within
 
 LEAST_US = 1e-3
 

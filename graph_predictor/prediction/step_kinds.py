@@ -18,8 +18,8 @@ import numpy as np
 from graph_predictor.simulation.host_pieces import fetching_operations
 from graph_predictor.simulation.host_time import exclusive_time
 from tracer.arrays import Float64, Int64
+from tracer.columns import kinds_of
 from tracer.graph import NONE, ExecutionGraph, OpKind
-from tracer.grouping import kinds_of
 
 DIFFERENT = 0.05
 """Share of two steps' time in operations, from which on work that only one of them has makes them different."""

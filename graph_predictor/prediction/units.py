@@ -15,8 +15,8 @@ from graph_predictor.prediction.scenario import Scenario
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import nearest
 from tracer.graph import NONE
-from tracer.trees import nearest
 
 
 def units_of(scenario: Scenario) -> Units:

@@ -16,8 +16,7 @@ import numpy as np
 from graph_predictor.recorded.step_lengths import LIKE_THE_MEDIAN, StepLengths, step_lengths, typical
 from tracer.arrays import Bool, Int64
 from tracer.graph import ExecutionGraph, LaunchKind, StepSource
-from tracer.graph_capture import captured_of_steps
-from tracer.lost_launches import lost_launches
+from tracer.lost_launches import captured_of_steps, lost_launches
 
 MOST_STEPS = 6
 """Recorded steps a prediction rests on by default."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from tracer.arrays import Bool, Int64
+from tracer.columns import union_ns
 from tracer.graph import ExecutionGraph, KernelKind
-from tracer.intervals import union_ns
 
 
 def active_ns(start: Int64, end: Int64, device: np.ndarray) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracer.errors import ForetraceError
 from tracer.graph import LAUNCHING, ExecutionGraph
-from tracer.graph_capture import captured_launches, captured_of_steps
+from tracer.lost_launches import captured_launches, captured_of_steps
 
 _NOT_KNOWN = ("What the step rests on is not known, so that nothing is predicted from it. Recordings of NVIDIA and AMD "
               "GPUs and of CPUs can be read; foretrace inspect shows what is known of this one.")

@@ -22,10 +22,9 @@ from graph_predictor.prediction.step_kinds import step_kinds
 from graph_predictor.recorded.facts import RecordedFacts
 from graph_predictor.reports.call_tree import OperationSums, StepTables
 from graph_predictor.simulation.critical_path import Bound, Causes
-from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
-from tracer.shown import Shown
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ from graph_predictor.recorded.unknown_work import unknown_device_work
 from tracer.device_memory import MemoryAccount, binary_size
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
 from tracer.job import Job
-from tracer.rank_classes import RankClass
+from tracer.ranks import RankClass
 
 
 @dataclass(slots=True)

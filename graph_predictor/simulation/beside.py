@@ -17,8 +17,8 @@ from itertools import pairwise
 import numpy as np
 
 from tracer.arrays import Bool, Float64, Int8, Int64
+from tracer.columns import covered
 from tracer.graph import KernelKind
-from tracer.intervals import covered
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from graph_predictor.simulation.host_time import HostSplit, exclusive_time, oper
 from graph_predictor.simulation.program import ItemKind, Program, whole_ns
 from kernel_models.host.segments import HostIntervals
 from tracer.arrays import Bool, Float64, Int8, Int32, Int64
+from tracer.columns import within
 from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
-from tracer.trees import within
 
 LOADER = "DataLoader"
 """Part of the name of a range that takes a batch from a loader."""

@@ -18,8 +18,8 @@ import numpy as np
 from graph_predictor.simulation.host_loop import cut_queries, innermost_times
 from graph_predictor.simulation.program import ItemKind, Program
 from tracer.arrays import Int64
+from tracer.columns import nearest
 from tracer.graph import NONE, ExecutionGraph, OpKind
-from tracer.trees import nearest
 
 ROOM = 64
 """Pieces that there is room for beside four a query; it doubles where that is too few."""

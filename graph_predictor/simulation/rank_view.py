@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.arrays import Bool, Int32, Int64
+from tracer.columns import outermost
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind
-from tracer.trees import outermost
 
 LONG_AGO = np.int64(-(2**60))
 

@@ -29,8 +29,8 @@ from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.program import ItemKind
 from kernel_models.kernel_names import uses_tf32
 from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import outermost
 from tracer.graph import NONE, ExecutionGraph
-from tracer.trees import outermost
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,11 @@ from planner.parallel.search import BEST, Ranked, Refused, price_plan, search
 from planner.parallel.simulated_plan import SimulatedPlan, simulate_plan
 from planner.parallel.spreads import PUBLISHED
 from planner.parallel.technology import Technology
-from tracer.charts import MOST_BARS, Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape
-from tracer.shown import Shown
+from tracer.shown import MOST_BARS, Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas

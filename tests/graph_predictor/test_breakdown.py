@@ -20,9 +20,9 @@ from graph_predictor.reports.call_tree import OUTSIDE, OperationSums
 from graph_predictor.simulation.critical_path import Bound, Causes, step_start, walks_back
 from graph_predictor.simulation.host_time import HostTime, exclusive_time, operation_of, split
 from graph_predictor.synthesis.baseline import predict
+from tracer.columns import empty_room
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, OpKind
-from tracer.grouping import empty_room
 from tracer.job import read_job
 
 

@@ -32,7 +32,7 @@ from kernel_models.op_call import DIMENSIONS, Family, OpCall
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price
 from kernel_models.table_parts import TablePart
-from tracer.lookup_data.reuse import histogram_of_zipf
+from tracer.lookup_data.tables import histogram_of_zipf
 
 DEVICES = st.sampled_from([spec for spec in map(device, device_names()) if spec.vendor != "host"])
 BYTES = st.floats(1.0, 1e11)
