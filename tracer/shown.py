@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +136,13 @@ def _short(label: object, most: int = 48) -> str:
     """A label that leaves room for what it labels; dollars are none of matplotlib's formulas."""
     text = str(label).replace("$", r"\$")
     return text if len(text) <= most else f"{text[:most - 1]}…"
+
+
+def frame_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return rows as a DataFrame; pandas is imported only here, as most commands need none."""
+    import pandas as pd
+
+    return pd.DataFrame(list(rows), columns=columns)
 
 
 class Shown(ABC):

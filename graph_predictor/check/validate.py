@@ -10,40 +10,47 @@ times with nothing watching; other work on the machine shows in it.
 
 from __future__ import annotations
 
-import os
-import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
-import numpy as np
-
-from graph_predictor.check.measure import CheckError, StoredCapture
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from graph_predictor.check.measure import CheckError
+from graph_predictor.check.measure import StoredCapture
 from graph_predictor.figures import signed_percent
-from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.operation_costs import computing_operations
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import replay
-from graph_predictor.request.configuration import Configuration
+from graph_predictor.request.study import Configuration
 from graph_predictor.request.study import Study
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation, calls_of
-from kernel_models.pricing import Models, price
+from kernel_models.operation import Operation
+from kernel_models.operation import calls_of
+from kernel_models.pricing import Models
+from kernel_models.pricing import price
 from kernel_models.profile import load_profile
 from kernel_models.trace_calls import FAMILIES
+from pathlib import Path
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
-from tracer.job import Job, read_job
-from tracer.shown import Chart, ChartSeries, Shown
+from tracer.job import Job
+from tracer.job import read_job
+from tracer.shown import Chart
+from tracer.shown import ChartSeries
+from tracer.shown import Shown
+from typing import Any
+from typing import TYPE_CHECKING
+import msgspec
+import numpy as np
+import os
+import shlex
+import subprocess
+import sys
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 LEAST_SIZED = 0.1
 """Least share of device time with recorded sizes for which kernel models are judged."""
@@ -119,7 +126,7 @@ def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]
     else:
         work = scenario.work
         rows = np.flatnonzero(work.sized).tolist()
-        pieces = [work.calls[work.group[row]] for row in rows], work.measured_ns[rows].astype(np.float64)
+        pieces = [work.calls[work.call_row[row]] for row in rows], work.measured_ns[rows].astype(np.float64)
         total = float(work.measured_ns.sum())
     calls, measured = pieces
     if not len(measured) or measured.sum() < LEAST_SIZED * total:
@@ -337,7 +344,7 @@ def predict_cases(captures: Sequence[tuple[Sizes, Path]], wanted: Sequence[Sizes
     """Predict a program's step at sizes from its captures at others.
 
     Args:
-        captures: sizes and directory of each; laws through several are of those after the first.
+        captures: sizes and directory of each; each size is predicted from the nearest one.
         wanted: sizes to predict.
         profiles: files with fitted models of the machine.
         code: "train.py:build", to trace the program again at each size.

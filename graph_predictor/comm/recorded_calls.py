@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_time import exclusive_time
+from graph_predictor.simulation.host_slices import exclusive_time
 from graph_predictor.simulation.program import Program
-from graph_predictor.simulation.rendezvous import HOST_RANGE
+from graph_predictor.simulation.ranks import HOST_RANGE
 from kernel_models.collectives import (
     CollectiveCall,
     CollectiveKind,

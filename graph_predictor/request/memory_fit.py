@@ -6,9 +6,9 @@ whether a step fits is a judgement (``Fit``): it is refused only where it cannot
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace
 from enum import Enum
-
 from tracer.device_memory import MemoryAccount
 
 CONTEXT = 0.6e9
@@ -54,12 +54,12 @@ class StageMemory:
         return self.account.allocated
 
 
-def with_waste(account: MemoryAccount) -> StageMemory:
-    """Return a step's own memory, as a trace knows it, with what is taken beside it."""
-    moving = account.activations + account.temporaries
-    return StageMemory(0, "step", replace(account, reserved=CONTEXT + FRAGMENTED * moving),
+def with_waste(account: MemoryAccount, stage: int = 0, moment: str = "step", communicators: float = 0) -> StageMemory:
+    """Return a step's own memory with what is taken beside it: a context, bytes of communicators, and waste."""
+    moving, outside = account.activations + account.temporaries, CONTEXT + communicators
+    return StageMemory(stage, moment, replace(account, reserved=outside + FRAGMENTED * moving),
                        low=account.total * (1 - ERROR) + CONTEXT,
-                       high=account.total * (1 + ERROR) + CONTEXT + 3 * FRAGMENTED * moving)
+                       high=account.total * (1 + ERROR) + outside + 3 * FRAGMENTED * moving)
 
 
 def fit_of(memory: StageMemory, limit_bytes: float) -> Fit:

@@ -1,4 +1,4 @@
-"""``read_anchor``: a server's trace as the calibration of predictions: its kernels' times over those predicted of its steps.
+"""``read_anchor``: a server's trace as the calibration of predictions: its kernels' times over those predicted.
 
 vLLM names its steps by what they work on, so that each can be predicted as it was:
 
@@ -23,8 +23,8 @@ import numpy as np
 
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.kernel_names import family_hint
-from planner.parallel.estimate import Rates
-from planner.parallel.pieces import PRODUCTS
+from planner.parallel.corrections import CorrectionFactors
+from planner.parallel.layer_costs import PRODUCTS
 from planner.serving.matching import RecordedKernel, match_kernels
 from planner.serving.operations import StepExchange, StepOperation
 from planner.serving.setup import ServingError
@@ -110,7 +110,7 @@ class TraceCalibration:
     steps: tuple[ServedStep, ...]
     measured: Mapping[str, float]
     predicted: Mapping[str, float]
-    rates: Rates
+    rates: CorrectionFactors
     factors: Mapping[str, float]
     own: float
     beside: float

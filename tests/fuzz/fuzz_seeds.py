@@ -6,13 +6,12 @@ where others write it. Everything is deterministic and small: a case should cost
 
 from __future__ import annotations
 
+from pathlib import Path
 import gzip
 import json
+import pandas as pd
 import shutil
 import sys
-from pathlib import Path
-
-import pandas as pd
 
 HERE = Path(__file__).resolve().parent
 for _folder in ("graph_predictor", "kernel_models", "tracer"):
@@ -218,8 +217,8 @@ def _traces(folder: Path) -> None:
 def _profiles(folder: Path) -> None:
     from kernel_models.device import device
     from kernel_models.heuristics import RooflineModel
+    from kernel_models.learned.boosted import Intervals
     from kernel_models.learned.fit import Problem
-    from kernel_models.learned.intervals import Intervals
     from kernel_models.op_call import Family
     from kernel_models.profile import DeviceProfile, ProfileEntry, save_profile
 

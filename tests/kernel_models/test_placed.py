@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from kernel_models.op_call import Family
+from kernel_models.op_call import OpCall
+from kernel_models.placed import HOST_BYTES_PER_NS
+from kernel_models.placed import HOST_TENSOR_NS
+from kernel_models.placed import host_work_ns
+from kernel_models.placed import placed_calls
+from tracer.graph import ExecutionGraph
+from tracer.graph import Place
 import pytest
-
-from kernel_models.op_call import Family, OpCall
-from kernel_models.placed import HOST_BYTES_PER_NS, HOST_TENSOR_NS, host_work_ns, placed_calls
-from tracer.graph import ExecutionGraph, Place
 
 torch = pytest.importorskip("torch")
 
@@ -106,7 +110,7 @@ def test_places_survive_a_file(adam: ExecutionGraph, tmp_path) -> None:  # type:
 def test_steps_that_never_ran_spend_host_work_on_the_host(adam: ExecutionGraph) -> None:
     from graph_predictor.prediction.host_steps import traced_host_step
     from graph_predictor.synthesis.step import modelled_step
-    from kernel_models.host.hosts import GPU_HOST, shipped_host
+    from kernel_models.host.model import GPU_HOST, shipped_host
 
     graph = modelled_step([adam]).made.built.graphs[0]
     (counters,) = _rows(adam, "aten::_foreach_add_", Place.HOST)
