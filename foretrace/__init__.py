@@ -12,9 +12,10 @@ Everything is imported on first use; what each name is lies in ``tracer``, ``ker
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tracer.errors import ForetraceError
 from tracer.lazy import lazily
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from foretrace import edits
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
     from graph_predictor.reports.opportunities import opportunities
     from graph_predictor.reports.timeline import write_timeline
     from graph_predictor.request.program_memory import fit_batch
-    from graph_predictor.synthesis.baseline import baseline_of
-    from graph_predictor.synthesis.baseline import predict
-    from graph_predictor.synthesis.baseline import retraced
+    from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
     from planner.parallel.comm_study import comm_study
     from planner.parallel.planning import plan
     from planner.parallel.shapes import shapes

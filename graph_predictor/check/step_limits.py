@@ -5,46 +5,34 @@ What a limit is broken by is told with its top offenders. Counts are compared wi
 
 from __future__ import annotations
 
+import os
+import re
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from collections.abc import Set
-from dataclasses import dataclass
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
 from graph_predictor.check.baseline import check_kind
-from graph_predictor.check.measure import CheckError
-from graph_predictor.check.measure import count_steps
+from graph_predictor.check.measure import CheckError, count_steps
 from graph_predictor.check.verdict import in_unit
 from graph_predictor.prediction.explain import OUTSIDE
 from graph_predictor.prediction.predictor import CPU
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.simulation.ranks import view_rank
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.device_choice import find_device
-from kernel_models.device_choice import traced_device
-from kernel_models.dtypes import itemsize
-from kernel_models.dtypes import short_dtype
-from math import inf
-from pathlib import Path
-from tracer.decode import DecodeError
-from tracer.decode import convert
-from tracer.decode import from_json
+from kernel_models.device_choice import find_device, traced_device
+from kernel_models.dtypes import itemsize, short_dtype
+from tracer.decode import DecodeError, convert, from_json
 from tracer.device_memory import MemoryAccount
-from tracer.graph import ExecutionGraph
-from tracer.graph import LAUNCHING
-from tracer.graph import LaunchKind
-from tracer.graph import NONE
-from tracer.graph import OpKind
+from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
 from tracer.input_file import read_input
 from tracer.job import assemble_job
 from tracer.output_file import whole_file
-from typing import Any
-from typing import TYPE_CHECKING
-import msgspec
-import numpy as np
-import os
-import re
 
 if TYPE_CHECKING:
     from kernel_models.host.model import HostModel

@@ -10,44 +10,35 @@ times with nothing watching; other work on the machine shows in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from graph_predictor.check.measure import CheckError
-from graph_predictor.check.measure import StoredCapture
-from graph_predictor.figures import signed_percent
-from graph_predictor.prediction.operation_costs import computing_operations
-from graph_predictor.prediction.predictor import Baseline
-from graph_predictor.prediction.replay import replay
-from graph_predictor.request.study import Configuration
-from graph_predictor.request.study import Study
-from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.device import DeviceSpec
-from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation
-from kernel_models.operation import calls_of
-from kernel_models.pricing import Models
-from kernel_models.pricing import price
-from kernel_models.profile import load_profile
-from kernel_models.trace_calls import FAMILIES
-from pathlib import Path
-from tracer.errors import ForetraceError
-from tracer.graph import ExecutionGraph
-from tracer.job import Job
-from tracer.job import read_job
-from tracer.shown import Chart
-from tracer.shown import ChartSeries
-from tracer.shown import Shown
-from typing import Any
-from typing import TYPE_CHECKING
-import msgspec
-import numpy as np
 import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from graph_predictor.check.measure import CheckError, StoredCapture
+from graph_predictor.figures import signed_percent
+from graph_predictor.prediction.operation_costs import computing_operations
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.replay import replay
+from graph_predictor.request.study import Configuration, Study
+from graph_predictor.synthesis.baseline import baseline_of
+from kernel_models.device import DeviceSpec
+from kernel_models.op_call import OpCall
+from kernel_models.operation import Operation, calls_of
+from kernel_models.pricing import Models, price
+from kernel_models.profile import load_profile
+from kernel_models.trace_calls import FAMILIES
+from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph
+from tracer.job import Job, read_job
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

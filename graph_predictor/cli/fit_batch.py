@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from graph_predictor.cli.console import Column
-from graph_predictor.cli.console import Report
-from graph_predictor.cli.console import print_json
-from graph_predictor.cli.console import read
-from graph_predictor.cli.console import working
-from graph_predictor.cli.options import Debug
-from graph_predictor.cli.options import Json
-from graph_predictor.cli.options import StepRegion
-from graph_predictor.cli.options import Window
-from graph_predictor.cli.options import shared
+from typing import Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, print_json, read, working
+from graph_predictor.cli.options import Debug, Json, StepRegion, Window, shared
 from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import traffic
-from graph_predictor.request import memory_fit
-from graph_predictor.request import program_memory
-from graph_predictor.request import study
+from graph_predictor.request import memory_fit, program_memory, study
 from kernel_models import device_choice
 from tracer import device_memory
-from typing import Annotated
-import typer
 
 
 def fit_batch(

@@ -8,27 +8,19 @@ kernel is waiting. Time of a collective kernel is *exposed* where no computation
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
 from graph_predictor.comm.recorded_calls import on_host
 from graph_predictor.recorded.damage import check_device_work
-from graph_predictor.simulation.ranks import job_clock
-from graph_predictor.simulation.ranks import match_collectives
-from graph_predictor.simulation.ranks import view_rank
-from kernel_models.collectives import CollectiveKind
-from kernel_models.collectives import bus_factor
-from kernel_models.collectives.readers.traces import element_bytes
-from kernel_models.collectives.readers.traces import kind_of
-from kernel_models.collectives.readers.traces import payload_bytes
+from graph_predictor.simulation.ranks import job_clock, match_collectives, view_rank
+from kernel_models.collectives import CollectiveKind, bus_factor
+from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
 from tracer.arrays import Int64
-from tracer.columns import covered
-from tracer.columns import union
-from tracer.graph import ExecutionGraph
-from tracer.graph import KernelKind
-from tracer.graph import LaunchKind
-from tracer.graph import NONE
-from typing import Any
-import numpy as np
+from tracer.columns import covered, union
+from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind
 
 
 @dataclass(slots=True)

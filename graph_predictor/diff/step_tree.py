@@ -11,20 +11,16 @@ may meet, and of several ways the one wins whose pairs are most alike within, in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from graph_predictor.recorded.alignment_loop import most_alike_pairs
-from graph_predictor.simulation.host_slices import operation_of
-from tracer.arrays import Bool
-from tracer.arrays import Int64
-from tracer.columns import outermost
-from tracer.graph import ExecutionGraph
-from tracer.graph import NONE
-from tracer.graph import OpKind
-from tracer.graph import Phase
+from dataclasses import dataclass, field, replace
+
 import numpy as np
 import numpy.typing as npt
+
+from graph_predictor.recorded.alignment_loop import most_alike_pairs
+from graph_predictor.simulation.host_slices import operation_of
+from tracer.arrays import Bool, Int64
+from tracer.columns import outermost
+from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
 
 UInt64 = npt.NDArray[np.uint64]
 

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
+
 from graph_predictor.prediction.operation_costs import WRITTEN_OUT
 from graph_predictor.prediction.rewriting import units_of
-from graph_predictor.prediction.scenario import EditError
-from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.work import Replacement
-from graph_predictor.prediction.work import Rewriting
-from graph_predictor.prediction.work import WorkUnits
+from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits
 from kernel_models.dtypes import itemsize
 from kernel_models.families.attention import attention
-from kernel_models.op_call import Family
-from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation
-from kernel_models.operation import calls_of
+from kernel_models.op_call import Family, OpCall
+from kernel_models.operation import Operation, calls_of
 from tracer.columns import within
-from tracer.graph import ExecutionGraph
-from tracer.graph import Phase
+from tracer.graph import ExecutionGraph, Phase
 from tracer.views import forward_backward_pairs
-import numpy as np
 
 BETWEEN = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM, Family.REDUCTION, Family.OTHER})
 """Families of work between the products beside the softmax: scale, mask, dropout, copies, rows masked throughout."""

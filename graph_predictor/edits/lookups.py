@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace
-from graph_predictor.prediction.anchoring import anchored
-from graph_predictor.prediction.anchoring import prices_of
-from graph_predictor.prediction.anchoring import resized_on_cpu
-from graph_predictor.prediction.scenario import EditError
-from graph_predictor.prediction.scenario import Scenario
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.prediction.anchoring import anchored, prices_of, resized_on_cpu
+from graph_predictor.prediction.scenario import EditError, Scenario
 from kernel_models.families.embedding import with_tables
 from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation
-from kernel_models.operation import calls_of
+from kernel_models.operation import Operation, calls_of
 from tracer.arrays import Float64
 from tracer.columns import nearest
 from tracer.graph import ExecutionGraph
-from tracer.lookup_data.indices import Indices
-from tracer.lookup_data.indices import read_indices
-from tracer.lookup_data.noted import find_lookups
-from tracer.lookup_data.noted import note_indices
-from tracer.lookup_data.noted import noted_tables
+from tracer.lookup_data.indices import Indices, read_indices
+from tracer.lookup_data.noted import find_lookups, note_indices, noted_tables
 from tracer.lookup_data.tables import EmbeddingTable
-import numpy as np
 
 Noted = dict[int, tuple[EmbeddingTable, ...]]
 """Row of ``graph.ops`` → tables it looks up."""

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+import numpy as np
+
 from graph_predictor.edits.precision import PRODUCTS
 from graph_predictor.prediction.memory import kept_when_recomputed
 from graph_predictor.prediction.rewriting import host_weight
-from graph_predictor.prediction.scenario import EditError
-from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.host_slices import top_operations
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of
-from tracer.arrays import Bool
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Int64
 from tracer.columns import within
-from tracer.graph import ExecutionGraph
-from tracer.graph import OpKind
-from tracer.graph import Phase
-import numpy as np
+from tracer.graph import ExecutionGraph, OpKind, Phase
 
 LEAST_BLOCK = 3
 """Operations a repeated block has at least, where only the sequence of operations shows it."""

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from graph_predictor.prediction.scenario import EditError
-from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.work import Replacement
-from graph_predictor.prediction.work import Rewriting
-from graph_predictor.prediction.work import WorkUnits
+
+import numpy as np
+
+from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits
 from tracer.arrays import Bool
 from tracer.columns import within
-from tracer.graph import ExecutionGraph
-from tracer.graph import OpKind
-import numpy as np
+from tracer.graph import ExecutionGraph, OpKind
 
 MOST_NAMES = 3
 

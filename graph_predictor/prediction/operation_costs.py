@@ -15,25 +15,20 @@ training process, which has a law of its own (``data_loading``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+import numpy as np
+
 from graph_predictor.prediction.data_loading import data_loading_ns
 from graph_predictor.prediction.repeat import Cycle
-from graph_predictor.simulation.host_slices import HostSlices
-from graph_predictor.simulation.host_slices import data_loading_operations
-from graph_predictor.simulation.host_slices import top_operations
+from graph_predictor.simulation.host_slices import HostSlices, data_loading_operations, top_operations
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of
 from tracer.alignment import align_windows
-from tracer.arrays import Bool
-from tracer.arrays import Float64
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.columns import nearest
-from tracer.graph import ExecutionGraph
-from tracer.graph import NONE
-from tracer.graph import OpKind
-import numpy as np
+from tracer.graph import NONE, ExecutionGraph, OpKind
 
 WRITTEN_OUT = frozenset({"aten::_scaled_dot_product_attention_math"})
 """Operators of a family that other families' operations compute."""

@@ -9,45 +9,28 @@ arrival is an external part of them, and is not scaled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp
+from typing import TYPE_CHECKING
+
+import numpy as np
+
 from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.repeat import Cycle
-from graph_predictor.prediction.unprofiled import on_unprofiled_clock
-from graph_predictor.prediction.unprofiled import unprofiled
-from graph_predictor.recorded.counted_steps import CountedSteps
-from graph_predictor.recorded.counted_steps import StepLengths
-from graph_predictor.recorded.damage import check_device_work
-from graph_predictor.recorded.damage import damage_notes
-from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.build import build_program
+from graph_predictor.prediction.unprofiled import on_unprofiled_clock, unprofiled
+from graph_predictor.recorded.counted_steps import CountedSteps, StepLengths
+from graph_predictor.recorded.damage import check_device_work, damage_notes
+from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.changed_program import with_residuals
 from graph_predictor.simulation.critical_path import PathStart
 from graph_predictor.simulation.engine import simulate
-from graph_predictor.simulation.program import MOST_FACTOR
-from graph_predictor.simulation.program import Program
-from graph_predictor.simulation.program import RecordedTimes
-from graph_predictor.simulation.program import Simulated
-from graph_predictor.simulation.program import step_items
-from graph_predictor.simulation.program import whole_ns
-from math import exp
+from graph_predictor.simulation.program import MOST_FACTOR, Program, RecordedTimes, Simulated, step_items, whole_ns
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
-from tracer.graph import ExecutionGraph
-from tracer.graph import KernelKind
-from tracer.graph import NONE
-from tracer.graph import SHAPE_ONLY
-from tracer.job import AnyJob
-from tracer.job import graphs_of
-from tracer.shown import Chart
-from tracer.shown import ChartSeries
-from tracer.shown import Shown
-from typing import TYPE_CHECKING
-import numpy as np
+from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind
+from tracer.job import AnyJob, graphs_of
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

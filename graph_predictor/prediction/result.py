@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
 from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.recorded.facts import RecordedFacts
 from graph_predictor.simulation.build import Built
 from tracer.arrays import Int8
 from tracer.graph import KernelKind
-from tracer.shown import Chart
-from tracer.shown import ChartSeries
-from tracer.shown import Shown
-from typing import Any
-from typing import TYPE_CHECKING
-import math
-import numpy as np
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,36 +11,28 @@ removed: the operations that an edit removes, and nothing around them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from graph_predictor.prediction.anchoring import prices_of
-from graph_predictor.prediction.anchoring import size_of_change
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from graph_predictor.prediction.anchoring import prices_of, size_of_change
 from graph_predictor.prediction.operation_costs import computing_operations
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.work import Gone
-from graph_predictor.prediction.work import Replacement
-from graph_predictor.prediction.work import WorkUnits
+from graph_predictor.prediction.work import Gone, Replacement, WorkUnits
 from graph_predictor.simulation.program import ItemKind
-from itertools import pairwise
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation
-from kernel_models.operation import calls_of
+from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models
 from kernel_models.spreads import REPLACED_ON_CPU
 from kernel_models.trace_calls import FAMILIES
-from tracer.arrays import Bool
-from tracer.arrays import Float64
-from tracer.arrays import Int64
-from tracer.columns import within
-from tracer.graph import ExecutionGraph
-from tracer.graph import NONE
-from tracer.columns import nearest
-import numpy as np
-import numpy.typing as npt
+from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import nearest, within
+from tracer.graph import NONE, ExecutionGraph
 
 
 def units_of(scenario: Scenario) -> WorkUnits:

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.recorded.counted_steps import typical
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_slices import HostSlices
-from graph_predictor.simulation.host_slices import data_loading_operations
-from graph_predictor.simulation.host_slices import exclusive_time
+from graph_predictor.simulation.host_slices import HostSlices, data_loading_operations, exclusive_time
 from graph_predictor.simulation.host_waits import waiting_calls
-from kernel_models.spreads import END
-from kernel_models.spreads import USUAL_STEPS
-from tracer.arrays import Bool
-from tracer.arrays import Float64
-from tracer.arrays import Int64
+from kernel_models.spreads import END, USUAL_STEPS
+from tracer.arrays import Bool, Float64, Int64
 from tracer.columns import kinds_of
-from tracer.graph import ExecutionGraph
-from tracer.graph import NONE
-from tracer.graph import OpKind
-import numpy as np
+from tracer.graph import NONE, ExecutionGraph, OpKind
 
 STRETCHES = 5
 """Parts that steps without the profiler are cut into: what a machine does to a run lasts longer than a step."""

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from tracer.arrays import Bool
-from tracer.arrays import Int64
-from tracer.graph import ExecutionGraph
-from tracer.graph import KernelKind
-from tracer.graph import LaunchKind
-from tracer.graph import NONE
-from tracer.graph import StepSource
-from tracer.lost_launches import captured_of_steps
-from tracer.lost_launches import lost_launches
+
 import numpy as np
+
+from tracer.arrays import Bool, Int64
+from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, StepSource
+from tracer.lost_launches import captured_of_steps, lost_launches
 
 BEHIND = 0.02
 """A device that takes longer for the steps than the host by more than this share falls behind it: less is what queues

@@ -19,8 +19,8 @@ import numpy as np
 from graph_predictor.figures import signed_percent
 from graph_predictor.recorded.counted_steps import CountedSteps
 from tracer.arrays import Bool, Int64
-from tracer.graph import ExecutionGraph, KernelKind
 from tracer.columns import union_ns
+from tracer.graph import ExecutionGraph, KernelKind
 
 
 def active_ns(start: Int64, end: Int64, device: np.ndarray) -> int:

@@ -8,38 +8,24 @@ profiler's cost where the replay is without it; GPU time is the simulated durati
 
 from __future__ import annotations
 
-from collections import Counter
-from collections import defaultdict
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from functools import cached_property
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
 from graph_predictor.prediction.explain import bottleneck
 from graph_predictor.prediction.predictor import Baseline
-from graph_predictor.prediction.replay import Replay
-from graph_predictor.prediction.replay import ReplayedStep
-from graph_predictor.prediction.replay import WINDOW
-from graph_predictor.prediction.replay import slowest_mean_ns
-from graph_predictor.prediction.result import PathItem
-from graph_predictor.prediction.result import SteadyStep
-from graph_predictor.prediction.result import which_times
+from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, slowest_mean_ns
+from graph_predictor.prediction.result import PathItem, SteadyStep, which_times
 from graph_predictor.prediction.step_spread import step_kinds
 from graph_predictor.recorded.facts import RecordedFacts
-from graph_predictor.reports.call_tree import OperationSums
-from graph_predictor.reports.call_tree import StepTables
+from graph_predictor.reports.call_tree import OperationSums, StepTables
 from graph_predictor.simulation.critical_path import Causes
 from graph_predictor.simulation.program import Bound
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
-from tracer.shown import Chart
-from tracer.shown import ChartSeries
-from tracer.shown import Shown
-from typing import Any
-from typing import TYPE_CHECKING
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,43 +6,23 @@ that of the nodes below it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from graph_predictor.prediction.path_attribution import attribute_paths
-from graph_predictor.prediction.path_attribution import bound_sums
-from graph_predictor.prediction.replay import Replay
-from graph_predictor.prediction.replay import ReplayedStep
-from graph_predictor.prediction.replay import WINDOW
+from typing import Any
+
+import numpy as np
+
+from graph_predictor.prediction.path_attribution import attribute_paths, bound_sums
+from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
 from graph_predictor.recorded.module_paths import with_backward_modules
-from graph_predictor.reports.breakdown_loop import GPU
-from graph_predictor.reports.breakdown_loop import HOST
-from graph_predictor.reports.breakdown_loop import WAITING
-from graph_predictor.reports.breakdown_loop import sum_steps
-from graph_predictor.simulation.critical_path import Causes
-from graph_predictor.simulation.critical_path import Paths
-from graph_predictor.simulation.critical_path import walks_back
-from graph_predictor.simulation.host_slices import exclusive_time
-from graph_predictor.simulation.host_slices import operation_of
-from graph_predictor.simulation.host_slices import waits
+from graph_predictor.reports.breakdown_loop import GPU, HOST, WAITING, sum_steps
+from graph_predictor.simulation.critical_path import Causes, Paths, walks_back
+from graph_predictor.simulation.host_slices import exclusive_time, operation_of, waits
 from graph_predictor.simulation.program import Bound
 from tracer.arrays import Int64
-from tracer.columns import GroupSums
-from tracer.columns import RowsByNumber
-from tracer.columns import empty_room
-from tracer.columns import grouped
-from tracer.columns import kinds_of
-from tracer.columns import spans
-from tracer.columns import tallied
-from tracer.columns import totals
-from tracer.graph import ExecutionGraph
-from tracer.graph import NONE
-from tracer.graph import OpKind
-from tracer.graph import Phase
-from typing import Any
-import numpy as np
+from tracer.columns import GroupSums, RowsByNumber, empty_room, grouped, kinds_of, spans, tallied, totals
+from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
 
 STEP = "step"
 

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import fields
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
 from graph_predictor.prediction.step_spread import step_kinds
-from graph_predictor.recorded.damage import by_rank
-from graph_predictor.recorded.damage import unknown_device_work
-from graph_predictor.recorded.facts import RankFacts
-from graph_predictor.recorded.facts import RecordedFacts
-from graph_predictor.recorded.facts import active_ns
-from graph_predictor.recorded.facts import recorded_facts
-from tracer.device_memory import MemoryAccount
-from tracer.device_memory import binary_size
-from tracer.graph import ExecutionGraph
-from tracer.graph import GapKind
-from tracer.graph import KernelKind
-from tracer.graph import LAUNCHING
-from tracer.graph import LossReport
-from tracer.graph import OpKind
-from tracer.graph import SHAPE_ONLY
-from tracer.graph import StepSource
+from graph_predictor.recorded.damage import by_rank, unknown_device_work
+from graph_predictor.recorded.facts import RankFacts, RecordedFacts, active_ns, recorded_facts
+from tracer.device_memory import MemoryAccount, binary_size
+from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
 from tracer.job import Job
 from tracer.ranks import RankClass
-from typing import Any
-import numpy as np
 
 
 @dataclass(slots=True)

@@ -6,10 +6,11 @@ be done are left out, with the reason. Gains do not add up: two changes that sho
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
 from graph_predictor.edits.registry import OPTIONS
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.result import Prediction
@@ -18,12 +19,7 @@ from graph_predictor.synthesis.baseline import baseline_of
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
-from tracer.shown import Chart
-from tracer.shown import ChartSeries
-from tracer.shown import Shown
-from typing import Any
-from typing import TYPE_CHECKING
-import math
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

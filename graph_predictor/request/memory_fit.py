@@ -6,9 +6,9 @@ whether a step fits is a judgement (``Fit``): it is refused only where it cannot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
+
 from tracer.device_memory import MemoryAccount
 
 CONTEXT = 0.6e9

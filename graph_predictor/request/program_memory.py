@@ -8,31 +8,20 @@ added as a plan's estimate adds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.request.memory_fit import StageMemory
-from graph_predictor.request.memory_fit import fit_of
-from graph_predictor.request.memory_fit import with_waste
+from graph_predictor.request.memory_fit import StageMemory, fit_of, with_waste
 from graph_predictor.request.study import DEFAULT_DEVICE
-from graph_predictor.sizes.named_sizes import MOST
-from graph_predictor.sizes.named_sizes import parse_sets
+from graph_predictor.sizes.named_sizes import MOST, parse_sets
 from graph_predictor.sizes.retrace import trace_again
 from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
-from kernel_models.device_choice import shape_device
-from tracer.shown import Chart
-from tracer.shown import ChartSeries
-from tracer.device_memory import MemoryTimeline
-from tracer.device_memory import memory_timeline
+from kernel_models.device_choice import find_device, shape_device
+from tracer.device_memory import MemoryAccount, MemoryTimeline, binary_size, memory_timeline
 from tracer.graph import ExecutionGraph
-from tracer.device_memory import MemoryAccount
-from tracer.device_memory import binary_size
-from tracer.shown import Shown
-from typing import Any
-from typing import TYPE_CHECKING
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,20 +15,15 @@ and are taken out here, to come back only from dependencies:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from graph_predictor.simulation.host_waits import AllocationWaits
-from graph_predictor.simulation.program import ItemKind
-from graph_predictor.simulation.program import NEVER
-from graph_predictor.simulation.ranks import RankView
-from graph_predictor.simulation.ranks import running_maximum
-from tracer.arrays import Int32
-from tracer.arrays import Int64
-from tracer.arrays import Int8
-from tracer.columns import covered
-from tracer.columns import union
-from tracer.graph import NONE
-from tracer.graph import OpKind
-from tracer.graph import Phase
+
 import numpy as np
+
+from graph_predictor.simulation.host_waits import AllocationWaits
+from graph_predictor.simulation.program import NEVER, ItemKind
+from graph_predictor.simulation.ranks import RankView, running_maximum
+from tracer.arrays import Int8, Int32, Int64
+from tracer.columns import covered, union
+from tracer.graph import NONE, OpKind, Phase
 
 HAND_OVER_GAP_NS = 100_000
 """An autograd thread's pause this long, with its caller busy, ends a backward pass."""

@@ -1,9 +1,9 @@
+# mypy: disable-error-code="no-untyped-def"
 """``host_slices``'s inner loops, compiled."""
 
 from __future__ import annotations
 
-from tracer.columns_loop import after
-from tracer.columns_loop import since
+from tracer.columns_loop import after, since
 from tracer.graph import OpKind
 from tracer.machine_code import kept_loop
 

@@ -11,29 +11,19 @@ operation that follows on its thread. Waiting is in no slice: the program has no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cached_property
-from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_loop import cut_queries
-from graph_predictor.simulation.host_loop import innermost_times
-from graph_predictor.simulation.program import ItemKind
-from graph_predictor.simulation.program import Program
-from graph_predictor.simulation.program import whole_ns
 from itertools import pairwise
-from kernel_models.host.segments import HostIntervals
-from tracer.arrays import Bool
-from tracer.arrays import Float64
-from tracer.arrays import Int32
-from tracer.arrays import Int64
-from tracer.arrays import Int8
-from tracer.columns import within
-from tracer.graph import ExecutionGraph
-from tracer.graph import GapKind
-from tracer.graph import NONE
-from tracer.graph import OpKind
-from tracer.columns import nearest
+
 import numpy as np
+
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.host_loop import cut_queries, innermost_times
+from graph_predictor.simulation.program import ItemKind, Program, whole_ns
+from kernel_models.host.segments import HostIntervals
+from tracer.arrays import Bool, Float64, Int8, Int32, Int64
+from tracer.columns import nearest, within
+from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
 
 ROOM = 64
 """Slices that there is room for beside four a query; it doubles where that is too few."""

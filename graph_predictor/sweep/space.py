@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+import itertools
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from graph_predictor.edits.registry import EditOption
-from graph_predictor.edits.registry import FACTOR
-from graph_predictor.edits.registry import OPTIONS
-from graph_predictor.edits.registry import switched
+
+import msgspec
+
+from graph_predictor.edits.registry import FACTOR, OPTIONS, EditOption, switched
 from graph_predictor.request.study import Configuration
 from tracer.errors import ForetraceError
 from tracer.ranks import MOST_RANKS
-import itertools
-import msgspec
-import re
 
 Value = str | int | float
 

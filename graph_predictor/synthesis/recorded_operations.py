@@ -19,28 +19,29 @@ namesake stays without one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from graph_predictor.prediction.operation_costs import OperationCosts
-from graph_predictor.prediction.operation_costs import numbered_names
-from graph_predictor.prediction.operation_costs import operation_costs
-from graph_predictor.prediction.operation_costs import operations_named
-from graph_predictor.prediction.operation_costs import rows_within
-from graph_predictor.prediction.operation_costs import step_spans
+
+import numpy as np
+
+from graph_predictor.prediction.operation_costs import (
+    OperationCosts,
+    numbered_names,
+    operation_costs,
+    operations_named,
+    rows_within,
+    step_spans,
+)
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.recorded.alignment_loop import most_alike_pairs
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.program import ItemKind
 from kernel_models.kernel_names import uses_tf32
 from tracer.alignment import run_hashes
-from tracer.arrays import Bool
-from tracer.arrays import Float64
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Float64, Int64
 from tracer.columns import outermost
-from tracer.graph import ExecutionGraph
-from tracer.graph import NONE
-import math
-import numpy as np
+from tracer.graph import NONE, ExecutionGraph
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,30 +27,19 @@ is whole while it is run again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from dataclasses import replace
-from graph_predictor.request.memory_fit import StageMemory
-from graph_predictor.request.memory_fit import with_waste
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from graph_predictor.request.memory_fit import StageMemory, with_waste
 from kernel_models.collectives.nccl_constants import COMMUNICATOR_BYTES
-from planner.parallel.layer_costs import LayerCosts
-from planner.parallel.layer_costs import narrow_type
-from planner.parallel.plan_costs import gradient_bytes
-from planner.parallel.plan_costs import optimizer_parameters
-from planner.parallel.plan_costs import stage_parameters
-from planner.parallel.schedule import BACKWARD
-from planner.parallel.schedule import FORWARD
-from planner.parallel.schedule import WEIGHTS
-from planner.parallel.schedule import order_of
+from planner.parallel.layer_costs import LayerCosts, narrow_type
+from planner.parallel.plan_costs import gradient_bytes, optimizer_parameters, stage_parameters
+from planner.parallel.schedule import BACKWARD, FORWARD, WEIGHTS, order_of
 from planner.parallel.stages import blocks_of_stage
 from tracer.device_memory import MemoryAccount
-from tracer.parallel_plan import ParallelPlan
-from tracer.parallel_plan import Recomputation
-from tracer.parallel_plan import Schedule
-from tracer.parallel_plan import Sharding
-from tracer.shape_only.transformer import Piece
-from tracer.shape_only.transformer import TransformerPart
-from tracer.shape_only.transformer import TransformerShape
-import numpy as np
+from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
+from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
 MOMENTS_BYTES = 8
 """Adam's two moments in fp32."""

@@ -5,67 +5,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from graph_predictor.comm.clusters import cluster_of
-from graph_predictor.comm.clusters import measured_file
-from graph_predictor.prediction.host_steps import host_by_name
-from graph_predictor.prediction.host_steps import traced_host_step
+from typing import TYPE_CHECKING, Any
+
+from graph_predictor.comm.clusters import cluster_of, measured_file
+from graph_predictor.prediction.host_steps import host_by_name, traced_host_step
 from graph_predictor.request.memory_fit import StageMemory
 from graph_predictor.synthesis.step import calls_by_operation
-from kernel_models.collectives import CollectiveModel
-from kernel_models.collectives import topology_of
+from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
-from kernel_models.device_choice import shape_device
+from kernel_models.device_choice import find_device, shape_device
 from kernel_models.host.model import HostModel
 from kernel_models.profile import DeviceProfile
-from planner.parallel.calibrate import PlanCalibration
-from planner.parallel.calibrate import calibrate
-from planner.parallel.calibrate import read_measured_plans
+from planner.parallel.calibrate import PlanCalibration, calibrate, read_measured_plans
 from planner.parallel.comm_study import mixture_of_plan
-from planner.parallel.corrections import CorrectionFactors
-from planner.parallel.corrections import PUBLISHED
-from planner.parallel.corrections import UNCORRECTED
-from planner.parallel.decoder import other_nodes
-from planner.parallel.decoder import read_decoder
-from planner.parallel.estimate import StepSchedule
-from planner.parallel.estimate import step_schedule
-from planner.parallel.frameworks import Framework
-from planner.parallel.frameworks import frameworks_of
-from planner.parallel.layer_costs import LayerCosts
-from planner.parallel.layer_costs import narrow_type
+from planner.parallel.corrections import PUBLISHED, UNCORRECTED, CorrectionFactors
+from planner.parallel.decoder import other_nodes, read_decoder
+from planner.parallel.estimate import StepSchedule, step_schedule
+from planner.parallel.frameworks import Framework, frameworks_of
+from planner.parallel.layer_costs import LayerCosts, narrow_type
 from planner.parallel.memory import MemoryPoint
 from planner.parallel.plan_costs import costs_of_plan
-from planner.parallel.search import BEST
-from planner.parallel.search import Ranked
-from planner.parallel.search import Refused
-from planner.parallel.search import Relief
-from planner.parallel.search import price_plan
-from planner.parallel.search import search
-from planner.parallel.space import says_batch
-from planner.parallel.space import with_batch
-from planner.parallel.technology import AS_IT_IS
-from planner.parallel.technology import Technology
-from tracer.job import Job
-from tracer.job import read_job
-from tracer.parallel_plan import ParallelPlan
-from tracer.parallel_plan import PlanError
-from tracer.shape_only.transformer import Piece
-from tracer.shape_only.transformer import TransformerPart
-from tracer.shape_only.transformer import TransformerShape
-from tracer.shown import Chart
-from tracer.shown import ChartSeries
-from tracer.shown import MOST_BARS
-from tracer.shown import Shown
-from tracer.shown import frame_of
-from typing import Any
-from typing import TYPE_CHECKING
-import math
+from planner.parallel.search import BEST, Ranked, Refused, Relief, price_plan, search
+from planner.parallel.space import says_batch, with_batch
+from planner.parallel.technology import AS_IT_IS, Technology
+from tracer.job import Job, read_job
+from tracer.parallel_plan import ParallelPlan, PlanError
+from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
+from tracer.shown import MOST_BARS, Chart, ChartSeries, Shown, frame_of
 
 if TYPE_CHECKING:
     import pandas

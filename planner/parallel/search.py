@@ -8,55 +8,28 @@ when the next bound is above the slowest plan that is wanted. Nothing that would
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from graph_predictor.figures import signed_percent
-from graph_predictor.request.memory_fit import Fit
-from graph_predictor.request.memory_fit import StageMemory
-from graph_predictor.request.memory_fit import fit_of
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import count
-from kernel_models.collectives import CollectiveModel
-from kernel_models.collectives import Topology
-from math import exp
-from math import gcd
-from math import hypot
-from planner.parallel.corrections import CorrectionFactors
-from planner.parallel.corrections import UNCORRECTED
-from planner.parallel.corrections import Z80
+from math import exp, gcd, hypot
+
+from graph_predictor.figures import signed_percent
+from graph_predictor.request.memory_fit import Fit, StageMemory, fit_of
+from kernel_models.collectives import CollectiveModel, Topology
+from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
-from planner.parallel.estimate import Estimate
-from planner.parallel.estimate import estimate
-from planner.parallel.estimate import passes_us
-from planner.parallel.estimate import slowest_of
-from planner.parallel.frameworks import Framework
-from planner.parallel.frameworks import frameworks_of
+from planner.parallel.estimate import Estimate, estimate, passes_us, slowest_of
+from planner.parallel.frameworks import Framework, frameworks_of
 from planner.parallel.layer_costs import LayerCosts
-from planner.parallel.memory import MemoryPoint
-from planner.parallel.memory import fullest_of
-from planner.parallel.memory import stage_memory
-from planner.parallel.memory import timeline
-from planner.parallel.plan_costs import Exchange
-from planner.parallel.plan_costs import PlanCosts
-from planner.parallel.plan_costs import costs_of_plan
-from planner.parallel.space import PlanFamily
-from planner.parallel.space import families
-from planner.parallel.space import layouts
-from planner.parallel.stages import recomputed
-from planner.parallel.stages import spread
+from planner.parallel.memory import MemoryPoint, fullest_of, stage_memory, timeline
+from planner.parallel.plan_costs import Exchange, PlanCosts, costs_of_plan
+from planner.parallel.space import PlanFamily, families, layouts
+from planner.parallel.stages import recomputed, spread
 from tracer.device_memory import MemoryAccount
-from tracer.parallel_plan import MOST_TASKS
-from tracer.parallel_plan import ParallelPlan
-from tracer.parallel_plan import PlanError
-from tracer.parallel_plan import Recomputation
-from tracer.parallel_plan import Schedule
-from tracer.parallel_plan import Sharding
+from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import TransformerShape
-import heapq
 
 
 @dataclass(frozen=True, slots=True)

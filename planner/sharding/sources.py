@@ -17,50 +17,33 @@ that looks rows up; with the work outside the look-ups where it is known."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+
 from graph_predictor.comm.recorded_calls import with_host_collectives
-from graph_predictor.prediction.predictor import Baseline
-from graph_predictor.prediction.predictor import recorded_device
+from graph_predictor.prediction.predictor import Baseline, recorded_device
 from graph_predictor.synthesis.baseline import baseline_of
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
-from kernel_models.device_choice import shape_device
-from kernel_models.op_call import Family
-from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation
-from kernel_models.operation import calls_of
-from kernel_models.pricing import Models
-from kernel_models.pricing import price
-from math import ceil
-from pathlib import Path
+from kernel_models.device_choice import find_device, shape_device
+from kernel_models.op_call import Family, OpCall
+from kernel_models.operation import Operation, calls_of
+from kernel_models.pricing import Models, price
 from planner.sharding.problem import DenseWork
-from tracer.arrays import Bool
-from tracer.arrays import Float64
-from tracer.arrays import Int64
-from tracer.columns import nearest
-from tracer.columns import union_ns
+from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import nearest, union_ns
 from tracer.device_memory import MemoryAccount
-from tracer.graph import ExecutionGraph
-from tracer.graph import KernelKind
-from tracer.graph import NONE
-from tracer.graph import Phase
-from tracer.graph import SHAPE_ONLY
+from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind, Phase
 from tracer.input_file import open_input
-from tracer.job import Job
-from tracer.job import read_job
+from tracer.job import Job, read_job
 from tracer.lookup_data.files import read_tables
-from tracer.lookup_data.noted import BACKWARD
-from tracer.lookup_data.noted import find_lookups
-from tracer.lookup_data.noted import tables_of
-from tracer.lookup_data.plan_file import ShardKind
-from tracer.lookup_data.plan_file import ShardingError
-from tracer.lookup_data.plan_file import TableSharding
-from tracer.lookup_data.tables import EmbeddingTable
-from tracer.lookup_data.tables import QUANTIZED
-import numpy as np
+from tracer.lookup_data.noted import BACKWARD, find_lookups, tables_of
+from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
+from tracer.lookup_data.tables import QUANTIZED, EmbeddingTable
 
 COLLECTIVE_NAMES = ("c10d::", "record_param_comms", "nccl:", "gloo:", "_c10d_functional::")
 """Begins of the names of operations that are collectives."""

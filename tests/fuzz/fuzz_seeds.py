@@ -6,12 +6,13 @@ where others write it. Everything is deterministic and small: a case should cost
 
 from __future__ import annotations
 
-from pathlib import Path
 import gzip
 import json
-import pandas as pd
 import shutil
 import sys
+from pathlib import Path
+
+import pandas as pd
 
 HERE = Path(__file__).resolve().parent
 for _folder in ("graph_predictor", "kernel_models", "tracer"):

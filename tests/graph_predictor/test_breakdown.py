@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from graph_predictor.prediction.path_attribution import attribute_paths
-from graph_predictor.prediction.replay import Replay
-from graph_predictor.prediction.replay import WINDOW
-from graph_predictor.prediction.replay import replay
-from graph_predictor.reports.breakdown import Breakdown
-from graph_predictor.reports.breakdown import breakdown
-from graph_predictor.reports.breakdown_loop import HOST
-from graph_predictor.reports.breakdown_loop import WAITING
-from graph_predictor.reports.breakdown_loop import sum_steps
-from graph_predictor.reports.call_tree import OUTSIDE
-from graph_predictor.reports.call_tree import OperationSums
-from graph_predictor.simulation.critical_path import Causes
-from graph_predictor.simulation.critical_path import PathStart
-from graph_predictor.simulation.critical_path import walks_back
-from graph_predictor.simulation.host_slices import HostTime
-from graph_predictor.simulation.host_slices import exclusive_time
-from graph_predictor.simulation.host_slices import operation_of
-from graph_predictor.simulation.host_slices import split
-from graph_predictor.simulation.program import Bound
-from graph_predictor.synthesis.baseline import predict
-from micro import Micro
-from pathlib import Path
-from report_support import CPU_SMALL
-from report_support import REAL
-from report_support import real_trace
-from report_support import worked_step
-from tracer.columns import empty_room
-from tracer.errors import ForetraceError
-from tracer.graph import NONE
-from tracer.graph import OpKind
-from tracer.job import read_job
 import gc
 import json
+import tracemalloc
+from pathlib import Path
+
 import numpy as np
 import pytest
-import tracemalloc
+from micro import Micro
+from report_support import CPU_SMALL, REAL, real_trace, worked_step
+
+from graph_predictor.prediction.path_attribution import attribute_paths
+from graph_predictor.prediction.replay import WINDOW, Replay, replay
+from graph_predictor.reports.breakdown import Breakdown, breakdown
+from graph_predictor.reports.breakdown_loop import HOST, WAITING, sum_steps
+from graph_predictor.reports.call_tree import OUTSIDE, OperationSums
+from graph_predictor.simulation.critical_path import Causes, PathStart, walks_back
+from graph_predictor.simulation.host_slices import HostTime, exclusive_time, operation_of, split
+from graph_predictor.simulation.program import Bound
+from graph_predictor.synthesis.baseline import predict
+from tracer.columns import empty_room
+from tracer.errors import ForetraceError
+from tracer.graph import NONE, OpKind
+from tracer.job import read_job
 
 
 def replayed(path: Path) -> Replay:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from kernel_models.op_call import Family
-from kernel_models.op_call import OpCall
-from kernel_models.placed import HOST_BYTES_PER_NS
-from kernel_models.placed import HOST_TENSOR_NS
-from kernel_models.placed import host_work_ns
-from kernel_models.placed import placed_calls
-from tracer.graph import ExecutionGraph
-from tracer.graph import Place
 import pytest
+
+from kernel_models.op_call import Family, OpCall
+from kernel_models.placed import HOST_BYTES_PER_NS, HOST_TENSOR_NS, host_work_ns, placed_calls
+from tracer.graph import ExecutionGraph, Place
 
 torch = pytest.importorskip("torch")
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from planner.parallel.corrections import PlanSpreads
-from planner.parallel.corrections import Z80
-from planner.parallel.estimate import Estimate
-from planner.parallel.frameworks import Framework
-from planner.parallel.frameworks import exported
-from planner.parallel.search import PARTS
-from planner.parallel.search import Ranked
-from planner.parallel.search import front
-from planner.parallel.search import parts_of
-from planner.parallel.search import separation
-from planner.parallel.search import tied
-from planner.parallel.search import unsure_us
-from tracer.device_memory import MemoryAccount
-from tracer.parallel_plan import ParallelPlan
-from tracer.parallel_plan import PlanError
-from tracer.shape_only.transformer import TransformerShape
-import pytest
 import shlex
+from dataclasses import replace
+
+import pytest
 import tomllib
+
+from planner.parallel.corrections import Z80, PlanSpreads
+from planner.parallel.estimate import Estimate
+from planner.parallel.frameworks import Framework, exported
+from planner.parallel.search import PARTS, Ranked, front, parts_of, separation, tied, unsure_us
+from tracer.device_memory import MemoryAccount
+from tracer.parallel_plan import ParallelPlan, PlanError
+from tracer.shape_only.transformer import TransformerShape
 
 SHAPE = TransformerShape(80, 8192, 64, 8, 28_672, 128_256, 8192)
 ROUTED = replace(SHAPE, experts=8, top_k=2)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from graph_predictor.simulation.host_slices import top_operations
+import cProfile
+import sys
 from pathlib import Path
-from tracer.capture.merge_python import merge_python
-from tracer.capture.merge_python import note_python_calls
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graph_predictor.simulation.host_slices import top_operations
+from tracer.capture.merge_python import merge_python, note_python_calls
 from tracer.errors import TraceError
-from tracer.graph import ExecutionGraph
-from tracer.graph import NONE
+from tracer.graph import NONE, ExecutionGraph
 from tracer.job import read_job
 from tracer.kineto.modules import count_python_calls
 from tracer.python_calls import PythonCalls
-from typing import Any
-import cProfile
-import numpy as np
-import pytest
-import sys
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 
