@@ -33,7 +33,7 @@ from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.learned.gaussian import fit_gaussian
 from kernel_models.op_call import OpCall, TablePart
 from kernel_models.operation import backward_calls_of, calls_of, operation
-from tracer.lookup_data.reuse import histogram_of_zipf
+from tracer.lookup_data.tables import histogram_of_zipf
 
 KINDS = ("bag", "bag", "bag", "embedding", "bag_backward", "bag_backward_sparse", "update")
 """What is drawn from. "update": an optimizer's step adds a sparse gradient to the table."""

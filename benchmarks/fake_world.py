@@ -27,7 +27,7 @@ how, text, ranks, out = json.loads(sys.argv[1])
 from tracer import read_job, workloads
 from tracer.fake_world import rank_classes
 from tracer.parallel_plan import ParallelPlan
-from tracer.store import load_job, save_job
+from tracer.job import load_job, save_job
 settings, plan = workloads.configure("llama"), ParallelPlan.parse(text, ranks)
 begin = time.perf_counter()
 if how == "captured":

@@ -22,7 +22,7 @@ class TablePart:
         dtype: of the weights.
         lookups, bags: of the batch, in this part; ``bags`` are output rows (look-ups where nothing is pooled).
         longest: look-ups of the longest bag; 0: not known.
-        reuse: histogram of the look-ups (``tracer.lookup_data.reuse``); nothing: rows are drawn evenly.
+        reuse: histogram of the look-ups (``tracer.lookup_data.tables``); nothing: rows are drawn evenly.
         weighted: whether each look-up has a weight.
         optimizer: fused into the backward pass; "none": rows are only looked up.
         output_bytes: of an element of a bag.

@@ -19,8 +19,8 @@ from graph_predictor.simulation.ranks import job_clock, match_collectives, view_
 from kernel_models.collectives import CollectiveKind, bus_factor
 from kernel_models.collectives.recorded import element_bytes, kind_of, payload_bytes
 from tracer.arrays import Int64
+from tracer.columns import covered, union
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind
-from tracer.intervals import covered, union
 
 
 @dataclass(slots=True)

@@ -16,9 +16,9 @@ from kernel_models.families.attention import attention
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.tensors import itemsize
-from tracer.dependencies import forward_backward_pairs
+from tracer.columns import within
 from tracer.graph import ExecutionGraph, Phase
-from tracer.trees import within
+from tracer.views import forward_backward_pairs
 
 BETWEEN = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM, Family.REDUCTION, Family.OTHER})
 """Families of work between the products beside the softmax: scale, mask, dropout, copies, rows masked throughout."""

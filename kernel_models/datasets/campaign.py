@@ -36,7 +36,7 @@ from tracer.campaign.tables import quickest_visits
 from tracer.decode import DecodeError, from_json
 from tracer.errors import reason_of
 from tracer.input_file import read_input
-from tracer.lookup_data.reuse import histogram_of_zipf
+from tracer.lookup_data.tables import histogram_of_zipf
 
 if TYPE_CHECKING:
     import pandas

@@ -36,8 +36,7 @@ from kernel_models.heuristics.streaming import SECTOR_BYTES
 from kernel_models.heuristics.work import CallTable, KernelWork, vector_us, work_of
 from kernel_models.op_call import Family, TablePart
 from tracer.arrays import Bool, Float64, Int64
-from tracer.lookup_data.reuse import REUSE_BINS, REUSE_OF_BIN
-from tracer.lookup_data.tables import QUANTIZED, stored_row_bytes
+from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, stored_row_bytes
 
 HIT_CYCLES, MISS_CYCLES = 193.0, 1029.0
 """Cycles from a load to its value: from the last-level cache, and from memory whose page is not at hand, as rows that

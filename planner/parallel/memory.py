@@ -37,7 +37,7 @@ from planner.parallel.layer_costs import LayerCosts, narrow_type
 from planner.parallel.plan_costs import gradient_bytes, optimizer_parameters, stage_parameters
 from planner.parallel.schedule import BACKWARD, FORWARD, WEIGHTS, order_of
 from planner.parallel.stages import blocks_of_stage
-from tracer.memory_account import MemoryAccount
+from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 

@@ -19,8 +19,8 @@ from planner.sharding.problem import RESERVED_BYTES, ShardingPlan, ShardingProbl
 from planner.sharding.scoring import Scores
 from planner.sharding.step import INDEX, LENGTHS_BYTES, SENT, Assignment, PricedExchange, RankLoads
 from tracer.arrays import Float64
+from tracer.device_memory import MemoryAccount
 from tracer.lookup_data.plan_file import ShardKind
-from tracer.memory_account import MemoryAccount
 
 
 @dataclass(frozen=True)

@@ -204,8 +204,8 @@ def _traces(folder: Path) -> None:
     for rank in range(2):
         training_step(rank, 2).write(job / f"rank{rank}.json")
     execution_trace(folder / "et.json")
-    from tracer.job import read_job
-    from tracer.store import save_graph, save_job
+    from tracer.job import read_job, save_job
+    from tracer.store import save_graph
 
     save_graph(read_job([folder / "kineto.json"]).graphs[0], folder / "graph.foretrace")
     save_job(read_job([job / "rank0.json", job / "rank1.json"]), folder / "job.foretrace")

@@ -21,12 +21,11 @@ from kernel_models.op_call import Family
 from kernel_models.operation import Operation, calls_of, operation
 from kernel_models.pricing import price
 from tracer import workloads
+from tracer.columns import within
 from tracer.graph import ExecutionGraph
 from tracer.job import assemble_job, read_job
 from tracer.lookup_data.noted import find_lookups, note_tables
-from tracer.lookup_data.reuse import histogram_of_zipf
-from tracer.lookup_data.tables import EmbeddingTable
-from tracer.trees import within
+from tracer.lookup_data.tables import EmbeddingTable, histogram_of_zipf
 
 SIZES = {"preset": "tiny", "batch": 4096, "rows": 200_000, "embedding": 64, "pooling": 20}
 

@@ -31,7 +31,7 @@ from kernel_models.model import Source
 from kernel_models.op_call import DIMENSIONS, Family, OpCall, TablePart
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price
-from tracer.lookup_data.reuse import histogram_of_zipf
+from tracer.lookup_data.tables import histogram_of_zipf
 from tracer.shape_only.devices import device_names
 
 DEVICES = st.sampled_from([spec for spec in map(device, device_names()) if spec.vendor != "host"])

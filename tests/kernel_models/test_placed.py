@@ -120,7 +120,7 @@ def test_files_without_places_say_nothing_of_them(adam: ExecutionGraph) -> None:
     from dataclasses import replace
 
     from tracer.graph import OpTable
-    from tracer.store.tables import decode_table, encode_table
+    from tracer.store.container import decode_table, encode_table
 
     table = OpTable.empty(2)
     record, _ = encode_table(table)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tracer.campaign.items import Item
-from tracer.disk import full_disk_error
 from tracer.errors import DiskFullError, GraphFileError, cut_text
+from tracer.output_file import full_disk_error
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab

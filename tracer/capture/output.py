@@ -28,9 +28,17 @@ from tracer.capture_layout import (
     what_it_holds,
     window_name,
 )
-from tracer.directory_lock import Busy, DirectoryLock
-from tracer.disk import FULL, SCARCE_BYTES, free_bytes, free_text, full_disk_error, writing_error
 from tracer.errors import CaptureError, DiskFullError, GraphFileError, TraceError
+from tracer.output_file import (
+    FULL,
+    SCARCE_BYTES,
+    Busy,
+    DirectoryLock,
+    free_bytes,
+    free_text,
+    full_disk_error,
+    writing_error,
+)
 
 _SCRATCH = ".scratch-"
 _OWN_SCRATCH = re.compile(r"\.scratch-\d+$")

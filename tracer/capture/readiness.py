@@ -17,8 +17,8 @@ from typing import Any
 
 from tracer.capture.recorder import QuietStderr
 from tracer.cores import usable_cores
-from tracer.disk import SCARCE_BYTES, free_bytes
 from tracer.gpu_state import GpuState, find_gpus
+from tracer.output_file import SCARCE_BYTES, free_bytes
 
 ADMIN_ONLY = Path("/proc/driver/nvidia/params")
 """Where NVIDIA's driver says who may use its performance counters (``RmProfilingAdminOnly``)."""

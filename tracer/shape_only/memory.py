@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tracer.memory_account import PEAK, Holds
+from tracer.device_memory import PEAK, Holds
 
 BLOCK_BYTES = 512
 """CUDA's caching allocator hands out multiples of this."""

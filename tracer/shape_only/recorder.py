@@ -19,8 +19,8 @@ from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from tracer.capture.notes import CollectiveNotes, received_tensors
+from tracer.device_memory import Holds
 from tracer.graph import NONE, Phase, Place
-from tracer.memory_account import Holds
 from tracer.python_calls import PythonCalls
 from tracer.shape_only.arguments import ArgumentWriter, tensors_in
 from tracer.shape_only.known_values import KnownValues

@@ -1,13 +1,18 @@
-"""Equal keys brought together, without sorting where they are codes of a table."""
+"""What is asked of columns: equal keys together, how much time intervals cover, and the ways up in trees.
+
+Keys are brought together without sorting where they are codes of a table. Ends of intervals are exclusive; times are
+ns. Trees are columns of parents (-1: a root).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
-from tracer import grouping_loop as loop
 from tracer.arrays import Bool, Int32, Int64
+from tracer.columns_loop import UNSORTED, cover, place_rows, tally_rows
 
 SMALL = 1 << 16
 """Keys may always span so much: a table of it costs less than sorting a thousand of them."""
@@ -69,7 +74,7 @@ class RowsByNumber:
         self._first = np.zeros(numbers + 3, np.int64)
         order = np.empty(len(number), np.int64)
         chosen = np.broadcast_to(np.True_, len(number)) if chosen is None else chosen
-        self.order = order[:loop.place_rows(np.ascontiguousarray(number, np.int32), chosen, self._first, order)]
+        self.order = order[:place_rows(np.ascontiguousarray(number, np.int32), chosen, self._first, order)]
 
     def bounds(self, numbers: Int64) -> tuple[Int64, Int64]:
         """Return where in ``order`` the rows of each of some numbers begin and end; of -1 all rows."""
@@ -98,7 +103,7 @@ def tallied(first: Int64, order: Int64, slot: Int64, amount: Int64, slots: int) 
     room = min(len(order), slots * (len(first) - 1))
     group, found = np.empty((2, room), np.int64)
     sums = np.empty((room, 2), np.int64)
-    count = loop.tally_rows(first, order, slot, amount, *empty_room(slots, 2), np.zeros(2, np.int64), group, found,
+    count = tally_rows(first, order, slot, amount, *empty_room(slots, 2), np.zeros(2, np.int64), group, found,
                             sums)
     return GroupSums(group[:count], found[:count], sums[:count])
 
@@ -106,3 +111,75 @@ def tallied(first: Int64, order: Int64, slot: Int64, amount: Int64, slots: int) 
 def empty_room(slots: int, sums: int) -> tuple[Int64, Int64]:
     """Return zeros to add up in by slot, and the bits of the slots that something was added to."""
     return np.zeros((slots, sums), np.int64), np.zeros(slots // 64 + 1, np.int64)
+
+
+_NONE: Int64 = np.zeros(0, np.int64)
+
+
+def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Sort intervals and join those that overlap or touch; returns starts and ends."""
+    order = np.argsort(start, kind="stable")
+    start, reached = start[order].astype(np.int64), np.maximum.accumulate(end[order].astype(np.int64))
+    opens = np.ones(len(start), np.bool_)
+    opens[1:] = start[1:] > reached[:-1]
+    first = np.flatnonzero(opens)
+    last = np.append(first[1:], len(start))[: len(first)] - 1
+    return start[first], reached[last]
+
+
+def union_ns(start: Int64, end: Int64) -> int:
+    """Return how long at least one of some intervals lasts."""
+    return _covered(start, end, _NONE, _NONE, _NONE)
+
+
+def covered(by: tuple[Int64, Int64], start: Int64, end: Int64) -> Int64:
+    """Return how much of each given interval is covered by others, whose starts and ends are ``by``."""
+    found: Int64 = np.empty(len(start), np.int64)
+    _covered(*by, start, end, found)
+    return found
+
+
+def _covered(start: Int64, end: Int64, asked_start: Int64, asked_end: Int64, found: Int64) -> int:
+    start, end, asked_start, asked_end = (np.ascontiguousarray(each, np.int64)
+                                          for each in (start, end, asked_start, asked_end))
+    joined: Int64 = np.empty((3, len(start)), np.int64)
+    total = cover(start, end, joined, asked_start, asked_end, found)
+    if total == UNSORTED:
+        order = np.argsort(start, kind="stable")
+        total = cover(start[order], end[order], joined, asked_start, asked_end, found)
+    return total
+
+
+Parents = npt.NDArray[np.integer]
+
+
+def outermost(parent: Parents) -> Int64:
+    """Return the root that each row lies in, itself where it is one; by pointer jumping."""
+    top = np.where(parent >= 0, parent, np.arange(len(parent))).astype(np.int64)
+    while len(top) and not np.array_equal(following := top[top], top):
+        top = following
+    return top
+
+
+def nearest(parent: Parents, chosen: Bool, rows: Int64) -> Int64:
+    """Return the first chosen row at each of ``rows`` or above it; -1 where there is none."""
+    found = rows.astype(np.int64)
+    among = np.append(chosen, False)
+    while (above := (found >= 0) & ~among[found]).any():
+        found[above] = parent[found[above]]
+    return found
+
+
+def within(parent: Parents, chosen: Bool) -> Bool:
+    """Return which rows are chosen or lie in a chosen one."""
+    return nearest(parent, chosen, np.arange(len(parent))) >= 0
+
+
+def depths(parent: Parents) -> Int64:
+    """Return how many rows each row lies in, level by level."""
+    depth = np.zeros(len(parent), np.int64)
+    above = parent.astype(np.int64)
+    while (inside := above >= 0).any():
+        depth[inside] += 1
+        above[inside] = parent[above[inside]]
+    return depth

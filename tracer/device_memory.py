@@ -1,37 +1,144 @@
-"""``MemoryTimeline``: device memory over time by what it holds, and who allocated it. Needs no torch.
+"""A rank's device memory: its account at the fullest moment, and its timeline. Needs no torch.
 
 ::
 
     profiler's [memory] events ──┐
-    a step traced by shapes ─────┼─> columns: time, bytes by kind ─> peak, tables, plot
+    a step traced by shapes ─────┼─> ``MemoryTimeline``: bytes by kind at each change ─> ``MemoryAccount`` of its peak
     a snapshot of CUDA memory ───┘
 
-A step traced by shapes knows what each storage holds. Of what was recorded it is inferred from when memory was handed
-out and given back: made in forward and given back in backward is an activation, and so on.
+A step traced by shapes knows what each storage holds (``tracer.shape_only.memory``). Of what was recorded it is
+inferred from when memory was handed out and given back: made in forward and given back in backward is an activation.
+Snapshots are read in ``tracer.memory_snapshot``. A plan's estimate adds formulas up to the same account
+(``planner.parallel.memory``), and edits scale the moments that a traced step keeps (``memory_moments``).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tracer.arrays import Int64
-from tracer.charts import Chart, ChartSeries
+from tracer.arrays import Bool, Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, Phase
-from tracer.input_file import PathLike
-from tracer.memory_account import PEAK, Holds, MemoryAccount, binary_size
-from tracer.shown import Shown
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
+PEAK = "peak"
+"""Key in ``Meta.memory`` of the most bytes alive at once. The parts' keys are the attributes of ``MemoryAccount``."""
+
+
+class Holds(str, Enum):
+    """A purpose of bytes in memory."""
+
+    PARAMETERS = "parameters"
+    BUFFERS = "buffers"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"
+    """Made in forward (or when forward is run again in backward) and still there in backward."""
+    TEMPORARIES = "temporaries"
+    """Made in the step and gone before backward, or made in backward or by the optimizer."""
+    OTHER = "other"
+    """There when the step began and none of the above: batches kept on the device, and the like."""
+    RESERVED = "reserved"
+    """Bytes beside the program's: contexts, libraries' workspaces and buffers, fragmentation. No trace sees them."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAccount:
+    """Bytes of each ``Holds`` at the moment that needs most."""
+
+    parameters: float = 0
+    buffers: float = 0
+    gradients: float = 0
+    optimizer_state: float = 0
+    activations: float = 0
+    temporaries: float = 0
+    other: float = 0
+    reserved: float = 0
+
+    @staticmethod
+    def of_trace(memory: Mapping[str, int]) -> MemoryAccount:
+        """Return the account of a traced step's ``Meta.memory``; what no part of it explains is ``other``."""
+        parts = {what.value: memory.get(what.value, 0) for what in Holds}
+        parts[Holds.OTHER] += memory.get(PEAK, 0) - sum(parts.values())
+        return MemoryAccount(**parts)
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def allocated(self) -> float:
+        """Return what the framework's allocator has handed out: all but what is reserved beside it."""
+        return self.total - self.reserved
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Bytes by name of what is there at all."""
+        return {field.name: size for field in fields(self) if (size := getattr(self, field.name))}
+
+    def lacking(self, limit_bytes: float, name: str) -> str | None:
+        """Return why it does not fit a device, as a sentence; ``None`` if it does, or its memory is unknown (0)."""
+        if not 0 < limit_bytes < self.total:
+            return None
+        return (f"It does not fit: it needs more than the {limit_bytes / 1e9:,.4g} GB of {name}; choose a larger "
+                "device, a smaller batch, or recomputation.")
+
+    def __str__(self) -> str:
+        """Return text such as "1.50 GiB (parameters 1.00 GiB, activations 512.00 MiB)"."""
+        shown = ", ".join(f"{name.replace('_', ' ')} {binary_size(size)}" for name, size in self.parts.items())
+        return f"{binary_size(self.total)} ({shown})" if shown else binary_size(0)
+
+
+def memory_moments(graph: ExecutionGraph) -> Float64:
+    """Return the moments of a traced step that may be its peak at other sizes, [moments, 4].
+
+    Columns are bytes that stay, of activations, of temporaries and of the optimizer's temporaries.
+    """
+    if graph.meta.memory_moments:
+        return np.array(graph.meta.memory_moments, np.float64)
+    # Traced by an earlier version: what the peak consists of, and an estimate of the optimizer's step, where gradients
+    # are all there, and foreach operations make one more value for every parameter.
+    account = MemoryAccount.of_trace(graph.meta.memory)
+    foreach = any(text.startswith("aten::_foreach_") for text in graph.strings)
+    others = graph.meta.memory.get("other", 0) + account.buffers + account.optimizer_state
+    return np.array([[account.total - account.activations, account.activations, 0, 0],
+                     [2 * account.parameters + others, 0, 0, account.parameters * foreach]], np.float64)
+
+
+def scaled_account(graph: ExecutionGraph, factors: Float64) -> MemoryAccount:
+    """Return a traced step's account at the moment that needs most, with factors on the columns of its moments, [4]."""
+    traced = MemoryAccount.of_trace(graph.meta.memory)
+    if (factors == 1.0).all():
+        return traced
+    moments = memory_moments(graph) * factors
+    stays, activations, *temporaries = moments[np.argmax(moments.sum(axis=1))].tolist()
+    # Of what stays only gradients come and go within a step.
+    account = replace(traced, gradients=0, activations=0, temporaries=0)
+    gradients = stays - account.total
+    account = replace(account, gradients=gradients) if gradients >= 0 else MemoryAccount(other=stays)
+    return replace(account, activations=activations, temporaries=sum(temporaries))
+
+
+def binary_size(size: float) -> str:
+    """Return a number of bytes in words, such as "1.50 GiB"."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
 KINDS = tuple(Holds)
-UNKNOWN_PLACE = "not recorded"
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,7 +164,7 @@ class MemoryTimeline(Shown):
     inferred: bool = False
     timed: bool = True
     steps: tuple[tuple[str, int, int], ...] = ()
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
     on_device: bool = True
 
     @property
@@ -153,14 +260,14 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
     if traced:
         known = changes.holds[rows].astype(np.int64)
         shown = f"traced for {graph.meta.device}" if graph.meta.device else "traced by shapes"
-        return _timeline(shown, changes.start_ns[rows], changes.bytes[rows], known,
+        return timeline_of(shown, changes.start_ns[rows], changes.bytes[rows], known,
                          _at_peak(graph, rows, reused=False), inferred=False, timed=False, steps=steps)
     size, notes = changes.bytes[rows], []
     if (changes.address[rows] < 0).all():
         holds: Int64 = np.full(len(rows), KINDS.index(Holds.OTHER), np.int64)
         notes.append("The profiler of that time wrote no addresses: what memory holds cannot be told, nor for whom.")
     else:
-        holds = _inferred(graph, rows, *_matched(changes.address[rows], size))
+        holds = _inferred(graph, rows)
     total = changes.total_bytes[rows]
     base = int(total[0] - size[0]) if total[0] >= 0 else int(max(0, -np.cumsum(size).min()))
     if base:
@@ -174,13 +281,17 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
     places = _at_peak(graph, rows, reused=True) if (changes.address[rows] >= 0).any() else {}
     if base:
         places = dict(sorted({**places, "before the window": base}.items(), key=lambda each: -each[1]))
-    return _timeline(where, changes.start_ns[rows], size, holds, places,
+    return timeline_of(where, changes.start_ns[rows], size, holds, places,
                      inferred=True, timed=True, steps=steps, base=base, notes=notes, on_device=device >= 0)
 
 
-def _timeline(source: str, time: Int64, size: Int64, holds: Int64, places: Mapping[str, int], *, inferred: bool,
-              timed: bool, steps: tuple[tuple[str, int, int], ...] = (), base: int = 0,
-              notes: Sequence[str] = (), on_device: bool = True) -> MemoryTimeline:
+def timeline_of(source: str, time: Int64, size: Int64, holds: Int64, places: Mapping[str, int], *, inferred: bool,
+                timed: bool, steps: tuple[tuple[str, int, int], ...] = (), base: int = 0,
+                notes: Sequence[str] = (), on_device: bool = True) -> MemoryTimeline:
+    """Return the timeline of changes of memory: what each one holds (a place in ``Holds``), and its bytes.
+
+    ``base`` are the bytes that were there before the first; the others are as in ``MemoryTimeline``.
+    """
     change = np.zeros((len(KINDS), len(size)), np.int64)
     change[holds, np.arange(len(size))] = size
     held = np.cumsum(change, axis=1)
@@ -188,8 +299,8 @@ def _timeline(source: str, time: Int64, size: Int64, holds: Int64, places: Mappi
     return MemoryTimeline(source, time, held, places, inferred, timed, steps, tuple(notes), on_device)
 
 
-def _matched(address: Int64, size: Int64) -> tuple[Int64, Int64]:
-    """For each change that gives back, the one that handed out (-1: before the window); and the reverse."""
+def matched_changes(address: Int64, size: Int64) -> tuple[Int64, Int64]:
+    """Return, for each change that hands out, the one that gives back (-1: none in the window); and the reverse."""
     open_at: dict[int, int] = {}
     born, freed = np.full(len(size), -1, np.int64), np.full(len(size), -1, np.int64)
     for row, (place, change) in enumerate(zip(address.tolist(), size.tolist(), strict=True)):
@@ -200,25 +311,37 @@ def _matched(address: Int64, size: Int64) -> tuple[Int64, Int64]:
     return freed, born
 
 
-def _inferred(graph: ExecutionGraph, rows: Int64, freed: Int64, born: Int64) -> Int64:
-    """What each change's memory holds, as a place in ``Holds``, by the phases it was handed out and given back in."""
+def inferred_holds(born: Int64, size: Int64, rules: Sequence[tuple[Bool, Holds]]) -> Int64:
+    """Return what each change's memory holds, as a place in ``Holds``.
+
+    Args:
+        born: of a change that gives back, the one that handed out (-1: before the window).
+        size: bytes of each change.
+        rules: changes that hand out, and what they hold; later rules win, and what none names is temporary.
+    """
+    found = np.full(len(size), KINDS.index(Holds.TEMPORARIES), np.int64)
+    for rows, what in rules:
+        found[rows] = KINDS.index(what)
+    back = size < 0
+    found[back] = np.where(born[back] >= 0, found[born[back]], KINDS.index(Holds.OTHER))
+    return found
+
+
+def _inferred(graph: ExecutionGraph, rows: Int64) -> Int64:
+    """Return what recorded memory holds, by the phases it was handed out and given back in."""
     changes = graph.allocations
-    op = changes.op[rows]
+    size, op = changes.bytes[rows], changes.op[rows]
+    freed, born = matched_changes(changes.address[rows], size)
     phase = np.where(op >= 0, np.append(graph.ops.phase, NONE)[op], NONE)
     step = np.where(op >= 0, np.append(graph.ops.step, NONE)[op], NONE)
     until = np.where(freed >= 0, phase[freed], NONE)
     later = np.where(freed >= 0, step[freed] != step, True)
-    forward, backward = phase == Phase.FORWARD, phase == Phase.BACKWARD
-    found = np.full(len(rows), KINDS.index(Holds.TEMPORARIES), np.int64)
-    found[forward & (until == Phase.BACKWARD)] = KINDS.index(Holds.ACTIVATIONS)
-    # What backward makes and the optimizer or the next step gives back was there for the optimizer.
-    found[backward & ((until == Phase.OPTIMIZER) | later)] = KINDS.index(Holds.GRADIENTS)
-    found[(phase == Phase.OPTIMIZER) & (freed < 0)] = KINDS.index(Holds.OPTIMIZER_STATE)
-    found[(phase == NONE) & (freed < 0)] = KINDS.index(Holds.OTHER)
-    size = changes.bytes[rows]
-    back = size < 0
-    found[back] = np.where(born[back] >= 0, found[born[back]], KINDS.index(Holds.OTHER))
-    return found
+    return inferred_holds(born, size, [
+        ((phase == Phase.FORWARD) & (until == Phase.BACKWARD), Holds.ACTIVATIONS),
+        # What backward makes and the optimizer or the next step gives back was there for the optimizer.
+        ((phase == Phase.BACKWARD) & ((until == Phase.OPTIMIZER) | later), Holds.GRADIENTS),
+        ((phase == Phase.OPTIMIZER) & (freed < 0), Holds.OPTIMIZER_STATE),
+        ((phase == NONE) & (freed < 0), Holds.OTHER)])
 
 
 def _at_peak(graph: ExecutionGraph, rows: Int64, *, reused: bool) -> dict[str, int]:
@@ -247,126 +370,3 @@ def _at_peak(graph: ExecutionGraph, rows: Int64, *, reused: bool) -> dict[str, i
             module = graph.string(int(modules[op]))
             found[module or graph.string(int(names[op]))] += total
     return {name: total for name, total in sorted(found.items(), key=lambda each: -each[1]) if total > 0}
-
-
-# -- snapshots of CUDA memory ------------------------------------------------------------------------------------------
-
-
-def snapshot_timeline(path: PathLike, device: int | None = None) -> MemoryTimeline:
-    """Return the memory that a snapshot of ``torch.cuda.memory._dump_snapshot`` tells of; nothing in it is run.
-
-    Args:
-        path: of the file.
-        device: number of the device; by default the one with the longest history.
-
-    Raises:
-        SnapshotError: it is no such file, or holds more than plain values.
-        ForetraceError: it has nothing of that device.
-    """
-    from tracer.memory_snapshot import read_snapshot
-
-    name = str(path)
-    snapshot = read_snapshot(path)
-    history = snapshot.get("device_traces")
-    history = [events if isinstance(events, list) else [] for events in history] if isinstance(history, list) else []
-    chosen = max(range(len(history)), key=lambda at: len(history[at]), default=0) if device is None else device
-    segments = [one for one in snapshot["segments"] if isinstance(one, dict) and one.get("device", 0) == chosen]
-    if not 0 <= chosen < max(len(history), 1) or (not segments and not (history and history[chosen])):
-        raise ForetraceError(f"{name} says nothing of GPU {chosen}; it has a history of {len(history)} devices.")
-    now = sum(_whole(one.get("allocated_size")) for one in segments)
-    events = [one for one in (history[chosen] if history else []) if isinstance(one, dict)]
-    rows = [(one, 1 if one["action"] == "alloc" else -1) for one in events
-            if one.get("action") in ("alloc", "free_completed")]
-    size = np.array([sign * _whole(one.get("size")) for one, sign in rows], np.int64)
-    address = np.array([_whole(one.get("addr")) for one, _ in rows], np.int64)
-    time = np.array([_whole(one.get("time_us")) for one, _ in rows], np.int64) * 1000
-    notes = []
-    if not len(rows):
-        notes.append("The snapshot has no history: torch.cuda.memory._record_memory_history() was not on. What is told "
-                     "is the moment it was taken at.")
-        held = np.zeros((len(KINDS), 1), np.int64)
-        held[KINDS.index(Holds.OTHER)] = now
-        return MemoryTimeline(f"snapshot of GPU {chosen}", np.zeros(1, np.int64), held, _block_places(segments),
-                              True, False, (), tuple(notes))
-    base = max(now - int(size.sum()), int(-np.cumsum(size).min()), 0)
-    if base:
-        notes.append(f"{binary_size(base)} were there before the history begins, and are told as other.")
-    freed, born = _matched(address, size)
-    phase = np.array([_phase_of(one) for one, _ in rows], np.int64)
-    until = np.where(freed >= 0, phase[freed], NONE)
-    holds = np.full(len(rows), KINDS.index(Holds.TEMPORARIES), np.int64)
-    holds[(phase == Phase.FORWARD) & (until == Phase.BACKWARD)] = KINDS.index(Holds.ACTIVATIONS)
-    holds[(phase == Phase.BACKWARD) & (until != Phase.BACKWARD)] = KINDS.index(Holds.GRADIENTS)
-    holds[(phase == Phase.OPTIMIZER) & (freed < 0)] = KINDS.index(Holds.OPTIMIZER_STATE)
-    holds[(phase == Phase.FORWARD) & (freed < 0)] = KINDS.index(Holds.OTHER)
-    back = size < 0
-    holds[back] = np.where(born[back] >= 0, holds[born[back]], KINDS.index(Holds.OTHER))
-    oom = [one for one in events if one.get("action") == "oom"]
-    if oom:
-        notes.append(f"{len(oom)} allocations failed for want of memory, the first of "
-                     f"{binary_size(_whole(oom[0].get('size')))}.")
-    reserved = sum(_whole(one.get("total_size")) for one in segments)
-    notes.append(f"The allocator had reserved {binary_size(reserved)} when the snapshot was taken, "
-                 f"{binary_size(now)} of it handed out.")
-    return _timeline(f"snapshot of GPU {chosen}", time, size, holds, _snapshot_places(rows, size), inferred=True,
-                     timed=bool(time.any()), base=base, notes=notes)
-
-
-def _whole(value: object) -> int:
-    """A number of bytes or an address; 0 for what is none."""
-    return value if isinstance(value, int) and 0 <= value < 1 << 63 else 0
-
-
-def _phase_of(event: Mapping[str, Any]) -> int:
-    """The phase that an allocation's stack shows: autograd's thread has no Python frames but those of hooks."""
-    frames = _frames(event)
-    texts = [f"{frame.get('filename', '')}:{frame.get('name', '')}" for frame in frames]
-    if any("torch/optim" in text for text in texts):
-        return int(Phase.OPTIMIZER)
-    if any("autograd::" in text or "Engine::evaluate_function" in text or ":backward" in text for text in texts):
-        return int(Phase.BACKWARD)
-    if not texts:
-        return int(Phase.BACKWARD)
-    return int(Phase.FORWARD)
-
-
-def _frames(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    frames = event.get("frames")
-    return [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
-
-
-def _place_of(event: Mapping[str, Any]) -> str:
-    """The innermost line of the program itself: not of an installed package, nor of C++."""
-    frames = _frames(event)
-    own = [frame for frame in frames if str(frame.get("filename", "")).endswith(".py")]
-    mine = [frame for frame in own if "site-packages" not in str(frame.get("filename"))] or own
-    if not mine:
-        return UNKNOWN_PLACE
-    frame = mine[0]
-    return f"{str(frame.get('filename')).rpartition('/')[2]}:{_whole(frame.get('line'))} {frame.get('name', '')}"
-
-
-def _snapshot_places(rows: Sequence[tuple[Mapping[str, Any], int]], size: Int64) -> dict[str, int]:
-    peak = int(np.argmax(np.cumsum(size)))
-    alive: dict[int, tuple[str, int]] = {}
-    for event, sign in rows[:peak + 1]:
-        address = _whole(event.get("addr"))
-        if sign > 0:
-            alive[address] = _place_of(event), _whole(event.get("size"))
-        else:
-            alive.pop(address, None)
-    return _summed(alive.values())
-
-
-def _block_places(segments: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    blocks = [block for segment in segments for block in segment.get("blocks") or [] if isinstance(block, dict)]
-    return _summed((_place_of(block), _whole(block.get("size"))) for block in blocks
-                   if block.get("state") == "active_allocated")
-
-
-def _summed(parts: Any) -> dict[str, int]:
-    found: dict[str, int] = defaultdict(int)
-    for place, size in parts:
-        found[place] += size
-    return dict(sorted(found.items(), key=lambda each: -each[1]))
-
