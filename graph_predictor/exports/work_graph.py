@@ -124,12 +124,8 @@ class WorkGraph:
         members = np.flatnonzero(self.group >= 0)
         members = members[np.argsort(self.group[members], kind="stable")]
         member_ptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        ready, queue = np.zeros((2, count), np.int64)
-        end, place = np.full((2, count), -1, np.int64)
-        longest_path(pointer, owner[order].astype(np.int64), np.diff(self.before_ptr).astype(np.int64),
-                     np.ascontiguousarray(duration, np.int64), self.group.astype(np.int64), member_ptr,
-                     members.astype(np.int64), sizes, np.zeros_like(sizes), ready, queue, end, place)
-        return end, place
+        return longest_path(pointer, owner[order].astype(np.int64), np.diff(self.before_ptr).astype(np.int64),
+                            duration, self.group, member_ptr, members.astype(np.int64))
 
 
 @dataclass(slots=True)
