@@ -214,7 +214,7 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
         calls[i], factor[i] = (calls[i], growth) if new is None else (new, 1.0)
         doubtful[i] = shapes.undecided(op)
     resized, after = work.regrouped(calls)
-    kernel_factor = np.ones(len(work.kernel_group))
+    kernel_factor: Float64 = np.ones(len(work.kernel_group))
     if len(factor):
         kernel_factor = np.where(work.kernel_group >= 0, factor[np.maximum(work.kernel_group, 0)], 1.0)
     collectives, exchanged = _collectives(scenario, scaled)
