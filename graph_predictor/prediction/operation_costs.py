@@ -44,7 +44,6 @@ class OperationCosts:
     Attributes:
         graph: the rank's.
         op: row of ``graph.ops`` of each.
-        of_op: for every row of ``graph.ops`` the row of this table that it lies in; -1 for none.
         before: host time before each and outside of any row, [steps, rows + 1].
         inside: host time in each, [steps, rows].
         calls_before, calls_inside: of these two, that of calls.
@@ -57,7 +56,6 @@ class OperationCosts:
 
     graph: ExecutionGraph
     op: Int64
-    of_op: Int64
     before: Float64
     inside: Float64
     calls_before: Float64
@@ -173,7 +171,7 @@ def operation_costs(cycle: Cycle, slices: HostSlices, rank: int, owner: Int64, k
                          minlength=steps * size).astype(np.float64)
     called = slices.is_cost[slice_row]
     return OperationCosts(
-        graph, reference, of_op[:-1], table(~within, size + 1), table(within, size), table(~within & called, size + 1),
+        graph, reference, table(~within, size + 1), table(within, size), table(~within & called, size + 1),
         table(within & called, size), compute, device.reshape(steps, size), float(data_loading_ns(cycle, slices)[rank]),
         slice_row, row, within)
 
