@@ -118,8 +118,7 @@ def operations_named(graph: ExecutionGraph, names: Iterable[str]) -> Int64:
     return owner.astype(np.int64)
 
 
-def operation_costs(cycle: Cycle, slices: HostSlices, rank: int, owner: Int64, kernel_op: Int64 | None = None) -> \
-        OperationCosts:
+def operation_costs(cycle: Cycle, slices: HostSlices, rank: int, owner: Int64) -> OperationCosts:
     """Make the table of one rank.
 
     Args:
@@ -127,7 +126,6 @@ def operation_costs(cycle: Cycle, slices: HostSlices, rank: int, owner: Int64, k
         slices: the job's host time.
         rank: position in the job.
         owner: for every row of ``ops`` the operation with a row of its own that it lies in; -1 for none.
-        kernel_op: operation of each of the rank's kernels; by default the one that launched it.
     """
     graph, program = cycle.built.graphs[rank], cycle.built.program
     ops, steps = graph.ops, cycle.steps
@@ -163,8 +161,8 @@ def operation_costs(cycle: Cycle, slices: HostSlices, rank: int, owner: Int64, k
         compute = table(within & ~slices.is_cost[slice_row] & np.append(computing_operations(graph), False)[
             slices.op[slice_row]], size)
     low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
-    of_kernel = of_op[graph.kernels.op if kernel_op is None else kernel_op]
-    launched = np.append(ops.start_ns, 0)[graph.kernels.op if kernel_op is None else kernel_op]
+    of_kernel = of_op[graph.kernels.op]
+    launched = np.append(ops.start_ns, 0)[graph.kernels.op]
     at = np.clip(np.searchsorted(begins, launched, side="right") - 1, 0, steps - 1)
     mine = (of_kernel >= 0) & cycle.kernel[low:high]
     device: Float64 = np.bincount(at[mine] * size + of_kernel[mine], weights=program.kernel_duration[low:high][mine],
