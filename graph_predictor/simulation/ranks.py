@@ -201,7 +201,7 @@ def match_in_order(graphs: list[ExecutionGraph]) -> Rendezvous:
     """Match the collectives of ranks that never ran, by process group and the order in which each launches them.
 
     A collective takes what it takes on the slowest rank. Sends and receives are no rendezvous (see
-    ``synthesis.transfers``).
+    ``synthesis.program``).
     """
     result = Rendezvous()
     for _, members in _meetings([_sequences(graph, np.flatnonzero(graph.kernels.kind == KernelKind.COLLECTIVE),

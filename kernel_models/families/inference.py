@@ -1,4 +1,4 @@
-"""Mixtures of experts: which experts a batch's tokens visit, and the fused operators of inference servers.
+"""What inference servers add to a forward pass: mixtures of experts, choosing the next token, recurrent states.
 
 ::
 
@@ -8,6 +8,10 @@
 A weight is read once for each expert that any token visits. Expert i of e is visited by a share p_i of the tokens with
 p_i ∝ i^(−imbalance) (0: all alike), no expert by more than all of them; experts touched = Σ 1 − (1 − p_i)^tokens.
 Source: the definition; AIConfigurator (github.com/ai-dynamo/aiconfigurator) measures with power laws of 1.01 and 1.2.
+
+Dimensions and bytes are of ``reduction`` and ``elementwise``: a sampler goes over the vocabulary's probabilities of
+each sequence a few times and writes a token; a state-space layer reads and writes its whole state for every sequence.
+Source: the definitions; sampling by rejection needs no sort (FlashInfer, github.com/flashinfer-ai/flashinfer).
 """
 
 from __future__ import annotations
@@ -20,13 +24,13 @@ import numpy as np
 from kernel_models.families.elementwise import elementwise
 from kernel_models.families.gemm import gemm
 from kernel_models.families.index import index
+from kernel_models.families.reduction import sort
 from kernel_models.families.registry import Inputs, Unpriceable, forward
-from kernel_models.families.sort import sort
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, itemsize
 
 VISITS = 4
-"""Experts that a token visits where nothing says how many."""
+"""Experts that a token visits where nothing says how many. Set: that of gpt-oss."""
 
 
 @lru_cache(maxsize=4096)
@@ -47,12 +51,6 @@ def touched(tokens: int, experts: int, visits: int, imbalance: float = 0.0) -> f
     """Expected number of experts that any of the tokens visits."""
     chosen = np.array(shares(experts, min(visits, experts), imbalance))
     return float(np.sum(1.0 - (1.0 - chosen) ** tokens))
-
-
-def fullest_share(experts: int, visits: int, ranks: int, imbalance: float = 0.0) -> float:
-    """Share of all visits that the fullest of ranks gets, its experts dealt out in turn, the most visited first."""
-    each = np.array(shares(experts, min(visits, experts), imbalance))
-    return float(max(each[first::ranks].sum() for first in range(ranks)) / each.sum())
 
 
 def grouped(
@@ -149,3 +147,37 @@ def _mixture_of_experts(op: Inputs) -> Iterator[OpCall]:
         here, experts, min(visits, experts), width, inner, hidden.dtype,
         compute_dtype=weights if weights == "fp8" else "", weight_dtype="" if weights == "fp8" else weights,
         imbalance=imbalance, flags=flags)
+
+
+PASSES = 3
+"""Times that a sampler by rejection reads the probabilities: a threshold found, tried and used."""
+
+
+@forward(Family.REDUCTION, "flashinfer::sampling_from_probs(probs)", "flashinfer::top_p_sampling_from_probs(probs)",
+         "flashinfer::top_k_sampling_from_probs(probs)", "flashinfer::min_p_sampling_from_probs(probs)",
+         "flashinfer::top_k_top_p_sampling_from_probs(probs)", "flashinfer::top_k_renorm_probs(probs)",
+         "flashinfer::top_p_renorm_probs(probs)", "flashinfer::top_k_mask_logits(probs)",
+         "sgl_kernel::top_p_sampling_from_probs(probs)", "sgl_kernel::top_k_top_p_sampling_from_probs(probs)")
+def _sample(op: Inputs) -> Iterator[OpCall]:
+    probabilities = op.tensor("probs")
+    rows, columns = probabilities.elements // max(probabilities.shape[-1], 1), probabilities.shape[-1]
+    if not rows * columns:
+        return
+    whole = "renorm" in op.name or "mask" in op.name
+    size = itemsize(probabilities.dtype)
+    yield OpCall(Family.REDUCTION, "renorm" if whole else "sample", (rows, columns, 1), probabilities.dtype,
+                 flops=float(rows * columns), bytes_read=float(PASSES * rows * columns * size),
+                 bytes_written=float(rows * columns * size if whole else 4 * rows))
+
+
+@forward(Family.ELEMENTWISE, "mamba_ssm::selective_state_update(state, x)", "vllm::selective_state_update(state, x)",
+         "_C::causal_conv1d_update(conv_state, x)", "causal_conv1d::causal_conv1d_update(conv_state, x)")
+def _state(op: Inputs) -> Iterator[OpCall]:
+    """Yield the whole state of the step's sequences, read and written, as fast as memory gives it."""
+    state = op.tensor(op.names[0])
+    if len(state.shape) < 2:
+        raise Unpriceable(f"{op.name}: {state.shape}")
+    of_step = op.optional("x")
+    sequences = min(of_step.shape[0], state.shape[0]) if of_step is not None and of_step.shape else state.shape[0]
+    mine = TensorSpec((sequences, *state.shape[1:]), state.dtype)
+    yield from elementwise("state_update", [mine], mine.shape)

@@ -1,12 +1,16 @@
-"""The share of its published rates that a device sustains whatever the kernel: long copies, and products within its
-power."""
+"""Rates that a device sustains whatever the kernel, and curves of time over bytes at those rates.
+
+Curves are continuous, never fall as bytes grow, and start at no time for no bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import Family
+from tracer.arrays import Float64
 
 REACHED_BANDWIDTH = {
     ("pascal", "GDDR5"): 0.755, ("pascal", "HBM2"): 0.76, ("volta", "HBM2"): 0.91, ("turing", "GDDR6"): 0.765,
@@ -45,7 +49,8 @@ reach 0.78 (trace `torch-compile-mi300`, TraceLens); CDNA 2 and 4 are taken to b
 
 _ONE_PASS, _TWO_PASSES, _ATTENTION = 1.0, 1.8, 3.5
 SCATTERED = 1.7
-"""Times these of operands that do not lie side by side, whose places each element's thread computes."""
+"""Times these of operands that do not lie side by side, whose places each element's thread computes. Set, not
+measured."""
 MOST_FLOORS: Mapping[str, Mapping[Family, float]] = {"blackwell": {
     **dict.fromkeys((Family.ELEMENTWISE, Family.COPY, Family.TRITON, Family.MEMSET, Family.RANDOM, Family.POOLING,
                      Family.INTERPOLATE, Family.OPTIMIZER), _ONE_PASS),
@@ -105,3 +110,67 @@ def peak_tflops(device: DeviceSpec, dtype: str, *, matrix: bool) -> float:
     # A matrix rate of 8 bits takes as much power as half of it in 16, one of 4 bits as a quarter.
     narrow = {"fp8": 2.0, "int8": 2.0, "fp4": 4.0}.get(dtype, 1.0) if on_matrix else 1.0
     return min(peak, narrow * device.power_w / watts)
+
+
+L2_SPEEDUP = 1.5
+"""Bandwidth of a last-level cache over that of the memory behind it.
+
+Chosen among 1.5, 2.5 and 4, with ``L2_USABLE`` among 0.2 to 0.7, as what errs least on vLLM's element-wise kernels on
+A100, A40 and H100 (Vidur) and PyTorch's on H100 (TraceLens' video model).
+"""
+L2_USABLE = 0.5
+"""Share of the last-level cache that holds a kernel's data: it is split in partitions and shared with older data.
+Chosen with ``L2_SPEEDUP``."""
+GB_PER_S_IN_BYTES_PER_US = 1e3
+SHARPNESS = 4.0
+"""Power of the norm in which arithmetic and traffic of a kernel overlap (``overlapped``). Set: at most 19% above the
+roofline's maximum. Corrections were fitted with it (``step_fit``)."""
+
+
+def usable_cache_bytes(device: DeviceSpec) -> float:
+    """Bytes that a kernel finds again in the last-level cache."""
+    return L2_USABLE * max(device.l2_mb, device.l3_mb) * 2**20
+
+
+def memory_us(moved_bytes: Float64, device: DeviceSpec) -> Float64:
+    """Time to move bytes at the bandwidth of long copies, with what fits in the last-level cache moving faster, µs.
+
+    With c = usable cache and h = min(1, c/bytes)² the share that still hits (a stream longer than the cache evicts
+    itself, so hits fall faster than c/bytes):  t = bytes · (h/(s·B) + (1 − h)/B). Its slope is at least 1/(s·B).
+    Source: cache-residency roofline (Ilic et al., "Cache-aware Roofline model", 2014) with a measured speed-up s.
+    """
+    bandwidth = bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US
+    cache = usable_cache_bytes(device)
+    hit = np.minimum(1.0, cache / np.maximum(moved_bytes, 1.0)) ** 2
+    return moved_bytes / bandwidth * (hit / L2_SPEEDUP + (1.0 - hit))
+
+
+def link_us(moved_bytes: Float64, bandwidth_gbps: float, half_speed_bytes: float) -> Float64:
+    """Time over a link whose speed grows with the size of a copy, µs:  t = (bytes + b½·bytes/(bytes + b½)) / B.
+
+    A copy of b½ bytes reaches two thirds of the link, larger ones all of it; continuous and increasing.
+    Source: the latency–bandwidth form of Hockney (1994), with its latency saturating instead of constant so that small
+    copies keep the fixed cost that is counted elsewhere.
+    """
+    b = np.maximum(moved_bytes, 0.0)
+    return (b + half_speed_bytes * b / (b + half_speed_bytes)) / (bandwidth_gbps * GB_PER_S_IN_BYTES_PER_US)
+
+
+def sector_bytes(pieces: Float64, piece_bytes: Float64, sector: float) -> Float64:
+    """Bytes that pieces scattered over memory cost: each its own bytes and, on average, a sector's unused rest.
+
+    A piece of p bytes at an arbitrary place touches p/sector + 1 sectors on average, never less than one; aligned
+    rows of whole sectors cost themselves. Whole sectors, p + (sector − p mod sector), would jump between these;
+    p + sector·exp(−p/sector) does not.
+    Source: 32-byte sectors of NVIDIA GPUs (CUDA C++ Best Practices Guide, "Coalesced Access").
+    """
+    return pieces * (piece_bytes + sector * np.exp(-piece_bytes / sector))
+
+
+def overlapped(first_us: Float64, second_us: Float64) -> Float64:
+    """Time of two kinds of work that overlap, µs: the p-norm, near the longer one and at most 2^(1/p) times it.
+
+    ``SHARPNESS`` p = ∞ would be the roofline's max (Williams et al., 2009); real kernels overlap a little less.
+    """
+    longest = np.maximum(np.maximum(first_us, second_us), 1e-12)
+    return longest * ((first_us / longest) ** SHARPNESS + (second_us / longest) ** SHARPNESS) ** (1.0 / SHARPNESS)
