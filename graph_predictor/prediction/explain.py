@@ -118,10 +118,10 @@ class OperationNames:
             self._item[calls] = self._numbers(rank, graph, graph.launches.op[program.item_row[calls]])
         self._own = np.where(is_call, self._number(GRAPH_LAUNCH), self._item) if graphed else self._item
 
-    def text(self, number: int, none: str = OUTSIDE) -> str:
-        """Return the name of a number; ``none`` for -1."""
+    def text(self, number: int) -> str:
+        """Return the name of a number; ``OUTSIDE`` for -1."""
         if number < 0:
-            return none
+            return OUTSIDE
         if number >= self._offset[-1]:
             return self._more[number - int(self._offset[-1])]
         rank = int(np.searchsorted(self._offset, number, side="right")) - 1

@@ -169,7 +169,7 @@ def plain_constants(latency_ns: int) -> LaunchConstants:
 def synthesize(ranks: Sequence[RankTimes]) -> Synthesized:
     """Make the program of a job whose ranks were traced by shapes."""
     parts = [_Rank(rank) for rank in ranks]
-    alone, item_offset = assemble([part.rows() for part in parts], [0] * len(parts))
+    alone = assemble([part.rows() for part in parts], [0] * len(parts))
     simulated = simulate(alone)
     alone = replace(alone, recorded_item_start=simulated.item_start, recorded_item_end=simulated.item_end,
                     recorded_kernel_start=simulated.kernel_start, recorded_kernel_end=simulated.kernel_end)
@@ -181,7 +181,7 @@ def synthesize(ranks: Sequence[RankTimes]) -> Synthesized:
     program, left_out = without_cycles(with_edges(program, pairs[:, 0], pairs[:, 1], np.zeros(len(pairs))))
     dissolve(rendezvous, program)
     works = [work for part in parts for work in part.works]
-    built = Built(program, graphs, [part.report() for part in parts], rendezvous, [0] * len(parts), item_offset,
+    built = Built(program, graphs, [part.report() for part in parts], rendezvous, [0] * len(parts),
                   [part.thread for part in parts], left_out)
     return Synthesized(built, np.array([work.source for work in works], np.int64),
                        np.array([work.low for work in works], np.float64),
