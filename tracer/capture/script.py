@@ -19,14 +19,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
+from tracer import workloads
 from tracer.capture.interruption import termination_unwinds
 from tracer.capture.options import CaptureOptions, CaptureWarning, by_optimizer
 from tracer.capture.session import Capture, need_torch
 from tracer.errors import CaptureError
+from tracer.workloads import Settings
+from tracer.workloads.places import check_alone
 
 if TYPE_CHECKING:
     from tracer.parallel_plan import ParallelPlan
-    from tracer.workloads import Settings
 
 
 @dataclass(slots=True)
@@ -243,9 +245,6 @@ def run_workload(settings: Settings, out: str | os.PathLike[str], options: Captu
         PlanError: the plan does not fit the workload or the world.
         WorkloadError: the workload cannot be built here.
     """
-    from tracer import workloads
-    from tracer.workloads.places import check_alone
-
     capture = capture or Capture(out, options)
     facts = {"name": settings.WORKLOAD, "settings": workloads.as_plain(settings), "split": workloads.split(settings)}
     capture.facts["workload"] = facts
@@ -269,8 +268,6 @@ def run_workload(settings: Settings, out: str | os.PathLike[str], options: Captu
 
 
 def _run_workload(settings: Settings, capture: Capture, spread: Callable[[Any], Any]) -> Capture:
-    from tracer import workloads
-
     capture.check()
     need_torch()
     workload = workloads.create(settings)
