@@ -31,11 +31,9 @@ from kernel_models.model import KernelModel
 from kernel_models.op_call import Family
 from planner.sharding.choices import choices_of
 from planner.sharding.estimate import estimate
-from planner.sharding.loads import assignment_of
-from planner.sharding.plan import ShardingPlan
-from planner.sharding.problem import ShardingProblem
+from planner.sharding.problem import ShardingPlan, ShardingProblem
 from planner.sharding.scoring import Scores
-from planner.sharding.step import StepModel
+from planner.sharding.step import StepModel, assignment_of
 from tracer.lookup_data.plan_file import ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 

@@ -6,11 +6,11 @@
 A program is a script with a command line for its sizes, and a function ``build`` that makes its step. In every round
 the script is captured once at its own sizes and once at a second size of each kind, as ``foretrace capture`` does it;
 what it is asked for is its step at four times the batch, and at two and a half times the length, by three routes:
-traced again (``--code``), through two captures (``--also``), scaled from one capture. The script is also run at its own
-and at the new sizes in turns of a few steps (``foreign_turns``): how many times as long a step takes there, × the
-capture's step with nothing watching, is the truth, so that the machine's noise is in both. Others on a machine only
-ever make a step slower: of several rounds the quickest capture of each kind counts, and the median ratio of all turns.
-With ``--each`` every round is a case of its own.
+traced again (``--code``), the nearer of two captures scaled (``--also``), the first one scaled. The script is also run
+at its own and at the new sizes in turns of a few steps (``foreign_turns``): how many times as long a step takes there,
+× the capture's step with nothing watching, is the truth, so that the machine's noise is in both. Others on a machine
+only ever make a step slower: of several rounds the quickest capture of each kind counts, and the median ratio of all
+turns. With ``--each`` every round is a case of its own.
 
 ``TUNING`` was used for every choice that was made. ``HELD_OUT`` is of programs that nothing was tuned on, and is what
 accuracy is reported of: those of ``tests/foreign/programs``, whose results were seen before the last choices, and six
@@ -33,8 +33,7 @@ from pathlib import Path
 import numpy as np
 from foreign_turns import ratios
 
-from graph_predictor.request.configuration import Configuration
-from graph_predictor.request.study import Study
+from graph_predictor.request.study import Configuration, Study
 from kernel_models.profile import DeviceProfile, load_profile
 from tracer.capture_layout import read_context
 from tracer.errors import ForetraceError
@@ -47,7 +46,7 @@ STEPS = 60
 TURNING_STEPS = 150
 """Steps that a script is asked for where it takes turns, more than these need."""
 TURNS_FILE = "turns.json"
-ROUTES = ("traced again", "two captures", "one capture")
+ROUTES = ("traced again", "nearer capture", "one capture")
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,7 @@ def main() -> None:
         if options.measure:
             return
         found = []
-        print(f"{'program':<22} {'asked':<12} {'route':<13} {'rounds':>6} {'truth ms':>9} {'predicted':>9} "
+        print(f"{'program':<22} {'asked':<12} {'route':<15} {'rounds':>6} {'truth ms':>9} {'predicted':>9} "
               f"{'80% interval':>20} {'error':>7}")
         for plan in plans:
             numbers = [number for number in range(options.rounds)
@@ -285,7 +284,7 @@ def line(case: Case) -> str:
     said = f" refused: {case.refused[:110]}" if case.refused else (
         f"{case.predicted:>9.2f} {f'{case.low:.2f} to {case.high:.2f}':>20} {case.error:>+7.1%}"
         + ("" if case.covered else "  outside"))
-    return f"{case.program:<22} {case.size:<12} {case.route:<13} {case.rounds:>6} {case.truth:>9.2f} {said}"
+    return f"{case.program:<22} {case.size:<12} {case.route:<15} {case.rounds:>6} {case.truth:>9.2f} {said}"
 
 
 if __name__ == "__main__":

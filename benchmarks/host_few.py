@@ -4,7 +4,7 @@
 
 ``OTHER`` is a folder of recordings (``traces/record_host.py``) of one host, whose programs make the law; ``OWN`` are of
 another host (default: the EPYC's and the Xeon's in ``traces``). Of these, so many programs are drawn at random, seeded;
-all others are told by them alone, and by them with the law (``kernel_models/host/few_programs.py``). With none of its
+all others are told by them alone, and by them with the law (``kernel_models/host/fitting.py``). With none of its
 own, a host is what the law says: what a host never seen is off by.
 """
 
@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.prediction.host_calibration import read_rounds
-from kernel_models.host.few_programs import fit_few
-from kernel_models.host.fitting import fit_host
+from graph_predictor.prediction.host_steps import read_rounds
+from kernel_models.host.events import HostStep
+from kernel_models.host.fitting import fit_few, fit_host
 from kernel_models.host.model import HostModel
-from kernel_models.host.step_events import HostStep
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
 COUNTS = (1, 2, 3, 5, 10, 20)

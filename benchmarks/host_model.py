@@ -17,10 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.prediction.host_calibration import read_rounds
-from kernel_models.host.accuracy import ToldHost, left_out, told
-from kernel_models.host.fitting import fit_host
-from kernel_models.host.hosts import read_host
+from graph_predictor.prediction.host_steps import read_rounds
+from kernel_models.host.fitting import ToldHost, fit_host, left_out, told
+from kernel_models.host.model import read_host
 
 SUITE = ("dlrm", "resnet50", "bert", "llama", "gpt2", "vit", "moe", "lstm", "unet")
 OF_LIBRARIES = ("distilbert", "gpt_neo_loop", "opt_loop", "bart_summaries", "electra_tags", "timm_resnet", "timm_vit",

@@ -6,7 +6,7 @@ DATA is a folder of public recordings (``traces`` in it: HolisticTraceAnalysis, 
 modded-nanogpt). A host is the law of ``gpu-steps`` (``benchmarks/fit_hosts.py``) times one factor: the mean of its
 recordings' logarithms, measured over predicted by a law that knows nothing of this host. Factors are taken as
 log-normal around a law of one feature that every recording tells, the profiler's own cost of an event
-(``kernel_models/host/profiler_events.py``), which stands for the speed of one thread:
+(``kernel_models/host/overheads.py``), which stands for the speed of one thread:
 
     log factor = offset + exponent · log(event / usual event) ± spread
 
@@ -27,10 +27,10 @@ from pathlib import Path
 import numpy as np
 
 from graph_predictor.prediction.host_steps import recorded_host_steps
+from kernel_models.host.events import HostStep
 from kernel_models.host.fitting import fit_host
 from kernel_models.host.model import HostModel
-from kernel_models.host.profiler_events import event_cost
-from kernel_models.host.step_events import HostStep
+from kernel_models.host.overheads import event_cost
 from kernel_models.spreads import END, UNKNOWN_HOST
 from tracer.job import read_job
 

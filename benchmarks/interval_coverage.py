@@ -9,7 +9,6 @@ left (without them the CPU's cases are left out).
    of published kernel tables that were measured on two devices, priced from data sheets; how much of the error's
    variance the two have in common. `USUAL_STEPS` (`kernel_models/spreads.py`): pairs of steps of the
    traces after their first two whole ones, and of the development captures, against the steps that follow them.
-   `HOST_AT_CAPTURED` and `PER_DISTANCE` (`kernel_models/spreads.py`): the development workloads of `predict_cpu.py`.
 2. *Coverage* of every held-out prediction: steps 1–2 of each trace against the mean of those that follow, traces on
    another trace's device and host, and the reported sizes of `predict_cpu.py`.
 """
@@ -29,9 +28,8 @@ from predict_cpu import DEVELOPMENT, REPORTED, Plan, cases
 from predict_traces import DATA, FIT, LATER, PAIRS, first_whole_step
 
 from foretrace.edits import Device, HostFrom
-from graph_predictor.prediction.host_spread import END, mean_spread
 from graph_predictor.prediction.overheads import recorded_overheads
-from graph_predictor.sizes import size_times
+from graph_predictor.prediction.step_spread import mean_spread
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import price
@@ -145,20 +143,6 @@ def cpu_sizes(plans: tuple[Plan, ...], folder: Path) -> list[Held]:
                  1e3 * case.truth) for plan in plans for case in cases(plan, folder)]
 
 
-def at_captured(folder: Path) -> None:
-    """Print what the development sizes say of ``HOST_AT_CAPTURED``: coverage, and the log score (lower is better)."""
-    shipped = size_times.HOST_AT_CAPTURED
-    print(f"\n{'HOST_AT_CAPTURED':18}{'inside':>8}{'log score':>11}")
-    for size_times.HOST_AT_CAPTURED in (0.0, 0.03, 0.05, 0.07, 0.09):
-        found = cpu_sizes(_kept(DEVELOPMENT, folder), folder)
-        half = np.array([np.log(one.interval[1] / one.interval[0]) / 2 for one in found])
-        error = np.array([np.log(one.truth / one.predicted) for one in found])
-        score = np.log(half) + 0.5 * (END * error / half) ** 2
-        print(f"{size_times.HOST_AT_CAPTURED:<18}{f'{sum(one.inside for one in found)} of {len(found)}':>8}"
-              f"{score.mean():11.3f}{'  shipped' if shipped == size_times.HOST_AT_CAPTURED else ''}")
-    size_times.HOST_AT_CAPTURED = shipped
-
-
 def unwatched(folder: Path) -> dict[str, np.ndarray]:
     """Steps that nothing watched, of every run in a folder."""
     return {path.name: np.array(json.loads(path.read_text()), float) for path in sorted(folder.iterdir())
@@ -190,7 +174,6 @@ def main() -> None:
     host_windows(series, "host time of the traces' later steps")
     if options.development:
         host_windows(unwatched(options.development), "development runs on this CPU")
-        at_captured(options.development)
         show("development sizes (constants were chosen on these)", cpu_sizes(_kept(DEVELOPMENT, options.development),
                                                                              options.development))
     found = {"steps that follow": later_steps(traces), "another device, with its host": device_pairs(traces)}

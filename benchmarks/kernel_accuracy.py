@@ -25,9 +25,8 @@ from kernel_models.datasets.tables import read_table
 from kernel_models.device import device
 from kernel_models.fitting import FEW_GROUPS, OTHERS, candidates_of, each_left_out, scaled_to
 from kernel_models.heuristics import RooflineModel, fit_efficiencies
-from kernel_models.learned.boosted import BoostedModel
+from kernel_models.learned.boosted import BoostedModel, Intervals
 from kernel_models.learned.fit import Problem
-from kernel_models.learned.intervals import Intervals
 from kernel_models.op_call import Family
 from kernel_models.scores import Errors, errors_of
 

@@ -42,9 +42,8 @@ from graph_predictor.request.memory_fit import ERROR, Fit, StageMemory, fit_of
 from kernel_models.collectives import find_topology
 from kernel_models.device import device
 from planner.parallel.decoder import check_decoder_plan
-from planner.parallel.memory import fullest_of, stage_memory
-from planner.parallel.memory_state import state_of
-from planner.parallel.pieces import LayerPieces
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.memory import fullest_of, stage_memory, state_of
 from tracer.errors import ForetraceError
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import Latent, TransformerShape
@@ -166,7 +165,7 @@ def _latent_proxy(row: dict[str, Any], vocab: int) -> TransformerShape:
     return replace(routed, layers=16, predictions=1, stack=(dense, routed))
 
 
-def read_ci(path: Path, pieces: LayerPieces) -> tuple[list[Peak], dict[str, int]]:
+def read_ci(path: Path, pieces: LayerCosts) -> tuple[list[Peak], dict[str, int]]:
     """Return the peaks of the CI's table, and how many rows are left out for what reason."""
     peaks: list[Peak] = []
     left: dict[str, int] = {}
@@ -225,7 +224,7 @@ def _released(row: dict[str, Any], name: str, shape: TransformerShape) -> Parall
     return min(plans, key=away)
 
 
-def read_simumax(path: Path, pieces: LayerPieces) -> list[Peak]:
+def read_simumax(path: Path, pieces: LayerCosts) -> list[Peak]:
     """Return the peaks of SimuMax's table."""
     return [Peak(row.case, f"SimuMax {row.family}", row.measured_gib, fullest_of(row.plan, row.shape, pieces))
             for row in simumax.read(path)]
@@ -266,13 +265,13 @@ def show_fits(data: Path) -> None:
     for name, recompute in (("single", Recomputation.NONE), ("multi", Recomputation.FULL)):
         jobs += _vtrain(folder / f"vtrain_{name}_node_a100.parquet", name, recompute)
     counts: dict[str, dict[Fit, int]] = {}
-    pieces: dict[str, LayerPieces] = {}
+    pieces: dict[str, LayerCosts] = {}
     known: dict[tuple[ParallelPlan, TransformerShape, str], StageMemory] = {}
     for name, series, plan, shape, on in jobs:
         spec = device(on)
         key = replace(plan, microbatches=min(plan.passes, 2 * plan.pp * plan.chunks)), shape, on
         if key not in known:
-            known[key] = fullest_of(key[0], shape, pieces.setdefault(on, LayerPieces(spec)))
+            known[key] = fullest_of(key[0], shape, pieces.setdefault(on, LayerCosts(spec)))
         found, fit = known[key], fit_of(known[key], spec.memory_gb * 1e9)
         table = series.split("/")[0] if "/" in series else series.split(" ")[0]
         mine = counts.setdefault(f"{table} on {on}", dict.fromkeys(Fit, 0))
@@ -312,7 +311,7 @@ def main() -> None:
     parser.add_argument("--rows", choices=["peaks", "fits", "all"], default="all")
     options = parser.parse_args()
     if options.rows != "fits":
-        pieces = LayerPieces(device("b200"))
+        pieces = LayerCosts(device("b200"))
         found, left = read_ci(options.data / "end_to_end" / "megatron_lm_ci_step_times.parquet", pieces)
         show_peaks([*read_simumax(options.data, pieces), *found], left)
     if options.rows != "peaks":

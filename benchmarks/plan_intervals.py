@@ -3,8 +3,8 @@
     python benchmarks/plan_intervals.py [DATA]
 
 DATA as for `weak_scaling.py`. Steps: its two tables, SimuMax's B200 (`simumax.py`) and vTrain's A100 (`vtrain.py`), all
-by `Rates()`. Half of the series, those with an even checksum, fit the spreads by largest likelihood, each table
-counting as much; the other half is judged. Then tables are left out: fitted to the others, judged on one.
+by `CorrectionFactors()`. Half of the series, those with an even checksum, fit the spreads by largest likelihood, each
+table counting as much; the other half is judged. Then tables are left out: fitted to the others, judged on one.
 
 Printed: rows inside by table for both halves and for tables left out, pooled, and the fitted spreads.
 """
@@ -25,10 +25,10 @@ from weak_scaling import DATA, dgx_jobs, mpt_jobs
 
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
+from planner.parallel.corrections import Z80, PlanSpreads
 from planner.parallel.estimate import estimate
-from planner.parallel.loads import Loads, loads_of
-from planner.parallel.pieces import LayerPieces
-from planner.parallel.spreads import Z80, PlanSpreads
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.plan_costs import PlanCosts, costs_of_plan
 from tracer.parallel_plan import Recomputation
 
 PRIOR = PlanSpreads(0.05, 0.1, 0.3, 0.3, 0.7)
@@ -46,7 +46,7 @@ class Case:
     shares: tuple[float, float, float, float]
 
 
-def case(table: str, series: str, loads: Loads, measured_us: float) -> Case:
+def case(table: str, series: str, loads: PlanCosts, measured_us: float) -> Case:
     """Judge one step."""
     found = estimate(loads)
     working = found.time_us - found.pipeline
@@ -55,23 +55,23 @@ def case(table: str, series: str, loads: Loads, measured_us: float) -> Case:
                 tuple(each / working for each in shares))  # type: ignore[arg-type]
 
 
-def published(data: Path) -> Iterator[tuple[str, str, Loads, float]]:
+def published(data: Path) -> Iterator[tuple[str, str, PlanCosts, float]]:
     """All published steps: table, series, what the plan's step is made of, measured µs."""
     folder = data / "end_to_end"
-    pieces: dict[str, LayerPieces] = {}
+    pieces: dict[str, LayerCosts] = {}
     for job in dgx_jobs(folder / "dgxc_step_times.parquet") + mpt_jobs(folder / "mosaic_mpt_fsdp.parquet"):
-        own = pieces.setdefault(job.device, LayerPieces(device(job.device)))
+        own = pieces.setdefault(job.device, LayerCosts(device(job.device)))
         name = "dgxc H100" if "training" in job.table else f"MPT {job.table[:4]}"
-        yield name, job.series, loads_of(job.plan, job.shape, own, job.cluster), 1e6 * job.seconds
+        yield name, job.series, costs_of_plan(job.plan, job.shape, own, job.cluster), 1e6 * job.seconds
     a100, node = pieces["a100-sxm-80g"], vtrain.measured(data / "collectives" / "all_reduce_vtrain.parquet")
     for name, cluster, again in (
             ("single", lambda gpus: node, Recomputation.NONE),
             ("multi", lambda gpus: CollectiveModel(find_topology(f"dgx-a100x{gpus // 8}")), Recomputation.FULL)):
         for row in vtrain.read(folder / f"vtrain_{name}_node_a100.parquet", a100, cluster, again):
-            yield f"vTrain {name}", row.size, row.step.loads, row.step.us
-    b200, cluster = LayerPieces(device(simumax.DEVICE)), CollectiveModel(find_topology(simumax.NODE))
+            yield f"vTrain {name}", row.size, row.step.costs, row.step.us
+    b200, cluster = LayerCosts(device(simumax.DEVICE)), CollectiveModel(find_topology(simumax.NODE))
     for row in simumax.read(data):
-        yield ("SimuMax B200", row.case.rsplit("_mbc", 1)[0], loads_of(row.plan, row.shape, b200, cluster),
+        yield ("SimuMax B200", row.case.rsplit("_mbc", 1)[0], costs_of_plan(row.plan, row.shape, b200, cluster),
                1e3 * row.measured_ms)
 
 

@@ -23,14 +23,13 @@ from weak_scaling import DATA, Job, dgx_jobs
 
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import device
-from planner.parallel.compare import separation, tied
 from planner.parallel.decoder import PUBLISHED, decoder_of
 from planner.parallel.estimate import estimate
 from planner.parallel.frameworks import Framework
-from planner.parallel.loads import loads_of
-from planner.parallel.memory import memory_of
-from planner.parallel.pieces import LayerPieces
-from planner.parallel.search import search
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.memory import fullest_of
+from planner.parallel.plan_costs import costs_of_plan
+from planner.parallel.search import search, separation, tied
 from tracer.parallel_plan import ParallelPlan
 from tracer.shape_only.transformer import TransformerShape
 
@@ -47,14 +46,14 @@ def speed() -> None:
     spec = device(DEVICE)
     started = time.perf_counter()
     small = TransformerShape(2, 64, 2, 2, 128, 256, 64)
-    search(small, 2, 2, LayerPieces(spec), CollectiveModel(topology_of(spec, 2)))
+    search(small, 2, 2, LayerCosts(spec), CollectiveModel(topology_of(spec, 2)))
     print(f"once a process: {time.perf_counter() - started:.1f} s")
     print(f"{'search':28}{'plans':>9}{'estimated':>11}{'refused':>9}{'slower':>9}{'seconds':>9}{'of CPU':>9}"
           f"{'10,000 plans':>14}")
     for name, model, gpus, batch in SEARCHES:
         shape = decoder_of(name, PUBLISHED[name][model])
         started, worked = time.perf_counter(), time.process_time()
-        found = search(shape, gpus, batch, LayerPieces(spec), CollectiveModel(topology_of(spec, gpus)))
+        found = search(shape, gpus, batch, LayerCosts(spec), CollectiveModel(topology_of(spec, gpus)))
         seconds, busy = time.perf_counter() - started, time.process_time() - worked
         refused = sum(each.count for each in found.refused)
         print(f"{f'{name} {model} on {gpus:,}':28}{found.considered:>9,}{len(found.plans):>11,}{refused:>9,}"
@@ -70,7 +69,7 @@ def speed() -> None:
 def publishers(data: Path) -> None:
     """Print what is found beside what publishers ran."""
     spec, within, own_within, cases = device(DEVICE), 0, 0, 0
-    pieces = LayerPieces(spec)
+    pieces = LayerCosts(spec)
     limit = spec.memory_gb * 1e9
     series: dict[str, list[Job]] = {}
     for job in dgx_jobs(data / "end_to_end" / "dgxc_step_times.parquet"):
@@ -80,8 +79,8 @@ def publishers(data: Path) -> None:
         for job in (jobs[0], jobs[-1]):
             shape, plan, gpus, batch = job.shape, job.plan, job.plan.world_size, job.plan.global_batch
             cluster = CollectiveModel(topology_of(spec, gpus))
-            published = estimate(loads_of(plan, shape, pieces, cluster))
-            needs = memory_of(plan, shape, pieces).total
+            published = estimate(costs_of_plan(plan, shape, pieces, cluster))
+            needs = fullest_of(plan, shape, pieces).account.total
             print(f"\n{job.name} GPUs, {batch:,} sequences (measured {job.seconds:.2f} s)")
             _line("published", plan, published.time_us, needs, limit)
             # MaxText's recipe is FSDP alone.

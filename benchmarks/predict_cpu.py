@@ -3,17 +3,15 @@
     python benchmarks/predict_cpu.py [--only NAME,NAME] [--keep DIR] [--development]
 
 Each workload of the suite is captured at two sizes. Four others, inside and outside the captured range, are predicted
-from the two captures (`graph_predictor.edits.SizeLaws`, without the profiler's cost) and compared
-with steps that nothing watched. Every run is a process of its own, on one thread.
+from the nearer of the two captures (`foretrace.edits.Sizes`, without the profiler's cost) and compared with steps that
+nothing watched. Every run is a process of its own, on one thread.
 
 Others on a machine only ever make a step slower, by half on a shared core. So all sizes are run in `ROUNDS` rounds, one
 after the other, and what a step takes is the median of the quickest fifth of all rounds' steps: of the captured sizes
 too. Operations' times come from the round whose profiled steps were quickest.
 
-`REPORTED` was written down before anything of it had been run. No time was tuned on it; that its intervals were too
-narrow at first (10 of 16) led to a second look at the development runs (docs/prediction.md). `DEVELOPMENT` holds other
-workloads at sizes of their own: what `kernel_models/spreads.py`, `prediction/anchoring.py` and `host_spread.py` say of
-spreads was chosen there.
+`REPORTED` was written down before anything of it had been run. `DEVELOPMENT` holds other workloads at sizes of their
+own: what `kernel_models/spreads.py` and `step_spread.py` say of spreads was chosen there.
 """
 
 from __future__ import annotations
@@ -33,7 +31,8 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrace.edits import SizeLaws
+from foretrace.edits import Sizes as Scaled
+from graph_predictor.sizes.named_sizes import nearest
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.job import Job, read_job
 
@@ -159,8 +158,10 @@ def cases(plan: Plan, folder: Path) -> list[Case]:
     baselines = [baseline_of(undisturbed(plan, sizes, folder)) for sizes in plan.captured]
     found = []
     for sizes in plan.unseen:
-        laws = SizeLaws(baselines, plan.captured, sizes)
-        said = baselines[0].predict([laws])
+        at = nearest(plan.captured, sizes)
+        changes = tuple((name, plan.captured[at][name], size) for name, size in sizes.items()
+                        if size != plan.captured[at][name])
+        said = baselines[at].predict([Scaled(changes)])
         times = [json.loads((folder / _name(plan, sizes, number)).read_text()) for number in range(ROUNDS)]
         rounds = [float(np.median(quickest(one))) / 1e6 for one in times]
         truth = float(np.median(quickest(*times))) / 1e6

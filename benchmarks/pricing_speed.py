@@ -31,9 +31,8 @@ from kernel_models.device import DeviceSpec, device
 from kernel_models.families.attention import attention
 from kernel_models.families.gemm import gemm
 from kernel_models.fitting import candidates_of, fit_entry, scaled_to
-from kernel_models.learned.distil import distil
-from kernel_models.learned.fit import Problem
-from kernel_models.learned.intervals import Intervals
+from kernel_models.learned.boosted import Intervals
+from kernel_models.learned.fit import Problem, distil
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import price
 from kernel_models.profile import DeviceProfile, ProfileEntry, load_profile, save_profile

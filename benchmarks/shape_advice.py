@@ -25,9 +25,9 @@ from zoo_parts.cases import ALIGNMENT_GPUS, alignment_cases
 from kernel_models.device import device
 from kernel_models.heuristics.words import NARROW, SINGLE
 from kernel_models.pricing import price
-from planner.parallel.pieces import LayerPieces
+from planner.parallel.corrections import Z80
+from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.shapes import REPEATED, SHARE, advise
-from planner.parallel.spreads import Z80
 from tracer.parallel_plan import ParallelPlan
 from tracer.shape_only.transformer import TransformerShape
 
@@ -125,7 +125,7 @@ EXAMPLES = (
 
 
 def examples(name: str) -> None:
-    pieces = LayerPieces(device(name))
+    pieces = LayerCosts(device(name))
     print(f"\nknown examples on {name} (GPU time of a token, no collectives)")
     print(f"{'change':<58}{'gain %':>8}{'80% between':>18}  published")
     for what, shape, microbatch, setting, value, published in EXAMPLES:

@@ -7,7 +7,7 @@ DATA (default: the environment's FORETRACE_DATA, else the shared data beside the
 and 405B cut to 12 and 4 layers, DeepSeek V2 and V3 cut to 4, bf16, micro-batches of one sequence, distributed
 optimizer, fused cross entropy.
 Nothing is fitted to them here: kernels by the data sheet and default efficiencies, collectives by a DGX B200's,
-`Rates()` as they are.
+`CorrectionFactors()` as they are.
 
 What the rows do not say is taken from the scripts that they were run with (its `simu_tools/megatron_scripts/scripts`):
 sequence parallelism with tensor parallelism, 1F1B, gradients accumulated in fp32, collectives of gradients and
@@ -38,11 +38,12 @@ from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.calibrate import MeasuredPlan, calibrate
 from planner.parallel.config_file import decoder_of_config
+from planner.parallel.corrections import UNCORRECTED, CorrectionFactors
 from planner.parallel.decoder import PUBLISHED, decoder_of
-from planner.parallel.estimate import Estimate, Rates, estimate
-from planner.parallel.loads import loads_of
+from planner.parallel.estimate import Estimate, estimate
+from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import fullest_of
-from planner.parallel.pieces import LayerPieces
+from planner.parallel.plan_costs import costs_of_plan
 from planner.parallel.published_configs import CONFIGS
 from tracer.parallel_plan import ParallelPlan, Sharding
 from tracer.shape_only.transformer import TransformerShape
@@ -121,11 +122,12 @@ def read(data: Path = DATA) -> list[Row]:
             for r in pd.read_parquet(data / "end_to_end" / "simumax_b200.parquet").to_dict("records")]
 
 
-def judge(rows: Sequence[Row], rates: Rates = Rates(), pieces: LayerPieces | None = None) -> list[Judged]:  # noqa: B008
+def judge(rows: Sequence[Row], rates: CorrectionFactors = UNCORRECTED,
+          pieces: LayerCosts | None = None) -> list[Judged]:
     """Predict every row."""
-    pieces = pieces or LayerPieces(device(DEVICE))
+    pieces = pieces or LayerCosts(device(DEVICE))
     cluster = CollectiveModel(find_topology(NODE))
-    return [Judged(row, estimate(loads_of(row.plan, row.shape, pieces, cluster), rates),
+    return [Judged(row, estimate(costs_of_plan(row.plan, row.shape, pieces, cluster), rates),
                    fullest_of(row.plan, row.shape, pieces).allocated / 2**30) for row in rows]
 
 
@@ -159,14 +161,14 @@ def _errors(name: str, judged: Sequence[Judged], error: Callable[[Judged], float
             f"{values.mean():+6.1f}%  p90 {np.quantile(size, 0.9):5.1f}%  largest {size.max():5.1f}%")
 
 
-def calibrated(judged: Sequence[Judged], pieces: LayerPieces) -> None:
+def calibrated(judged: Sequence[Judged], pieces: LayerCosts) -> None:
     """Print the errors of rows that did not calibrate the rates, draw by draw."""
     cluster = CollectiveModel(find_topology(NODE))
     print(f"\nCalibrated on {CALIBRATING} rows, the others judged")
     for draw in range(DRAWS):
         order = np.random.default_rng(draw).permutation(len(judged))
         chosen, others = ([judged[i] for i in part] for part in (order[:CALIBRATING], order[CALIBRATING:]))
-        found = calibrate([MeasuredPlan(each.row.case, loads_of(each.row.plan, each.row.shape, pieces, cluster),
+        found = calibrate([MeasuredPlan(each.row.case, costs_of_plan(each.row.plan, each.row.shape, pieces, cluster),
                                         1e3 * each.row.measured_ms) for each in chosen])
         again = judge([each.row for each in others], found.rates, pieces)
         print(_errors(f"draw {draw + 1}: foretrace ", again, lambda each: each.time_error))
@@ -178,7 +180,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", type=Path, default=DATA)
-    pieces = LayerPieces(device(DEVICE))
+    pieces = LayerCosts(device(DEVICE))
     judged = judge(read(parser.parse_args().data), pieces=pieces)
     show(judged)
     calibrated(judged, pieces)

@@ -1,21 +1,16 @@
-"""Another batch size by three routes: do they give the same operations, and the same step time?
+"""Another batch size by two routes: do they give the same operations, and the same step time?
 
     python benchmarks/size_routes.py [--keep DIR] [--profile FILE] [--only NAME]
 
-Each workload is captured on this CPU at three batch sizes, one thread each, in a process of its own. The one between is
-predicted from the smallest: by tracing the program again, by laws through the smallest and the largest, and by scaling
-the smallest alone; its own capture is the truth, which no route sees. Counted: operations of the traced step that do
-the work, and of those the ones whose tensors have the same shapes by each of the other routes. Step times hold under
-the profiler, like the captures'.
+Each workload is captured on this CPU at two batch sizes, one thread each, in a process of its own. The larger one is
+predicted from the smaller: by tracing the program again, and by scaling its capture; the larger one's own capture is
+the truth, which neither route sees. Counted: operations of the traced step that do the work, and of those the ones
+whose tensors have the same shapes by scaling. Step times hold under the profiler, like the captures'.
 
-Routes that rest on one capture and those that rest on two agree only if the machine was as quick for both, and others
-on it only ever make a step slower. So all sizes are captured in `ROUNDS` rounds, one after the other, and of each the
-quickest of all profiled steps counts. A second table has the routes without a machine: the three sizes traced by shapes
-for `MODELLED`, with its models' times for what would have been recorded. There is nothing but the routes to differ.
-
-ResNet-50's sizes lie on one side of 16: with one thread, PyTorch computes convolutions of fewer samples by its own
-loops (`aten::_slow_conv2d_forward`) and others by oneDNN, so that batches of 4 and 16 are two programs, and laws
-through both are refused.
+Others on a machine only ever make a step slower. So both sizes are captured in `ROUNDS` rounds, one after the other,
+and of each the quickest of all profiled steps counts. A second table has the routes without a machine: the two sizes
+traced by shapes for `MODELLED`, with its models' times for what would have been recorded. There is nothing but the
+routes to differ.
 """
 
 from __future__ import annotations
@@ -31,12 +26,11 @@ from pathlib import Path
 
 import numpy as np
 
-from foretrace.edits import SizeLaws, Sizes
+from foretrace.edits import Sizes
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.sizes.retrace import retrace
 from graph_predictor.synthesis.baseline import baseline_of
-from graph_predictor.synthesis.operation_match import match, names_of_both
-from graph_predictor.synthesis.recorded_operations import recorded_operations
+from graph_predictor.synthesis.recorded_operations import match, names_of_both, recorded_operations
 from kernel_models.operation import Operation
 from kernel_models.profile import load_profile
 from tracer import workloads
@@ -49,30 +43,28 @@ COMMAND = "from foretrace.commands import main; main()"
 
 @dataclass(frozen=True)
 class Plan:
-    """One workload: the smaller captured batch, the one predicted, the larger captured one."""
+    """One workload: the captured batch, and the one predicted."""
 
     workload: str
-    batches: tuple[int, int, int]
+    batches: tuple[int, int]
     fixed: dict[str, str] = field(default_factory=dict)
 
 
-PLANS = (Plan("dlrm", (512, 1024, 2048)), Plan("llama", (4, 8, 16)),
-         Plan("resnet50", (16, 32, 64), {"resolution": "32"}))
+PLANS = (Plan("dlrm", (512, 1024)), Plan("llama", (4, 8)), Plan("resnet50", (16, 32), {"resolution": "32"}))
 ROUNDS = 3
 MODELLED = "h100-sxm"
 
 
 @dataclass(frozen=True)
 class Row:
-    """Of one workload: operations and how many have equal shapes by laws and by scaling; step times by route, and of
-    the capture at that size, ms."""
+    """Of one workload: operations and how many have equal shapes by scaling; step times by route, and of the capture at
+    that size, ms."""
 
     workload: str
     operations: int
-    by_laws: int
     by_scaling: int
     differing: tuple[str, ...]
-    times_ms: tuple[float, float, float]
+    times_ms: tuple[float, float]
     measured_ms: float
 
     @property
@@ -112,47 +104,38 @@ def captures(plan: Plan, folder: Path) -> list[Baseline]:
 
 
 def modelled(plan: Plan) -> tuple[list[float], list[float]]:
-    """GPU active and step times, ms, by tracing the new size, by laws and by scaling, of steps that models made up."""
+    """GPU active and step times, ms, by tracing the new size and by scaling, of steps that models made up."""
     fixed = {name: int(value) for name, value in plan.fixed.items()}
     settings = [workloads.configure(plan.workload, **fixed, batch=batch) for batch in plan.batches]
-    small, wanted, large = (baseline_of(trace_workload(one, MODELLED)) for one in settings)
-    sizes = [{"batch": batch} for batch in plan.batches]
-    laws = SizeLaws([small, large], [sizes[0], sizes[2]], sizes[1])
-    found = (wanted.predict(), small.predict([laws]), small.predict([Sizes((("batch", *plan.batches[:2]),))]))
+    small, wanted = (baseline_of(trace_workload(one, MODELLED)) for one in settings)
+    found = (wanted.predict(), small.predict([Sizes((("batch", *plan.batches),))]))
     return [one.gpu_active_us / 1e3 for one in found], [one.step_time_us / 1e3 for one in found]
 
 
 def compare(plan: Plan, folder: Path, profile: str | None) -> Row:
-    """Predict by the three routes and count equal shapes."""
-    small, wanted, large = plan.batches
-    captured = captures(plan, folder)
-    bases = [captured[0], captured[2]]
+    """Predict by both routes and count equal shapes."""
+    small, wanted = plan.batches
+    base, truth = captures(plan, folder)
     if profile is not None:
         fitted = load_profile(profile)
-        bases = [base.with_models({fitted.device.name: fitted}) for base in bases]
-    base = bases[0]
+        base = base.with_models({fitted.device.name: fitted})
     traced = retrace(base, {"batch": wanted})
-    laws = SizeLaws(bases, [{"batch": small}, {"batch": large}], {"batch": wanted})
     scaled = Sizes((("batch", small, wanted),))
-    times = (traced.predict(), base.predict([laws]), base.predict([scaled]))
+    times = (traced.predict(), base.predict([scaled]))
 
     graph = traced.built.graphs[0]
     known = recorded_operations(base.scenario, 0, names_of_both(graph))
     pairs = match(graph, known)
     rows = np.flatnonzero(pairs.own)
-    recorded = known.op[pairs.row[rows]]
-    by_laws, by_scaling = laws.operations_of(recorded), scaled.operations_of(base.scenario, recorded)
-    equal, differing = [0, 0], []
-    for row, *others in zip(rows.tolist(), by_laws, by_scaling, strict=True):
-        truth = Operation.from_graph(graph, row)
-        for route, (name, other) in enumerate(zip(("laws", "scaling"), others, strict=True)):
-            same = shapes(other) == shapes(truth)
-            equal[route] += same
-            if not same:
-                differing.append(f"{name}: {truth.name} {shapes(truth)} not {shapes(other)}")
-    retraced, by_law, by_scale = (one.step_time_us / 1e3 for one in times)
-    return Row(plan.workload, len(rows), equal[0], equal[1], tuple(differing), (retraced, by_law, by_scale),
-               captured[1].predict().step_time_us / 1e3)
+    by_scaling = scaled.operations_of(base.scenario, known.op[pairs.row[rows]])
+    differing = []
+    for row, other in zip(rows.tolist(), by_scaling, strict=True):
+        own = Operation.from_graph(graph, row)
+        if shapes(other) != shapes(own):
+            differing.append(f"{own.name} {shapes(own)} not {shapes(other)}")
+    retraced, by_scale = (one.step_time_us / 1e3 for one in times)
+    return Row(plan.workload, len(rows), len(rows) - len(differing), tuple(differing), (retraced, by_scale),
+               truth.predict().step_time_us / 1e3)
 
 
 def shapes(operation: Operation) -> list[object]:
@@ -167,24 +150,23 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep captures here, and use those that are there")
     parser.add_argument("--profile", metavar="FILE", help="fitted models of this CPU (foretrace calibrate)")
     options = parser.parse_args()
-    print(f"{'workload':<10} {'batch':>12} {'operations':>10} {'= by laws':>10} {'= scaled':>9} {'retraced ms':>12} "
-          f"{'laws ms':>9} {'scaled ms':>9} {'apart':>6} {'measured ms':>12}")
+    print(f"{'workload':<10} {'batch':>12} {'operations':>10} {'= scaled':>9} {'retraced ms':>12} {'scaled ms':>9} "
+          f"{'apart':>6} {'measured ms':>12}")
     with tempfile.TemporaryDirectory() as temporary:
         for plan in PLANS:
             if options.only not in (None, plan.workload):
                 continue
             row = compare(plan, options.keep or Path(temporary), options.profile)
-            small, wanted, large = plan.batches
-            print(f"{row.workload:<10} {f'{small},{large}→{wanted}':>12} {row.operations:>10,} {row.by_laws:>10,} "
-                  f"{row.by_scaling:>9,} {row.times_ms[0]:>12.3f} {row.times_ms[1]:>9.3f} {row.times_ms[2]:>9.3f} "
-                  f"{row.apart:>6.1%} {row.measured_ms:>12.3f}")
+            small, wanted = plan.batches
+            print(f"{row.workload:<10} {f'{small}→{wanted}':>12} {row.operations:>10,} {row.by_scaling:>9,} "
+                  f"{row.times_ms[0]:>12.3f} {row.times_ms[1]:>9.3f} {row.apart:>6.1%} {row.measured_ms:>12.3f}")
             for text in dict.fromkeys(row.differing):
                 print(f"    {text}")
-    print(f"\n{f'modelled, {MODELLED}':<24} {'GPU active ms: traced, laws, scaled':>40} {'apart':>7} "
-          f"{'step ms: traced, laws, scaled':>40} {'apart':>7}")
+    print(f"\n{f'modelled, {MODELLED}':<24} {'GPU active ms: traced, scaled':>30} {'apart':>7} "
+          f"{'step ms: traced, scaled':>30} {'apart':>7}")
     for plan in PLANS:
         if options.only in (None, plan.workload):
-            cells = [f"{', '.join(f'{time:.4f}' for time in times):>40} {max(times) / min(times) - 1:>7.2%}"
+            cells = [f"{', '.join(f'{time:.4f}' for time in times):>30} {max(times) / min(times) - 1:>7.2%}"
                      for times in modelled(plan)]
             print(f"{plan.workload:<24} {' '.join(cells)}")
 

@@ -12,7 +12,7 @@ together by the 1F1B schedule. Collectives within the single node are vTrain's o
 those of a DGX A100 by its data sheet. Gradients are reduced after backward (Megatron-LM's default),
 attention is not fused, and multi-node rows recompute every block, as the models do not fit otherwise.
 
-*Fitted*: seven `Rates` (factors on products, other kernels, collectives and the network; host time of a launch and
+*Fitted*: seven `CorrectionFactors` (on products, other kernels, collectives and the network; host time of a launch and
 of a collective; how host and GPU meet), by the log ratios' robust least squares with a prior around the
 defaults, so that few rows do not run away. In each of five random draws 10% of a table's rows are fitted and the rest
 are predicted.
@@ -36,10 +36,11 @@ import pandas as pd
 
 from kernel_models.collectives import CollectiveModel, CommProfile, Placement, find_topology, make_measurements
 from kernel_models.device import device
-from planner.parallel.calibrate import SPREADS, MeasuredPlan, fit_rates
-from planner.parallel.estimate import Rates, estimate
-from planner.parallel.loads import loads_of
-from planner.parallel.pieces import LayerPieces
+from planner.parallel.calibrate import SPREADS, MeasuredPlan, fit_plans
+from planner.parallel.corrections import CorrectionFactors
+from planner.parallel.estimate import estimate
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.plan_costs import costs_of_plan
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation
 from tracer.shape_only.transformer import TransformerShape
 
@@ -51,7 +52,7 @@ SHARE, DRAWS, SEED = 0.1, 5, 20_240
 ASKED = {"single": 6.5, "multi": 9.0}
 PUBLISHED = {"single": 8.37, "multi": 14.73}
 
-START = Rates(host_us=15.0, host_collective_us=50.0, meet=3.0)
+START = CorrectionFactors(host_us=15.0, host_collective_us=50.0, meet=3.0)
 """The rates around which those of a table lie."""
 ERROR = {"single": 0.02, "multi": 0.08}
 """Log scale of a row's error against which the prior is weighed, and beyond which errors count by their size, not its
@@ -69,7 +70,7 @@ class Row:
 
 
 def read(
-    path: Path, pieces: LayerPieces, cluster: Callable[[int], CollectiveModel], recompute: Recomputation
+    path: Path, pieces: LayerCosts, cluster: Callable[[int], CollectiveModel], recompute: Recomputation
 ) -> list[Row]:
     """The rows of a table that are possible plans."""
     rows: list[Row] = []
@@ -85,7 +86,7 @@ def read(
 
 
 def _row(
-    r: dict[str, Any], pieces: LayerPieces, cluster: Callable[[int], CollectiveModel], recompute: Recomputation
+    r: dict[str, Any], pieces: LayerCosts, cluster: Callable[[int], CollectiveModel], recompute: Recomputation
 ) -> Row:
     hidden, heads, layers = int(r["hidden size"]), int(r["attention heads"]), int(r["# layers"])
     shape = TransformerShape(layers, hidden, heads, heads, 4 * hidden, VOCABULARY, int(r["sequence length"]),
@@ -93,7 +94,7 @@ def _row(
     dp, micro = int(r["data parallelism"]), int(r["micro batch"])
     plan = ParallelPlan(dp=dp, tp=int(r["tensor parallelism"]), pp=int(r["pipeline parallelism"]), microbatch=micro,
                        microbatches=int(r["global batch"]) // dp // micro, recompute=recompute, overlap=False)
-    loads = loads_of(plan, shape, pieces, cluster(int(r["# GPUs"])))
+    loads = costs_of_plan(plan, shape, pieces, cluster(int(r["# GPUs"])))
     return Row(f"h{hidden} L{layers}", MeasuredPlan(str(plan), loads, float(r["iteration time (ms)"]) * 1e3))
 
 
@@ -107,12 +108,12 @@ def measured(path: Path) -> CollectiveModel:
         for row in table.itertuples() for dtype in ("float16", "float32")), node))
 
 
-def fit(rows: Sequence[Row], error: float) -> Rates:
-    """Rates of some rows."""
-    return fit_rates([row.step for row in rows], START, error)
+def fit(rows: Sequence[Row], error: float) -> CorrectionFactors:
+    """CorrectionFactors of some rows."""
+    return fit_plans([row.step for row in rows], START, error)
 
 
-def errors(rows: Sequence[Row], rates: Rates) -> np.ndarray:
+def errors(rows: Sequence[Row], rates: CorrectionFactors) -> np.ndarray:
     """Log of predicted over published time."""
     return np.array([row.step.log_ratio(rates) for row in rows])
 
@@ -135,7 +136,7 @@ def judge(name: str, rows: list[Row]) -> None:
     print(f"\n{name}: {len(rows)} rows (asked: {ASKED[name]}% MAPE; vTrain's own: {PUBLISHED[name]}%)")
     print(f"{'rates fitted to':26}{'fitted':>8}{'predicted':>10}{'MAPE':>8}{'median':>9}{'bias':>8}{'p90':>8}"
           f"{'max':>8}")
-    _line("nothing (defaults)", 0, errors(rows, Rates()))
+    _line("nothing (defaults)", 0, errors(rows, CorrectionFactors()))
     random = np.random.default_rng(SEED)
     count = int(len(rows) * SHARE)
     found, fitted, by_tp = [], [], defaultdict[int, list[float]](list)
@@ -146,7 +147,7 @@ def judge(name: str, rows: list[Row]) -> None:
         others = [row for i, row in enumerate(rows) if i not in chosen]
         ratio = errors(others, rates)
         for row, each in zip(others, ratio.tolist(), strict=True):
-            by_tp[row.step.loads.plan.tp].append(each)
+            by_tp[row.step.costs.plan.tp].append(each)
         found.append(_figures(ratio)[0])
         _line(f"10% of the rows, draw {draw + 1}", count, ratio)
     print(f"{'':26}mean of {DRAWS} draws: MAPE {np.mean(found):.2f}%, standard deviation {np.std(found, ddof=1):.2f}")
@@ -157,13 +158,13 @@ def judge(name: str, rows: list[Row]) -> None:
         chosen = random.choice(len(others), max(count, len(SPREADS) // 2), replace=False).tolist()
         _line(f"others, not {size}", len(chosen), errors([row for row in rows if row.size == size],
                                                          fit([others[i] for i in sorted(chosen)], ERROR[name])))
-    print("Rates of each draw: " + "; ".join(
+    print("CorrectionFactors of each draw: " + "; ".join(
         ", ".join(f"{key} {getattr(rates, key):.3g}" for key in SPREADS) for rates in fitted))
     if name == "multi":
         rates = fitted[0]
         print("\nEvery row, by the rates of draw 1 (its fitted rows among them):")
         for row, ratio in zip(rows, errors(rows, rates).tolist(), strict=True):
-            e = estimate(row.step.loads, rates)
+            e = estimate(row.step.costs, rates)
             print(f"  {row.size:12}{row.step.name:66}{row.step.us / 1e3:>10,.0f}{e.time_us / 1e3:>10,.0f} ms"
                   f"{100 * np.expm1(ratio):>+8.1f}%  {e.bound}")
 
@@ -172,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", type=Path, default=DATA)
     data = parser.parse_args().data
-    pieces, one = LayerPieces(device("a100-sxm-80g")), measured(data / "collectives" / "all_reduce_vtrain.parquet")
+    pieces, one = LayerCosts(device("a100-sxm-80g")), measured(data / "collectives" / "all_reduce_vtrain.parquet")
     judge("single", read(data / "end_to_end" / "vtrain_single_node_a100.parquet", pieces, lambda gpus: one,
                          Recomputation.NONE))
     judge("multi", read(data / "end_to_end" / "vtrain_multi_node_a100.parquet", pieces,

@@ -1,25 +1,42 @@
-"""How far a reader of the code walks: the modules that five commands cross, and how often one calls into another.
+"""How much there is to read: the modules that five commands cross, and the size of every package and room.
 
-    python benchmarks/walks.py [--root CHECKOUT]
+    python benchmarks/walks.py [--root CHECKOUT]             # the table
+    python benchmarks/walks.py --check                       # exit code 1 where something is over its ceiling
+    python benchmarks/walks.py --page docs/architecture.md   # write the page's list of rooms and its table
 
-Replay, a prediction for another device, one at another size, a plan and a price are run in this process under a
-profiler hook that notes which module each Python call is made from and into. Imports and compilation are left out: each
-command runs once before. Prints modules crossed, changes of module, and calls.
+Replay, a prediction for another host, one at another size, a plan and a price are run in this process under a profiler
+hook that notes which module each Python call is made from and into. Imports and compilation are left out: each command
+runs once before. A capability that comes may raise its own package's ceiling by its size; those of walks never rise.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner")
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("foretrace", "planner", "graph_predictor", "kernel_models", "tracer")
+WALKS = {
+    "replay": ["replay", "{trace}"],
+    "another host": ["predict", "{trace}", "--host", "0.5"],
+    "another size": ["predict", "{trace}", "--set", "batch=8"],
+    "a plan": ["plan", "llama", "--gpus", "8"],
+    "a price": ["price", "aten::mm", "--shapes", "512x512,512x512", "--device", "h200-sxm"],
+}
+MODULES = {"replay": 57, "another host": 108, "another size": 186, "a plan": 79, "a price": 33}
+"""Ceilings of the modules that a command crosses."""
+LINES = {"foretrace": 500, "planner": 16_500, "graph_predictor": 40_000, "kernel_models": 22_000, "tracer": 33_100}
+INNER_IMPORTS = 410
+"""Ceiling of imports inside functions, of all packages together."""
+BEGIN, END = "<!-- walks.py writes this -->", "<!-- until here -->"
 
 
 class Walk:
@@ -44,6 +61,15 @@ class Walk:
             self.changes += 1
 
 
+class Room(NamedTuple):
+    """A folder of a package, without those below it."""
+
+    name: str
+    files: int
+    lines: int
+    question: str
+
+
 def run(arguments: list[str]) -> None:
     """Run a command, whatever it prints and however it ends."""
     from foretrace.commands import app
@@ -65,29 +91,90 @@ def watched(work: Callable[[], None]) -> Walk:
     return walk
 
 
+def walked(root: Path) -> dict[str, Walk]:
+    """Run the five commands of a checkout."""
+    trace = str(root / "traces" / "bert-cpu")
+    return {name: watched(lambda words=words: run([word.format(trace=trace) for word in words]))  # type: ignore[misc]
+            for name, words in WALKS.items()}
+
+
+def rooms_of(root: Path, package: str) -> Iterator[Room]:
+    """Every folder of a package, with the first sentence of its ``__init__``."""
+    for folder in sorted({path.parent for path in (root / package).rglob("*.py")}):
+        files = list(folder.glob("*.py"))
+        said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+        yield Room(str(folder.relative_to(root)), len(files),
+                   sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files),
+                   " ".join(said.split("\n\n")[0].split()))
+
+
+def inner_imports(root: Path) -> int:
+    """Imports inside functions of all packages."""
+    found: set[tuple[Path, int]] = set()
+    for package in PACKAGES:
+        for path in (root / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found |= {(path, each.lineno) for each in ast.walk(node)
+                              if isinstance(each, ast.Import | ast.ImportFrom)}
+    return len(found)
+
+
+def overruns(root: Path, walks: dict[str, Walk]) -> list[str]:
+    """Say what is over its ceiling."""
+    found = [f"{name} crosses {len(walk.modules)} modules, at most {MODULES[name]} were agreed"
+             for name, walk in walks.items() if len(walk.modules) > MODULES[name]]
+    for package, most in LINES.items():
+        lines = sum(room.lines for room in rooms_of(root, package))
+        if lines > most:
+            found.append(f"{package} has {lines:,} lines, at most {most:,} were agreed")
+    if (inner := inner_imports(root)) > INNER_IMPORTS:
+        found.append(f"{inner} imports stand inside functions, at most {INNER_IMPORTS} were agreed")
+    return found
+
+
+def table(root: Path, walks: dict[str, Walk]) -> Iterator[str]:
+    """Lines of the page: rooms, then walks with their ceilings."""
+    yield "| room | files | lines | |"
+    yield "|---|---|---|---|"
+    for package in PACKAGES:
+        rooms = list(rooms_of(root, package))
+        yield (f"| **`{package}/`** | {sum(room.files for room in rooms)} | {sum(room.lines for room in rooms):,} "
+               f"| {rooms[0].question} |")
+        for room in rooms[1:]:
+            yield f"| `{room.name}/` | {room.files} | {room.lines:,} | {room.question} |"
+    yield ""
+    yield "| command | modules crossed | ceiling | changes of module |"
+    yield "|---|---|---|---|"
+    for name, walk in walks.items():
+        yield f"| {name} | {len(walk.modules)} | {MODULES[name]} | {walk.changes:,} |"
+    yield ""
+    yield f"Imports inside functions: {inner_imports(root)}, at most {INNER_IMPORTS}."
+
+
 def main() -> int:
-    """Print the table."""
+    """Print the table, or check it, or write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parents[1])
-    root = parser.parse_args().root.resolve()
+    parser.add_argument("--root", type=Path, default=ROOT)
+    parser.add_argument("--check", action="store_true", help="exit with 1 where something is over its ceiling")
+    parser.add_argument("--page", type=Path, help="write the table into this page")
+    asked = parser.parse_args()
+    root = asked.root.resolve()
     sys.path.insert(0, str(root))
     os.environ["OMP_NUM_THREADS"] = "1"
-    trace = str(root / "traces" / "bert-cpu")
-    walks = {
-        "replay": ["replay", trace],
-        "predict another host": ["predict", trace, "--host", "0.5"],
-        "predict a size": ["predict", trace, "--set", "batch=8"],
-        "plan": ["plan", "llama", "--gpus", "8"],
-        "price": ["price", "aten::mm", "--shapes", "512x512,512x512", "--device", "h200-sxm"],
-    }
-    print(f"{'walk':24} {'modules':>8} {'changes':>10} {'calls':>10}")
-    for name, arguments in walks.items():
-        walk = watched(lambda arguments=arguments: run(arguments))  # type: ignore[misc]
-        print(f"{name:24} {len(walk.modules):8,} {walk.changes:10,} {walk.calls:10,}")
-    for package in PACKAGES:
-        files = sorted((root / package).rglob("*.py"))
-        lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
-        print(f"{package:24} {len(files):8,} files {lines:10,} lines")
+    walks = walked(root)
+    if asked.check:
+        over = overruns(root, walks)
+        print("\n".join(over) or "Nothing is over its ceiling.")
+        return 1 if over else 0
+    lines = list(table(root, walks))
+    if asked.page is None:
+        print("\n".join(lines))
+        return 0
+    text = asked.page.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    asked.page.write_text("\n".join([f"{before}{BEGIN}", "", *lines, "", f"{END}{rest.split(END)[1]}"]),
+                          encoding="utf-8")
     return 0
 
 

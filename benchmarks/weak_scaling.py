@@ -5,8 +5,8 @@
 DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with
 `end_to_end/mosaic_mpt_fsdp.parquet` (LLM-Foundry's benchmark tables, github.com/mosaicml/llm-foundry) and
 `end_to_end/dgxc_step_times.parquet` (github.com/NVIDIA/dgxc-benchmarking). Nothing is fitted: kernels by data sheets
-and default efficiencies, collectives by the topology's, `Rates()` as they are. Of the first table bf16 rows are read,
-of the second pre-training rows whose model and plan are published (fine-tuning and Paxml's GPT are not).
+and default efficiencies, collectives by the topology's, `CorrectionFactors()` as they are. Of the first table bf16 rows
+are read, of the second pre-training rows whose model and plan are published (fine-tuning and Paxml's GPT are not).
 
 Printed for each table: every row, MAPE, median, bias, p90 and largest error of the step time, and Spearman's rank
 correlation over its rows; for jobs that only grow (same model, sequence and batch of a GPU) the slope: the step time of
@@ -29,8 +29,8 @@ from scipy.stats import spearmanr
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.estimate import estimate
-from planner.parallel.loads import loads_of
-from planner.parallel.pieces import LayerPieces
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.plan_costs import costs_of_plan
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
@@ -147,10 +147,10 @@ def dgx_jobs(path: Path) -> list[Job]:
 
 def predict(jobs: Sequence[Job]) -> dict[str, list[Result]]:
     """Every job's step, by table."""
-    pieces = {name: LayerPieces(device(name)) for name in {job.device for job in jobs}}
+    pieces = {name: LayerCosts(device(name)) for name in {job.device for job in jobs}}
     tables: dict[str, list[Result]] = defaultdict(list)
     for job in jobs:
-        found = estimate(loads_of(job.plan, job.shape, pieces[job.device], job.cluster))
+        found = estimate(costs_of_plan(job.plan, job.shape, pieces[job.device], job.cluster))
         tables[job.table].append(Result(job, found.time_us / 1e6, found.bound))
     return tables
 

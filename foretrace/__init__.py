@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from graph_predictor.reports.breakdown import breakdown
     from graph_predictor.reports.opportunities import opportunities
     from graph_predictor.reports.timeline import write_timeline
-    from graph_predictor.request.fit_batch import fit_batch
+    from graph_predictor.request.program_memory import fit_batch
     from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
     from planner.parallel.comm_study import comm_study
     from planner.parallel.planning import plan
@@ -51,7 +51,7 @@ _HOMES = {
     "diff": "graph_predictor.diff.jobs:diff_jobs",
     "edits": "foretrace.edits:",
     "export": "graph_predictor.exports.export",
-    "fit_batch": "graph_predictor.request.fit_batch",
+    "fit_batch": "graph_predictor.request.program_memory",
     "handler": "tracer.hooks",
     "hooks": "foretrace.hooks:",
     "log": "graph_predictor.exports.tables",

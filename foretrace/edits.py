@@ -18,13 +18,12 @@ from graph_predictor.edits.scale_out import ScaleOut
 from graph_predictor.edits.straggler import Straggler
 from graph_predictor.edits.topology import OnTopology
 from graph_predictor.edits.without_profiler import TakeOutProfiler
-from graph_predictor.prediction.edit import Edit
-from graph_predictor.sizes.laws import SizeLaws
-from graph_predictor.sizes.sizes import Sizes
+from graph_predictor.prediction.scenario import Edit
+from graph_predictor.sizes.scaling import Sizes
 
 __all__ = [
     "Compile", "CudaGraphs", "Device", "Edit", "FlashAttention", "FreeLaunches", "FuseElementwise",
     "FusedOptimizer", "HideCollectives", "HostFrom", "NoDataLoading", "NoWaits", "OnTopology", "OverlapLoading",
     "Precision", "RanksAlike", "Recompute", "Remove", "ScaleBandwidth", "ScaleClock", "ScaleHost", "ScaleKernels",
-    "ScaleLink", "ScaleOut", "SizeLaws", "Sizes", "Straggler", "TakeOutProfiler",
+    "ScaleLink", "ScaleOut", "Sizes", "Straggler", "TakeOutProfiler",
 ]

@@ -24,11 +24,10 @@ import numpy as np
 from kernel_models.datasets.samples import HELD_OUT_SHARE, DataError, Samples, joined, share_of
 from kernel_models.device import DeviceSpec, device
 from kernel_models.heuristics import RooflineModel, fit_efficiencies
+from kernel_models.learned.boosted import Intervals
 from kernel_models.learned.boosting import Boosting, Member
-from kernel_models.learned.distil import distil
-from kernel_models.learned.fit import FOLDS, Problem
+from kernel_models.learned.fit import FOLDS, Problem, distil
 from kernel_models.learned.gaussian import LEAST_CALLS, MOST_CALLS, fit_gaussian
-from kernel_models.learned.intervals import Intervals
 from kernel_models.model import KernelModel
 from kernel_models.op_call import Family
 from kernel_models.profile import DeviceProfile, ProfileEntry
@@ -53,16 +52,16 @@ HEURISTIC_ROWS = 1_000
 _DISTILLED_FROM = 2_000
 
 BOOSTING: dict[Family, tuple[Boosting, ...]] = {
-    Family.GEMM: (Boosting(500, 0.08, 63, 0.2, 10, members=(Member(), Member(neighbours=True))),),
-    Family.ATTENTION: (Boosting(1000, 0.05, 31, 0.3, 10),),
+    Family.GEMM: (Boosting(300, 0.13, 63, 0.2, 10, members=(Member(), Member(neighbours=True))),),
+    Family.ATTENTION: (Boosting(500, 0.1, 31, 0.3, 10),),
 }
 """Candidates by family. Settings were chosen by cross-validation over the (n, k) sites of one set only, the fit split
 of the H200's matrix products, among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to 30 rows a leaf, one to three
 seeds, squared and absolute error. That half of the trees see neighbouring weights was chosen on two folds each of four
 stacks' fit splits (H200, H100 and A100). Each fit finds for itself how many of the trees help, and which weights the
 two halves have. Attention has the same but for half the leaves and more of the features."""
-OTHERS = (Boosting(500, 0.06, 31, 0.5, 5), Boosting(300, 0.06, 8, 0.5, 5))
-SMALL = Boosting(300, 0.06, 8, 0.5, 4)
+OTHERS = (Boosting(200, 0.15, 31, 0.5, 5), Boosting(120, 0.15, 8, 0.5, 5))
+SMALL = Boosting(120, 0.15, 8, 0.5, 4)
 """Also tried where calls are few."""
 _FEW = 3_000
 _CHOSEN, _JUDGED = 0.25, 0.6
@@ -208,7 +207,7 @@ def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec, until: float) ->
 
 def scaled_to(how: Boosting, rows: int) -> Boosting:
     """Boosting for so many rows."""
-    return how if rows <= FULL_ROWS else how.scaled(max(FULL_ROWS / rows, 0.1))
+    return how if rows <= FULL_ROWS else how.scaled(max(FULL_ROWS / rows, 0.5))
 
 
 def candidates_of(family: Family, rows: int) -> tuple[Boosting, ...]:
@@ -234,7 +233,7 @@ def _choose(fit: Samples, spec: DeviceSpec, until: float) -> tuple[
     for how in candidates_of(fit.family, len(fit)):
         if time.monotonic() > until:
             break
-        predicted, done, members = problem.out_of_fold(how.scaled(0.3), folds)
+        predicted, done, members = problem.out_of_fold(how.scaled(0.5), folds)
         if not done.any():
             continue
         errors = errors_of(predicted[done], problem.measured_us[done])

@@ -14,8 +14,6 @@ END = 1.2815515655446004
 MEASURED_KERNELS = 0.01
 """Measured kernel time. From step to step of one run sums differ by 0.002 (V100) to 0.005 (A100), and by 0.05 where
 batches differ (recommendation on 8×A100); another run of the same machine adds clocks."""
-KERNELS_AT_CAPTURED = 0.03
-"""The kernels of one capture, at its own size, for another run of it. Set, not measured."""
 FIXED_COST = 0.5
 """A kernel's fixed cost, which long calls, of which tables are made, do not show.
 
@@ -98,11 +96,7 @@ that follow in 79% of the cases (mean of runs)."""
 HOST_AT_CAPTURED = 0.07
 """The mean host time of one capture, at its own size, for another run of it. Processes that run the same steps on a CPU
 differ by a standard deviation of 0.04 to 0.09, with the quickest of three rounds by half of that; a capture and the
-step it is asked for are two. The development runs of ``benchmarks/predict_cpu.py`` do not tell 0.05 from 0.07
-(``benchmarks/interval_coverage.py --development``)."""
-PER_DISTANCE = 0.07
-"""A time law between sizes: added (in quadrature) for each e-fold of work from the nearest captured size; outside the
-captured range, as many times more as the distance is spans of that range, since a line's end swings with its lever."""
+step it is asked for are two."""
 TWO_PHASES = 0.1
 """Standard deviation of what two phases of one process differ by, as a share of the step. Set, not measured."""
 SHARED_CORES = 0.15

@@ -4,7 +4,7 @@ The sequences are op names in program order. They agree almost everywhere, but o
 other forty, and a few tokens may be missing, extra or renamed. A general longest-common-subsequence is quadratic;
 this is near-linear: find the diagonal most short runs of tokens agree on, then walk it in both directions,
 resynchronising at each difference. It cannot weigh one pair against another: where steps may differ anywhere and sizes
-or modules decide, ``graph_predictor.recorded.likeness`` finds the pairs that are most alike.
+or modules decide, ``graph_predictor.recorded.alignment_loop`` finds the pairs that are most alike.
 """
 
 from __future__ import annotations

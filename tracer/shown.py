@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from tracer.charts import Chart
+
+
+def frame_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return rows as a DataFrame; pandas is imported only here, as most commands need none."""
+    import pandas as pd
+
+    return pd.DataFrame(list(rows), columns=columns)
 
 
 class Shown(ABC):

@@ -1,12 +1,9 @@
-"""The machine's own slowdown, seen by the work that did not change.
+"""``baseline.json``: what the captures of a directory measured, and how well they were predicted, when it was written.
 
-A change of a program is somewhere; a busy or throttled machine is everywhere. So operations that ran before and after
-with the same name, shapes and types are controls: the ratio of their own times (of kernels: durations), at the lower
-quartile over the distinct operations, is taken to be the machine's. The lower quartile, because a change reaches some
-unchanged operations too (caches, memory layout), and it must not be excused by them.
+One JSON object of a fixed form::
 
-A machine that others use does not only get slower: it interrupts. Then a call takes now its own time and now many times
-that, and the mean call longer than the call at the lower quartile (``disturbance``).
+    {"format": "foretrace-baseline", "version": 1, "reasons": [{"date", "reason", "foretrace"}, …],
+     "captures": {NAME: {"program", "digest", "environment", "counts", "run", "accuracy"}, …}}
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ import numpy as np
 
 from graph_predictor.check.measure import BASELINE, COUNTS, CheckError, Count, Environment, Run, StoredCapture
 from graph_predictor.check.validate import Accuracy
-from graph_predictor.simulation.host_time import exclusive_time
+from graph_predictor.simulation.host_slices import exclusive_time
 from tracer.decode import DecodeError, convert, from_json
 from tracer.graph import ExecutionGraph, KernelKind, OpKind
 from tracer.input_file import read_input

@@ -1,4 +1,19 @@
-"""The three things ``foretrace check`` does with a directory: judge the models, judge a program, renew the baseline."""
+"""The three things ``foretrace check`` does with a directory: judge the models, judge a program, renew the baseline.
+
+Whether a script got slower: its present version against another one, both run here and now, in turns.
+
+What a machine does between two sessions (other work, clocks, a changed kernel) is no difference of two programs, and
+nothing taken off afterwards makes up for it. Runs in turns have it on both sides: each pair gives one log of the ratio
+of its two median steps, which without a change is as likely above zero as below, by as much. That is all that is
+assumed:
+
+* p-value: Wilcoxon's signed-rank test of "longer by no more than ``least``", exact for few pairs;
+* estimate: the median of the pairs' means two by two (Hodges and Lehmann 1963);
+* interval: those of these means that the same test does not exclude, so that one pair in which the machine was busy
+  moves none of them much.
+
+What is counted is compared as with a baseline.
+"""
 
 from __future__ import annotations
 

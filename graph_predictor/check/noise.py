@@ -15,6 +15,17 @@ The difference less ``least`` over its standard error is Student's t with weight
 hypothesis is "slower by no more than ``least``", so that a difference too small to matter never fails. The difference
 is the smallest one of the medians', of the lower quartiles' and of the lower deciles': a program that got slower
 moves all three, a machine that had a bad moment mostly the slower half.
+
+A script run in turns in two trees of its program: the present one, and the one it is compared with.
+
+::
+
+    pair 1   base | present          each run is a process of its own: warm-up, steps timed with nothing watching,
+    pair 2   present | base          then profiled ones, for what is counted
+    pair 3   base | present  …
+
+What the machine does meanwhile is in both runs of a pair alike, and what it does in time (warming up, another's work)
+falls on either side as often. The other tree is a directory, or a commit of the script's git repository.
 """
 
 from __future__ import annotations

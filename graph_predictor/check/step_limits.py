@@ -1,8 +1,6 @@
-"""Stored counts of steps that tests set limits to: one JSON file beside the tests, changed only on request.
+"""Limits of a training step that never ran: traced by shapes, predicted for a device, and compared.
 
-One JSON object of a fixed form::
-
-    {"format": "foretrace-limits", "version": 1, "steps": {TEST: {"device", "torch", "counts", "memory", …}, …}}
+What a limit is broken by is told with its top offenders. Counts are compared with stored ones (``StepStore``).
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ import numpy as np
 from graph_predictor.check.baseline import check_kind
 from graph_predictor.check.measure import CheckError, count_steps
 from graph_predictor.check.verdict import in_unit
-from graph_predictor.prediction.path_operations import OUTSIDE
+from graph_predictor.prediction.explain import OUTSIDE
 from graph_predictor.prediction.predictor import CPU
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.simulation.rank_view import view_rank
+from graph_predictor.simulation.ranks import view_rank
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import find_device, shape_device
 from kernel_models.dtypes import itemsize, short_dtype
@@ -38,7 +36,6 @@ from tracer.output_file import whole_file
 
 if TYPE_CHECKING:
     from kernel_models.host.model import HostModel
-
 
 FORMAT = "foretrace-limits"
 VERSION = 1
@@ -382,7 +379,7 @@ def _models(path: str | None) -> Any:
 def _host(text: str | None) -> HostModel | None:
     if text is None:
         return None
-    from graph_predictor.prediction.host_names import host_by_name
+    from graph_predictor.prediction.host_steps import host_by_name
     from tracer.job import read_job
 
     return host_by_name(text, lambda path: read_job([path]))

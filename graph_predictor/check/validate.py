@@ -1,4 +1,12 @@
-"""Accuracy of the models on a recorded step: their times beside the measured ones."""
+"""``validate``: predict sizes of one's own program that were never run, then run them and compare.
+
+::
+
+    capture ──> predict the others ──> run them, with no profiler on ──> errors, bias, coverage
+
+All that is predicted is predicted before any of it is run. What a step takes is the median of those that the capture
+times with nothing watching; other work on the machine shows in it.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +24,10 @@ import numpy as np
 
 from graph_predictor.check.measure import CheckError, StoredCapture
 from graph_predictor.figures import signed_percent
-from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.operation_costs import computing_operations
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import replay
-from graph_predictor.request.configuration import Configuration
-from graph_predictor.request.study import Study
+from graph_predictor.request.study import Configuration, Study
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import OpCall
@@ -36,7 +43,6 @@ from tracer.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 LEAST_SIZED = 0.1
 """Least share of device time with recorded sizes for which kernel models are judged."""
@@ -112,7 +118,7 @@ def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]
     else:
         work = scenario.work
         rows = np.flatnonzero(work.sized).tolist()
-        pieces = [work.calls[work.group[row]] for row in rows], work.measured_ns[rows].astype(np.float64)
+        pieces = [work.calls[work.call_row[row]] for row in rows], work.measured_ns[rows].astype(np.float64)
         total = float(work.measured_ns.sum())
     calls, measured = pieces
     if not len(measured) or measured.sum() < LEAST_SIZED * total:
@@ -330,7 +336,7 @@ def predict_cases(captures: Sequence[tuple[Sizes, Path]], wanted: Sequence[Sizes
     """Predict a program's step at sizes from its captures at others.
 
     Args:
-        captures: sizes and directory of each; laws through several are of those after the first.
+        captures: sizes and directory of each; each size is predicted from the nearest one.
         wanted: sizes to predict.
         profiles: files with fitted models of the machine.
         code: "train.py:build", to trace the program again at each size.

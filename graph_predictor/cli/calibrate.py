@@ -17,11 +17,12 @@ from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.terminal import INTERRUPTED, one_sentence, tell
 from graph_predictor.figures import count, microseconds, signed_percent
-from graph_predictor.prediction import host_calibration, overheads
-from kernel_models import calibration
+from graph_predictor.prediction import host_steps as host_calibration
+from graph_predictor.prediction import overheads
 from kernel_models import profile as kernel_models_profile
 from kernel_models.calibration import run
-from kernel_models.host import hosts, segments
+from kernel_models.calibration.checks import CalibrationError
+from kernel_models.host import model, segments
 from kernel_models.host import overheads as host_overheads
 from tracer import graph, job
 from tracer.campaign import host_programs, host_rounds
@@ -66,7 +67,7 @@ def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: lis
         raise typer.Exit(INTERRUPTED) from None
     line.end()
 
-    hosts.write_host(found.model, Path(out))
+    model.write_host(found.model, Path(out))
     if as_json:
         print_json(_host_json(out, found, kept, device))
     else:
@@ -103,7 +104,7 @@ def _report_host(out: str, found: host_calibration.HostCalibration, kept: int, d
 
 def _over_shipped(found: host_calibration.HostCalibration, device: str) -> float | None:
     """Return how long operations take here over the shipped host's, the median of those that both know as they are."""
-    other = hosts.shipped_host(hosts.CPU_HOST if device == "cpu" else hosts.GPU_HOST)
+    other = model.shipped_host(model.CPU_HOST if device == "cpu" else model.GPU_HOST)
     both = [label for label, pool in found.model.pools.items() if len(label) == 3 and label[0] == "own"
             and label in other.pools]
     if not both:
@@ -161,13 +162,13 @@ def calibrate(
         folder = Path(work or _beside(out))
         named = [name.strip() for name in families.split(",") if name.strip()]
         if not named:
-            raise calibration.CalibrationError("--families names none: give names separated by commas, or leave it out "
+            raise CalibrationError("--families names none: give names separated by commas, or leave it out "
                                                "for all.")
-        request = calibration.Request(folder, on, 9.0 if minutes is None else minutes, [] if families == ALL else named,
+        request = run.Request(folder, on, 9.0 if minutes is None else minutes, [] if families == ALL else named,
                                       resume, threads, seed)
         line = ProgressLine()
         try:
-            found = calibration.calibrate(request, host=_host, say=line.say)
+            found = run.calibrate(request, host=_host, say=line.say)
         except KeyboardInterrupt:
             line.end()
             again = f"{' --work ' + work if work else ''} --resume"
@@ -184,7 +185,7 @@ def calibrate(
 
 def _beside(output: str) -> str:
     if "://" in output:
-        raise calibration.CalibrationError(f"{output} is a URL: name a local directory for the measurements with "
+        raise CalibrationError(f"{output} is a URL: name a local directory for the measurements with "
                                            f"--work.")
     path = Path(output)
     return str(path.with_name(path.name.removesuffix(".profile") + WORK_ENDING))
@@ -194,12 +195,12 @@ def _host(graphs: Sequence[graph.ExecutionGraph]) -> host_overheads.HostOverhead
     return overheads.measure_overheads(job.Job(list(graphs))).overheads
 
 
-def _best(found: calibration.Calibration) -> list[kernel_models_profile.ProfileEntry]:
+def _best(found: run.Calibration) -> list[kernel_models_profile.ProfileEntry]:
     """The preferred model of each family."""
     return [found.profile.entries_of(family)[0] for family in found.profile.families]
 
 
-def _report(output: str, folder: Path, found: calibration.Calibration) -> None:
+def _report(output: str, folder: Path, found: run.Calibration) -> None:
     report = Report()
     profile = found.profile
     size = f", {count(round(os.path.getsize(output) / 1e3))} kB" if "://" not in output else ""
@@ -228,7 +229,7 @@ def _report(output: str, folder: Path, found: calibration.Calibration) -> None:
     report.notes(found.notes)
 
 
-def _as_json(output: str, folder: Path, found: calibration.Calibration) -> dict[str, Any]:
+def _as_json(output: str, folder: Path, found: run.Calibration) -> dict[str, Any]:
     profile = found.profile
     return {"file": output, "measurements": str(folder), "device": profile.device.to_json(),
             "provenance": profile.provenance, "notes": found.notes, "seconds": round(found.outcome.seconds, 1),

@@ -25,7 +25,6 @@ from graph_predictor.exports import export as exports_export
 from graph_predictor.figures import count
 from graph_predictor.prediction import replay
 from graph_predictor.reports import breakdown
-from graph_predictor.request import configuration
 from graph_predictor.request import study as request_study
 from kernel_models import device_choice
 from tracer import graph as tracer_graph
@@ -73,7 +72,7 @@ def export(
     """
     with one_sentence(debug):
         chosen = exports_export.format_of(out, format)
-        wanted = configuration.Configuration(
+        wanted = request_study.Configuration(
             device=device, parallel=parallel, topology=topology, from_topology=from_topology,
             comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from, sizes=tuple(sizes or ()),
             also=tuple(also or ()), code=code, edits=chosen_edits(edits))
@@ -81,7 +80,7 @@ def export(
         job = read(source, window, step_region=step_region) if script is None else None
         ran = job is not None and not any(graph.meta.era == tracer_graph.SHAPE_ONLY for graph in job.graphs)
         prepared: request_study.Prepared | None = None
-        if predicted or not ran or wanted != configuration.Configuration():
+        if predicted or not ran or wanted != request_study.Configuration():
             with working("Preparing"):
                 study = request_study.Study(job, step, recorded_on=None if from_device is None
                                             else device_choice.find_device(from_device),

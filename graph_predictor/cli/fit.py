@@ -16,7 +16,7 @@ from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.terminal import one_sentence, printable, tell
 from graph_predictor.figures import count, percent, signed_percent
-from graph_predictor.request import measured_kernels, measured_steps
+from graph_predictor.request import measured as request_measured
 from kernel_models import datasets, device_choice, fitting, op_call, step_profile
 from kernel_models import profile as kernel_models_profile
 from tracer.output_kind import PROFILE, check_output
@@ -95,7 +95,7 @@ def fit(
         notes: list[str] = []
         profile = None
         if data:
-            samples = measured_kernels.read_kernels(data, tell, spec=spec, notes=notes)
+            samples = request_measured.read_kernels(data, tell, spec=spec, notes=notes)
             some = [one for one in samples if software in one.software and (not family or one.family.value in family)]
             if not some:
                 named = sorted({one.software for one in samples})
@@ -109,8 +109,8 @@ def fit(
                 profile = fitting.fit_profile(some, spec, options, progress, notes)
         if steps:
             left_out: list[str] = []
-            found, measured = measured_steps.read_steps(steps, profile.device if profile else spec, software, left_out,
-                                                        tell)
+            found, measured = request_measured.read_steps(steps, profile.device if profile else spec, software,
+                                                          left_out, tell)
             tell(f"fitting to whole steps: {len(measured):,}")
             profile = step_profile.fit_steps(measured, found, os.path.basename(steps), profile, left_out)
             if family:

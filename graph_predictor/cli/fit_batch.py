@@ -10,8 +10,7 @@ from graph_predictor.cli.console import Column, Report, print_json, read, workin
 from graph_predictor.cli.options import Debug, Json, StepRegion, Window, shared
 from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import traffic
-from graph_predictor.request import fit_batch as request_fit_batch
-from graph_predictor.request import memory_fit, study
+from graph_predictor.request import memory_fit, program_memory, study
 from kernel_models import device_choice
 from tracer import memory_account
 
@@ -41,7 +40,7 @@ def fit_batch(
         script = study.is_script(source, step_region)
         graph = None if script else read(source, window, step_region=step_region).graphs[0]
         with working("Tracing"):
-            found = request_fit_batch.fit_batch(graph, spec, name=size, code=source[0] if script else code, sizes=sizes
+            found = program_memory.fit_batch(graph, spec, name=size, code=source[0] if script else code, sizes=sizes
                                                 or (), limit_bytes=limit)
         if json:
             print_json(found.to_json())
@@ -49,7 +48,7 @@ def fit_batch(
         report = Report()
         report.line()
         report.line(f"{found.headline()[:1].upper()}{found.headline()[1:]}", style="bold")
-        if text := request_fit_batch.said_sizes(found):
+        if text := program_memory.said_sizes(found):
             report.line(text)
         report.table("Sizes that were traced", [Column(size), Column("expected"), Column("at least"), Column("at most"),
                                                 Column("", name=True)],

@@ -12,7 +12,7 @@ from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.fit import error_cells, models_table
 from graph_predictor.cli.options import Debug, Json
 from graph_predictor.cli.terminal import one_sentence
-from graph_predictor.request import measured_kernels
+from graph_predictor.request import measured
 from kernel_models import evaluate as kernel_models_evaluate
 from kernel_models import profile as kernel_models_profile
 
@@ -59,7 +59,7 @@ def evaluate(
     with one_sentence(debug):
         judged, notes = _load(profile), list[str]()
         found = kernel_models_evaluate.evaluate_profile(judged,
-                                                        measured_kernels.read_kernels(data, spec=judged.device,
+                                                        measured.read_kernels(data, spec=judged.device,
                                                                                       notes=notes))
         found.notes[:0] = notes
         if json:

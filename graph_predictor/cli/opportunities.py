@@ -24,7 +24,6 @@ from graph_predictor.edits import registry
 from graph_predictor.figures import percent
 from graph_predictor.reports import facts
 from graph_predictor.reports import opportunities as reports_opportunities
-from graph_predictor.request import configuration
 from graph_predictor.request import study as request_study
 from kernel_models import device_choice
 from tracer.errors import ForetraceError
@@ -61,8 +60,8 @@ def opportunities(
                                         else device_choice.find_device(from_device), profiles=loaded_profiles(profile),
                                         code=script, device=device, profiled=profiled)
         with working("Preparing" if script is None else "Tracing"):
-            study.check_profiles([configuration.Configuration(device=device)])
-            prepared = study.prepared(configuration.Configuration(device=device))
+            study.check_profiles([request_study.Configuration(device=device)])
+            prepared = study.prepared(request_study.Configuration(device=device))
             if prepared.edits:
                 raise ForetraceError("--device says what a step that never ran is traced for, and this one was "
                                      "recorded; give --from-device for the device it was recorded on, or see "

@@ -30,7 +30,6 @@ from graph_predictor.figures import part_percent, percent, small_percent
 from graph_predictor.pages import overview, parts, provenance
 from graph_predictor.prediction import result as prediction_result
 from graph_predictor.reports import facts
-from graph_predictor.request import configuration
 from graph_predictor.request import study as request_study
 from kernel_models import device_choice, model
 from tracer import job as tracer_job
@@ -98,7 +97,7 @@ def predict(
     code: Annotated[str | None, shared(
         "--code", "FUNCTION takes the sizes of --set by name and returns the step")] = None,
     also: Annotated[list[str] | None, shared(
-        "--also", "such as runs/b:batch=64; sizes and times follow laws through the captures")] = None,
+        "--also", "such as runs/b:batch=64; the nearest capture is scaled")] = None,
     step: Step = None,
     price: Annotated[float | None, shared("--price", least=0)] = None,
     html: Html = None,
@@ -116,7 +115,7 @@ def predict(
     """
     with one_sentence(debug):
         check_html(html, source)
-        wanted = configuration.Configuration(
+        wanted = request_study.Configuration(
             device=device, parallel=parallel, topology=topology, from_topology=from_topology,
             comm_profile=comm_profile, comm_backend=comm_backend, comm_choices=comm_choices, host_from=host_from,
             sizes=tuple(sizes or ()), also=tuple(also or ()), code=code, edits=chosen_edits(edits))

@@ -31,7 +31,6 @@ from graph_predictor.reports import timeline as reports_timeline
 from graph_predictor.reports.ranks import report as ranks_report
 from graph_predictor.reports.ranks import stragglers, tracks
 from graph_predictor.reports.ranks import times as ranks_times
-from graph_predictor.request import configuration
 from graph_predictor.request import study as request_study
 from tracer import graph as tracer_graph
 from tracer.errors import ForetraceError
@@ -72,7 +71,7 @@ def ranks(
         check_html(html, source)
         if timeline is not None:
             check_output(timeline, source, TIMELINE)
-        wanted = configuration.Configuration(
+        wanted = request_study.Configuration(
             device=device, parallel=parallel, topology=topology, comm_profile=comm_profile, comm_backend=comm_backend,
             comm_choices=comm_choices, host_from=host_from, sizes=tuple(sizes or ()),
             edits={} if straggler is None else {"straggler": straggler})
@@ -90,7 +89,7 @@ def ranks(
             _report(found, top or DEFAULT_TOP, timeline)
 
 
-def _times(source: list[str], window: int, step_region: str | None, wanted: configuration.Configuration, step: str
+def _times(source: list[str], window: int, step_region: str | None, wanted: request_study.Configuration, step: str
            | None, profiled: bool) -> tuple[ranks_times.JobTimes, list[str]]:
     """The simulated job, and what was said when it was read."""
     script = source[0] if request_study.is_script(source, step_region) else None

@@ -31,13 +31,12 @@ from graph_predictor.cli.options import (
 from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.pages import comparison
-from graph_predictor.request import configuration
+from graph_predictor.request import study
 from graph_predictor.sweep import files, run
 from tracer import output_kind
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 SHOWN = 20
 _FIGURES = r"\d[\d,.]*"
@@ -115,9 +114,9 @@ def sweep(
         if plot is not None:
             output_kind.check_output(plot, list(source), output_kind.PLOT)
             files.check_plot(plot)
-        fixed = configuration.Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile,
-                                            comm_backend=comm_backend, comm_choices=comm_choices, code=code,
-                                            also=tuple(also or ()))
+        fixed = study.Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile,
+                                    comm_backend=comm_backend, comm_choices=comm_choices, code=code,
+                                    also=tuple(also or ()))
         lists = {"device": device, "world_size": world_size, "topology": topology, **edits, "edits": switches}
         space = _space(sizes or [], lists, parallel or [], fixed)
         where = run.SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled,
@@ -155,7 +154,7 @@ def _check_goal(goal: graph_predictor_sweep.Goal | None, price: float | None) ->
 
 
 def _space(sizes: list[str], lists: dict[str, str | None], plans: list[str],
-           fixed: configuration.Configuration) -> graph_predictor_sweep.SweepSpace:
+           fixed: study.Configuration) -> graph_predictor_sweep.SweepSpace:
     axes: list[graph_predictor_sweep.Axis] = [graph_predictor_sweep.Axis.sizes(text) for text in sizes]
     axes += [graph_predictor_sweep.Axis.texts(name, text) for name, text in lists.items() if text is not None]
     if plans:

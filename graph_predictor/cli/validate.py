@@ -31,7 +31,7 @@ def validate(
                              "--batch 8.")] = None,
     workload: Annotated[str | None, shared("--workload", "instead of a script")] = None,
     captured: Annotated[int, typer.Option(
-        "--captured", metavar="N", min=1, help="How many of the sizes are captured; laws go through several.")] = 1,
+        "--captured", metavar="N", min=1, help="How many of the sizes are captured; the nearest one is scaled.")] = 1,
     timed: Annotated[int, typer.Option(help="Steps timed without the profiler.")] = 10,
     warmup: Annotated[int, typer.Option(help="Steps before anything is measured.")] = 3,
     profile: Annotated[list[str] | None, shared("--profile", "or of this machine (foretrace calibrate); repeatable")

@@ -2,6 +2,20 @@
 
 Waiting is never priced: a rendezvous starts when its last rank arrives, and only the time from there to its end, which
 replay takes from the recording, is replaced by a prediction.
+
+Collectives of a backend that works on the host (gloo), represented as device work is: on a stream each of its
+threads.
+
+::
+
+    main      |c10d::allreduce_|  backward ...      |    waits    |  optimizer
+    gloo 1           |~~~~~~~ all_reduce: waits for the others ===|
+
+Nothing is launched and nothing runs on a device, but the recording shows the same three things: the call that asked for
+the collective, the range in which the backend's thread was at it, and the time in which the host's thread did nothing
+until it was over. As a launch, a kernel and a blocking call they go through everything that ranks' meetings go through:
+matching, waiting for the last rank, what is exposed, the critical path across ranks. Only reports of recorded jobs look
+at a job this way.
 """
 
 from __future__ import annotations
@@ -14,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_time import exclusive_time
+from graph_predictor.simulation.host_slices import exclusive_time
 from graph_predictor.simulation.program import Program
-from graph_predictor.simulation.rendezvous import HOST_RANGE
+from graph_predictor.simulation.ranks import HOST_RANGE
 from kernel_models.collectives import (
     CollectiveCall,
     CollectiveKind,

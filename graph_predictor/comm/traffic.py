@@ -16,6 +16,11 @@ pipeline           the residual stream between stages, and its gradient back
 data               gradients all-reduced; sharded: reduce-scattered, parameters gathered; fully: block by block; with
                    copies of what is sharded (HSDP) the shares of gradients are all-reduced among these too
 =================  ====================================================================================================
+
+Bytes that a parallel training step must communicate, by closed formulas, and the check against recorded ones.
+
+What a block, a replica and a stage communicate is in ``traffic``. All are payloads (nccl-tests' size) per rank and
+step; wire bytes are payload × bus factor.
 """
 
 from __future__ import annotations

@@ -5,12 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from graph_predictor.diff.causes import Aligned, Causes, CauseTimes, Ratio, add_causes, add_left_over, parts_of
-from graph_predictor.diff.hunks import hunk_causes
-from graph_predictor.diff.places import Places, find_places
+from graph_predictor.diff.places import Places, find_places, hunk_causes
 from graph_predictor.diff.result import Difference, DifferenceKind
 from graph_predictor.diff.step_times import RankSteps
-from graph_predictor.diff.step_tree import StepTree, Vocabulary
-from graph_predictor.diff.tree_alignment import align_trees
+from graph_predictor.diff.step_tree import StepTree, Vocabulary, align_trees
 from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
 from graph_predictor.recorded.facts import recorded_facts
 from graph_predictor.reports.breakdown import choose_steps

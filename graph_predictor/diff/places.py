@@ -8,17 +8,25 @@
 
 Time between a hunk's neighbours, in either program, is the hunk's: without the added operation there is one pause
 before the second ``linear``, with it there are two.
+
+A hunk is named by what only one program has: added, lost, or put in place of others. The backward of an added operation
+is the same cause: autograd's sequence number ties it to its forward. So is what an unchanged operation does otherwise
+because its inputs came with other strides (a copy where there was a view).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
-from graph_predictor.diff.step_tree import StepTree
+from graph_predictor.diff.result import DifferenceKind
+from graph_predictor.diff.step_tree import StepTree, Vocabulary
+from graph_predictor.recorded.module_paths import is_collective, plain_name
 from tracer.arrays import Int64
-from tracer.graph import NONE
+from tracer.graph import HOST_READ, NONE, ExecutionGraph, LaunchKind, Phase
 
 
 @dataclass(slots=True)
@@ -109,3 +117,137 @@ def next_aligned(tree: StepTree, place: Int64, end: int) -> Int64:
     result = np.empty(len(tree), np.int64)
     result[order] = np.where(same, place[found], end)
     return result
+
+
+MOST_NAMES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class HunkCause:
+    """Kind and name of a hunk's cause.
+
+    Attributes:
+        counts: false for a backward, which is counted with its forward.
+        only: which side alone has it; ``None`` where each has something.
+    """
+
+    kind: DifferenceKind
+    what: str
+    module: str
+    counts: bool
+    only: DifferenceKind | None
+
+
+def hunk_causes(places: Places, one: StepTree, other: StepTree, graphs: tuple[ExecutionGraph, ExecutionGraph],
+                vocabulary: Vocabulary) -> list[HunkCause]:
+    """Name every hunk.
+
+    Args:
+        places: of the two trees.
+        one, other: trees of A and of B.
+        graphs: A's and B's graph.
+        vocabulary: of both.
+    """
+    if not places.hunks:
+        return []
+    sides = [(one, places.place_a, graphs[0], "removed"), (other, places.place_b, graphs[1], "added")]
+    forward: dict[int, int] = {}
+    reading, gathering = set(), set()
+    for tree, place, graph, side in sides:
+        forward |= _forward_hunks(tree, place, graph, places, side)
+        first = places.of_hunk(0)
+        marked = _marked(tree, graph, vocabulary)
+        reading |= set((place[marked[0]] - first).tolist())
+        gathering |= set((place[marked[1]] - first).tolist())
+    _follow_strides(forward, places, one, other)
+    found = []
+    for at in range(len(places.hunks)):
+        root, seen = at, {at}
+        while (before := forward.get(root)) is not None and before not in seen:
+            root = before
+            seen.add(root)
+        found.append(_named(places.hunks[root], one, other, vocabulary, reads=root in reading,
+                            gathers=root in gathering, counts=root == at))
+    return found
+
+
+def _named(hunk: Hunk, one: StepTree, other: StepTree, vocabulary: Vocabulary, *, reads: bool, gathers: bool,
+           counts: bool) -> HunkCause:
+    removed = _listed(one, hunk.removed, vocabulary)
+    added = _listed(other, hunk.added, vocabulary)
+    what = f"{removed} → {added}" if removed and added else removed or added
+    only = None if removed and added else DifferenceKind.REMOVED if removed else DifferenceKind.ADDED
+    kind = only or DifferenceKind.REPLACED
+    if gathers or reads:
+        kind = DifferenceKind.COLLECTIVE if gathers else DifferenceKind.SYNC
+        if only is not None:
+            what = f"{what} ({only.value})"
+    tree, node = (other, hunk.added[0]) if hunk.added else (one, hunk.removed[0])
+    return HunkCause(kind, what, vocabulary.texts[int(tree.module[node])], counts, only)
+
+
+def _listed(tree: StepTree, nodes: list[int], vocabulary: Vocabulary) -> str:
+    """The nodes' names with their numbers, the most frequent first."""
+    names = Counter(plain_name(vocabulary.texts[code]) for code in tree.name[nodes].tolist())
+    listed = [f"{name} ×{number}" if number > 1 else name for name, number in names.most_common()]
+    more = len(listed) - MOST_NAMES
+    return ", ".join(listed[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _follow_strides(causes: dict[int, int], places: Places, one: StepTree, other: StepTree) -> None:
+    """Hunks inside aligned operations whose inputs are laid out otherwise follow from the hunk before them."""
+    unlike = np.zeros(places.pairs, np.bool_)
+    a, b = one.strides[places.left], other.strides[places.right]
+    unlike[:] = (a > 0) & (b > 0) & (a != b) & (one.shapes[places.left] == other.shapes[places.right])
+    keys = list(places.hunk_at)
+    for tree, nodes in ((other, places.right), (one, places.left)):
+        side = "added" if tree is other else "removed"
+        where = sorted((getattr(hunk, side)[0], at) for at, hunk in enumerate(places.hunks) if getattr(hunk, side))
+        for (_, before), (_, at) in pairwise(where):
+            above = keys[at][0]
+            node = int(nodes[above]) if above >= 0 else NONE
+            place = places.place_b if tree is other else places.place_a
+            while node >= 0:
+                if unlike[place[node]]:
+                    causes.setdefault(at, before)
+                    break
+                node = int(tree.parent[node])
+
+
+def _forward_hunks(tree: StepTree, place: Int64, graph: ExecutionGraph, places: Places, side: str) -> dict[int, int]:
+    """For hunks of backward operations the hunk of the forward one."""
+    nodes = np.flatnonzero(tree.op >= 0)
+    sequence = graph.ops.sequence[tree.op[nodes]]
+    backward = tree.phase[nodes] == Phase.BACKWARD
+    with_number = sequence >= 0
+    ahead = with_number & ~backward
+    # Several operations run under one number; the last of them made the node of the graph.
+    source = dict(zip(sequence[ahead].tolist(), nodes[ahead].tolist(), strict=True))
+    first = places.of_hunk(0)
+    found: dict[int, int] = {}
+    behind = with_number & backward & (place[nodes] >= first) & (place[nodes] < places.irregular)
+    for node, number in zip(nodes[behind].tolist(), sequence[behind].tolist(), strict=True):
+        origin = source.get(number)
+        if origin is None:
+            continue
+        own, of_forward = int(place[node]) - first, int(place[origin]) - first
+        if of_forward >= 0 and of_forward != own and getattr(places.hunks[of_forward], side):
+            found.setdefault(own, of_forward)
+    return found
+
+
+def _marked(tree: StepTree, graph: ExecutionGraph, vocabulary: Vocabulary) -> tuple[Int64, Int64]:
+    """Nodes that make the host wait for a value or for the device, and nodes that are collectives."""
+    texts = vocabulary.texts
+    reads = tree.name == vocabulary.codes.get(HOST_READ, -1)
+    codes = np.array([is_collective(text) for text in texts], np.bool_)
+    gathers = codes[tree.name]
+    node_of = np.full(len(graph.ops) + 1, -1, np.int64)
+    nodes = np.flatnonzero(tree.op >= 0)
+    node_of[tree.op[nodes]] = nodes
+    blocking = graph.launches.op[graph.launches.kind == LaunchKind.BLOCKING_SYNC]
+    waiting = node_of[blocking]
+    reads[waiting[waiting >= 0]] = True
+    collective = node_of[graph.collectives.op]
+    gathers[collective[collective >= 0]] = True
+    return np.flatnonzero(reads), np.flatnonzero(gathers)

@@ -3,6 +3,10 @@
 Nodes are in pre-order, so that the subtree of node ``i`` is the rows ``i`` to ``i + size[i]``: first what the step's
 own thread and the autograd threads ran, by the time of the outermost operation, then other threads, then device work of
 no recorded operation, each piece a node of its own.
+
+Two trees are aligned from the outermost operations inwards. The children of two aligned operations are two sequences of
+names. Subtrees alike at both ends are taken off, the rest is aligned by ``recorded.alignment_loop``: only equal names
+may meet, and of several ways the one wins whose pairs are most alike within, in their modules and in their shapes.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.simulation.host_time import operation_of
+from graph_predictor.recorded.alignment_loop import most_alike_pairs
+from graph_predictor.simulation.host_slices import operation_of
 from tracer.arrays import Bool, Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
 from tracer.trees import outermost
@@ -161,3 +166,52 @@ def _mixed(values: UInt64) -> UInt64:
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(values ^ (values >> np.uint64(31)), np.uint64)
+
+
+def align_trees(one: StepTree, other: StepTree) -> Int64:
+    """Return for every node of ``one`` the node of ``other`` it corresponds to (-1: none). The order is kept."""
+    pair = np.full(len(one), NONE, np.int64)
+    blocks = [(NONE, NONE)]
+    while blocks:
+        left, right = blocks.pop()
+        a, b = one.children(left), other.children(right)
+        if not len(a) or not len(b):
+            continue
+        head = _alike(one.digest[a], other.digest[b])
+        rest_a, rest_b = a[head:], b[head:]
+        tail = _alike(one.digest[rest_a][::-1], other.digest[rest_b][::-1])
+        for x, y, count in ((a, b, head), (rest_a[len(rest_a) - tail:], rest_b[len(rest_b) - tail:], tail)):
+            if count:
+                # Equal subtrees side by side are one stretch of rows in both.
+                rows = int(x[count - 1] + one.size[x[count - 1]] - x[0])
+                pair[x[0]:x[0] + rows] = np.arange(y[0], y[0] + rows)
+        middle_a, middle_b = rest_a[: len(rest_a) - tail], rest_b[: len(rest_b) - tail]
+        met_a, met_b = _sequences(one, other, middle_a, middle_b)
+        same = one.digest[met_a] == other.digest[met_b]
+        for x, y, equal in zip(met_a.tolist(), met_b.tolist(), same.tolist(), strict=True):
+            if equal:
+                pair[x:x + int(one.size[x])] = np.arange(y, y + int(one.size[x]))
+            else:
+                pair[x] = y
+                blocks.append((x, y))
+    return pair
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> int:
+    """Return how many leading values are equal."""
+    least = min(len(one), len(other))
+    unlike = np.flatnonzero(one[:least] != other[:least])
+    return int(unlike[0]) if len(unlike) else least
+
+
+def _sequences(one: StepTree, other: StepTree, a: Int64, b: Int64) -> tuple[Int64, Int64]:
+    """Align two lists of nodes: those of each that have a partner, partner beside partner."""
+    if not len(a) or not len(b):
+        return a[:0], b[:0]
+    if len(a) == 1 and len(b) == 1:
+        return (a, b) if one.name[a[0]] == other.name[b[0]] else (a[:0], b[:0])
+    columns = [[getattr(tree, key)[nodes].astype(np.int64) for key in ("name", "digest", "module", "shapes")]
+               for tree, nodes in ((one, a), (other, b))]
+    met = most_alike_pairs(*(np.stack(side) for side in columns))
+    rows = np.flatnonzero(met >= 0)
+    return a[rows], b[met[rows]]

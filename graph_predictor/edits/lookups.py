@@ -50,7 +50,7 @@ class OtherIndices:
         if scenario.built.computes_on_host:
             return _on_cpu(scenario, tables)
         work, kernels = scenario.work, scenario.kernels
-        calls = [kernels.calls.get(number, work.calls[number]) for number in work.group.tolist()]
+        calls = [kernels.calls.get(number, work.calls[number]) for number in work.call_row.tolist()]
         new = [tuple(with_tables(call, tables[rank].get(op, ())) for call in own)
                for own, rank, op in zip(calls, work.rank.tolist(), work.op.tolist(), strict=True)]
         if new == calls:
@@ -69,7 +69,7 @@ def _tables_with(graph: ExecutionGraph, indices: Indices) -> Noted:
 
 def _on_cpu(scenario: Scenario, tables: list[Noted]) -> Scenario:
     """The operations are the kernels: time in those that look rows up, parts within, × model(new) / model(old)."""
-    pieces = scenario.pieces
+    pieces = scenario.slices
     weight: Float64 = np.ones(len(pieces))
     differs = False
     for rank, graph in enumerate(scenario.built.graphs):

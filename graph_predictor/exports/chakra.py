@@ -1,8 +1,12 @@
-"""Messages of MLCommons Chakra's execution traces, as far as foretrace writes them.
+"""Chakra execution traces of a simulated job, one file a rank: durations, and all dependencies.
 
-Names and numbers of fields are those of ``schema/protobuf/et_def.proto`` of mlcommons/chakra (read 2026-11). Chakra has
-no package in an index, and its generated code would bind the version of protobuf, so that the messages are described
-here to protobuf's own runtime; fields that are left out are not needed to read what is written.
+Chakra's own converter derives dependencies from the host's call stack and the order of calls, so that a kernel has a
+launch before it and nothing after it. Here they are the simulator's: launches, streams' order, waits between streams,
+blocking calls, the full launch queue, hand-overs between threads. Collectives of a process group meet in their order.
+
+::
+
+    NAME.{rank}.et = (length as varint, GlobalMetadata), then (length as varint, Node)…, each node after all it needs
 """
 
 from __future__ import annotations

@@ -1,4 +1,16 @@
-"""The longest path through nodes that start when all they depend on has ended, compiled with numba."""
+"""``WorkGraph``: a simulated job as work and dependencies alone, where everything starts when the last of what it
+depends on has ended.
+
+The simulator's program has more: latencies, lags, starts in the midst of a kernel, a launch queue. Here each becomes a
+node or a dependency, so that a reader that knows nothing but "after" comes to the same times:
+
+::
+
+    program    call ──latency──> kernel ──gap──> kernel ──return lag──> call's end
+    here       [call] ─> [delay] ─> [kernel] ─> [delay] ─> [kernel] ─> [delay] ─> [end]
+
+Rendezvous stay what they are: their members begin together, when the last has arrived.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +20,7 @@ from enum import IntEnum
 import numpy as np
 
 from graph_predictor.prediction.simulated_job import SimulatedJob
-from graph_predictor.simulation.program import NEVER, Anchor, Program
+from graph_predictor.simulation.program import NEVER, LaunchReference, Program
 from kernel_models.compiled import compiled
 from tracer.arrays import Int8, Int64
 
@@ -280,19 +292,19 @@ class _Builder:
     def _launches(self) -> None:
         p, s = self.job.program, self.job.simulated
         launched = np.flatnonzero(p.kernel_item >= 0)
-        call, latency, anchor = p.kernel_item[launched], p.kernel_latency[launched], p.kernel_anchor[launched]
+        call, latency, anchor = p.kernel_item[launched], p.kernel_latency[launched], p.kernel_reference[launched]
         duration = s.kernel_end[launched] - s.kernel_start[launched]
         cost = s.item_end[call] - s.item_start[call]
         target = self.start_of_kernel + launched
-        after = (anchor == Anchor.CALL_END) & (latency >= 0)
+        after = (anchor == LaunchReference.CALL_END) & (latency >= 0)
         self.edges.add(self.end_of_item + call[after], target[after], latency[after], After.LAUNCH)
-        since = np.where(anchor == Anchor.CALL_START, latency,
-                         cost + latency - np.where(anchor == Anchor.STAGED, duration, 0))
+        since = np.where(anchor == LaunchReference.CALL_START, latency,
+                         cost + latency - np.where(anchor == LaunchReference.STAGED, duration, 0))
         self.edges.add(call[~after], target[~after], np.maximum(since, 0)[~after], After.LAUNCH)
         # What its own call waits for is submitted once there is a slot.
         slot = np.full(self.items, -1)
         slot[self.queued] = self.slots
-        inside = (anchor == Anchor.CALL_START) & (slot[call] >= 0)
+        inside = (anchor == LaunchReference.CALL_START) & (slot[call] >= 0)
         self.edges.add(self.end_of_kernel + slot[call[inside]], target[inside], latency[inside], After.LAUNCH_QUEUE)
         held = np.flatnonzero(p.kernel_external > NEVER)
         self._at(self.start_of_kernel + held, p.kernel_external[held])
@@ -418,7 +430,7 @@ class _Builder:
     def _work(self) -> _Work:
         """Host work before each item, cut by operation in proportion to the pieces of the recording."""
         job, p = self.job, self.job.program
-        pieces, piece_ns = job.host_pieces()
+        pieces, piece_ns = job.host_slices()
         rows = np.flatnonzero(~pieces.is_cost & (piece_ns > 0))
         # By item, then in time; neighbours of one operation are one.
         rows = rows[np.lexsort((pieces.start_ns[rows], pieces.item[rows]))]

@@ -1,8 +1,6 @@
-"""Data within a page: JSON that nothing in it can break out of, and packed columns of numbers.
+"""Events of a timeline as packed columns: tracks of rows, in which no two events overlap.
 
-A page is one file that may hold a hundred thousand events. Their columns are written as bytes, plane by plane (all
-first bytes, then all second ones, …, which compresses best), gzipped, in base64; a browser undoes that in some
-milliseconds.
+More events than a page may hold are made fewer by merging the shortest with their neighbours, and the page says so.
 """
 
 from __future__ import annotations

@@ -2,6 +2,11 @@
 
 The file forbids itself everything but its own script and what that unpacks (a content security policy with the
 script's hash), so that no name of a kernel can run anything or load anything, whatever it holds.
+
+The libraries that draw plots and tables, as installed Python packages bring them: none is copied into this project.
+
+Vega (vl-convert-python) draws plots, DataTables (itables) makes long tables sortable. Both are put into a page once,
+gzipped, and unpacked when the first plot or table comes into view.
 """
 
 from __future__ import annotations

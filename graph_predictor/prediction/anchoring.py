@@ -2,19 +2,11 @@
 
 ::
 
-    one capture        time × model(after) / model(before)            the model says how time follows the work
-    several captures   a line through (log model, log time)           and the captures say how far to believe it
+    time after = recorded time × model(after) / model(before)            the model says how time follows the work
 
 Every way to another size, another device or another program takes its times from here. What a model gets wrong about an
 operation in the same way before and after cancels. The interval of a ratio is that of both models' times as far as the
 work changes: an e-fold of change, the whole of it.
-
-With several captures ``log t = level + slope · log w``, with w what the models say of the work. A slope of 1 trusts the
-models; the captures say how far to: fixed costs make it smaller, caches that overflow larger. The slope is the one the
-captures show, drawn to the expected one as far as their times are noisy (a Bayesian line in closed form). Between
-captured sizes that line is followed. Beyond them a slope below 1 is read as a fixed cost plus a linear part, and one
-above 1 ends: past a cache's edge time grows as the work does. Through one capture the line has the expected slope: the
-ratio above.
 """
 
 from __future__ import annotations
@@ -29,14 +21,12 @@ from kernel_models.device import DeviceSpec
 from kernel_models.op_call import OpCall
 from kernel_models.power import sustained
 from kernel_models.pricing import CallBatch, Models, price
-from kernel_models.spreads import PER_DISTANCE, RESIZED_ON_CPU
+from kernel_models.spreads import RESIZED_ON_CPU
 from tracer.arrays import Float64
 
 Calls = Sequence[tuple[OpCall, ...]]
 LEAST_RATIO, MOST_RATIO = 1e-3, 1e3
 """Beyond them one recorded time says nothing of another."""
-LEAST_SPAN = 0.1
-"""e-folds of work that captures are taken to be apart at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,88 +125,3 @@ def shrinking(stays_ns: float, total_ns: float, growth: float) -> float:
         growth: of the sizes.
     """
     return -math.log1p(-stays_ns / total_ns * (1.0 - growth)) if growth < 1.0 and total_ns > 0.0 else 0.0
-
-
-def trend_spread(log_work: Float64, at_captured: float) -> float:
-    """Log half width of the 80% interval of times by a trend.
-
-    Args:
-        log_work: of a step in each capture, and of the new one.
-        at_captured: half width at a captured size.
-    """
-    captured, new = log_work[:-1], float(log_work[-1])
-    nearest = float(np.abs(captured - new).min())
-    span = max(float(np.ptp(captured)), LEAST_SPAN)
-    outside = max(new - float(captured.max()), float(captured.min()) - new, 0.0)
-    return float(np.hypot(at_captured, PER_DISTANCE * nearest * (1.0 + outside / span)))
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """The doubt about measured times.
-
-    Attributes:
-        slope_spread: standard deviation of the slope that times show around the one that is expected of them.
-        noise_floor: standard deviation of the log of a mean time however many events it rests on: two runs of one
-            program differ.
-    """
-
-    slope_spread: float
-    noise_floor: float
-
-
-OF_KERNELS = Doubt(0.3, 0.02)
-OF_HOST = Doubt(0.08, 0.08)
-"""Processes that run the same steps on a shared CPU differ by 4 to 9% (``spreads.HOST_AT_CAPTURED``). On the
-tuning programs of benchmarks/foreign_sizes.py the models' slopes were nearer to the truth than those of two such
-captures: MAPE 8.4% with a spread of 0.15, 7.9% with this one, 7.8% with 0.06."""
-ALIKE = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """Times of groups of equal operations in several captures.
-
-    Attributes:
-        log_time: logs of mean times, [groups, captures].
-        noise: standard deviation of these, [groups, captures].
-        log_work: logs of the work, [groups, captures].
-        slope: the slope that is expected, [groups].
-        doubt: how far the times are to be believed against it.
-    """
-
-    log_time: Float64
-    noise: Float64
-    log_work: Float64
-    slope: Float64
-    doubt: Doubt
-
-    def at(self, log_work: Float64) -> Float64:
-        """Logs of the times at other work, [groups]."""
-        weight = 1.0 / self.noise**2
-        total = weight.sum(axis=1)
-        middle_x = (weight * self.log_work).sum(axis=1) / total
-        middle_y = (weight * self.log_time).sum(axis=1) / total
-        dx, dy = self.log_work - middle_x[:, None], self.log_time - middle_y[:, None]
-        prior = 1.0 / self.doubt.slope_spread**2
-        slope = ((weight * dx * dy).sum(axis=1) + prior * self.slope) / ((weight * dx * dx).sum(axis=1) + prior)
-        low, high = self.log_work.min(axis=1), self.log_work.max(axis=1)
-        inside = middle_y + slope * (np.clip(log_work, low, high) - middle_x)
-        beyond = log_work - np.clip(log_work, low, high)
-        return inside + np.where(high - low > ALIKE, _beyond(slope, low, high, beyond), self.slope * beyond)
-
-
-def _beyond(slope: Float64, low: Float64, high: Float64, beyond: Float64) -> Float64:
-    """Return what the log of the time changes by outside the range, ``beyond`` below 0 under it and above 0 over it."""
-    at = np.where(beyond > 0, high, low)
-    # t = fixed + linear·w through the line's two ends, relative to the time at the nearer one.
-    gain = np.exp(slope * (high - low)) - 1.0
-    per_work = gain / np.maximum(np.exp(high - low) - 1.0, ALIKE)  # of the time at the low end, per work at the low end
-    share = np.where(beyond > 0, per_work * np.exp((1.0 - slope) * (at - low)), per_work)
-    share = np.clip(share, 0.0, 1.0)
-    return np.log(np.maximum(1.0 - share + share * np.exp(beyond), ALIKE))
-
-
-def noise_of(events: Float64, variation: Float64, doubt: Doubt) -> Float64:
-    """Standard deviation of the log of a mean of so many events with that coefficient of variation."""
-    return np.hypot(doubt.noise_floor, variation / np.sqrt(np.maximum(events, 1.0)))

@@ -19,11 +19,10 @@ from itertools import pairwise
 import numpy as np
 
 from graph_predictor.prediction.shared import Shared
-from graph_predictor.recorded.step_lengths import step_lengths
+from graph_predictor.recorded.counted_steps import step_lengths
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.critical_path import step_items
-from graph_predictor.simulation.engine import Structure, structure_of
-from graph_predictor.simulation.program import NEVER, ItemKind, Program
+from graph_predictor.simulation.engine import structure_of
+from graph_predictor.simulation.program import NEVER, ItemKind, Program, Structure, step_items
 from tracer.arrays import Bool, Int64
 from tracer.errors import ForetraceError
 
@@ -222,7 +221,7 @@ def _repeated(cycle: Cycle, copies: int) -> Repeated:
         after_ptr=after_ptr, after_item=after_item, after_lag=after_lag,
         wait_ptr=wait_ptr, wait_kernel=wait_kernel, wait_lag=wait_lag,
         kernel_ptr=kernel_ptr, kernel_item=items.at(p.kernel_item[kernels.of], kernels.copy),
-        kernel_anchor=p.kernel_anchor[kernels.of], kernel_latency=p.kernel_latency[kernels.of],
+        kernel_reference=p.kernel_reference[kernels.of], kernel_latency=p.kernel_latency[kernels.of],
         kernel_previous=previous, kernel_gap=p.kernel_gap[kernels.of], kernel_duration=duration,
         kernel_external=np.full(len(kernels.of), NEVER, np.int64),
         edge_ptr=edge_ptr, edge_kernel=edge_kernel, edge_fraction=edge_fraction, edge_lag=edge_lag,

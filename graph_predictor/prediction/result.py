@@ -7,12 +7,49 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.recorded.facts import RecordedFacts
+from graph_predictor.simulation.build import Built
+from tracer.arrays import Int8
 from tracer.charts import Chart, ChartSeries
+from tracer.graph import KernelKind
 from tracer.shown import Shown
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """Facts of a job.
+
+    Attributes:
+        kinds: ``KernelKind`` of all its kernels.
+        device: the name of the first rank's device, as the trace has it.
+        world_size: ranks that it ran on, or was traced for.
+        unrecorded: why its collectives keep their times, a sentence; empty where all ranks are there.
+        damage: what was lost of its traces, or assumed.
+    """
+
+    kinds: Int8
+    device: str
+    world_size: int
+    unrecorded: str
+    damage: tuple[str, ...]
+
+    @classmethod
+    def of(cls, built: Built) -> SourceFacts:
+        """Find them."""
+        graphs, there = built.graphs, len(built.graphs)
+        kinds = np.concatenate([graph.kernels.kind for graph in graphs])
+        world = max(graph.meta.world_size for graph in graphs)
+        unrecorded = ""
+        if world > there and (kinds == KernelKind.COLLECTIVE).any():
+            unrecorded = (f"{there} of {world} ranks were recorded: collectives keep their recorded durations, other "
+                          "ranks' late arrival among them (--ranks-alike leaves it out).")
+        return cls(kinds, graphs[0].meta.device, max(there, world), unrecorded, tuple(damage_notes(graphs)))
 
 
 def which_times(profiled: bool, *, ran: bool = True) -> str:
@@ -69,7 +106,7 @@ class Prediction(Shown):
             ``gpu_active_interval_us`` is its 80% interval.
         bound: what decides the step time: "host", "compute", "memory copy", "exposed communication", …
         per_rank: the same by rank.
-        bounds_us: critical path of the rank that decides (see ``deciding_rank``) by bound; adds up to the step time.
+        bounds_us: critical path of the rank that decides (see ``bottleneck_rank``) by bound; adds up to the step time.
         families_us: device time a step by family of work, of the rank that decides.
         critical_path: its largest entries, the longest first.
         sources: share of all host and device time of the step, of all ranks, by its source.

@@ -13,13 +13,12 @@ import numpy as np
 from graph_predictor.prediction.edited_host import EditedHost
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.repeat import Repeated
-from graph_predictor.prediction.replacement import Gone
 from graph_predictor.prediction.replay import Replay, rank_number
 from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.work import Gone
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.engine import Simulated
-from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
-from graph_predictor.simulation.program import ItemKind, Program
+from graph_predictor.simulation.host_slices import HostSlices, host_slices
+from graph_predictor.simulation.program import ItemKind, Program, Simulated
 from tracer.arrays import Float64, Int64
 from tracer.graph import ExecutionGraph
 from tracer.job import graphs_of
@@ -74,12 +73,12 @@ class SimulatedJob:
         """Return what edits took away; ``None`` where all is there."""
         return None if self.host is None else self.host.gone
 
-    def host_pieces(self) -> tuple[HostPieces, Float64]:
-        """Return host time by operation, and how long each piece takes, ns."""
+    def host_slices(self) -> tuple[HostSlices, Float64]:
+        """Return host time by operation, and how long each slice takes, ns."""
         if self.scenario is not None and self.host is not None:
-            return self.scenario.pieces, self.host.ns
-        pieces = host_pieces(self.built)
-        return pieces, pieces.ns.astype(np.float64)
+            return self.scenario.slices, self.host.ns
+        slices = host_slices(self.built)
+        return slices, slices.ns.astype(np.float64)
 
     @property
     def graphs(self) -> list[ExecutionGraph]:

@@ -5,20 +5,127 @@
     graphs ──▶ steps that count ──▶ RecordedFacts: recorded step, step without the profiler, GPU active, why not others
 
 The steady state of the same step, what decides it and its critical path are the ``Prediction`` without edits, which
-carries these facts.
-"""
+carries these facts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from graph_predictor.figures import signed_percent
 from graph_predictor.recorded.counted_steps import CountedSteps
-from graph_predictor.recorded.gpu_active import mean_active_ns
-from tracer.graph import ExecutionGraph
+from tracer.arrays import Bool, Int64
+from tracer.graph import ExecutionGraph, KernelKind
+from tracer.intervals import union_ns
+
+
+def active_ns(start: Int64, end: Int64, device: np.ndarray) -> int:
+    """Return how long the most active device works, ns.
+
+    Args:
+        start, end: of device work other than collectives, ns.
+        device: of each piece of it.
+    """
+    devices = np.unique(device)
+    if len(devices) <= 1:
+        return union_ns(start, end)
+    return max(union_ns(start[device == one], end[device == one]) for one in devices.tolist())
+
+
+def step_active_ns(graph: ExecutionGraph, step: int) -> int:
+    """Return how long the GPU is active with the work that a recorded step launched, ns."""
+    kernels = graph.kernels
+    rows = np.flatnonzero((kernels.step == step) & (kernels.kind != KernelKind.COLLECTIVE))
+    start = kernels.start_ns[rows]
+    return active_ns(start, start + kernels.duration_ns[rows], kernels.device[rows])
+
+
+def mean_active_ns(graph: ExecutionGraph, steps: Bool) -> float:
+    """Return the mean of ``step_active_ns`` of some steps, ns.
+
+    Args:
+        graph: a rank's.
+        steps: which, [steps].
+    """
+    kernels = graph.kernels
+    chosen = np.append(steps, False)[kernels.step] & (kernels.kind != KernelKind.COLLECTIVE)
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return 0.0
+    start, step = kernels.start_ns[rows] - kernels.start_ns[rows].min(), kernels.step[rows].astype(np.int64)
+    # Each step's work on a stretch of time of its own, so that one union is the sum of the steps'.
+    start += step * (int(start.max()) + int(kernels.duration_ns[rows].max()) + 1)
+    return active_ns(start, start + kernels.duration_ns[rows], kernels.device[rows]) / int(steps.sum())
+
+
+AHEAD = 0.05
+"""Share of a step that a host must be ahead. Hosts that decide are 0.01 to 0.06 ms ahead, 0.1% of their steps or less;
+those of two jobs whose devices decide, without the profiler, 15% to 100% of theirs (benchmarks/jobs.py)."""
+
+
+def head_start_ns(graph: ExecutionGraph) -> int:
+    """Return how long after its call the first launched kernel began, as far as work launched before the recording kept
+    its device busy until then; 0 where no such work was recorded."""
+    kernels = graph.kernels
+    launched = np.flatnonzero(kernels.launch >= 0)
+    before = kernels.launch < 0
+    if not len(launched) or not before.any():
+        return 0
+    call = graph.launches.start_ns[kernels.launch[launched]]
+    first = int(launched[np.argmin(call)])
+    start, called = int(kernels.start_ns[first]), int(call.min())
+    busy = np.minimum(kernels.start_ns[before] + kernels.duration_ns[before], start) - np.maximum(
+        kernels.start_ns[before], called)
+    return min(start - called, int(np.maximum(busy, 0).sum()))
+
+
+def runs_ahead(graph: ExecutionGraph) -> bool:
+    """Return whether a rank's host was ahead of its device by more than one that decides ever is."""
+    if not len(graph.steps):
+        return False
+    return head_start_ns(graph) > AHEAD * float(np.median(graph.steps.duration_ns))
+
+
+def further_out(graphs: Sequence[ExecutionGraph], ranks: int, of: int) -> tuple[float, str]:
+    """Return how much longer (log) kernels of the slowest of ``of`` ranks take than of the slowest of ``ranks``, where
+    ranks' kernels vary as these graphs' do from step to step; and a sentence that says so."""
+    sigma = kernel_jitter(graphs)
+    if sigma is None:
+        return 0.0, "No rank has two steps alike, so that nobody knows how kernels vary: none is taken to be slower."
+    further = sigma * (slowest_of(of) - slowest_of(ranks))
+    return further, (f"Ranks' kernels vary by {sigma:.2%} from step to step, so that the slowest rank's take "
+                     f"{signed_percent(np.expm1(further), 2)}.")
+
+
+def slowest_of(ranks: int) -> float:
+    """Return how far the largest of so many normal values lies from their mean, in standard deviations (Blom 1958)."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+def kernel_jitter(graphs: Sequence[ExecutionGraph]) -> float | None:
+    """Return the standard deviation of the log of what a rank's own kernels take, from step to step.
+
+    Steps that launch other kernels are not compared; ``None`` where no rank has two alike.
+    """
+    deviations, freedom = 0.0, 0
+    for graph in graphs:
+        kernels = graph.kernels
+        own = (kernels.kind == KernelKind.COMPUTE) & (kernels.step >= 0)
+        steps = len(graph.steps)
+        count = np.bincount(kernels.step[own], minlength=steps)
+        total = np.bincount(kernels.step[own], weights=kernels.duration_ns[own], minlength=steps)
+        if not count.any():
+            continue
+        usual = np.bincount(count[count > 0]).argmax()
+        logs = np.log(total[(count == usual) & (total > 0)])
+        deviations += float(((logs - logs.mean()) ** 2).sum())
+        freedom += max(len(logs) - 1, 0)
+    return float(np.sqrt(deviations / freedom)) if freedom else None
+
 
 SHOWN = 4
 """Steps that do not count of which a sentence names the reason."""

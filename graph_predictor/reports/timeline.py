@@ -2,6 +2,12 @@
 
 Each rank gives two processes, "rank 0 measured" and "rank 0 simulated", with the same tracks: its steps, its host
 threads (operations and calls) and its streams. Arrows of the simulated one go from a launch to its kernel.
+
+The timeline of a simulated job, in parts that every format is written from.
+
+Each rank gives a process, "rank 0 simulated", and beside it, where its steps were measured, "rank 0 measured", with the
+same tracks: steps, host threads (operations and calls) and streams; arrows from a launch to its kernel; and counts of
+what is in the launch queue and what runs on the device.
 """
 
 from __future__ import annotations
@@ -18,10 +24,8 @@ import numpy as np
 
 from graph_predictor.prediction.replay import Replay
 from graph_predictor.prediction.simulated_job import SimulatedJob, replayed_job
-from graph_predictor.simulation.causes import KernelCause
-from graph_predictor.simulation.engine import Simulated
-from graph_predictor.simulation.host_pieces import HostPieces
-from graph_predictor.simulation.program import ItemKind, Program
+from graph_predictor.simulation.host_slices import HostSlices
+from graph_predictor.simulation.program import ItemKind, KernelCause, Program, Simulated
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, OpKind
 from tracer.output_file import whole_file
@@ -172,7 +176,7 @@ def json_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def known_times(recorded: Program, simulated: Simulated, pieces: HostPieces, ns: Float64, items: Int64, rows: Int64,
+def known_times(recorded: Program, simulated: Simulated, pieces: HostSlices, ns: Float64, items: Int64, rows: Int64,
                 clock_ns: int) -> tuple[Int64, Int64]:
     """Return times of one thread that are known on the job's clock as recorded and as simulated, ns, both in order.
 
@@ -283,7 +287,7 @@ TimelinePart = SliceBlock | ArrowBlock | CountBlock
 
 def job_timeline(job: SimulatedJob) -> Iterator[tuple[TrackList, Iterator[TimelinePart]]]:
     """Yield the processes of a job's timeline and their parts; a process's tracks are known once its parts are read."""
-    pieces, ns = job.host_pieces()
+    pieces, ns = job.host_slices()
     for position in range(len(job.graphs)):
         rows = _RankRows(job, position, pieces, ns)
         rank = job.rank_of(position)
@@ -298,7 +302,7 @@ def job_timeline(job: SimulatedJob) -> Iterator[tuple[TrackList, Iterator[Timeli
 class _RankRows:
     """The parts of one rank."""
 
-    def __init__(self, job: SimulatedJob, position: int, pieces: HostPieces, ns: Float64) -> None:
+    def __init__(self, job: SimulatedJob, position: int, pieces: HostSlices, ns: Float64) -> None:
         self.job, self.position, self.graph = job, position, job.graphs[position]
         self.pieces, self.ns = pieces, ns
         self.clock = job.built.clock_ns[position]

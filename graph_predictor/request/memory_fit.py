@@ -54,12 +54,12 @@ class StageMemory:
         return self.account.allocated
 
 
-def with_waste(account: MemoryAccount) -> StageMemory:
-    """Return a step's own memory, as a trace knows it, with what is taken beside it."""
-    moving = account.activations + account.temporaries
-    return StageMemory(0, "step", replace(account, reserved=CONTEXT + FRAGMENTED * moving),
+def with_waste(account: MemoryAccount, stage: int = 0, moment: str = "step", communicators: float = 0) -> StageMemory:
+    """Return a step's own memory with what is taken beside it: a context, bytes of communicators, and waste."""
+    moving, outside = account.activations + account.temporaries, CONTEXT + communicators
+    return StageMemory(stage, moment, replace(account, reserved=outside + FRAGMENTED * moving),
                        low=account.total * (1 - ERROR) + CONTEXT,
-                       high=account.total * (1 + ERROR) + CONTEXT + 3 * FRAGMENTED * moving)
+                       high=account.total * (1 + ERROR) + outside + 3 * FRAGMENTED * moving)
 
 
 def fit_of(memory: StageMemory, limit_bytes: float) -> Fit:

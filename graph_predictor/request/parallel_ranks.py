@@ -3,25 +3,272 @@
 Collectives are then where the framework puts them (DDP's buckets as gradients become ready, FSDP2's gathers ahead and
 reduce-scatters, tensor parallelism's pairs, a pipeline's sends), with the buffers it fills for them; every operation
 that the recording has too keeps its measured time.
+
+A program that cannot be run again gets data parallelism added to the recording itself, which is approximate. The
+recorded step says when each parameter's gradient was ready and how large it is (autograd's ``AccumulateGrad``).
+DistributedDataParallel's rules do the rest: gradients go into buckets in that order, a full bucket is all-reduced
+beside the rest of backward, and the optimizer waits for all of them::
+
+    recorded   backward … grad₁ … grad₂ … grad₃ | optimizer
+    spread     backward … grad₁ … grad₂ [all-reduce 1, 2 …] grad₃ [all-reduce 3 …] wait, copy back | optimizer
+
+What a recording does not say is left out: buffers that DDP broadcasts before forward, and parameters without gradients.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from graph_predictor.prediction.operation_costs import operations_named, rows_within
+from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.request.recorded_ddp import NOTE, spread_recording
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.collectives import CollectiveModel
-from tracer.graph import ExecutionGraph
+from kernel_models.dtypes import itemsize, short_dtype
+from kernel_models.trace_calls import graph_calls
+from tracer.arrays import Int64
+from tracer.folding import folded_job
+from tracer.graph import (
+    NONE,
+    SHAPE_ONLY,
+    CollectiveTable,
+    ExecutionGraph,
+    GapTable,
+    KernelTable,
+    LaunchTable,
+    OpKind,
+    OpTable,
+    OverheadTable,
+    Phase,
+    Place,
+    StepSource,
+    StepTable,
+    SyncTable,
+    Thread,
+    WaitSource,
+)
 from tracer.job import Job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.devices import TracedDevice
+from tracer.string_codes import string_coder
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.predictor import Baseline
+
+READY = "torch::autograd::AccumulateGrad"
+ALL_REDUCE = "c10d::allreduce_"
+MIB = 1 << 20
+FIRST_BUCKET, BUCKET = 1, 25
+"""MiB of DDP's first bucket and of the others where no size is given (``torch.distributed``'s defaults)."""
+GROUP = "0"
+_DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+NOTE = ("Approximate: the program was not run again. The recording has DDP's buckets and all-reduces added where its "
+        "gradients became ready; buffers that DDP would broadcast are left out.")
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """One parameter's gradient: its shape, the profiler's name of its type, and the time at which it was ready (ns of
+    the window)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    ready_ns: int
+
+    @property
+    def elements(self) -> int:
+        """Numbers in it."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+        return self.elements * itemsize(short_dtype(self.dtype))
+
+
+def spread_recording(graph: ExecutionGraph, cycle: Cycle, world_size: int, bucket_mb: int | None = None) -> Job:
+    """The last repeated step of a recording of one rank, as each rank of a DDP job would do it.
+
+    Args:
+        graph: recorded, of one rank.
+        cycle: its repeated steps.
+        world_size: ranks, which all do the same.
+        bucket_mb: as ``ParallelPlan.bucket_mb``.
+
+    Returns:
+        A folded job of operations without times, for ``Baseline.retraced``.
+
+    Raises:
+        EditError: the recording does not show the gradients, or not their sizes.
+    """
+    step = int(cycle.built.program.item_row[cycle.last[0]])
+    begin = int(graph.steps.start_ns[step])
+    end = begin + int(graph.steps.duration_ns[step])
+    gradients = gradients_of(graph, begin, end)
+    spread = _with_buckets(graph, _slots(graph, begin, end), gradients, buckets_of(gradients, bucket_mb), world_size)
+    return folded_job([spread], [((0, world_size, 1),)], world_size)
+
+
+def gradients_of(graph: ExecutionGraph, begin_ns: int, end_ns: int) -> list[Gradient]:
+    """The gradients of a step in the order they became ready; of several micro-batches the last one's.
+
+    Raises:
+        EditError: as ``spread_recording``.
+    """
+    ops = graph.ops
+    rows = np.flatnonzero((ops.name == _code(graph, READY)) & (ops.start_ns >= begin_ns) & (ops.start_ns < end_ns))
+    if not len(rows):
+        raise EditError("The recording does not show when gradients become ready (autograd's AccumulateGrad), so that "
+                        "DDP's buckets are not known; record a whole training step on the CPU side too.")
+    rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
+    passes = _passes(graph, rows, begin_ns, end_ns)
+    kinds = [[(int(ops.shapes[row]), int(ops.dtypes[row])) for row in one] for one in passes]
+    if any(one != kinds[0] for one in kinds):
+        raise EditError("The step has backward passes of different parameters, and the recording does not tell which "
+                        "of them DDP would reduce together; trace the program under the plan with foretrace trace "
+                        "SCRIPT.py:FUNCTION --world-size N.")
+    return [_gradient(graph, row) for row in passes[-1]]
+
+
+def _gradient(graph: ExecutionGraph, row: int) -> Gradient:
+    argument = next(iter(graph.arguments(row)), None)
+    shape, dtype = (argument.shape, argument.dtype) if argument is not None else (None, "")
+    if shape is None or not all(isinstance(size, int) for size in shape) or short_dtype(dtype) not in _DTYPES:
+        raise EditError("The recording does not have the sizes of its gradients, so that DDP's buckets are not known; "
+                        "record with record_shapes=True (foretrace capture does).")
+    return Gradient(tuple(shape), dtype, int(graph.ops.start_ns[row] + graph.ops.duration_ns[row]))
+
+
+def _passes(graph: ExecutionGraph, rows: Int64, begin_ns: int, end_ns: int) -> list[list[int]]:
+    """Rows by backward pass: between two of them something ran forward."""
+    ops = graph.ops
+    forward = np.sort(ops.start_ns[(ops.phase == Phase.FORWARD) & (ops.start_ns >= begin_ns) & (ops.start_ns < end_ns)
+                                   & (ops.kind == OpKind.OPERATION) & _computes(graph)])
+    number = np.searchsorted(forward, ops.start_ns[rows])
+    return [rows[number == each].tolist() for each in np.unique(number)]
+
+
+def buckets_of(gradients: list[Gradient], bucket_mb: int | None = None) -> list[list[int]]:
+    """Numbers of the gradients in each bucket, in the order the buckets are reduced.
+
+    As DDP does it once it knows the order of the gradients (``compute_bucket_assignment_by_size`` of PyTorch's
+    reducer): a bucket has one type, and is closed by the gradient that reaches its size; what is left over is last.
+    """
+    limits = (FIRST_BUCKET, BUCKET) if bucket_mb is None else (bucket_mb, bucket_mb)
+    opened: dict[str, list[int]] = {}
+    closed: list[list[int]] = []
+    seen: set[str] = set()
+    for number, gradient in enumerate(gradients):
+        bucket = opened.setdefault(gradient.dtype, [])
+        bucket.append(number)
+        if sum(gradients[each].bytes for each in bucket) >= limits[gradient.dtype in seen] * MIB:
+            closed.append(opened.pop(gradient.dtype))
+            seen.add(gradient.dtype)
+    return closed + list(opened.values())
+
+
+def _slots(graph: ExecutionGraph, begin_ns: int, end_ns: int) -> Int64:
+    """The operations that hold the step's work, in order: those that launched it, on a CPU those that compute."""
+    ops = graph.ops
+    holders = _computes(graph) & (ops.start_ns >= begin_ns) & (ops.start_ns < end_ns)
+    names = {graph.string(code) for code in np.unique(ops.name[holders]).tolist()}
+    plain = {name[:-1] if name.endswith("_") and not name.endswith("__") else name for name in names}
+    return rows_within(graph, operations_named(graph, plain | {f"{name}_" for name in plain}), begin_ns, end_ns)
+
+
+def _computes(graph: ExecutionGraph) -> np.ndarray:
+    if not len(graph.kernels):
+        return computing_operations(graph)
+    found = np.zeros(len(graph.ops) + 1, np.bool_)
+    found[graph_calls(graph).op] = True
+    return found[:-1]
+
+
+def _with_buckets(graph: ExecutionGraph, slots: Int64, gradients: list[Gradient], buckets: list[list[int]],
+                  world_size: int) -> ExecutionGraph:
+    """A graph of the slots with each gradient's way into its bucket, the all-reduces, and the way back."""
+    strings = list(graph.strings)
+    place = NONE if not len(graph.kernels) else int(Place.DEVICE)
+    table = OpTable.empty(0)
+    meta = replace(graph.meta, era=SHAPE_ONLY, rank=0, world_size=world_size, backend="fake", memory={},
+                   memory_moments=[], unprofiled_step_ns=[], step_source=int(StepSource.PROFILER_STEP))
+    spread = ExecutionGraph(
+        strings, [Thread("0", "0", "the recorded step")], table, LaunchTable.empty(), KernelTable.empty(),
+        CollectiveTable.empty(), SyncTable.empty(), GapTable.empty(), StepTable.empty(1), OverheadTable.empty(), meta)
+    code = string_coder(spread)
+
+    inserted = _insertions(gradients, buckets)
+    when = np.array([at for at, *_ in inserted], np.int64)
+    before = np.searchsorted(graph.ops.start_ns[slots], when, side="left")
+    count = len(slots) + len(inserted)
+    new = np.arange(len(inserted)) + before
+    old = np.setdiff1d(np.arange(count), new)
+    ops = OpTable.empty(count)
+    for name in ("name", "sequence", "shapes", "dtypes", "strides", "scalars", "module", "phase"):
+        getattr(ops, name)[old] = getattr(graph.ops, name)[slots]
+    for row, (_, name, shapes, dtypes) in zip(new.tolist(), inserted, strict=True):
+        ops.name[row], ops.phase[row] = code(name), int(Phase.BACKWARD)
+        ops.shapes[row], ops.dtypes[row] = code(json.dumps(shapes)), code(json.dumps(dtypes))
+        ops.strides[row] = ops.scalars[row] = ops.module[row] = ops.sequence[row] = NONE
+    ops.kind[:], ops.parent[:], ops.thread[:], ops.step[:] = OpKind.OPERATION, NONE, 0, 0
+    ops.start_ns[:], ops.duration_ns[:] = np.arange(count), 0
+    ops.forward_thread[:], ops.external_id[:], ops.place[:] = NONE, np.arange(count), place
+    spread.ops = ops
+    spread.steps.name[:], spread.steps.start_ns[:], spread.steps.duration_ns[:] = code("ProfilerStep#0"), 0, count
+    spread.steps.thread[:] = 0
+    reduces = [row for row, (_, name, *_) in zip(new.tolist(), inserted, strict=True) if name == ALL_REDUCE]
+    returns = [row for row, (_, name, *_) in zip(new.tolist(), inserted, strict=True) if name == "aten::copy_"]
+    spread.collectives = _collectives(gradients, buckets, reduces, returns, world_size, code)
+    meta.window_ns = count
+    return spread
+
+
+def _insertions(gradients: list[Gradient], buckets: list[list[int]]) -> list[tuple[int, str, list[Any], list[str]]]:
+    """(time, name, shapes, types) of what DDP adds to backward, in order: each gradient is scaled into its bucket; a
+    bucket is reduced when it is full and those before it are under way; after backward gradients are copied back."""
+    found: list[tuple[int, str, list[Any], list[str]]] = []
+    for gradient in gradients:
+        shape = list(gradient.shape)
+        found.append((gradient.ready_ns, "aten::mul", [shape, [], shape], [gradient.dtype, "double", gradient.dtype]))
+    at = 0
+    for bucket in buckets:
+        at = max(at, *(gradients[number].ready_ns for number in bucket))
+        size = sum(gradients[number].elements for number in bucket)
+        found.append((at, ALL_REDUCE, [[[size]], [], [], [], [], []],
+                      [f"TensorList[{gradients[bucket[0]].dtype}]", "", "", "", "Scalar", "Scalar"]))
+    for bucket in buckets:
+        for number in bucket:
+            shape, dtype = list(gradients[number].shape), gradients[number].dtype
+            found.append((at, "aten::copy_", [shape, shape, []], [dtype, dtype, "Scalar"]))
+    return sorted(found, key=lambda each: each[0])  # stable: what was noted first goes first
+
+
+def _collectives(gradients: list[Gradient], buckets: list[list[int]], reduces: list[int], returns: list[int],
+                 world_size: int, code: Any) -> CollectiveTable:
+    table = CollectiveTable.empty(len(buckets))
+    copied = np.concatenate([[0], np.cumsum([len(bucket) for bucket in buckets])])
+    for row, bucket in enumerate(buckets):
+        size = sum(gradients[number].elements for number in bucket)
+        values = {"op": reduces[row], "kind": code("all_reduce"), "group": code(GROUP),
+                  "ranks": code(json.dumps(list(range(world_size)))),
+                  "dtype": code(_DTYPES[short_dtype(gradients[bucket[0]].dtype)]), "elements_in": size,
+                  "elements_out": size, "group_size": world_size, "order": row, "is_async": 1,
+                  "wait_op": returns[int(copied[row])], "wait_source": int(WaitSource.MODELLED)}
+        for name, value in values.items():
+            getattr(table, name)[row] = value
+    return table
+
+
+def _code(graph: ExecutionGraph, text: str) -> int:
+    return graph.strings.index(text) if text in graph.strings else NONE - 1
+
 
 MOST_SEPARATE = 8
 """Worlds up to this size are simulated rank by rank; of larger ones, one rank of each class of equal ranks."""

@@ -1,15 +1,187 @@
-"""``program_memory``: the memory of a step's program over its operations, traced by shapes."""
+"""The memory of a program, traced by shapes: over its operations, and the largest size that fits a device.
+
+For the largest size (``fit_batch``) the program is traced at a few sizes. Its peak grows by the samples, so that the
+next size to try is where the line through the last two reaches the device's memory; the answer is a size that was
+traced and fits, and the next one that was traced and does not. What a trace cannot see (contexts, fragmentation) is
+added as a plan's estimate adds it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.request.memory_fit import StageMemory, fit_of, with_waste
 from graph_predictor.request.study import DEFAULT_DEVICE
-from graph_predictor.sizes.named_sizes import parse_sets
+from graph_predictor.sizes.named_sizes import MOST, parse_sets
 from graph_predictor.sizes.retrace import trace_again
+from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, shape_device
+from tracer.charts import Chart, ChartSeries
 from tracer.graph import ExecutionGraph
+from tracer.memory_account import MemoryAccount, binary_size
 from tracer.memory_timeline import MemoryTimeline, memory_timeline
+from tracer.shown import Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_TRIES = 40
+FARTHEST = 64
+"""No size is tried that is more than so many times the largest one before."""
+FIRST = 8
+"""The size to begin with where nothing says what the program takes."""
+_HALVE = 2
+
+
+@dataclass(frozen=True, repr=False)
+class FitBatch(Shown):
+    """Sizes that were tried, and the largest that fits.
+
+    Attributes:
+        name: of the size, such as "batch".
+        device: name of the device; limit_bytes: its memory.
+        tried: size → memory, in the order of sizes.
+        fits: the largest that surely fits; ``None`` if none does.
+        may_fit: the largest that is expected to fit, and may not for waste beside the program's own memory.
+    """
+
+    name: str
+    device: str
+    limit_bytes: float
+    tried: Mapping[int, StageMemory]
+    fits: int | None
+    may_fit: int | None
+
+    def headline(self) -> str:
+        """Say the largest size in one line."""
+        on = f"{self.device} with {self.limit_bytes / 1e9:,.4g} GB"
+        if self.may_fit is None:
+            return f"no {self.name} fits {on}: one takes {self.tried[min(self.tried)].account}"
+        surely = f"{self.name} {self.fits:,} fits" if self.fits is not None else f"no {self.name} surely fits"
+        more = f", {self.may_fit:,} may" if self.may_fit != self.fits else ""
+        return f"{surely} {on}{more}"
+
+    def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
+        """``tried``: every size that was traced, its expected, least and most bytes, and whether it fits."""
+        import pandas as pd
+
+        return {"tried": lambda: pd.DataFrame([{
+            self.name: size, "low_bytes": round(memory.low), "bytes": round(memory.account.total),
+            "high_bytes": round(memory.high), "fit": fit_of(memory, self.limit_bytes).value,
+            **{f"{part}_bytes": round(held) for part, held in memory.account.parts.items()}}
+            for size, memory in self.tried.items()])}
+
+    def chart(self) -> Chart:
+        """Return the memory of each size that was traced, least to most, and the device's."""
+        every = list(self.tried.values())
+        return Chart("lines", self.headline(), list(self.tried), [ChartSeries(
+            "expected", [one.account.total / 2**30 for one in every], [one.low / 2**30 for one in every],
+            [one.high / 2**30 for one in every])], "GiB", self.name, [(self.limit_bytes / 2**30, self.device)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"size": self.name, "device": self.device, "limit_bytes": self.limit_bytes, "fits": self.fits,
+                "may_fit": self.may_fit, "tried": self.to_pandas().to_dict("records")}
+
+
+def fit_batch(graph: ExecutionGraph | None, device: str | DeviceSpec, *, name: str = "batch", code: str | None = None,
+              sizes: Sequence[str] = (), limit_bytes: float | None = None, first: int | None = None) -> FitBatch:
+    """Find the largest size that fits.
+
+    Args:
+        graph: a step of a workload of the suite, recorded or traced; ``None`` where ``code`` is given.
+        device: by name, or its figures.
+        name: of the size.
+        code: "train.py:build", a function that takes the size by name and returns the step.
+        sizes: other sizes to set, such as "seq=1024".
+        limit_bytes: memory of the device; by default what is known of it.
+        first: a size to begin with.
+
+    Raises:
+        EditError: there is no program to trace, nothing is known of the device's memory, or the step uses none of it,
+            or no more with the size.
+        ShapeOnlyError: the program has no such size, or cannot be traced.
+    """
+    spec = find_device(device) if isinstance(device, str) else device
+    if code is None and (graph is None or not graph.meta.workload):
+        raise EditError("What a step needs at another size is found by tracing its program, and nothing says where "
+                        "that is: give the function that builds the step (SCRIPT.py:FUNCTION, or --code).")
+    limit = limit_bytes if limit_bytes is not None else spec.memory_gb * 1e9
+    if not limit > 0:
+        raise EditError(f"Nothing is known of the memory of {spec.name}; give it with --memory-limit.")
+    _, others = parse_sets(sizes)
+    if name in others:
+        raise EditError(f"{name} is the size that is sought; leave it out of --set.")
+    target = shape_device(spec)
+    tried: dict[int, StageMemory] = {}
+
+    def memory(size: int) -> StageMemory:
+        if size not in tried:
+            account = MemoryAccount.of_trace(trace_again(graph, {**others, name: size}, target, code).meta.memory)
+            if not account.total:
+                raise EditError(f"The step keeps nothing in the memory of {spec.name}, as its model stayed on the CPU: "
+                                'move model and batch with .cuda() or .to("cuda").')
+            tried[size] = with_waste(account)
+        return tried[size]
+
+    settings = {} if graph is None else graph.meta.workload.get("settings", {})
+    begin = first or settings.get(name)
+    may = _largest(lambda size: memory(size).account.total, limit, begin if isinstance(begin, int) else FIRST)
+    if may == MOST:
+        raise EditError(f"Any {name} fits {spec.name}: the step's memory hardly grows with {name}. Look whether the "
+                        "function that builds the step makes its batch by it.")
+    fits = None if may is None else _largest(lambda size: memory(size).high, limit, may)
+    return FitBatch(name, spec.name, limit, dict(sorted(tried.items())), fits, may)
+
+
+def _largest(needed: Callable[[int], float], limit: float, begin: int) -> int | None:
+    """The largest size that needs no more than a limit, of a need that grows with the size; ``None`` if 1 is too much.
+
+    Both it and the next one are tried.
+    """
+    low, high = 0, MOST + 1
+    at = max(1, min(begin, MOST))
+    known: dict[int, float] = {}
+    for turn in range(MOST_TRIES):
+        known[at] = needed(at)
+        if known[at] <= limit:
+            low = max(low, at)
+        else:
+            high = min(high, at)
+        if high - low <= 1:
+            break
+        at = _next(known, limit, low, high, halve=turn % 3 == _HALVE)
+    return low or None
+
+
+def _next(known: Mapping[int, float], limit: float, low: int, high: int, *, halve: bool) -> int:
+    """Where the line through the two sizes nearest the limit reaches it; between ``low``, which fits, and ``high``, and
+    not far beyond what was tried. A need that is no line is halved now and then."""
+    least, most = low + 1, high - 1
+    if high > MOST:
+        most = min(most, FARTHEST * max(known))
+    elif halve:
+        return (low + high) // 2
+    nearest = sorted(known, key=lambda size: abs(known[size] - limit))[:2]
+    guess = most if high > MOST else (low + high) // 2
+    if len(nearest) == 2 and (slope := (known[nearest[0]] - known[nearest[1]]) / (nearest[0] - nearest[1])) > 0:
+        guess = int(nearest[0] + (limit - known[nearest[0]]) / slope)
+        if guess in known:  # its neighbour on the open side decides
+            guess += 1 if known[guess] <= limit else -1
+    return min(max(guess, least), most)
+
+
+def said_sizes(found: FitBatch) -> str:
+    """Return the memory of the answer in words."""
+    size = found.fits if found.fits is not None else found.may_fit
+    if size is None:
+        return ""
+    memory = found.tried[size]
+    return (f"{found.name} {size:,} takes {memory.account}; {binary_size(memory.low)} to {binary_size(memory.high)} in "
+            "all")
 
 
 def program_memory(graph: ExecutionGraph | None, code: str | None = None, sizes: Sequence[str] = (),

@@ -5,38 +5,87 @@
     source ──> recorded Baseline ──(plan, sizes: traced again, once each)──> Baseline ──(other edits)──> Prediction
 
 What the configurations of one source share (a trace under a plan, a host, a cluster) is made once. What only some ask
-for is imported by the method that answers: most predictions need none of it.
+for and costs a tenth of a second to import is imported by the method that answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from graph_predictor.edits.registry import made
+from graph_predictor.edits.device import Device
+from graph_predictor.edits.host_from import HostFrom
+from graph_predictor.edits.registry import Value, chosen, made
+from graph_predictor.edits.straggler import Straggler
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.prediction.shared import Shared
-from graph_predictor.request.configuration import Configuration
-from graph_predictor.sizes.named_sizes import captured_sizes, parse_also, parse_sets, samples_of
+from graph_predictor.sizes.named_sizes import captured_sizes, nearest, parse_also, parse_sets, samples_of
+from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import find_device, shape_device
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
+from tracer.lookup_data.indices import LAW
+from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.errors import UnknownSizeError
 
 if TYPE_CHECKING:
     from graph_predictor.comm.mixing import Mixture
-    from graph_predictor.prediction.edit import Edit
     from graph_predictor.prediction.result import Prediction
+    from graph_predictor.prediction.scenario import Edit
     from kernel_models.collectives import CollectiveModel, Topology
     from kernel_models.device import DeviceSpec
     from kernel_models.host.model import HostModel
     from kernel_models.profile import DeviceProfile
     from tracer.shape_only.devices import TracedDevice
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Changes of a source; see the options of ``foretrace predict`` for how texts are written.
+
+    Attributes:
+        device, parallel, topology, from_topology: None for that of the source.
+        host_from: path of the capture whose host is taken.
+        comm_profile: path of measured collectives; comm_backend: whose they are, such as "gloo".
+        comm_choices: path of several backends' measured collectives, or "auto": each is done by the best of them.
+        sizes: as ``--set`` takes them.
+        also: further captures at other sizes; the nearest one is scaled.
+        code: the program, as SCRIPT.py:FUNCTION.
+        edits: their values by the name of their option, such as ``{"clock": 1.5, "cuda-graphs": True}``.
+    """
+
+    device: str | None = None
+    parallel: str | None = None
+    topology: str | None = None
+    from_topology: str | None = None
+    comm_profile: str | None = None
+    comm_backend: str | None = None
+    comm_choices: str | None = None
+    host_from: str | None = None
+    sizes: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    code: str | None = None
+    edits: Mapping[str, Value] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "edits", chosen(self.edits))
+
+    def with_values(self, **values: object) -> Configuration:
+        """Return the same with other values of some attributes."""
+        return replace(self, **values)  # type: ignore[arg-type]
+
+    def differences(self) -> dict[str, object]:
+        """Return the attributes that are not as the source has them, as plain values."""
+        plain = Configuration()
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()
+                if value != getattr(plain, name)}
+
 
 DEFAULT_DEVICE = "h200-sxm"
 """A script is traced for this device where none is named."""
@@ -172,7 +221,7 @@ class Study:
         """
         wanted = self._with_law(configuration)
         if wanted.also and wanted.parallel is not None:
-            raise EditError("Laws of several captures are of their own ranks; leave --also or --parallel out.")
+            raise EditError("Several captures are of their own ranks; leave --also or --parallel out.")
         if (wanted.also or wanted.code is not None) and not wanted.sizes:
             raise EditError("--also and --code are for other sizes; name one with --set, such as --set batch=64.")
         collectives = self._cluster(wanted, alone)
@@ -199,8 +248,6 @@ class Study:
         if len(laws) > 1 or "indices" in wanted.edits:
             raise EditError(f"--set {LAW_SETTING}= says by which law rows are looked up, and so does another option; "
                             "give one of them.")
-        from tracer.lookup_data.indices import LAW
-
         others = tuple(text for text in wanted.sizes if not text.strip().startswith(f"{LAW_SETTING}="))
         return wanted.with_values(sizes=others, edits={**wanted.edits, "indices": f"{LAW}{laws[0].rpartition(':')[2]}"})
 
@@ -249,7 +296,7 @@ class Study:
         made: Job | None = None
         workload = None if self._job is None else self._job.graphs[0].meta.workload
         if wanted.also:
-            raise EditError("Laws of sizes rest on recorded steps, and this one never ran; leave --also out.")
+            raise EditError("--also is for recorded steps, and this one never ran; leave it out.")
         old, new = parse_sets(sizes)
         again = bool(workload or self._code)
         if wanted.code is not None:
@@ -267,7 +314,7 @@ class Study:
                 if wanted.parallel is not None or set(old) != set(new):
                     raise
         if sizes:
-            from graph_predictor.sizes.sizes import Sizes
+            from graph_predictor.sizes.scaling import Sizes
 
             edits.append(Sizes.parse(list(sizes)))
         start = baseline_of(made or self.job, device=spec, models=self._models_of_traced(spec), host=host,
@@ -284,8 +331,6 @@ class Study:
     def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...],
                 device: str | TracedDevice, also: tuple[int, ...]) -> Job:
         from graph_predictor.request.parallel_ranks import traced
-        from graph_predictor.sizes.retrace import trace_again
-        from tracer.parallel_plan import ParallelPlan
 
         graph = None if self._job is None else self._job.graphs[0]
         if parallel is None:
@@ -307,15 +352,12 @@ class Study:
         else:
             start, edits = self._sized(wanted)
         if wanted.device is not None:
-            from graph_predictor.edits.device import Device
-
             spec = find_device(wanted.device)
             if wanted.parallel is not None:  # its collectives must not hide that a CPU's step has no kernels
                 self._once("device", self._can_move, wanted.device)
             edits.append(Device(spec, self._profiles.get(spec.name)))
         if wanted.host_from is not None:
-            from graph_predictor.edits.host_from import HostFrom
-            from kernel_models.host.hosts import host_names, is_host_file
+            from kernel_models.host.model import host_names, is_host_file
 
             if wanted.host_from in host_names() or "," in wanted.host_from or is_host_file(wanted.host_from):
                 raise EditError(f"--host-from {wanted.host_from}: a recorded step takes the host of one capture, "
@@ -328,7 +370,6 @@ class Study:
     def _on_ranks(self, parallel: str, sizes: tuple[str, ...], where: tuple[str | None, ...],
                   also: tuple[int, ...]) -> Baseline:
         from graph_predictor.request.parallel_ranks import on_ranks, settings_under
-        from tracer.parallel_plan import ParallelPlan
 
         assert self._recorded is not None
         topology, profile, device, backend, choices, alone = where
@@ -350,50 +391,52 @@ class Study:
         return found if samples is None else found.with_items(samples * plan.dp / plan.world_size)
 
     def _can_move(self, device: str) -> None:
-        from graph_predictor.edits.device import Device
-
         assert self._recorded is not None
         Device(find_device(device)).apply(self._recorded.scenario)
 
     def _sized(self, wanted: Configuration) -> tuple[Baseline, list[Edit]]:
-        """Other sizes by the best way there is: the program traced again, the laws of several captures, one capture."""
+        """Other sizes by the best way there is: the program traced again, or the nearest capture scaled."""
         recorded = self._recorded
         assert recorded is not None
         if not wanted.sizes:
             return recorded, []
-        from graph_predictor.sizes.retrace import recorded_sizes, why_not
-        from graph_predictor.sizes.sizes import Sizes
+        from graph_predictor.sizes.scaling import Sizes
 
         old, new = parse_sets(wanted.sizes)
         reason = why_not(recorded, wanted.code)
         if reason is None and (wanted.code is not None or not wanted.also):
-            return self._once("retraced", self._retraced, tuple(new.items()), tuple(old.items()), wanted.code), []
+            key = (tuple(new.items()), tuple(old.items()), wanted.code)
+            return self._shared.once("retraced", key, lambda: retrace(recorded, new, old, code=wanted.code)), []
         if wanted.code is not None:
             raise EditError(f"{reason}; leave --code out.")
         if wanted.also:
-            return recorded, [self._once("laws", self._laws, wanted.also, tuple(new.items()), tuple(old.items()))]
+            start, edit = self._once("nearest", self._nearest, wanted.also, tuple(new.items()), tuple(old.items()))
+            return start, [edit]
         noted = recorded_sizes(recorded)
-        return recorded, [Sizes.parse(list(wanted.sizes), noted, reason if noted and reason else "")]
+        because = f"{reason}; the sizes of one capture were scaled instead." if noted and reason else ""
+        return recorded, [Sizes.parse(list(wanted.sizes), noted, because)]
 
-    def _retraced(self, new: tuple[tuple[str, int], ...], old: tuple[tuple[str, int], ...],
-                  code: str | None) -> Baseline:
-        from graph_predictor.sizes.retrace import retrace
-
-        assert self._recorded is not None
-        return retrace(self._recorded, dict(new), dict(old), code=code)
-
-    def _laws(self, also: tuple[str, ...], new: tuple[tuple[str, int], ...],
-              old: tuple[tuple[str, int], ...]) -> Edit:
-        from graph_predictor.sizes.laws import SizeLaws
+    def _nearest(self, also: tuple[str, ...], new: tuple[tuple[str, int], ...],
+                 old: tuple[tuple[str, int], ...]) -> tuple[Baseline, Edit]:
+        """Return the capture whose sizes are nearest to those asked for, and the change of its sizes."""
+        from graph_predictor.sizes.scaling import Sizes
 
         assert self._recorded is not None
         others = [parse_also(text) for text in also]
         source = self._recorded.scenario.devices.source
-        captures = [self._recorded, *(baseline_of(self._once("captures", self._other, path), device=source,
-                                                  profiled=self._profiled) for path, _ in others)]
-        graphs = [one.built.graphs[0] for one in captures]
-        sizes = [dict(old), *(sizes for _, sizes in others)]
-        return SizeLaws(captures, captured_sizes(graphs, sizes, dict(new)), dict(new))
+        captures = [self._recorded, *(self._once("capture", self._capture, path, source) for path, _ in others)]
+        sizes = captured_sizes([one.built.graphs[0] for one in captures],
+                               [dict(old), *(sizes for _, sizes in others)], dict(new))
+        wanted = {**sizes[0], **dict(new)}
+        chosen = nearest(sizes, wanted)
+        at = [", ".join(f"{name}={size}" for name, size in one.items()) for one in sizes]
+        changes = tuple((name, size, wanted[name]) for name, size in sizes[chosen].items() if size != wanted[name])
+        return captures[chosen], Sizes(changes, f"Of the captures at {' and '.join(at)} the one at {at[chosen]} is "
+                                                "nearest and was scaled.")
+
+    def _capture(self, path: str, device: DeviceSpec | None) -> Baseline:
+        found = baseline_of(self._once("captures", self._other, path), device=device, profiled=self._profiled)
+        return found.with_models(self._profiles)
 
     # -- shared -------------------------------------------------------------------------------------------------------
 
@@ -410,7 +453,6 @@ class Study:
         if wanted.parallel is None or wanted.device is None:
             return None
         from kernel_models.collectives import CollectiveModel, topology_of
-        from tracer.parallel_plan import ParallelPlan, PlanError
 
         ranks = ParallelPlan.parse(wanted.parallel).world_size
         try:
@@ -423,7 +465,6 @@ class Study:
         """The cluster of a configuration's texts; where they name none, usual nodes of its device for its ranks."""
         from graph_predictor.comm.clusters import cluster_of
         from kernel_models.collectives import topology_of
-        from tracer.parallel_plan import ParallelPlan
 
         def usual() -> Topology:
             graphs = self.job.graphs
@@ -439,7 +480,7 @@ class Study:
         return cluster_of(topology, profile, backend, choices, usual)
 
     def _host(self, text: str) -> HostModel:
-        from graph_predictor.prediction.host_names import host_by_name
+        from graph_predictor.prediction.host_steps import host_by_name
 
         return host_by_name(text, self._other)
 
@@ -453,6 +494,4 @@ class Study:
 
 def _straggling(wanted: Configuration) -> list[int]:
     """Return the ranks that are slower than others, which none stands for."""
-    from graph_predictor.edits.straggler import Straggler
-
     return [edit.rank for edit in made(wanted.edits) if isinstance(edit, Straggler)]

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.simulation.allocation_waits import AllocationWaits
+from graph_predictor.simulation.host_waits import AllocationWaits
 from graph_predictor.simulation.program import NEVER, ItemKind
-from graph_predictor.simulation.rank_view import RankView, running_maximum
+from graph_predictor.simulation.ranks import RankView, running_maximum
 from tracer.arrays import Int8, Int32, Int64
 from tracer.graph import NONE, OpKind, Phase
 from tracer.intervals import covered, union

@@ -9,7 +9,7 @@ processor's cache, and a row of them is a few vector registers.
 
 from __future__ import annotations
 
-from graph_predictor.simulation.causes import EndCause, KernelCause
+from graph_predictor.simulation.program import EndCause, KernelCause
 from tracer.machine_code import kept_loop
 
 (LAUNCH, QUEUED_LAUNCH, ITEM, KERNEL, LATER, LEFT, START, END, OPEN, SAME, SET, RUN, LEAST, FLOOR, STAGED,

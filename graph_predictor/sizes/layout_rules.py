@@ -9,19 +9,33 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
 
 from graph_predictor.sizes.layouts import Dim, Layout, NamedSizes, Shape, reshaped
 from tracer.decode import value_of
 from tracer.views import Argument
 
+Dims = list[tuple[int, Dim]]
+"""Sizes of a tensor, and how each follows the named ones."""
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
+_FEW = 2
+"""Elements that a slice leaves out of a dimension whatever its size (a class token, the last target)."""
 
 
 class Inconsistent(Exception):
     """No operation of this name takes arguments of these layouts."""
+
+
+class _Untold(Exception):
+    """The trace lacks what decides the result."""
+
+
+def whole_number(arguments: Sequence[Argument], place: int) -> int | None:
+    """The whole number that an argument is; ``None`` where it is none, or not recorded."""
+    text = arguments[place].value if place < len(arguments) else ""
+    return int(text) if _WHOLE.fullmatch(text) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,11 @@ class Tensor:
     layout: Layout
     stride: Shape | None = None
 
+    @property
+    def dims(self) -> Dims:
+        """Return its dimensions."""
+        return list(zip(self.shape, self.layout, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -39,28 +58,36 @@ class Call:
 
     Attributes:
         sizes: the named sizes.
-        tensors: those among the arguments, in order; of lists each.
+        tensors: those among the arguments, in order; of lists each. None of them is a scalar.
         arguments: all as recorded.
-        places: of each tensor, the argument it is, or is in.
         guess: what a tensor of a shape probably is, for results of a size that nothing else explains.
     """
 
     sizes: NamedSizes
     tensors: tuple[Tensor, ...]
     arguments: tuple[Argument, ...]
-    places: tuple[int, ...]
     guess: Callable[[Shape], Layout]
 
-    def number(self, place: int) -> int | None:
-        """The whole number that an argument is; ``None`` where it is none, or not recorded."""
-        text = self.arguments[place].value if place < len(self.arguments) else ""
-        return int(text) if _WHOLE.fullmatch(text) else None
+    def first(self) -> Tensor:
+        """Return the first tensor. Raises ``_Untold`` without any."""
+        if not self.tensors:
+            raise _Untold
+        return self.tensors[0]
 
-    def numbers(self, place: int) -> tuple[int, ...] | None:
-        """The list of whole numbers that an argument is; ``None`` where it is none, or not recorded."""
+    def number(self, place: int, otherwise: int | None = None) -> int:
+        """Return the whole number that an argument is, else ``otherwise``. Raises ``_Untold`` without either."""
+        found = whole_number(self.arguments, place)
+        if found is None and otherwise is None:
+            raise _Untold
+        return found if found is not None else otherwise or 0
+
+    def numbers(self, place: int) -> Shape:
+        """Return the list of whole numbers that an argument is. Raises ``_Untold`` where it is none."""
         text = self.arguments[place].value if place < len(self.arguments) else ""
         found = value_of(text) if text.startswith("[") else None
-        return tuple(found) if isinstance(found, list) and all(type(one) is int for one in found) else None
+        if not isinstance(found, list) or not all(type(one) is int for one in found):
+            raise _Untold
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +111,24 @@ def rule_of(name: str) -> Rule:
 
 
 def _rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule, whose result is unknown where the trace lacks what decides it."""
     def register(rule: Rule) -> Rule:
-        _RULES.update(dict.fromkeys(names, rule))
-        return rule
+        @wraps(rule)
+        def guarded(call: Call) -> Outcome:
+            try:
+                return rule(call)
+            except _Untold:
+                return Outcome()
+
+        _RULES.update(dict.fromkeys(names, guarded))
+        return guarded
     return register
+
+
+def _one(dims: Iterable[tuple[int, Dim]]) -> Outcome:
+    """Return one result of these dimensions, whose strides are not known."""
+    shape, layout = tuple(zip(*dims, strict=True)) or ((), ())
+    return Outcome((Tensor(shape, layout),))
 
 
 def _elementwise(call: Call) -> Outcome:
@@ -145,12 +186,12 @@ def _multiplied(pair: tuple[Tensor, ...]) -> Outcome:
 
 @_rule("linear")
 def _linear(call: Call) -> Outcome:
-    if len(call.tensors) < 2 or not call.tensors[0].shape or len(call.tensors[1].shape) != 2:
+    if len(call.tensors) < 2 or len(call.tensors[1].shape) != 2:
         return Outcome()
     a, weight = call.tensors[:2]
     if a.layout[-1] != weight.layout[-1]:
         raise Inconsistent
-    return Outcome((Tensor((*a.shape[:-1], weight.shape[0]), (*a.layout[:-1], weight.layout[0])),))
+    return _one([*a.dims[:-1], weight.dims[0]])
 
 
 @_rule("convolution", "conv1d", "conv2d", "conv3d", "_convolution", "cudnn_convolution", "mkldnn_convolution",
@@ -182,84 +223,65 @@ def _by_channel(call: Call) -> Outcome:
        "nll_loss2d_backward", "cross_entropy_loss")
 def _classified(call: Call) -> Outcome:
     """A class for each sample."""
-    wide = [one for one in call.tensors if one.shape][:2]
-    if len(wide) == 2 and wide[0].layout[0] != wide[1].layout[0]:
+    if len({one.layout[0] for one in call.tensors[:2]}) > 1:
         raise Inconsistent
-    return Outcome((wide[0],)) if wide else Outcome()
+    return Outcome((call.first(),))
 
 
 @_rule("t", "numpy_T", "mT", "adjoint")
 def _transposed(call: Call) -> Outcome:
-    return _permuted(call, tuple(reversed(range(len(call.tensors[0].shape))))) if call.tensors else Outcome()
+    return _permuted(call, range(len(call.first().shape))[::-1])
 
 
 @_rule("transpose", "swapaxes")
 def _swapped(call: Call) -> Outcome:
-    first, second = call.number(1), call.number(2)
-    if not call.tensors or first is None or second is None:
-        return Outcome()
-    order = list(range(len(call.tensors[0].shape)))
-    if not order:
-        return Outcome()
+    first, second, order = call.number(1), call.number(2), list(range(len(call.first().shape)))
     order[first], order[second] = order[second], order[first]
-    return _permuted(call, tuple(order))
+    return _permuted(call, order)
 
 
 @_rule("permute")
-def _permute(call: Call) -> Outcome:
-    order = call.numbers(1)
-    rank = len(call.tensors[0].shape) if call.tensors else 0
-    if order is None or sorted(one % rank for one in order) != list(range(rank)):
-        return Outcome()
-    return _permuted(call, tuple(one % rank for one in order))
+def _reordered(call: Call) -> Outcome:
+    rank = len(call.first().shape)
+    order = [one % rank for one in call.numbers(1)]
+    return _permuted(call, order) if sorted(order) == list(range(rank)) else Outcome()
 
 
-def _permuted(call: Call, order: tuple[int, ...]) -> Outcome:
-    one = call.tensors[0]
+def _permuted(call: Call, order: Sequence[int]) -> Outcome:
+    one = call.first()
     stride = None if one.stride is None or len(one.stride) != len(order) else tuple(one.stride[at] for at in order)
     return Outcome((Tensor(tuple(one.shape[at] for at in order), tuple(one.layout[at] for at in order), stride),))
 
 
 @_rule("view", "_unsafe_view", "reshape", "_reshape_alias", "_view_copy")
 def _viewed(call: Call) -> Outcome:
-    target = call.numbers(1)
-    return Outcome() if target is None or not call.tensors else _as(call, target)
+    return _as(call, call.numbers(1))
 
 
 @_rule("flatten")
 def _flat(call: Call) -> Outcome:
-    first, last = call.number(1), call.number(2)
-    if not call.tensors or first is None or last is None or not call.tensors[0].shape:
-        return Outcome()
-    shape = call.tensors[0].shape
-    first, last = first % len(shape), last % len(shape)
+    shape = call.first().shape
+    first, last = call.number(1) % len(shape), call.number(2) % len(shape)
     return _as(call, (*shape[:first], math.prod(shape[first:last + 1]), *shape[last + 1:]))
 
 
 @_rule("unsqueeze")
 def _unsqueezed(call: Call) -> Outcome:
-    at = call.number(1)
-    if not call.tensors or at is None:
-        return Outcome()
-    one = call.tensors[0]
-    at %= len(one.shape) + 1
-    return Outcome((Tensor((*one.shape[:at], 1, *one.shape[at:]),
-                           (*one.layout[:at], call.sizes.constant, *one.layout[at:])),))
+    dims = call.first().dims
+    dims.insert(call.number(1) % (len(dims) + 1), (1, call.sizes.constant))
+    return _one(dims)
 
 
 @_rule("squeeze")
 def _squeezed(call: Call) -> Outcome:
-    if not call.tensors or not call.tensors[0].shape:
-        return Outcome()
-    one, at = call.tensors[0], call.number(1)
-    keep = [i for i, size in enumerate(one.shape)
-            if size != 1 or (at is not None and i != at % len(one.shape))]
-    return Outcome((Tensor(tuple(one.shape[i] for i in keep), tuple(one.layout[i] for i in keep)),))
+    dims, place = call.first().dims, whole_number(call.arguments, 1)
+    gone = range(len(dims)) if place is None else [place % len(dims)]
+    return _one(dim for at, dim in enumerate(dims) if at not in gone or dim[0] != 1)
 
 
 def _as(call: Call, target: Shape) -> Outcome:
     """The first tensor's elements in another shape, of which one size may be -1."""
-    one = call.tensors[0]
+    one = call.first()
     elements, known = math.prod(one.shape), math.prod(size for size in target if size >= 0)
     if -1 in target:
         if not known or elements % known:
@@ -273,39 +295,27 @@ def _as(call: Call, target: Shape) -> Outcome:
 
 @_rule("expand")
 def _expanded(call: Call) -> Outcome:
-    target = call.numbers(1)
-    if target is None or not call.tensors:
-        return Outcome()
-    one = call.tensors[0]
+    target, one = call.numbers(1), call.first()
     new = len(target) - len(one.shape)
     if new < 0:
         return Outcome()
     shape = tuple(one.shape[at - new] if size < 0 and at >= new else size for at, size in enumerate(target))
     guessed = call.guess(shape)
-    layout = tuple(one.layout[at - new] if at >= new and one.shape[at - new] == size else guessed[at]
-                   for at, size in enumerate(shape))
-    return Outcome((Tensor(shape, layout),))
+    return _one((size, one.layout[at - new] if at >= new and one.shape[at - new] == size else guessed[at])
+                for at, size in enumerate(shape))
 
 
 @_rule("slice", "narrow", "slice_backward")
 def _sliced(call: Call) -> Outcome:
-    at, start, stop = (call.number(place) for place in (1, 2, 3))
-    if not call.tensors or not call.tensors[0].shape or at is None or start is None or stop is None:
-        return Outcome()
-    one = call.tensors[0]
-    at %= len(one.shape)
-    size = one.shape[at]
-    step = call.number(4) or 1
+    one = call.first()
+    at, start, stop = call.number(1) % len(one.shape), call.number(2), call.number(3)
+    size, step = one.shape[at], call.number(4, 1) or 1
     if len(call.arguments) < 5:  # aten::narrow gives a length
         stop = start + stop
     start, stop = (min(max(end + size if end < 0 else end, 0), size) for end in (start, stop))
     count = max(-(-(stop - start) // step), 0)
     shape = (*one.shape[:at], count, *one.shape[at + 1:])
-    return Outcome((Tensor(shape, (*one.layout[:at], _part(call, one, at, count, shape), *one.layout[at + 1:])),))
-
-
-_FEW = 2
-"""Elements that a slice leaves out of a dimension whatever its size (a class token, the last target)."""
+    return _one([*one.dims[:at], (count, _part(call, one, at, count, shape)), *one.dims[at + 1:]])
 
 
 def _part(call: Call, one: Tensor, at: int, count: int, shape: Shape) -> Dim:
@@ -317,43 +327,33 @@ def _part(call: Call, one: Tensor, at: int, count: int, shape: Shape) -> Dim:
         return dim if count == size or leads else guessed
     if size - count <= _FEW < count:
         return Dim(dim.powers, dim.fixed - (size - count))
-    return Dim(dim.powers) if count > 1 and size % count == 0 else call.sizes.constant if count <= 1 else Dim(
-        dim.powers)
+    return Dim(dim.powers) if count > 1 else call.sizes.constant
 
 
 @_rule("select")
 def _selected(call: Call) -> Outcome:
-    at = call.number(1)
-    if not call.tensors or not call.tensors[0].shape or at is None:
-        return Outcome()
-    one = call.tensors[0]
-    at %= len(one.shape)
-    return Outcome((Tensor((*one.shape[:at], *one.shape[at + 1:]), (*one.layout[:at], *one.layout[at + 1:])),))
+    dims = call.first().dims
+    del dims[call.number(1) % len(dims)]
+    return _one(dims)
 
 
 @_rule("split_with_sizes", "split", "chunk", "unsafe_split", "unsafe_chunk")
 def _split(call: Call) -> Outcome:
     """Parts of a dimension that follows nothing; parts of samples are as many as the program says."""
-    counts, at = call.numbers(1), call.number(2)
-    if not call.tensors or not call.tensors[0].shape or counts is None or at is None:
-        return Outcome()
-    one = call.tensors[0]
-    at %= len(one.shape)
-    whole = one.layout[at].powers
-    return Outcome(tuple(
-        Tensor((*one.shape[:at], count, *one.shape[at + 1:]), (*one.layout[:at], Dim(whole), *one.layout[at + 1:]))
-        for count in dict.fromkeys(counts)))
+    counts, dims = call.numbers(1), call.first().dims
+    at = call.number(2) % len(dims)
+    part = Dim(dims[at][1].powers)
+    return Outcome(tuple(_one([*dims[:at], (count, part), *dims[at + 1:]]).results[0]
+                         for count in dict.fromkeys(counts)))
 
 
 @_rule("cat", "concat", "concatenate")
 def _joined(call: Call) -> Outcome:
-    parts = [one for one in call.tensors if one.shape and one.shape != (0,)]
-    at = call.number(1)
+    parts = [one for one in call.tensors if one.shape != (0,)]
     if not parts or len({len(one.shape) for one in parts}) != 1:
         return Outcome()
-    at = (at or 0) % len(parts[0].shape)
-    beside = {(one.shape[:at], one.shape[at + 1:]) for one in parts}
-    if len(beside) != 1:
+    at = call.number(1, 0) % len(parts[0].shape)
+    if len({(one.shape[:at], one.shape[at + 1:]) for one in parts}) != 1:
         return Outcome()
     if len({(one.layout[:at], one.layout[at + 1:]) for one in parts}) != 1:
         raise Inconsistent
@@ -361,37 +361,29 @@ def _joined(call: Call) -> Outcome:
     if len(powers) > 1:
         return Outcome()
     fixed = sum(one.layout[at].fixed if one.layout[at].follows else one.shape[at] for one in parts)
-    dim = Dim(powers.pop(), fixed) if powers else call.sizes.constant
-    first = parts[0]
-    return Outcome((Tensor((*first.shape[:at], sum(one.shape[at] for one in parts), *first.shape[at + 1:]),
-                           (*first.layout[:at], dim, *first.layout[at + 1:])),))
+    dims = parts[0].dims
+    dims[at] = sum(one.shape[at] for one in parts), Dim(powers.pop(), fixed) if powers else call.sizes.constant
+    return _one(dims)
 
 
 @_rule("stack")
 def _stacked(call: Call) -> Outcome:
-    if not call.tensors or len({one.shape for one in call.tensors}) != 1:
+    if len({one.shape for one in call.tensors}) != 1:
         return Outcome()
     if len({one.layout for one in call.tensors}) != 1:
         raise Inconsistent
-    one = call.tensors[0]
-    at = (call.number(1) or 0) % (len(one.shape) + 1)
-    return Outcome((Tensor((*one.shape[:at], len(call.tensors), *one.shape[at:]),
-                           (*one.layout[:at], call.sizes.constant, *one.layout[at:])),))
+    dims = call.first().dims
+    dims.insert(call.number(1, 0) % (len(dims) + 1), (len(call.tensors), call.sizes.constant))
+    return _one(dims)
 
 
 @_rule("sum", "mean", "amax", "amin", "std", "var", "norm", "linalg_vector_norm", "logsumexp", "prod", "all", "any")
 def _reduced(call: Call) -> Outcome:
-    gone = call.numbers(1)
-    if not call.tensors or not call.tensors[0].shape or gone is None:
-        return Outcome()
-    one = call.tensors[0]
-    away = {at % len(one.shape) for at in gone} or set(range(len(one.shape)))
+    dims = call.first().dims
+    away = {at % len(dims) for at in call.numbers(1)} or set(range(len(dims)))
     if len(call.arguments) > 2 and call.arguments[2].value == "True":
-        return Outcome((Tensor(tuple(1 if at in away else size for at, size in enumerate(one.shape)),
-                               tuple(call.sizes.constant if at in away else dim
-                                     for at, dim in enumerate(one.layout))),))
-    keep = [at for at in range(len(one.shape)) if at not in away]
-    return Outcome((Tensor(tuple(one.shape[at] for at in keep), tuple(one.layout[at] for at in keep)),))
+        return _one((1, call.sizes.constant) if at in away else dim for at, dim in enumerate(dims))
+    return _one(dim for at, dim in enumerate(dims) if at not in away)
 
 
 @_rule("embedding")
@@ -399,7 +391,7 @@ def _embedded(call: Call) -> Outcome:
     if len(call.tensors) < 2 or len(call.tensors[0].shape) != 2:
         return Outcome()
     weight, indices = call.tensors[:2]
-    return Outcome((Tensor((*indices.shape, weight.shape[1]), (*indices.layout, call.sizes.constant)),))
+    return _one([*indices.dims, (weight.shape[1], call.sizes.constant)])
 
 
 @_rule("_embedding_bag", "embedding_bag", "_embedding_bag_forward_only")
@@ -409,29 +401,27 @@ def _bagged(call: Call) -> Outcome:
         return Outcome()
     weight, _, offsets = call.tensors[:3]
     ends = any(argument.value == "True" for argument in call.arguments[7:8])
-    count = offsets.shape[0] - ends
-    dim = Dim(offsets.layout[0].powers, max(offsets.layout[0].fixed - ends, 0))
-    return Outcome((Tensor((count, weight.shape[1]), (dim, call.sizes.constant)),))
+    bags = Dim(offsets.layout[0].powers, max(offsets.layout[0].fixed - ends, 0))
+    return _one([(offsets.shape[0] - ends, bags), (weight.shape[1], call.sizes.constant)])
 
 
 @_rule("empty", "zeros", "ones", "full", "randn", "rand", "empty_strided", "new_empty", "new_zeros", "new_ones",
        "new_full", "new_empty_strided", "randint", "normal")
 def _created(call: Call) -> Outcome:
     """A new tensor, of sizes that were written down."""
-    found: Any = next((numbers for place in range(min(len(call.arguments), 3))
-                       if (numbers := call.numbers(place)) is not None), None)
-    return Outcome() if not found else Outcome((Tensor(found, call.guess(found)),))
+    lists = [place for place, one in enumerate(call.arguments[:3]) if one.value.startswith("[")]
+    shape = call.numbers(lists[0]) if lists else ()
+    return Outcome((Tensor(shape, call.guess(shape)),)) if shape else Outcome()
 
 
 def _exchange(call: Call) -> Outcome:
     """Return what a collective takes and gives follows the same sizes, whatever share of it each rank has."""
-    flat = [at for at, one in enumerate(call.tensors) if one.shape]
-    known = [call.tensors[at].layout[0] for at in flat if call.tensors[at].layout[0].follows]
-    if not known:
-        return Outcome(tuple(call.tensors[at] for at in flat))
-    dim = Dim(known[0].powers)
-    refined = {at: (dim, *call.tensors[at].layout[1:]) for at in flat if len(call.tensors[at].shape) == 1}
-    return Outcome(tuple(Tensor(call.tensors[at].shape, refined.get(at, call.tensors[at].layout)) for at in flat),
+    known = next((one.layout[0] for one in call.tensors if one.layout[0].follows), None)
+    if known is None:
+        return Outcome(call.tensors)
+    dim = Dim(known.powers)
+    refined: dict[int, Layout] = {at: (dim,) for at, one in enumerate(call.tensors) if len(one.shape) == 1}
+    return Outcome(tuple(Tensor(one.shape, refined.get(at, one.layout)) for at, one in enumerate(call.tensors)),
                    refined)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,7 +82,7 @@ def captured_sizes(graphs: Sequence[ExecutionGraph], told: Sequence[Mapping[str,
         new: sizes that are asked for.
 
     Raises:
-        EditError: two workloads, or two of one that differ in more than sizes.
+        EditError: two workloads, or two of one that differ in more than sizes; or one does not say a size.
     """
     settings: list[Mapping[str, Any]] = [graph.meta.workload.get("settings", {}) for graph in graphs]
     names = list(dict.fromkeys([*new, *(name for one in told for name in one)]))
@@ -101,4 +102,21 @@ def captured_sizes(graphs: Sequence[ExecutionGraph], told: Sequence[Mapping[str,
     for one, noted in zip(told, settings, strict=True):
         noted_sizes = {name: int(noted[name]) for name in names if type(noted.get(name)) is int}
         found.append({**noted_sizes, **one})
+        if lacking := next((name for name in names if name not in found[-1]), None):
+            raise EditError(f"One of the captures does not say its {lacking}: name it, as in --also PATH:{lacking}=64, "
+                            f"or --set {lacking}=32:128 for the one that is predicted from.")
     return found
+
+
+def nearest(captured: Sequence[Mapping[str, int]], wanted: Mapping[str, int]) -> int:
+    """Return which capture's sizes are nearest to those that are wanted, by their ratios; the first of equals.
+
+    Raises:
+        EditError: a size is none.
+    """
+    for sizes in (wanted, *captured):
+        for name, size in sizes.items():
+            if not 1 <= size <= MOST:
+                raise no_size(name, size)
+    return min(range(len(captured)), key=lambda number: sum(
+        abs(math.log(wanted[name] / size)) for name, size in captured[number].items()))

@@ -87,18 +87,17 @@ class ScaledShapes:
                                 f"write batch={old}:{new} if samples are meant.")
             if old == 1:
                 raise EditError(f"{changes} is ambiguous: dimensions of 1 are everywhere, and most have nothing to do "
-                                f"with {name}; capture the step at another size, or two sizes.")
+                                f"with {name}; capture the step at another size.")
             clash = [shape for shape in self.parameters if old in shape]
             if clash and not leading:
                 shown = "×".join(map(str, sorted(clash, key=_dimensions)[-1]))
                 raise EditError(f"{changes} is ambiguous: a parameter of {shown} has the size {old} too, so that they "
-                                "cannot be told apart; capture the step at another size, or two sizes.")
+                                "cannot be told apart; capture the step at another size.")
             strided = [] if leading else strided_maps(self.shapes, old)
             if strided:
                 maps = " and ".join(f"{size}×{size}" for size in strided)
                 raise EditError(f"{changes} changes more than what has the size {old}: maps of {maps} follow from it "
-                                "by strides, which one capture does not tell; trace the program again (--code), or "
-                                "capture it at two sizes (--also).")
+                                "by strides, which one capture does not tell; trace the program again (--code).")
 
     def undecided(self, op: int) -> bool:
         """Return whether an operation that does work takes a tensor that may be a parameter or samples, and nothing

@@ -346,7 +346,6 @@ class SizeFlow:
                      for value in values))
         if rule not in GUESSING and key in self._known_choices:
             return self._known_choices[key]
-        places = tuple(place for place, _ in found)
         distinct = {id(value): value for value in values}
         possible = {key: value.layouts for key, value in distinct.items()}
         if rule in PRODUCTS:  # a matrix that nothing spoke of before may be a parameter that was looked up or computed
@@ -362,7 +361,7 @@ class SizeFlow:
                             for value, layout in zip(values, layouts, strict=True))
             cost = float(sum(ranks))
             try:
-                outcome = rule(Call(self.sizes, tensors, tuple(taken), places, self.guessed))
+                outcome = rule(Call(self.sizes, tensors, tuple(taken), self.guessed))
             except Inconsistent:
                 outcome, cost = Outcome(), cost + ALONE
             sure = all(value.shape in self._data or not self.sizes.samples(one)

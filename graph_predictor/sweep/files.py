@@ -1,4 +1,9 @@
-"""The table of a sweep as a file, and as a plot."""
+"""The table of a sweep as a file, and as a plot.
+
+The journal of a sweep: every finished point, one line each, so that a sweep that was ended goes on where it was.
+
+The first line says what the points are of. A line that was cut off by a killed process is left out and written again.
+"""
 
 from __future__ import annotations
 

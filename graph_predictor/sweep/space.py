@@ -11,7 +11,7 @@ from functools import cache
 import msgspec
 
 from graph_predictor.edits.registry import FACTOR, OPTIONS, EditOption, switched
-from graph_predictor.request.configuration import Configuration
+from graph_predictor.request.study import Configuration
 from tracer.errors import ForetraceError
 from tracer.rank_classes import MOST_RANKS
 

@@ -9,25 +9,35 @@ stream in the order of the calls, and a call that waits returns when its stream 
 
 When things happen is the simulator's to say: the rank's graph gets the times of its program simulated without the
 other ranks, so that whoever asks which operation a moment belongs to finds them as in a recording.
+
+Between the ranks of a pipeline a send does not wait for its receiver (the data is buffered), and a receive waits until
+its sender has begun. Ranks that were traced by shapes one by one note sender and receiver of each; the order between
+two ranks is that of the program.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graph_predictor.simulation.acyclic import without_cycles
-from graph_predictor.simulation.assembly import RankRows, assemble, dissolve, with_edges, with_rendezvous
-from graph_predictor.simulation.build import Built, RankReport
-from graph_predictor.simulation.engine import Simulated, simulate
+from graph_predictor.simulation.build import (
+    Built,
+    RankReport,
+    RankRows,
+    assemble,
+    dissolve,
+    with_edges,
+    with_rendezvous,
+)
+from graph_predictor.simulation.changed_program import without_cycles
+from graph_predictor.simulation.device_waits import CUDA_DEPTH
+from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.host_items import HostItems
-from graph_predictor.simulation.launch_queue import CUDA_DEPTH
-from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program, whole_ns
-from graph_predictor.simulation.rendezvous import match_in_order
-from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
-from graph_predictor.synthesis.transfers import paired_transfers
+from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, Simulated, whole_ns
+from graph_predictor.simulation.ranks import STAGED_BYTES, match_in_order
 from kernel_models.launch_constants import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT_NS, LaunchConstants
 from tracer.arrays import Float64, Int64
 from tracer.graph import (
@@ -44,6 +54,91 @@ from tracer.graph import (
     SyncTable,
 )
 from tracer.shape_only.devices import CPU
+
+COMPUTE_STREAM, COMMUNICATION_STREAM = 7, 20
+
+
+@dataclass(slots=True)
+class DeviceWork:
+    """A piece of device work: what, where, how long (ns), how much it moves, and how sure that is.
+
+    Attributes:
+        collective: row of the rank's collectives; ``NONE`` for none.
+        source: a ``Source``.
+        low, high: logs of the 80% interval's ends over the time.
+        in_call: whether the call waits for it (a copy to pageable memory).
+    """
+
+    name: str
+    kind: KernelKind
+    ns: float
+    stream: int = COMPUTE_STREAM
+    moved: int = NONE
+    collective: int = NONE
+    source: int = 0
+    low: float = 0.0
+    high: float = 0.0
+    in_call: bool = False
+
+    @property
+    def staged(self) -> bool:
+        """Return whether the call feeds it piece by piece (a large copy from pageable memory, see ``rank_view``)."""
+        return (self.kind == KernelKind.MEMCPY and not self.in_call and "Pageable ->" in self.name
+                and self.moved > STAGED_BYTES)
+
+
+@dataclass(slots=True)
+class HostCall:
+    """A runtime call of an operation: what it is, its own cost (ns), and the device work it starts.
+
+    ``stream`` is, of a call that waits, the stream it waits for (``NONE``: all of them).
+    """
+
+    name: str
+    kind: LaunchKind
+    ns: float
+    kernels: list[DeviceWork] = field(default_factory=list)
+    stream: int = NONE
+
+
+@dataclass(slots=True)
+class OperationTimes:
+    """Times of one rank's operations, ns by row of ``ops``.
+
+    Attributes:
+        before: host time before each.
+        inside: host time in each, its calls apart.
+        calls: of the operations that have any.
+        tail: host time after the last one.
+        fetch: host time in which the batch is loaded, before the first one.
+    """
+
+    before: Float64
+    inside: Float64
+    calls: dict[int, list[HostCall]]
+    tail: float = 0.0
+    fetch: float = 0.0
+
+
+SEND, RECEIVE = "send", "recv"
+
+
+def paired_transfers(graphs: Sequence[ExecutionGraph], kernel_ptr: Int64) -> list[tuple[int, int]]:
+    """(receive, send) of every pair, kernels of the program whose ranks begin at ``kernel_ptr``.
+
+    What has no counterpart among the ranks is left out.
+    """
+    found: dict[tuple[str, str], dict[str, list[int]]] = defaultdict(lambda: {SEND: [], RECEIVE: []})
+    for graph, low in zip(graphs, kernel_ptr.tolist(), strict=False):
+        table = graph.collectives
+        for row in np.flatnonzero(table.kernel >= 0).tolist():
+            kind = graph.string(int(table.kind[row]))
+            if kind in (SEND, RECEIVE):
+                key = graph.string(int(table.group[row])), graph.string(int(table.ranks[row]))
+                found[key][kind].append(low + int(table.kernel[row]))
+    return [pair for ends in found.values() if len(ends[SEND]) == len(ends[RECEIVE])
+            for pair in zip(ends[RECEIVE], ends[SEND], strict=True)]
+
 
 STEP = "traced step"
 
@@ -139,8 +234,8 @@ class _Rank:
             wait_lag=np.array([constants.returns.get(self.calls[call].name, RETURN_DEFAULT_NS)
                                for call in wait_call.tolist()], np.int64),
             kernel_call=self.call_of_work if count else unknown,
-            kernel_anchor=np.select([in_call, staged], [Anchor.CALL_START, Anchor.STAGED],
-                                    Anchor.CALL_END).astype(np.int8),
+            kernel_reference=np.select([in_call, staged], [LaunchReference.CALL_START, LaunchReference.STAGED],
+                                    LaunchReference.CALL_END).astype(np.int8),
             kernel_latency=np.select([in_call, staged], [constants.latency_in_call[self.kind], constants.staged_tail],
                                      constants.latency[self.kind]).astype(np.int64),
             kernel_previous=previous,

@@ -9,37 +9,146 @@ instead wherever one of its operations stands for the traced one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graph_predictor.prediction.host_steps import traced_host_step
-from graph_predictor.synthesis.host_thread import HostThread
-from graph_predictor.synthesis.modelled import calls_by_operation, collective_works, modelled_works
-from graph_predictor.synthesis.operation_times import (
+from graph_predictor.synthesis.parallel_host import SharedCores, cores_shared
+from graph_predictor.synthesis.program import (
     COMMUNICATION_STREAM,
     COMPUTE_STREAM,
     DeviceWork,
     HostCall,
     OperationTimes,
+    RankTimes,
+    Synthesized,
+    plain_constants,
+    synthesize,
 )
-from graph_predictor.synthesis.program import RankTimes, Synthesized, plain_constants, synthesize
-from graph_predictor.synthesis.shared_cores import SharedCores, cores_shared
 from kernel_models.device import DeviceSpec, resolve_device
-from kernel_models.host.hosts import CPU_HOST, GPU_HOST, shipped_host
-from kernel_models.host.model import HostModel
+from kernel_models.host.model import CPU_HOST, GPU_HOST, HostModel, shipped_host
 from kernel_models.model import Source
-from kernel_models.placed import host_work_ns
-from kernel_models.pricing import Models
+from kernel_models.op_call import Family, OpCall
+from kernel_models.placed import host_work_ns, placed_calls
+from kernel_models.power import sustained
+from kernel_models.pricing import Models, price
 from kernel_models.spreads import SHARED_CORES, UNKNOWN_HOST
 from tracer.errors import ForetraceError
-from tracer.graph import HOST_READ, ExecutionGraph, KernelKind, LaunchKind, Place
+from tracer.graph import HOST_READ, NONE, ExecutionGraph, KernelKind, LaunchKind, Place
 
 if TYPE_CHECKING:
     from graph_predictor.synthesis.recorded_times import RecordedTimes
     from kernel_models.collectives import CollectiveModel
+
+
+@dataclass(frozen=True, slots=True)
+class HostThread:
+    """Its time in a step, ns.
+
+    Attributes:
+        told_ns: what the model of hosts tells.
+        computed_ns: what operations compute on it, where it is the device.
+        width_ns: half width of the latter's 80% interval; calls of a family err together, families apart.
+    """
+
+    told_ns: float
+    computed_ns: float
+    width_ns: float
+
+    @classmethod
+    def of(cls, told_ns: float, computed: Iterable[DeviceWork]) -> HostThread:
+        """Add up what is computed; a work's name begins with its family."""
+        widths: dict[str, float] = {}
+        total = 0.0
+        for work in computed:
+            family = work.name.partition(":")[0]
+            widths[family] = widths.get(family, 0.0) + work.ns * (work.high - work.low) / 2.0
+            total += work.ns
+        return cls(told_ns, total, float(np.sqrt(sum(width * width for width in widths.values()))))
+
+    def spread(self, law: float, host: float, device: float) -> float:
+        """Return the log half width of the 80% interval of both together.
+
+        Args:
+            law: that of what the model of hosts tells of a known one.
+            host, device: by how much more the host, and it as a device, may differ from those known: one machine is
+                slow or quick at both.
+        """
+        whole = self.told_ns + self.computed_ns
+        machine_ns = host * self.told_ns + device * self.computed_ns
+        return float(np.sqrt((law * self.told_ns)**2 + self.width_ns**2 + machine_ns**2) / whole) if whole else law
+
+
+LEAST_US = 1e-3
+"""Least time of a collective whose interval is a ratio, µs: those that launch nothing take no time."""
+_COPIES = {("h2d", "pageable"): "Memcpy HtoD (Pageable -> Device)", ("h2d", "pinned"): "Memcpy HtoD (Pinned -> Device)",
+           ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)", ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)"}
+"""Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``rank_view``)."""
+
+
+def calls_by_operation(graph: ExecutionGraph, rows: Iterable[int]) -> dict[int, tuple[OpCall, ...]]:
+    """The calls of operations of a shape-only graph; equal ones are looked at once."""
+    known: dict[tuple[int, ...], tuple[OpCall, ...]] = {}
+    ops = graph.ops
+    columns = (ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars, ops.place)
+    found = {}
+    for op in rows:
+        key = tuple(int(column[op]) for column in columns)
+        if key not in known:
+            known[key] = placed_calls(graph, op)
+        found[op] = known[key]
+    return found
+
+
+def modelled_works(calls: dict[int, tuple[OpCall, ...]], spec: DeviceSpec, models: Models | None) -> dict[
+        int, list[DeviceWork]]:
+    """Device work of operations by their calls, each of which becomes one kernel."""
+    every = [call for of in calls.values() for call in of]
+    if not every:
+        return {op: [] for op in calls}
+    priced = sustained(price(every, spec, models), spec)
+    ns = (priced.times_us * 1e3).tolist()
+    source = priced.source[priced.index].tolist()
+    # A step has many kernels of a family: what each errs by on its own averages out.
+    low = (priced.common * np.log(priced.low_us / priced.time_us))[priced.index].tolist()
+    high = (priced.common * np.log(priced.high_us / priced.time_us))[priced.index].tolist()
+    found: dict[int, list[DeviceWork]] = {}
+    at = 0
+    for op, of in calls.items():
+        found[op] = [_work(call, ns[i], source[i], low[i], high[i]) for i, call in enumerate(of, at)]
+        at += len(of)
+    return found
+
+
+def _work(call: OpCall, ns: float, source: int, low: float, high: float) -> DeviceWork:
+    copy = _COPIES.get((call.kind, "pageable" if "pageable" in call.flags else "pinned")) if (
+        call.family is Family.TRANSFER) else None
+    if copy is None:
+        return DeviceWork(f"{call.family.value}: {call.kind} {call.dtype}", KernelKind.COMPUTE, ns, source=source,
+                          low=low, high=high)
+    return DeviceWork(copy, KernelKind.MEMCPY, ns, moved=call.dims[0] if call.dims else NONE, source=source, low=low,
+                      high=high, in_call="-> Pageable" in copy)
+
+
+def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: CollectiveModel | None) -> dict[
+        int, DeviceWork]:
+    """Device work of each row of the rank's collectives."""
+    if not len(graph.collectives):
+        return {}
+    from graph_predictor.comm.recorded_calls import price_table
+    from kernel_models.collectives import Level
+
+    table, times = graph.collectives, price_table(graph, spec, collectives)
+    us = np.maximum(times.time_us, LEAST_US)
+    low, high = (np.log(np.maximum(end, LEAST_US) / us).tolist() for end in (times.low_us, times.high_us))
+    return {row: DeviceWork(f"collective: {graph.string(int(table.kind[row]))}", KernelKind.COLLECTIVE,
+                            float(times.time_us[row] * 1e3), COMMUNICATION_STREAM, collective=row,
+                            source=Level(level).source, low=low[row], high=high[row])
+            for row, level in enumerate(times.level.tolist())}
+
 
 MOST_CALLS = 0.8
 """Share of an operation's host time that its launches take at most."""
@@ -81,7 +190,7 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
         graphs: of one job, a rank each.
         device: where they run; by default what they were traced for.
         models: fitted models of it.
-        host: what is known of the host; by default what is shipped of others (``kernel_models.host.hosts``).
+        host: what is known of the host; by default what is shipped of others (``kernel_models.host.model``).
         collectives: the cluster's; by default rings over the links of one node.
 
     Raises:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracer.cores import usable_cores
+from tracer.errors import ForetraceError
 from tracer.gpu_state import find_gpus, place_in_use
 
 LEAST_FREE_BYTES = {"cuda": 2e9, "cpu": 1e9}
@@ -24,6 +25,10 @@ SLOW_CLOCK = 0.7
 """A busy GPU whose clock is below this share of its highest is held back, whatever reason it gives."""
 BUSY_PER_CORE = 1.3
 """Load average over cores above which a CPU's caches and memory are others' too."""
+
+
+class CalibrationError(ForetraceError):
+    """A calibration cannot be done as asked for, or on this device."""
 
 
 @dataclass(frozen=True)

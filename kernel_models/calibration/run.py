@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_models.calibration import checks
-from kernel_models.calibration.checks import Finding
-from kernel_models.calibration.errors import CalibrationError
+from kernel_models.calibration.checks import CalibrationError, Finding
 from kernel_models.calibration.figures import spec_of, with_measured
 from kernel_models.calibration.planner import LEAST_TO_LEARN
 from kernel_models.calibration.source import Measurements

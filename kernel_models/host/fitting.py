@@ -8,21 +8,32 @@ cost.
     labels   value [labels, programs]: logarithm of what an event of that label costs warm, in each program
                         |
     pools    mean of the labels' bases, nearest kind first (``pools_of``)
+
+A host of which a few programs were recorded (``fit_few``) takes the law of other hosts' programs, times one factor,
+drawn towards its own::
+
+    law of known hosts ──────────────┐
+    programs of this host ─ factor ──┤
+                          ─ labels ──┴──▶ base = (n · own + law + factor) / (n + 1), logarithms, n programs have it
+
+What operations cost relative to each other is much the same on two hosts that compute, so that many programs of others
+tell more of an operation than a few of one's own do: ``benchmarks/host_few.py`` holds a Xeon's 109 programs
+(``traces/host-xeon``) against the law of an EPYC's 52 (``traces/host``). Where a GPU computes it is not so: the shipped
+law is of ten traces of six hosts, and one or two programs of H100's or MI300's host tell a third alone at 12 and 11%,
+with that law at 30 and 24% (``benchmarks/fit_hosts.py``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kernel_models.host.events import HostMoment, Label, host_events, is_same_without_calls, pools_of
-from kernel_models.host.model import HostModel, Pool, above, drawn_together, python_cost
-from kernel_models.host.step_events import HostStep
-from kernel_models.spreads import END as Z80
-from kernel_models.spreads import OTHER_PROGRAM
+from kernel_models.host.events import HostMoment, HostStep, Label, host_events, is_same_without_calls, pools_of
+from kernel_models.host.model import CPU_HOST, HostModel, Pool, above, drawn_together, python_cost, shipped_host
+from kernel_models.spreads import END, OTHER_HOSTS_PROGRAM, OTHER_PROGRAM
 from tracer.arrays import Bool, Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE
@@ -78,7 +89,7 @@ def _corrected(steps: Sequence[HostStep], host: str, counted: bool) -> HostModel
         return found
     missed = np.array([np.log(steps[left].host_ns / events.told(left)) for left in chosen])
     apart = float(missed.std(ddof=1)) * np.sqrt(1 + 1 / len(missed))
-    return replace(found, offset=float(missed.mean()), spread=Z80 * apart)
+    return replace(found, offset=float(missed.mean()), spread=END * apart)
 
 
 def label_pools(steps: Sequence[HostStep], counted: bool) -> dict[Label, Pool]:
@@ -247,3 +258,100 @@ def _slopes(label: Int64, tensors: Float64, ns: Float64, own: Bool) -> tuple[Flo
     return found, sloped
 
 
+ENOUGH_PROGRAMS = 10
+"""So many programs of a host tell others as well as they do with other hosts' law (``benchmarks/host_few.py``)."""
+
+
+def fit_few(steps: Sequence[HostStep], host: str = "", law: HostModel | None = None) -> HostModel:
+    """Fit to recorded steps of one host, one of each program, with what is known of other hosts.
+
+    Args:
+        steps: of the programs, which compute on the host.
+        host: how to call it.
+        law: of other hosts; by default the shipped one.
+
+    Raises:
+        ForetraceError: there is no host time in them.
+    """
+    own = fit_host(steps, host)
+    law = law or shipped_host(CPU_HOST)
+    steps = [step for step in steps if len(step) and step.host_ns > 0]
+    plain = _drawn(own, replace(law, counted=None), [replace(step, calls=None) for step in steps])
+    counted = [step for step in steps if step.calls is not None]
+    if own.counted is None or law.counted is None or len(counted) < len(steps):
+        return plain
+    return replace(plain, counted=_drawn(own.counted, law.counted, counted))
+
+
+def _drawn(own: HostModel, law: HostModel, steps: Sequence[HostStep]) -> HostModel:
+    """The law times the host's factor, drawn towards its own programs, put right by what these miss when left out."""
+    count = len(steps)
+    factors = np.array([_missed(law, step) for step in steps])
+    model = _drawn_to(own, law, steps, factors)
+    missed = np.array([_missed(_drawn_to(own, law, [*steps[:left], *steps[left + 1:]], np.delete(factors, left)),
+                               steps[left]) for left in range(count)]) if count > 1 else np.zeros(1)
+    # Few may agree, or miss on one side, by chance: what others do counts as much as ``LEAST_PROGRAMS`` of them.
+    usual = max(OTHER_HOSTS_PROGRAM, law.spread / END)
+    apart = np.sqrt((((missed - missed.mean())**2).sum() + LEAST_PROGRAMS * usual**2) / (count - 1 + LEAST_PROGRAMS))
+    offset = float(missed.mean()) * count / (count + LEAST_PROGRAMS)
+    return replace(model, offset=law.offset + offset, spread=END * float(apart) * float(np.sqrt(1 + 1 / count)))
+
+
+def _missed(model: HostModel, step: HostStep) -> float:
+    """Return the logarithm of a program's time over what a model says."""
+    return float(np.log(step.host_ns / sum(float(part.sum()) for part in model.estimate(step))))
+
+
+def _drawn_to(own: HostModel, law: HostModel, steps: Sequence[HostStep], factors: Float64) -> HostModel:
+    """The law times the programs' factor, each operation drawn towards what they cost; ``own`` lends the name, launches
+    and number of programs."""
+    # One odd program, such as one whose Python does most of its work, moves the mean of five by a tenth.
+    factor = float(np.median(factors))
+    pools = {label: replace(pool, log_base=pool.log_base + factor) for label, pool in law.pools.items()}
+    for label, mine in label_pools(steps, law.with_calls).items():
+        known = law.pools.get(label)
+        base = law.log_base(label)
+        if base is None:
+            pools[label] = mine
+            continue
+        drawn = drawn_together(float(mine.programs), mine.log_base, base + factor)
+        pools[label] = Pool(drawn, 1, mine.programs + (known.programs if known else 1))
+    slopes = {label: slope * float(np.exp(factor)) for label, slope in law.slopes.items()}
+    return replace(own, pools=pools, slopes=slopes, offset=law.offset, with_calls=law.with_calls, counted=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ToldHost:
+    """One program's host time, ns a step, as measured and as a model tells it.
+
+    Attributes:
+        known: share of the measured time in events that the model knows as they are.
+        within: whether it lies in the model's 80% interval.
+    """
+
+    name: str
+    measured_ns: float
+    told_ns: float
+    known: float
+    within: bool
+
+    @property
+    def error(self) -> float:
+        """Relative error."""
+        return self.told_ns / self.measured_ns - 1
+
+
+def told(name: str, step: HostStep, model: HostModel) -> ToldHost:
+    """Return what a model says of a measured step."""
+    before, inside = model.estimate(step)
+    total = float(before.sum() + inside.sum())
+    spent = np.empty(len(before) + len(inside))
+    spent[0::2], spent[1::2] = step.before_ns, step.inside_ns
+    return ToldHost(name, step.host_ns, total, float(spent @ model.knows(step)) / step.host_ns,
+                    abs(np.log(total / step.host_ns)) <= model.suited(step.calls is not None).spread)
+
+
+def left_out(steps: Mapping[str, HostStep]) -> list[ToldHost]:
+    """Return each program as a fit to all others tells it. Raises ``ForetraceError`` as ``fit_host``."""
+    return [told(name, step, fit_host([other for key, other in steps.items() if key != name]))
+            for name, step in steps.items()]

@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kernel_models.learned.columns import Columns, Variants
-from kernel_models.learned.features import RECIPES, Figures
-from kernel_models.learned.features.gemm import baseline_us
-from kernel_models.learned.intervals import Intervals
+from kernel_models.learned.features import RECIPES, Columns, Figures, Variants, gemm_baseline_us
 from kernel_models.learned.neighbours import Neighbours
 from kernel_models.learned.trees import Trees
 from kernel_models.model import Arrays, Source, Times
@@ -21,6 +18,61 @@ from tracer.arrays import Bool, Float64, Int64
 REACH = 2.0
 """A size is covered up to this factor beyond those measured; past that the trees would repeat their last leaf."""
 _SHORTEST_US = 0.1
+QUANTILES = (0.1, 0.9)
+"""The 80% interval."""
+LEAST_IN_BIN = 80
+MOST_BINS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Intervals:
+    """Ends of the interval over the predicted time, natural logarithms, at knots of the predicted time.
+
+    Attributes:
+        log_us: logarithms of predicted times, ascending, [knots].
+        low, high: log(end / predicted), [knots]; ``low`` ≤ 0 ≤ ``high``.
+    """
+
+    log_us: Float64
+    low: Float64
+    high: Float64
+
+    @classmethod
+    def of(cls, predicted_us: Float64, measured_us: Float64) -> Intervals:
+        """Fit to out-of-fold predictions: split-conformal quantiles in bins of equally many predictions."""
+        log_us = np.log(predicted_us)
+        residuals = np.log(measured_us) - log_us
+        bins = int(np.clip(len(residuals) // LEAST_IN_BIN, 1, MOST_BINS))
+        order = np.array_split(np.argsort(log_us, kind="stable"), bins)
+        knots = np.array([[np.median(log_us[rows]), *_ends(residuals[rows])] for rows in order])
+        return cls(*np.ascontiguousarray(knots.T.round(6)))
+
+    def around(self, time_us: Float64) -> tuple[Float64, Float64]:
+        """Low and high ends of predicted times, µs."""
+        log_us = np.log(time_us)
+        return (time_us * np.exp(np.interp(log_us, self.log_us, self.low)),
+                time_us * np.exp(np.interp(log_us, self.log_us, self.high)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values to store."""
+        return {name: getattr(self, name).tolist() for name in ("log_us", "low", "high")}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Intervals:
+        """The intervals of ``to_json``."""
+        found = [np.array(values[name], np.float64) for name in ("log_us", "low", "high")]
+        if not (found[0].ndim == 1 and len(found[0]) and len({len(x) for x in found}) == 1
+                and all(np.isfinite(x).all() for x in found)):
+            raise ValueError("the intervals of a model are damaged")
+        return cls(*found)
+
+
+def _ends(residuals: Float64) -> tuple[float, float]:
+    """Quantiles with the finite-sample correction of conformal prediction: as if one more residual lay outside."""
+    n = len(residuals)
+    widened = (n + 1) / n
+    low, high = np.quantile(residuals, [max(0.0, 1 - (1 - QUANTILES[0]) * widened), min(1.0, QUANTILES[1] * widened)])
+    return min(float(low), 0.0), max(float(high), 0.0)
 
 
 @dataclass(frozen=True)
@@ -84,7 +136,7 @@ class BoostedModel:
         """Expected times of columns, µs [n]."""
         features, baseline = RECIPES[self.recipe].describe(columns, self.figures)
         if self.neighbours is not None:
-            near = self.neighbours.features(columns, lambda asked: baseline_us(asked, self.figures))
+            near = self.neighbours.features(columns, lambda asked: gemm_baseline_us(asked, self.figures))
             features = np.hstack([features, near])
         return np.maximum(baseline * np.exp(self.trees.predict(features)), _SHORTEST_US)
 

@@ -18,12 +18,10 @@ import numpy as np
 from kernel_models.datasets.samples import Samples, fold_of
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics import RooflineModel, fit_efficiencies
-from kernel_models.learned.boosted import BoostedModel
+from kernel_models.learned.boosted import BoostedModel, Intervals
 from kernel_models.learned.boosting import Boosting
 from kernel_models.learned.fit import Problem
-from kernel_models.learned.intervals import Intervals
-from kernel_models.learned.points import Points
-from kernel_models.learned.process import Kernel, Process, fit_process
+from kernel_models.learned.process import Kernel, Points, Process, fit_process
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Bool, Float64
@@ -40,7 +38,7 @@ _NARROWEST = 0.05
 _FOLDS = 5
 BLEND_ABOVE, BLEND_FROM = 0.06, 60
 """Trees are tried where the process's mean absolute error is above this, and so many calls are there to learn from."""
-_TREES = Boosting(300, 0.06, 8, 0.5, 4)
+TREES = Boosting(120, 0.15, 8, 0.5, 4)
 _BLENDED = "trees."
 """Prefix of the trees' arrays in a state."""
 
@@ -151,8 +149,8 @@ def _blended(samples: Samples, spec: DeviceSpec, alone: Float64) -> tuple[Booste
     if len(samples) < BLEND_FROM or error < BLEND_ABOVE:
         return None, alone
     problem = Problem.of(samples, spec)
-    predicted, done, members = problem.out_of_fold(_TREES)
+    predicted, done, members = problem.out_of_fold(TREES)
     mixed = np.where(done, np.sqrt(alone * np.where(done, predicted, 1.0)), alone)
     if np.abs(mixed / measured - 1).mean() > error:
         return None, alone
-    return problem.model(replace(_TREES, members=members), Intervals.of(predicted[done], measured[done])), mixed
+    return problem.model(replace(TREES, members=members), Intervals.of(predicted[done], measured[done])), mixed

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.learned.columns import Columns
-from kernel_models.learned.neighbours_loop import describe_products, find_groups
+from kernel_models.learned.features import Columns
+from kernel_models.learned.pricing_loop import describe_products, find_groups
 from tracer.arrays import Bool, Float64, Int64
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Boosted regression trees as flat arrays.
+"""Boosted regression trees as flat arrays, stored and walked by us; ``boosting`` grows them.
 
 A node is one 32-bit word: the feature (8 bits), the last code that goes left (8 bits), and the left child's place in
 its tree (16 bits); the right child follows the left one. A leaf is its own left child and everything goes left, so all
@@ -17,12 +17,60 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.learned.bins import Bins
-from kernel_models.learned.growing_loop import ALWAYS_LEFT, CHILD_BITS, FEATURE_BITS
-from kernel_models.learned.walking_loop import BLOCK, walk_trees
+from kernel_models.learned.pricing_loop import BLOCK, find_codes, walk_trees
 
 if TYPE_CHECKING:
     from kernel_models.model import Arrays, Float64
+
+Float32 = npt.NDArray[np.float32]
+Codes = npt.NDArray[np.uint8]
+MOST_EDGES = 254
+"""Per feature: codes 0 to 254, so that 255 can mean "always left" in a leaf."""
+FEATURE_BITS, CHILD_BITS, ALWAYS_LEFT = 8, 16, 255
+"""Of a node's word: where its bin and its child begin, and the bin of a leaf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """Features as codes of one byte: how many of a feature's edges lie below the value.
+
+    Edges are ascending: feature f has ``edges[start[f]:start[f + 1]]``."""
+
+    edges: Float32
+    start: npt.NDArray[np.int32]
+
+    @property
+    def features(self) -> int:
+        """Return how many features."""
+        return len(self.start) - 1
+
+    @classmethod
+    def of(cls, features: Float32) -> Bins:
+        """Edges between the values that occur, at quantiles of the rows where there are more than ``MOST_EDGES``."""
+        found = []
+        places = np.quantile(np.arange(len(features)), np.linspace(0, 1, MOST_EDGES + 1), method="inverted_cdf")
+        for column in np.sort(np.asarray(features, np.float32).T, axis=1):
+            values = _distinct(column)
+            if len(values) > MOST_EDGES + 1:
+                values = _distinct(column[places])
+            # Halfway between neighbours; float32 may round that up to the larger one, which would then go left.
+            middle = (values[:-1].astype(np.float64) + values[1:]) / 2
+            edges = middle.astype(np.float32)
+            found.append(np.where(edges >= values[1:], values[:-1], edges).astype(np.float32))
+        start = np.concatenate([[0], np.cumsum([len(edges) for edges in found])]).astype(np.int32)
+        return cls(np.concatenate(found) if found else np.zeros(0, np.float32), start)
+
+    def codes(self, features: Float32) -> Codes:
+        """Codes of rows × features, [n, f]: ``code <= j`` exactly where ``value <= edges[j]``."""
+        rows = np.ascontiguousarray(features, np.float32)
+        result = np.zeros(rows.shape, np.uint8)
+        find_codes(rows, self.edges, self.start, result)
+        return result
+
+
+def _distinct(ascending: Float32) -> Float32:
+    """Return each of ascending values once."""
+    return ascending[np.r_[True, ascending[1:] != ascending[:-1]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +103,19 @@ class Trees:
                    np.concatenate([[0], *start]).astype(np.int32), np.concatenate([part.depth for part in parts]),
                    float(sum(part.baseline * share for part, share in zip(parts, shares, strict=True))))
 
-    def predict(self, features: npt.NDArray[np.float32]) -> Float64:
+    def part(self, first: int, end: int) -> Trees:
+        """Some of the trees, from 0."""
+        nodes = slice(self.start[first], self.start[end])
+        return Trees(self.bins, self.words[nodes], self.values[nodes], self.start[first:end + 1] - self.start[first],
+                     self.depth[first:end], 0.0)
+
+    def predict(self, features: Float32) -> Float64:
         """The sum for each row of features, [n, f] → [n]."""
         if features.shape[1] != self.bins.features:
             raise ValueError(f"{features.shape[1]} features were given where the trees know {self.bins.features}.")
         return self.predict_codes(self.bins.codes(features))
 
-    def predict_codes(self, codes: npt.NDArray[np.uint8]) -> Float64:
+    def predict_codes(self, codes: Codes) -> Float64:
         """The same from codes."""
         rows = len(codes)
         # A block's rows lie feature by feature, so that a feature's codes of the block share a cache line.

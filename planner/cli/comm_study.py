@@ -13,7 +13,7 @@ from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.figures import count, percent
 from kernel_models import device_choice
-from planner.parallel import comm_study, communication
+from planner.parallel import comm_study
 
 BEST = 40
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
@@ -74,7 +74,7 @@ def _report(found: comm_study.CommStudy, top: int) -> None:
     out.line(f"{_models(found)} on {found.device}, {found.topology}: what a rank communicates in a step.")
     names = [name for name in _WHICH if several[name]]
 
-    def case(each: communication.PlanCommunication) -> list[str]:
+    def case(each: comm_study.PlanCommunication) -> list[str]:
         return [_text(_WHICH[name](each)) for name in names] + [str(each.estimate.plan)]
 
     columns = [Column(name, name=name == "model") for name in names] + [Column("plan", name=True, whole=True)]
@@ -88,7 +88,7 @@ def _report(found: comm_study.CommStudy, top: int) -> None:
          "" if each.fit.value == "fits" else each.fit.value] for each in shown])
     out.line("Exposed: what the step would save if communication cost nothing. Alone: all of it, one after another, "
              "of one stage; in a pipeline others wait for it too. Sent: bytes that leave the rank.")
-    causes = [cause for cause in communication.CommCause if any(cause in each.exposed for each in shown)]
+    causes = [cause for cause in comm_study.CommCause if any(cause in each.exposed for each in shown)]
     if len(cases) > 1:
         headed = [*columns, *(Column(cause.value.replace(" ", "\n", 1)) for cause in causes)]
         out.table("Exposed by cause, ms", headed, [
@@ -100,7 +100,7 @@ def _report(found: comm_study.CommStudy, top: int) -> None:
         out.table("Collectives", [
             Column("for", name=True), Column("kind", name=True), Column("ranks"), Column("nodes"), Column("each"),
             Column("calls"), Column("µs each"), Column("ms alone"), Column("GB sent")], [
-            [row.cause.value, row.kind.label, count(row.ranks), count(row.nodes), _bytes(row.payload_bytes),
+            [row.cause.value, row.kind.label, count(row.ranks), count(row.nodes), traffic.bytes_text(row.payload_bytes),
              f"{row.count:,.4g}", f"{row.us:,.1f}", _ms(row.count * row.us), f"{row.wire_bytes / 1e9:,.4g}"]
             for row in first.messages])
         out.table("By cause", [Column("for", name=True), Column("exposed ms"), Column("80% between")], [
@@ -133,22 +133,18 @@ def _ms(us: float) -> str:
     return f"{us / 1e3:,.1f}" if us >= 1e4 else f"{us / 1e3:,.3g}"
 
 
-def _gb(each: communication.PlanCommunication, cause: object) -> str:
+def _gb(each: comm_study.PlanCommunication, cause: object) -> str:
     sent = [row.wire_bytes for row in each.messages if row.cause is cause]
     return f"{sum(sent) / 1e9:,.4g}" if sent else ""
 
 
-def _bytes(value: float) -> str:
-    return traffic.bytes_text(value)
-
-
 def _size_names() -> list[str]:
-    ends = [_bytes(size) for size in SIZES]
+    ends = [traffic.bytes_text(size) for size in SIZES]
     between = [f"{low} –\n{high}" for low, high in pairwise(ends)]
     return [f"below\n{ends[0]}", *between, f"from\n{ends[-1]}"]
 
 
-def _counts(each: communication.PlanCommunication) -> list[str]:
+def _counts(each: comm_study.PlanCommunication) -> list[str]:
     found = [0.0] * (len(SIZES) + 1)
     for (_, power), (number, _) in each.histogram().items():
         found[sum(2 ** power >= size for size in SIZES)] += number

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,10 +23,9 @@ from graph_predictor.cli.options import (
 from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import traffic
 from kernel_models import device_choice
-from planner.cli.plan_exploration import cases_of, plain_exploration, report_exploration
-from planner.cli.plan_report import plain, report
-from planner.parallel import exploration, page, planning, search, technology, timeline_file
-from planner.parallel import pieces as parallel_pieces
+from planner.cli.plan_report import plain, plain_exploration, report, report_exploration
+from planner.parallel import exploration, layer_costs, page, planning, search
+from planner.parallel import timeline as step_timeline
 from tracer import output_kind
 from tracer.parallel_plan import PlanError
 
@@ -80,8 +80,7 @@ def plan(
     runs: Annotated[str | None, shared(
         "--calibrate", "plans with columns plan, step_ms and, if need be, gpus, model, preset and set; kernels, "
         "collectives and host are fitted to them")] = None,
-    timeline: Annotated[str | None, shared("--timeline", "the best plan's step, simulated: tasks and streams of a rank "
-                                                         "of each stage")] = None,
+    timeline: Annotated[str | None, shared("--timeline", "the best plan's step: tasks of a rank of each stage")] = None,
     html: Html = None,
     top: Top = None,
     json: Json = False,
@@ -108,16 +107,13 @@ def plan(
             raise _contradiction(framework, export)
         limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
         changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
-        cases = cases_of(device, topology, price, changes, max(sizes))
+        cases = exploration.cases_of(device, topology, price, changes, max(sizes))
 
-        def plans(case: technology.Case, size: int, only: str | None, pieces: parallel_pieces.LayerPieces, best: int,
-                  **more: Any) -> planning.Plans:
-            return planning.plan(
-                source, size, device=case.device, topology=case.topology, settings=assignments or (), preset=preset,
-                global_batch=global_batch, only=only, framework=(target or wanted or "any"), best=best,
-                memory_limit=limit, linears=linears.strip().lower(), launch_us=launch_us, host=host,
-                host_from=host_from, pieces=pieces, technology=case.technology, **more)
-
+        case = cases[0]
+        request = planning.PlanRequest(
+            source, sizes[0], settings=assignments or (), preset=preset, global_batch=global_batch, only=only,
+            framework=(target or wanted or "any"), memory_limit=limit, linears=linears.strip().lower(),
+            launch_us=launch_us, host=host, host_from=host_from)
         if len(cases) > 1:
             for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
                                 ("--comm-choices", comm_choices),
@@ -128,9 +124,7 @@ def plan(
             if len(sizes) > 1:
                 raise _of_one(f"--gpus {gpus}")
             with working("Tracing and pricing"):
-                explored = exploration.explore(cases, only, lambda case, only,
-                                               pieces: plans(case, sizes[0], only, pieces, 1,
-                                                                                         simulated=False))
+                explored = exploration.explore(cases, request)
             if json:
                 print_json(plain_exploration(explored))
             else:
@@ -138,16 +132,16 @@ def plan(
             if not any(each.plans.plans for each in explored):
                 raise typer.Exit(1)
             return
-        case = cases[0]
         with working("Tracing and pricing"):
             spec = device_choice.find_device(case.device)
             known = profile_of(profile, spec)
-            pieces = parallel_pieces.LayerPieces(case.technology.device(spec), known)
-            found: list[planning.Plans] = []
-            for size in sizes:
-                found.append(plans(case, size, only, pieces, max(search.BEST, top or 0), profile=known,
-                                   comm_profile=comm_profile, comm_choices=comm_choices,
-                                   measured=found[0].calibration if found else runs))
+            request = replace(request, device=case.device, topology=case.topology, technology=case.technology,
+                              pieces=layer_costs.LayerCosts(case.technology.device(spec), known), profile=known,
+                              comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
+                              best=max(search.BEST, top or 0))
+            found = [planning.find_plans(request)]
+            for size in sizes[1:]:
+                found.append(planning.find_plans(replace(request, gpus=size, measured=found[0].calibration or runs)))
         if timeline is not None and any(each.plans for each in found):
             _write_timeline(found, timeline)
         if html is not None:
@@ -161,12 +155,12 @@ def plan(
 
 
 def _write_timeline(found: Sequence[planning.Plans], path: str) -> None:
-    """Write what was simulated of the only size. Raises ``ForetraceError``."""
+    """Write the step of the only size. Raises ``ForetraceError``."""
     if len(found) > 1:
         raise _of_one("--timeline")
-    if found[0].simulated is None:
-        raise PlanError(f"There is no simulated step to write to {path}: {found[0].notes[-1]}")
-    timeline_file.write_plan_timeline(found[0].simulated, path)
+    assert found[0].schedule is not None
+    step_timeline.write_step_timeline(step_timeline.StepTimeline.of(
+        found[0].schedule, found[0].plans[0].estimate), path)
 
 
 def _of_one(name: str) -> Exception:

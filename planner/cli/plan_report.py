@@ -1,5 +1,8 @@
 """The report of ``foretrace plan``: the best plans and how sure their order is, what separates them, which are worth
-having, and the best as a framework's arguments; for people, and as plain values."""
+having, and the best as a framework's arguments; for people, and as plain values.
+
+Over devices and their figures: the tables of the best plan of each case.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from graph_predictor.cli.console import Column, Report
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
 from kernel_models import model
-from planner.parallel import compare, estimate, export, frameworks, planning, search, simulated_plan
+from planner.parallel import exploration, frameworks, planning, search, technology
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only import transformer
 
@@ -26,7 +29,7 @@ def plain(found: Sequence[planning.Plans], price: float | None, top: int | None,
     """Return everything as values: of one size itself, of several each and what is worth having of all."""
     every = [_plain_size(each, price, top, target) for each in found]
     return every[0] if len(every) == 1 else {
-        "sizes": every, "front": [_figures(each, price) for each in compare.front(_all(found))]}
+        "sizes": every, "front": [_figures(each, price) for each in search.front(_all(found))]}
 
 
 def _all(found: Sequence[planning.Plans]) -> list[search.Ranked]:
@@ -39,7 +42,7 @@ def _plain_size(found: planning.Plans, price: float | None, top: int | None, tar
         "model": found.model, "parameters": found.shape.parameters, "shape": asdict(found.shape), "gpus": found.gpus,
         "device": found.device, "topology": found.topology, "considered": found.considered,
         "plans": [_plain_plan(each, found.plans[0], price) for each in found.plans[:top or None]],
-        "front": [_figures(each, price) for each in compare.front(found.plans)],
+        "front": [_figures(each, price) for each in search.front(found.plans)],
         "slower": {"plans": found.slower, "least_ms": found.slower_us / 1e3 if found.slower else None},
         "refused": [asdict(each) for each in found.refused], "notes": found.notes}
     if found.stages:
@@ -49,19 +52,13 @@ def _plain_size(found: planning.Plans, price: float | None, top: int | None, tar
             "memory_gb": [each.low / 1e9, each.high / 1e9],
             "timeline": [{"task": at.task, "microbatch": at.microbatch, "chunk": at.chunk, "before_gb": at.before / 1e9,
                           "peak_gb": at.peak / 1e9} for at in points]} for each, points in found.stages]
-    if found.simulated is not None:
-        values["simulated"] = {
-            "plan": str(found.plans[0].plan), "step_ms": found.simulated.time_us / 1e3,
-            "estimate_over_simulated": found.plans[0].estimate.time_us / found.simulated.time_us,
-            "stage_end_ms": [us / 1e3 for us in found.simulated.stage_us],
-            "busy": found.simulated.compute_busy()}
     if found.relief:
         values["relief"] = [{"change": each.change, "plan": str(each.plan), "frees_gb": each.frees_bytes / 1e9,
                              "fits": each.fits} for each in found.relief]
     if found.calibration is not None:
         values["calibration"] = found.calibration.to_dict()
     if target is not None and found.plans:
-        values["export"] = {target.value: export.exported(found.plans[0].plan, found.shape, target)}
+        values["export"] = {target.value: frameworks.exported(found.plans[0].plan, found.shape, target)}
     return values
 
 
@@ -82,8 +79,8 @@ def _plain_plan(each: search.Ranked, first: search.Ranked, price: float | None) 
     return {
         **_figures(each, price), "frameworks": [name.value for name in each.frameworks],
         "interval_ms": [e.low_us / 1e3, e.high_us / 1e3], "exposed_communication_ms": e.exposed_us / 1e3,
-        "bubble": e.bubble, "bound": e.bound, "tied_with_first": compare.tied(first.estimate, e),
-        "more_than_first_ms": {name: us / 1e3 for name, us in compare.differences(first.estimate, e).items()},
+        "bubble": e.bubble, "bound": e.bound, "tied_with_first": search.tied(first.estimate, e),
+        "more_than_first_ms": {name: us / 1e3 for name, us in search.differences(first.estimate, e).items()},
         "parts_ms": {name: getattr(e, name) / 1e3 for name in (
             "products", "others", "host", "layers", "pipeline", "data", "optimizer", "fixed", "stragglers", "hidden")},
         "fits": each.fit.value, "memory_parts_gb": {name: size / 1e9 for name, size in m.parts.items()},
@@ -125,7 +122,7 @@ def report(found: Sequence[planning.Plans], price: float | None, top: int, targe
         if target is not None and each.plans:
             out.line()
             out.line(f"{each.plans[0].plan} as {target.value}'s arguments", style="bold")
-            for line in export.exported(each.plans[0].plan, shape, target).splitlines():
+            for line in frameworks.exported(each.plans[0].plan, shape, target).splitlines():
                 out.line(line)
     out.notes(note for each in found for note in each.notes)
 
@@ -158,7 +155,7 @@ def _report_size(out: Report, found: planning.Plans, price: float | None, top: i
         assert first is not None
         cells = {**_sizes(e.plan), "step\nms": f"{e.time_us / 1e3:,.1f}",
                  "80% between\nms": f"{e.low_us / 1e3:,.1f} – {e.high_us / 1e3:,.1f}",
-                 "tie": "=" if compare.tied(first, e) else "",
+                 "tie": "=" if search.tied(first, e) else "",
                  "memory\nGB": f"{each.memory.total / 1e9:.1f}{'?' if each.fit is memory_fit.Fit.TIGHT else ''}",
                  "exposed\nms": f"{e.exposed_us / 1e3:,.1f}", "bubble": percent(e.bubble), "binds": e.bound,
                  "has it": " ".join(name.value[0].upper() for name in each.frameworks) or "none",
@@ -167,8 +164,6 @@ def _report_size(out: Report, found: planning.Plans, price: float | None, top: i
     out.table("Best plans, fastest first", columns, rows)
     if first is not None:
         _report_order(out, found, top)
-    if found.simulated is not None and first is not None:
-        _report_simulated(out, found.simulated, first)
     if found.refused:
         out.line()
         out.line("Not possible", style="bold")
@@ -199,7 +194,7 @@ def _report_size(out: Report, found: planning.Plans, price: float | None, top: i
 def _report_order(out: Report, found: planning.Plans, top: int) -> None:
     """Say which plans the estimate cannot tell apart, and what separates the first from the next."""
     first = found.plans[0].estimate
-    ties = sum(compare.tied(first, each.estimate) for each in found.plans[1:])
+    ties = sum(search.tied(first, each.estimate) for each in found.plans[1:])
     out.line()
     away = "; h: the optimizer in the hosts' memory" * any(each.plan.offload_optimizer for each in found.plans[:top])
     out.line(f"s: sequence parallelism, o: its collectives overlapped; ×: copies of sharded state{away}; M, T, F: "
@@ -212,14 +207,14 @@ def _report_order(out: Report, found: planning.Plans, top: int) -> None:
     if len(found.plans) == 1:
         return
     second = found.plans[1].estimate
-    out.line(f"The second against the first: {compare.separation(first, second)}.")
-    apart = next((each.estimate for each in found.plans[1:] if not compare.tied(first, each.estimate)), None)
+    out.line(f"The second against the first: {search.separation(first, second)}.")
+    apart = next((each.estimate for each in found.plans[1:] if not search.tied(first, each.estimate)), None)
     if apart is not None and apart is not second:
-        out.line(f"The first that is surely slower ({apart.plan}): {compare.separation(first, apart)}.")
+        out.line(f"The first that is surely slower ({apart.plan}): {search.separation(first, apart)}.")
 
 
 def _report_front(out: Report, found: Sequence[planning.Plans], price: float | None) -> None:
-    every = compare.front(_all(found))
+    every = search.front(_all(found))
     if len(every) < 2:
         return
     columns = [Column("GPUs"), Column("step\nms"), Column("sequences\na second"), Column("memory\nGB"),
@@ -237,15 +232,6 @@ def _report_front(out: Report, found: Sequence[planning.Plans], price: float | N
     out.table("No other of these is at least as quick with no more memory and GPUs", columns, rows)
 
 
-def _report_simulated(out: Report, simulated: simulated_plan.SimulatedPlan, first: estimate.Estimate) -> None:
-    ranks = "one rank" if first.plan.pp == 1 else "one rank of each stage"
-    apart = first.time_us / simulated.time_us - 1
-    how = f"{abs(apart):.1%} {'longer' if apart > 0 else 'shorter'}"
-    waits = f", {first.stragglers / 1e3:,.1f} of them for the slowest GPU" if first.stragglers >= 50 else ""
-    out.line(f"Simulated, {ranks} with {len(simulated.made.name):,} pieces of work in all, the first plan takes "
-             f"{simulated.time_us / 1e3:,.1f} ms{waits}: its estimate is {how}.")
-
-
 def _sizes(plan: ParallelPlan) -> dict[str, str]:
     """The cells of a plan itself."""
     shared = plan.sharding is not Sharding.NONE
@@ -259,3 +245,97 @@ def _sizes(plan: ParallelPlan) -> dict[str, str]:
         "ZeRO": f"{int(plan.sharding)}{'h' * plan.offload_optimizer}"
         + (f" ×{plan.replicate}" if shared and plan.replicate > 1 else ""),
         "re-\ncompute": "none" if plan.recompute is Recomputation.NONE else again}
+
+
+def plain_exploration(found: Sequence[exploration.Explored]) -> dict[str, Any]:
+    """Return every case as values."""
+    return {"model": found[0].plans.model, "gpus": found[0].plans.gpus, "cases": [_values(each) for each in found],
+            "notes": list(dict.fromkeys(note for each in found for note in each.plans.notes))}
+
+
+def _values(each: exploration.Explored) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    best = each.best
+    return {
+        "device": each.plans.device, "topology": each.plans.topology, "factors": asdict(each.case.technology),
+        "power_w": each.spec.power_w, "memory_gb_device": each.spec.memory_gb,
+        "sources": {key: text for key, text in each.spec.sources.items() if ", × " in text},
+        "plan": None if best is None else str(best.estimate.plan),
+        "step_ms": None if best is None else best.estimate.time_us / 1e3,
+        "interval_ms": None if best is None else [best.estimate.low_us / 1e3, best.estimate.high_us / 1e3],
+        "memory_gb": None if best is None else best.memory.total / 1e9,
+        "tokens_per_gpu_second": each.tokens_per_gpu_second, "joules_per_token": each.joules_per_token,
+        "cost_per_million_tokens": each.cost_per_million_tokens, "binds": each.binds, "gains": dict(each.gains)}
+
+
+def report_exploration(found: Sequence[exploration.Explored]) -> None:
+    """Print the table of all cases and, over two changed figures, the map of what binds."""
+    out, first = Report(), found[0].plans
+    out.line(f"{first.model} on {first.gpus} GPUs, the best plan of each device that was asked for.")
+    columns = [Column("device", name=True, whole=True), Column("step\nms"), Column("80% between\nms"),
+               Column("tokens a second\nand GPU"), Column("memory\nGB"), Column("J a\ntoken"),
+               Column("binds", name=True, whole=True), Column("twice as much of it\nsaves"),
+               Column("plan", name=True, whole=True)]
+    priced = any(each.case.price is not None for each in found)
+    if priced:
+        columns.insert(6, Column("cost of 10⁶\ntokens"))
+    rows = []
+    for each in found:
+        best, joules, cost = each.best, each.joules_per_token, each.cost_per_million_tokens
+        row = [each.plans.device, *(("–",) * 4 if best is None else (
+            f"{best.estimate.time_us / 1e3:,.1f}",
+            f"{best.estimate.low_us / 1e3:,.1f} – {best.estimate.high_us / 1e3:,.1f}",
+            f"{each.tokens_per_gpu_second:,.0f}", f"{best.memory.total / 1e9:.1f}")),
+            "–" if joules is None else f"{joules:.3g}", each.binds,
+            percent(each.gains[each.binds]) if each.binds in each.gains else "–",
+            "none fits" if best is None else str(best.estimate.plan)]
+        if priced:
+            row.insert(6, "–" if cost is None else f"{cost:.3g}")
+        rows.append(row)
+    out.table("Devices", columns, rows)
+    out.line("J a token: every board at its power limit all the time. What binds is what the same plan would be "
+             "quickest with twice as much of: compute with the power that feeds it, power alone, the memory's "
+             "bandwidth, the network; capacity: the best plan of all with twice the memory.")
+    _report_map(out, found)
+    for line in _sources(found):
+        out.line(line)
+    out.notes(dict.fromkeys(note for each in found for note in each.plans.notes))
+
+
+def _sources(found: Sequence[exploration.Explored]) -> list[str]:
+    """Say of every changed device where its figures are from; figures of one source together."""
+    lines = {}
+    for each in found:
+        keys: dict[str, dict[str, None]] = {}
+        for key, text in each.spec.sources.items():
+            if ", × " in text:
+                keys.setdefault(text, {})[key.partition(".")[0] if "tflops" in key else key] = None
+        if keys:
+            lines[each.spec.name] = f"{each.spec.name}: " + "; ".join(
+                f"{', '.join(names)} from {text}" for text, names in keys.items()) + "."
+    return list(lines.values())
+
+
+def _report_map(out: Report, found: Sequence[exploration.Explored]) -> None:
+    """Print what binds over two figures, with the step's time beside the first case's."""
+    values = {axis: list(dict.fromkeys(getattr(each.case.technology, axis) for each in found))
+              for axis in technology.AXES}
+    axes = [axis for axis, factors in values.items() if len(factors) > 1]
+    if len(axes) != 2 or len({each.case.device for each in found}) > 1:
+        return
+    down, across = axes
+    by = {(getattr(each.case.technology, down), getattr(each.case.technology, across)): each for each in found}
+    # Beside the device as it is, where that is among them.
+    start = min(found, key=lambda each: abs(getattr(each.case.technology, down) - 1)
+                + abs(getattr(each.case.technology, across) - 1)).best
+
+    def cell(each: exploration.Explored) -> str:
+        if each.best is None or start is None:
+            return each.binds
+        return f"{each.binds} ×{each.best.estimate.time_us / start.estimate.time_us:.2f}"
+
+    out.table("What binds, and the step's time beside the one nearest to the device as it is", [
+        Column(f"{down} \\ {across}", name=True), *(Column(f"× {value:g}", name=True, whole=True)
+                                                   for value in values[across])], [
+        [f"× {one:g}", *(cell(by[one, other]) for other in values[across])] for one in values[down]])

@@ -1,27 +1,42 @@
-"""Calibration: the ``Rates`` at which a user's own measured steps are predicted, and how well they predict others.
+"""Calibration: the ``CorrectionFactors`` at which a user's own measured steps are predicted, and how well they predict
+others.
 
 A few steps of one program on one cluster say what no data sheet does: how long its kernels really take at the clocks it
 runs at, what its host and its framework add, what its network gives. Seven factors are fitted to them, and what is left
-is carried over to plans like theirs (``likeness``).
+is carried over to plans like theirs (``ResidualModel``).
 
-    measured plans ──loads_of──▶ Loads, µs ──fit_rates──▶ Rates ──estimate──▶ any other plan
-                                    └──left out one by one──▶ the error to expect
+    measured plans ──costs_of_plan──▶ PlanCosts ──fit_plans──▶ CorrectionFactors ──estimate──▶ any other plan
+                                          └──left out one by one──▶ the error to expect
+
+Columns of a table of plans that were run:
+
+    plan       as ``foretrace plan --parallel`` takes it: "dp=8,tp=4,pp=2,microbatch=1,microbatches=16,sharding=1"
+    step_ms    what a step took without a profiler, milliseconds
+    gpus       where the plan leaves one size out (default: as many as the plan has)
+    model      a workload, a config.json or a published model (default: the model that is planned for)
+    preset     of a workload (default: the model's that is planned for)
+    set        settings of the model, separated by spaces, such as "seq=4096 layers=12" (default: those asked for)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from planner.parallel.estimate import Rates, estimate
-from planner.parallel.likeness import Likeness
-from planner.parallel.loads import Loads
-from planner.parallel.spreads import Z80
+from kernel_models.collectives import CollectiveModel
+from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors, ResidualModel, features, fit_factors
+from planner.parallel.estimate import estimate
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.plan_costs import PlanCosts, costs_of_plan
 from tracer.arrays import Float64
 from tracer.errors import ForetraceError
+from tracer.parallel_plan import ParallelPlan
+from tracer.shape_only.transformer import TransformerShape
+from tracer.table_input import read_frame
 
 SPREADS: Mapping[str, float] = {"products": 0.3, "others": 0.3, "collectives": 0.5, "network": 0.5, "host_us": 0.7,
                                 "host_collective_us": 0.7, "meet": 0.5}
@@ -45,22 +60,22 @@ class MeasuredPlan:
     """A plan's step that was run: what it is made of, and how long it took, µs."""
 
     name: str
-    loads: Loads
+    costs: PlanCosts
     us: float
 
-    def log_ratio(self, rates: Rates) -> float:
+    def log_ratio(self, rates: CorrectionFactors) -> float:
         """Natural logarithm of predicted over measured time."""
-        return float(np.log(estimate(self.loads, rates).time_us / self.us))
+        return float(np.log(estimate(self.costs, rates).time_us / self.us))
 
-    def expected(self, rates: Rates) -> float:
+    def expected(self, rates: CorrectionFactors) -> float:
         """Standard deviation of that logarithm to expect."""
-        found = estimate(self.loads, rates)
+        found = estimate(self.costs, rates)
         return float(np.log(found.high_us / found.time_us)) / Z80
 
 
 @dataclass(frozen=True, slots=True)
 class PlanCalibration:
-    """Rates fitted to measured steps.
+    """CorrectionFactors fitted to measured steps.
 
     Attributes:
         steps: that were measured.
@@ -70,7 +85,7 @@ class PlanCalibration:
     """
 
     steps: tuple[MeasuredPlan, ...]
-    rates: Rates
+    rates: CorrectionFactors
     before: Float64
     after: Float64
 
@@ -88,7 +103,7 @@ class PlanCalibration:
                 f"by {_percent(self.after)} after, each step predicted from the others ({fitted}).")
 
 
-def calibrate(steps: Sequence[MeasuredPlan], start: Rates = Rates()) -> PlanCalibration:  # noqa: B008
+def calibrate(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORRECTED) -> PlanCalibration:
     """Fit the rates to measured steps, and to all but some of them in turn.
 
     Raises:
@@ -103,15 +118,15 @@ def calibrate(steps: Sequence[MeasuredPlan], start: Rates = Rates()) -> PlanCali
     for each in steps:
         ratio = abs(each.log_ratio(start))
         if ratio > np.log(MOST_OFF):
-            usual_us = estimate(each.loads, start).time_us
+            usual_us = estimate(each.costs, start).time_us
             raise MeasuredPlanError(
                 f"The measured step of {each.name}, {each.us / 1e3:,.4g} ms, is {np.exp(ratio):,.0f} times off the "
                 f"{usual_us / 1e3:,.4g} ms expected, which no rates explain; give milliseconds of a step, and the "
                 "device and model that ran it.")
     folds = min(len(steps), MOST_FOLDS)
-    others = [fit_rates([each for i, each in enumerate(steps) if i % folds != fold], start) for fold in range(folds)]
+    others = [fit_plans([each for i, each in enumerate(steps) if i % folds != fold], start) for fold in range(folds)]
     after = np.array([each.log_ratio(others[i % folds]) for i, each in enumerate(steps)])
-    rates = fit_rates(steps, start)
+    rates = fit_plans(steps, start)
     expected = [each.expected(rates) for each in steps]
     # Variance of a scaled inverse chi-squared's mean: what was expected counts as a step of its own.
     factor = float(np.sqrt((1 + np.sum((after / expected) ** 2)) / (1 + len(steps))))
@@ -119,30 +134,72 @@ def calibrate(steps: Sequence[MeasuredPlan], start: Rates = Rates()) -> PlanCali
                        np.array([each.log_ratio(start) for each in steps]), after)
 
 
-def fit_rates(steps: Sequence[MeasuredPlan], start: Rates = Rates(), error: float = ERROR) -> Rates:  # noqa: B008
-    """The rates with the least squared log errors, robustly, that are least strange, and what is left by likeness.
-
-    Args:
-        steps: that were measured.
-        start: rates around which the fitted ones lie.
-        error: as ``ERROR``.
-    """
-    from scipy.optimize import least_squares  # a fifth of a second, which most plans need not spend
-
-    middle = np.log([getattr(start, name) for name in SPREADS])
-    width = np.array(list(SPREADS.values()))
-
-    def rates_of(values: Float64) -> Rates:
-        return replace(start, **dict(zip(SPREADS, np.exp(values).tolist(), strict=True)))
-
-    def residuals(values: Float64) -> Float64:
-        rates = rates_of(values)
-        return np.concatenate([np.array([each.log_ratio(rates) for each in steps]) / error, (values - middle) / width])
-
-    rates = rates_of(least_squares(residuals, middle, loss="soft_l1", x_scale=width, diff_step=1e-3).x)
-    left = -np.array([each.log_ratio(rates) for each in steps])
-    return replace(rates, likeness=Likeness.of([each.loads for each in steps], left))
+def fit_plans(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORRECTED,
+              error: float = ERROR) -> CorrectionFactors:
+    """Fit factors to measured steps, and what is left of plans like theirs; as ``fit_factors``."""
+    rates = fit_factors(lambda rates: np.array([each.log_ratio(rates) for each in steps]), start, SPREADS, error)
+    places = np.array([features(each.costs.plan, each.costs.shape) for each in steps])
+    return replace(rates, residuals=ResidualModel.of(places, -np.array([each.log_ratio(rates) for each in steps])))
 
 
 def _percent(log_ratio: Float64) -> str:
     return f"{100 * np.mean(np.abs(np.expm1(log_ratio))):.1f}%"
+
+
+PLAN, STEP_MS = "plan", "step_ms"
+OPTIONAL = ("gpus", "model", "preset", "set")
+
+Model = Callable[[str, str, "list[str] | None"], TransformerShape]
+"""The decoder of a row's model, preset and settings, each empty where the row says nothing."""
+
+
+def read_measured_plans(path: str, model: Model, pieces: LayerCosts,
+                        cluster: Callable[[int], CollectiveModel]) -> list[MeasuredPlan]:
+    """Read the steps of a table (CSV or Parquet), and price what they are made of.
+
+    Args:
+        model: makes the decoder of a row.
+        pieces: of the device that they ran on.
+        cluster: the nodes of so many GPUs.
+
+    Raises:
+        MeasuredPlanError: the table lacks a column, or a row's plan or time cannot be.
+        ForetraceError: the table cannot be read.
+    """
+    frame = read_frame(path)
+    lacking = [name for name in (PLAN, STEP_MS) if name not in frame]
+    if lacking:
+        raise MeasuredPlanError(f"{path} is no table of measured plans: it lacks the column {lacking[0]} (it has "
+                               f"{', '.join(map(str, frame.columns[:6]))}); see docs/parallel.md.")
+    if unknown := [str(name) for name in frame.columns if name in ("device", "seq", "batch", "layers", "dtype")]:
+        raise MeasuredPlanError(f"{path} has a column {unknown[0]}, which is not read; the runs of a table are of one "
+                               "device, and what else a model was set to stands in the column set, as seq=4096.")
+    return [_step(f"Row {number} of {Path(path).name}", row, model, pieces, cluster)
+            for number, row in enumerate(frame.to_dict("records"), 1)]
+
+
+def _step(where: str, row: dict[Any, Any], model: Model, pieces: LayerCosts,
+          cluster: Callable[[int], CollectiveModel]) -> MeasuredPlan:
+    text, gpus, name, preset, settings = (_text(row.get(column)) for column in (PLAN, *OPTIONAL))
+    try:
+        us = float(row[STEP_MS]) * 1e3
+    except (TypeError, ValueError):
+        us = np.nan
+    if not (np.isfinite(us) and us > 0):
+        raise MeasuredPlanError(f"{where} holds {str(row[STEP_MS])[:40]!r} as {STEP_MS}, which is no positive number "
+                                "of milliseconds; correct or remove it.")
+    if not text:
+        raise MeasuredPlanError(f"{where} names no plan; correct or remove it.")
+    if gpus and not (gpus.removesuffix(".0").isdecimal() and int(float(gpus))):
+        raise MeasuredPlanError(f"{where} holds {gpus[:40]!r} as gpus, which is no number of GPUs; correct it.")
+    try:
+        plan = ParallelPlan.parse(text, int(float(gpus)) if gpus else None)
+        shape = model(name, preset, settings.split() or None)
+        return MeasuredPlan(text, costs_of_plan(plan, shape, pieces, cluster(plan.world_size)), us)
+    except ForetraceError as error:
+        raise MeasuredPlanError(f"{where} cannot be estimated: {error}") from error
+
+
+def _text(value: object) -> str:
+    """A cell's text, nothing for an empty one."""
+    return "" if value is None or value != value else str(value).strip()

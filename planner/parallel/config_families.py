@@ -2,17 +2,111 @@
 
 What a field means and what it is where it is left out is that of the types' configuration classes in the package
 ``transformers``. Parameters come out as published (``tests/graph_predictor/test_configs.py``).
+Some have state-space mixers: all Mamba-2, or some and attention in others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Any
 
-from planner.parallel.config_fields import MOST_LAYERS, ConfigFields
+from graph_predictor.sizes.named_sizes import MOST
 from tracer.parallel_plan import PlanError
-from tracer.shape_only.transformer import Latent, TransformerShape
+from tracer.shape_only.transformer import Latent, StateSpace, TransformerShape
+
+MOST_LAYERS = 10_000
+"""Ten times the deepest decoder there has been; more is damage."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFields:
+    """Values by name; what one field means may have several names.
+
+    Attributes:
+        values: of the file, or of one object within it.
+        where: the file, for messages.
+        notes: what was assumed while fields were read.
+        asked: names of the fields that were read, or would have been.
+    """
+
+    values: Mapping[str, Any]
+    where: str
+    notes: list[str] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
+
+    def has(self, *names: str) -> str | None:
+        """Return the first of the names that has a value, if any has."""
+        self.asked.update(names)
+        return next((name for name in names if self.values.get(name) is not None), None)
+
+    def size(self, *names: str, default: int | None = None, least: int = 1, most: int = MOST) -> int:
+        """Return a whole number by the first of its names that is there.
+
+        Raises:
+            PlanError: it is missing and has no default, or is no whole number of that range.
+        """
+        name = self.has(*names)
+        if name is None:
+            if default is None:
+                raise PlanError(f"{self.where} lacks {names[0]}, without which the decoder's size is not known; give "
+                                "the model's whole config.json.")
+            return default
+        value = self.values[name]
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            raise PlanError(f"{name}={_shown(value)} in {self.where} is no size of a decoder: it is a whole number "
+                            f"from {least} to {most:,}; check the file.")
+        return value
+
+    def sizes(self, name: str) -> list[int]:
+        """Return a list of whole numbers, such as of layers; empty where it is not there."""
+        value = self._value(name) or []
+        if not isinstance(value, list) or any(
+                not isinstance(each, int) or isinstance(each, bool) or not 0 <= each < MOST_LAYERS for each in value):
+            raise PlanError(f"{name}={_shown(value)} in {self.where} is no list of layers; check the file.")
+        return value
+
+    def words(self, name: str) -> list[str]:
+        """Return a list of words; empty where it is not there."""
+        value = self._value(name) or []
+        if not isinstance(value, list) or any(not isinstance(each, str) for each in value):
+            raise PlanError(f"{name}={_shown(value)} in {self.where} is no list of words; check the file.")
+        return value
+
+    def word(self, name: str) -> str:
+        """Return a word; the empty one where it is not there."""
+        value = self._value(name)
+        if value is not None and not isinstance(value, str):
+            raise PlanError(f"{name}={_shown(value)} in {self.where} is no word; check the file.")
+        return value or ""
+
+    def flag(self, *names: str, default: bool) -> bool:
+        """Return a yes or no."""
+        name = self.has(*names)
+        if name is None:
+            return default
+        value = self.values[name]
+        if not isinstance(value, bool):
+            raise PlanError(f"{name}={_shown(value)} in {self.where} is neither true nor false; check the file.")
+        return value
+
+    def within(self, name: str) -> ConfigFields:
+        """Return the fields of an object within; empty where there is none."""
+        value = self._value(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise PlanError(f"{name}={_shown(value)} in {self.where} is no object of fields; check the file.")
+        return ConfigFields(value or {}, f"{name} of {self.where}", self.notes)
+
+    def _value(self, name: str) -> Any:
+        self.asked.add(name)
+        return self.values.get(name)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"
+
 
 IMBALANCE = 1.04
 """Tokens of the most loaded expert over the mean with a bias for each expert in place of an auxiliary loss (Wang et
@@ -21,6 +115,44 @@ together it is no more."""
 SEQUENCE = 4096
 """Tokens of a sequence where nothing is said, or as many as the model takes if that is less: a usual length of
 pre-training; a config's ``max_position_embeddings`` is what later stages stretch it to."""
+
+
+Family = Callable[[ConfigFields], TransformerShape]
+"""The decoder of a model type's fields."""
+
+
+def _like(family: Family, **values: Any) -> Family:
+    """A family like another, but for some values: constants, or functions of the fields."""
+    return lambda f: replace(family(f), **{
+        name: value(f) if callable(value) else value for name, value in values.items()})
+
+
+def _flag(name: str, default: bool) -> Callable[[ConfigFields], bool]:
+    return lambda f: f.flag(name, default=default)
+
+
+def _head(default: int) -> Callable[[ConfigFields], int]:
+    return lambda f: f.size("head_dim", default=default)
+
+
+def _near(family: Family, near: Callable[[int], bool], default: int = 0, switch: str = "") -> Family:
+    """A family with a window where ``layer_types`` says so, else on the layers that are near; where it has a switch,
+    only with it."""
+    return lambda f: family(f) if switch and not f.flag(switch, default=False) else _windowed(
+        f, family(f), near, default)
+
+
+def _routed(family: Family, *names: str) -> Family:
+    """A family with experts in every layer; the names of their number."""
+    def made(f: ConfigFields) -> TransformerShape:
+        experts = f.size(*names)
+        return replace(family(f), experts=experts, top_k=top_k_of(f, experts), imbalance=IMBALANCE)
+
+    return made
+
+
+def _shared(f: ConfigFields) -> int:
+    return f.size("shared_expert_intermediate_size", default=0, least=0)
 
 
 def llama(f: ConfigFields) -> TransformerShape:
@@ -38,22 +170,6 @@ def llama(f: ConfigFields) -> TransformerShape:
         tied=f.flag("tie_word_embeddings", default=False))
 
 
-def mistral(f: ConfigFields) -> TransformerShape:
-    """Llama with a window on all layers, if any."""
-    return _windowed(f, llama(f), lambda layer: True)
-
-
-def phi3(f: ConfigFields) -> TransformerShape:
-    """Llama with a window on all layers, if any."""
-    return mistral(f)
-
-
-def mixtral(f: ConfigFields) -> TransformerShape:
-    """Llama with experts in every layer."""
-    return replace(mistral(f), experts=f.size("num_local_experts"), top_k=top_k_of(f, f.size("num_local_experts")),
-                   imbalance=IMBALANCE)
-
-
 def qwen2(f: ConfigFields) -> TransformerShape:
     """Llama with biases of queries, keys and values."""
     shape = replace(llama(f), qkv_bias=True)
@@ -61,33 +177,6 @@ def qwen2(f: ConfigFields) -> TransformerShape:
         return shape
     first = f.size("max_window_layers", default=0, least=0)
     return _windowed(f, shape, lambda layer: layer >= first)
-
-
-def qwen2_moe(f: ConfigFields) -> TransformerShape:
-    """Qwen2 with experts in most layers, and one that all tokens go to."""
-    return _sparse(f, qwen2(f), f.size("shared_expert_intermediate_size", default=0, least=0))
-
-
-def qwen3(f: ConfigFields) -> TransformerShape:
-    """Llama with heads of 128 and normalised queries and keys."""
-    shape = replace(llama(f), head_size=f.size("head_dim", default=128), qk_norm=True)
-    return _windowed(f, shape, lambda layer: True) if f.flag("use_sliding_window", default=False) else shape
-
-
-def qwen3_moe(f: ConfigFields) -> TransformerShape:
-    """Qwen3 with experts in most layers."""
-    return _sparse(f, qwen3(f), 0)
-
-
-def gemma(f: ConfigFields) -> TransformerShape:
-    """Llama with wide heads and a tied matrix."""
-    tied = f.flag("tie_word_embeddings", default=True)
-    return replace(llama(f), head_size=f.size("head_dim", default=256), tied=tied)
-
-
-def gemma2(f: ConfigFields) -> TransformerShape:
-    """Gemma with norms on both sides, and a window on every other layer."""
-    return _windowed(f, replace(gemma(f), norms=4), lambda layer: layer % 2 == 0, default=4096)
 
 
 def gemma3(f: ConfigFields) -> TransformerShape:
@@ -98,7 +187,7 @@ def gemma3(f: ConfigFields) -> TransformerShape:
         f = ConfigFields({"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4,
                           **f.within("text_config").values}, f"text_config of {f.where}", f.notes)
     every = f.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return _windowed(f, replace(gemma(f), norms=4, qk_norm=True), lambda layer: (layer + 1) % every != 0, default=4096)
+    return _windowed(f, replace(GEMMA(f), norms=4, qk_norm=True), lambda layer: (layer + 1) % every != 0, default=4096)
 
 
 def gpt2(f: ConfigFields) -> TransformerShape:
@@ -119,14 +208,6 @@ def gpt_neox(f: ConfigFields) -> TransformerShape:
         f.size("num_hidden_layers", most=MOST_LAYERS), hidden, heads, heads,
         f.size("intermediate_size", default=4 * hidden), f.size("vocab_size"), sequence_of(f), rotary=True,
         bias=f.flag("attention_bias", default=True), tied=f.flag("tie_word_embeddings", default=False))
-
-
-def gpt_oss(f: ConfigFields) -> TransformerShape:
-    """Llama with experts, biases everywhere, and a window on every other layer."""
-    experts = f.size("num_local_experts", "num_experts")
-    shape = replace(llama(f), bias=True, qkv_bias=True, experts=experts, top_k=top_k_of(f, experts),
-                    imbalance=IMBALANCE)
-    return _windowed(f, shape, lambda layer: layer % 2 == 0, default=128)
 
 
 def deepseek(f: ConfigFields) -> TransformerShape:
@@ -151,12 +232,6 @@ def deepseek(f: ConfigFields) -> TransformerShape:
     every = f.size("moe_layer_freq", default=1)
     kinds = [routed if layer >= first and layer % every == 0 else dense for layer in range(dense.layers)]
     return replace(stacked(routed, kinds), predictions=f.size("num_nextn_predict_layers", default=0, least=0, most=16))
-
-
-def minimax_m2(f: ConfigFields) -> TransformerShape:
-    """Llama with experts in every layer, and queries and keys normalised."""
-    experts = f.size("num_local_experts")
-    return replace(llama(f), qk_norm=True, experts=experts, top_k=top_k_of(f, experts), imbalance=IMBALANCE)
 
 
 def sparse_deepseek(f: ConfigFields) -> TransformerShape:
@@ -226,13 +301,6 @@ def dbrx(f: ConfigFields) -> TransformerShape:
         imbalance=IMBALANCE, tied=f.flag("tie_word_embeddings", default=False))
 
 
-def grok(f: ConfigFields) -> TransformerShape:
-    """Llama with experts in every layer, norms on both sides and a tied matrix."""
-    experts = f.size("num_experts", "num_local_experts")
-    return replace(llama(f), norms=4, experts=experts, top_k=top_k_of(f, experts), imbalance=IMBALANCE,
-                   tied=f.flag("tie_word_embeddings", default=True))
-
-
 def by_fields(f: ConfigFields) -> TransformerShape:
     """A type that is not known: what its fields are usually taken to mean."""
     if f.has("kv_lora_rank"):
@@ -240,19 +308,46 @@ def by_fields(f: ConfigFields) -> TransformerShape:
     if f.has("n_embd"):
         return gpt2(f)
     if f.has("num_local_experts"):
-        return mixtral(f)
+        return FAMILIES["mixtral"](f)
     if f.has("num_experts", "n_routed_experts"):
-        return _sparse(f, llama(f), f.size("shared_expert_intermediate_size", default=0, least=0))
-    return mistral(f)
+        return _sparse(f, llama(f), _shared(f))
+    return MISTRAL(f)
 
 
-FAMILIES: dict[str, Callable[[ConfigFields], TransformerShape]] = {
-    "llama": llama, "mistral": mistral, "mixtral": mixtral, "qwen2": qwen2, "qwen2_moe": qwen2_moe, "qwen3": qwen3,
-    "qwen3_moe": qwen3_moe, "gemma": gemma, "gemma2": gemma2, "gemma3": gemma3, "gemma3_text": gemma3, "phi3": phi3,
-    "gpt2": gpt2, "gpt_neox": gpt_neox, "gpt_oss": gpt_oss, "deepseek_v2": deepseek, "deepseek_v3": deepseek,
-    "kimi_k2": deepseek, "deepseek_v32": sparse_deepseek,
-    "glm_moe_dsa": sparse_deepseek, "minimax_m2": minimax_m2,
-    "falcon": falcon, "mpt": mpt, "opt": opt, "bloom": bloom, "dbrx": dbrx, "grok-1": grok}
+MISTRAL = _near(llama, lambda layer: True)
+QWEN3 = _near(_like(llama, head_size=_head(128), qk_norm=True), lambda layer: True, switch="use_sliding_window")
+GEMMA = _like(llama, head_size=_head(256), tied=_flag("tie_word_embeddings", default=True))
+FAMILIES: dict[str, Family] = {
+    "llama": llama,
+    "mistral": MISTRAL,
+    "phi3": MISTRAL,
+    "mixtral": _routed(MISTRAL, "num_local_experts"),
+    "qwen2": qwen2,
+    "qwen2_moe": lambda f: _sparse(f, qwen2(f), _shared(f)),
+    "qwen3": QWEN3,
+    "qwen3_moe": lambda f: _sparse(f, QWEN3(f), 0),
+    "gemma": GEMMA,
+    "gemma2": _near(_like(GEMMA, norms=4), lambda layer: layer % 2 == 0, default=4096),
+    "gemma3": gemma3,
+    "gemma3_text": gemma3,
+    "gpt2": gpt2,
+    "gpt_neox": gpt_neox,
+    "gpt_oss": _near(_routed(_like(llama, bias=True, qkv_bias=True), "num_local_experts", "num_experts"),
+                     lambda layer: layer % 2 == 0, default=128),
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
+    "kimi_k2": deepseek,
+    "deepseek_v32": sparse_deepseek,
+    "glm_moe_dsa": sparse_deepseek,
+    "minimax_m2": _routed(_like(llama, qk_norm=True), "num_local_experts"),
+    "falcon": falcon,
+    "mpt": mpt,
+    "opt": opt,
+    "bloom": bloom,
+    "dbrx": dbrx,
+    "grok-1": _routed(_like(llama, norms=4, tied=_flag("tie_word_embeddings", default=True)),
+                      "num_experts", "num_local_experts"),
+}
 """Model types that are known, by their ``model_type``."""
 
 
@@ -300,3 +395,155 @@ def _sparse(f: ConfigFields, dense: TransformerShape, shared: int) -> Transforme
     every, plain = f.size("decoder_sparse_step", default=1), set(f.sizes("mlp_only_layers"))
     return stacked(routed, [routed if layer not in plain and (layer + 1) % every == 0 else dense
                             for layer in range(dense.layers)])
+
+
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_SAME = {"linear_attention": "mamba", "full_attention": "attention"}
+"""Names of the kinds of layers in transformers since its version 5."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """A type's names of a mixer's fields."""
+
+    heads: str = "mamba_n_heads"
+    head_size: str = "mamba_d_head"
+    state: str = "mamba_d_state"
+    groups: str = "mamba_n_groups"
+    window: str = "mamba_d_conv"
+    chunk: str = "mamba_chunk_size"
+    expand: str = "mamba_expand"
+    bias: str = "mamba_proj_bias"
+    convolution_bias: str = "mamba_conv_bias"
+
+
+_USUAL = _Names()
+_PLAIN = _Names("num_heads", "head_dim", "state_size", "n_groups", "conv_kernel", "chunk_size", "expand", "use_bias",
+                "use_conv_bias")
+_NEMOTRON = replace(_PLAIN, heads="mamba_num_heads", head_size="mamba_head_dim", state="ssm_state_size",
+                    bias="mamba_proj_bias")
+
+
+def mamba2(f: ConfigFields) -> TransformerShape:
+    """A mixer in every block and nothing else."""
+    hidden = f.size("hidden_size")
+    state = _state(f, hidden, _PLAIN, groups=8)
+    return TransformerShape(
+        f.size("num_hidden_layers", most=MOST_LAYERS), hidden, 1, 1, 0, f.size("vocab_size"), sequence_of(f),
+        rms=True, bias=False, norms=1, rotary=True, attends=False, state=state,
+        tied=f.flag("tie_word_embeddings", default=False))
+
+
+def bamba(f: ConfigFields) -> TransformerShape:
+    """Llama with mixers in place of attention but in the layers that it names."""
+    shape = llama(f)
+    mixed = replace(shape, attends=False, state=_state(f, shape.hidden, _USUAL, state=256))
+    attended = set(f.sizes("attn_layer_indices"))
+    return stacked(mixed, [shape if layer in attended else mixed for layer in range(shape.layers)])
+
+
+def falcon_h1(f: ConfigFields) -> TransformerShape:
+    """Llama with a mixer beside attention in every layer."""
+    shape = llama(f)
+    state = _state(f, shape.hidden, _USUAL, inner=f.size("mamba_d_ssm", default=1024), state=256,
+                   norm=f.flag("mamba_rms_norm", default=False))
+    return replace(shape, state=state)
+
+
+def granite_hybrid(f: ConfigFields) -> TransformerShape:
+    """Mixers and attention, as layer_types says, each with a feed-forward part, or experts and one beside them that
+    all tokens go to."""
+    shape = replace(llama(f), tied=f.flag("tie_word_embeddings", default=True))
+    shared = f.size("shared_intermediate_size", default=1024)
+    experts = f.size("num_local_experts", default=0, least=0)
+    shape = replace(shape, ffn=shared) if not experts else replace(
+        shape, experts=experts, top_k=top_k_of(f, experts), shared_ffn=shared, imbalance=IMBALANCE)
+    mixed = replace(shape, attends=False, state=_state(f, shape.hidden, _USUAL, state=256))
+    kinds = {"mamba": mixed, "attention": shape}
+    words = [_SAME.get(word, word) for word in f.words("layer_types") or f.words("layers_block_type")]
+    return stacked(mixed, _named(f, words or ["mamba"] * shape.layers, "layer_types", shape.layers, kinds))
+
+
+def nemotron_h(f: ConfigFields) -> TransformerShape:
+    """One part in a layer: a mixer, attention, a feed-forward part or experts, as the pattern says."""
+    pattern = f.word("hybrid_override_pattern")
+    words = [_SAME.get(word, word) for word in f.words("layers_block_type")] or [
+        _LETTERS.get(letter, letter) for letter in pattern]
+    if not words:
+        raise PlanError(f"{f.where} lacks hybrid_override_pattern, without which the layers' kinds are not known; give "
+                        "the model's whole config.json.")
+    layers = f.size("num_hidden_layers", default=len(words), most=MOST_LAYERS)
+    attended = TransformerShape(
+        layers, f.size("hidden_size"), f.size("num_attention_heads"), f.size("num_key_value_heads", default=8), 0,
+        f.size("vocab_size"), sequence_of(f), f.size("head_dim", "attention_head_dim", default=128), rms=True,
+        bias=f.flag("mlp_bias", default=False), qkv_bias=f.flag("attention_bias", default=False), norms=1, rotary=False,
+        positions=0, tied=f.flag("tie_word_embeddings", default=False))
+    plain = replace(attended, attends=False)
+    kinds = {"attention": attended, "mamba": replace(
+        plain, state=_state(f, plain.hidden, _NEMOTRON, groups=8, chunk=128))}
+    if "mlp" in words:
+        kinds["mlp"] = replace(plain, ffn=f.size("intermediate_size"))
+    if "moe" in words:
+        if f.size("moe_latent_size", default=0, least=0):
+            raise PlanError(f"{f.where} has experts on a narrower stream (moe_latent_size), which no plan knows; give "
+                            "a model without them.")
+        experts = f.size("n_routed_experts")
+        shared = f.size("moe_shared_expert_intermediate_size", default=0, least=0)
+        kinds["moe"] = replace(plain, ffn=f.size("moe_intermediate_size"), experts=experts, top_k=top_k_of(f, experts),
+                               shared_ffn=shared * f.size("n_shared_experts", default=1, least=0, most=experts),
+                               imbalance=IMBALANCE)
+    inner = kinds.get("moe", kinds.get("mlp", plain))
+    usual = replace(inner, state=kinds["mamba"].state)
+    return stacked(usual, _named(f, words, "hybrid_override_pattern", layers, kinds))
+
+
+def qwen3_next(f: ConfigFields) -> TransformerShape:
+    """Gated delta rules in place of attention but in every few layers, with experts in all."""
+    f.notes.append("Gated delta rules are taken to be Mamba-2 mixers of their sizes, which move and multiply as much.")
+    shape = llama(f)
+    experts = f.size("num_experts")
+    shape = replace(shape, qk_norm=True, ffn=f.size("moe_intermediate_size"), experts=experts,
+                    top_k=top_k_of(f, experts), imbalance=IMBALANCE,
+                    shared_ffn=f.size("shared_expert_intermediate_size", default=0, least=0))
+    heads, groups = f.size("linear_num_value_heads"), f.size("linear_num_key_heads")
+    if heads % groups:
+        raise PlanError(f"{f.where} has {heads} heads of values and {groups} of keys in its delta rules, which do not "
+                        "divide them; check the file.")
+    state = StateSpace(heads, f.size("linear_value_head_dim"), f.size("linear_key_head_dim"), groups,
+                       f.size("linear_conv_kernel_dim", default=4), 64, convolution_bias=False)
+    mixed = replace(shape, attends=False, state=state)
+    words = [_SAME.get(word, word) for word in f.words("layer_types")]
+    every = f.size("full_attention_interval", default=4)
+    words = words or ["attention" if (layer + 1) % every == 0 else "mamba" for layer in range(shape.layers)]
+    return stacked(mixed, _named(f, words, "layer_types", shape.layers, {"mamba": mixed, "attention": shape}))
+
+
+HYBRIDS: dict[str, Family] = {
+    "mamba2": mamba2, "bamba": bamba, "falcon_h1": falcon_h1, "granitemoehybrid": granite_hybrid,
+    "nemotron_h": nemotron_h, "qwen3_next": qwen3_next, "qwen3_5_moe": qwen3_next}
+"""Model types that are known, by their ``model_type``."""
+def _named(f: ConfigFields, words: list[str], field: str, layers: int, kinds: Mapping[str, TransformerShape]
+           ) -> list[TransformerShape]:
+    """The block of each layer by the names of their kinds."""
+    if len(words) != layers:
+        raise PlanError(f"{f.where} names the kind of {len(words)} layers ({field}) and has {layers} "
+                        "(num_hidden_layers); check the file.")
+    if unknown := sorted(set(words) - set(kinds)):
+        raise PlanError(f"{f.where} has layers of the kind {unknown[0][:40]!r}, which no plan knows; known are "
+                        f"{', '.join(sorted(kinds))}.")
+    return [kinds[word] for word in words]
+
+
+def _state(f: ConfigFields, hidden: int, names: _Names, *, inner: int = 0, state: int = 128, groups: int = 1,
+           chunk: int = 256, norm: bool = True) -> StateSpace:
+    """The mixer by a type's names of its fields, and what these are where they are left out."""
+    inner = inner or hidden * f.size(names.expand, default=2, most=64)
+    heads = f.size(names.heads, default=128)
+    size = inner // heads if f.values.get(names.head_size) == "auto" else f.size(names.head_size, default=64)
+    groups = f.size(names.groups, default=groups, most=heads)
+    if heads % groups:
+        raise PlanError(f"{f.where} has {heads} heads of a state-space mixer in {groups} groups, which do not divide "
+                        "them; check the file.")
+    return StateSpace(heads, max(size, 1), f.size(names.state, default=state), groups, f.size(names.window, default=4),
+                      f.size(names.chunk, default=chunk), f.flag(names.bias, default=False),
+                      f.flag(names.convolution_bias, default=True), norm)

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from graph_predictor.sizes.named_sizes import MOST
-from planner.parallel.config_families import FAMILIES, IMBALANCE, by_fields
-from planner.parallel.config_fields import MOST_LAYERS, ConfigFields
-from planner.parallel.config_hybrids import HYBRIDS
+from planner.parallel.config_families import FAMILIES, HYBRIDS, IMBALANCE, MOST_LAYERS, ConfigFields, by_fields
 from tracer.decode import DecodeError, from_json
 from tracer.input_file import open_input, why_unopened
 from tracer.parallel_plan import PlanError

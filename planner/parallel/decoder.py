@@ -1,18 +1,28 @@
-"""The decoder behind a workload of the suite: its ``TransformerShape``, and whether a plan fits it."""
+"""The decoder that a plan is of, its ``TransformerShape``: a workload's, a published model's, a config's or a trace's;
+and whether a plan fits it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from graph_predictor.sizes.named_sizes import MOST
 from kernel_models.collectives import Topology
+from kernel_models.device import DeviceSpec
+from kernel_models.device_choice import find_device
+from planner.parallel.config_file import ConfigModel, config_path, decoder_of_config, read_config
+from planner.parallel.published_configs import CONFIGS
 from planner.parallel.stages import spread
-from tracer.errors import reason_of
+from tracer.errors import ForetraceError, reason_of
+from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape
 from tracer.workloads.settings import PRESETS
 
+_MOST_DIGITS = 10
+"""Most digits of a number of samples, and one."""
 DECODERS = ("llama", "gpt2", "moe")
 """Workloads whose layers can be split over ranks and stages."""
 
@@ -106,3 +116,75 @@ def check_decoder_plan(plan: ParallelPlan, shape: TransformerShape, on: Topology
     if plan.bucket_mb is not None:
         raise PlanError("bucket_mb changes when gradients are reduced, and an estimate reduces those of a "
                         "block together whatever their buckets; leave it out.")
+
+
+def read_decoder(source: str | Job, assignments: Sequence[str] = (),
+                 preset: str | None = None) -> tuple[str, TransformerShape, int, tuple[str, ...]]:
+    """Return what is planned, the decoder of a workload's or a model's name, a config or a trace, the sequences of its
+    step, and what was assumed."""
+    from tracer import workloads
+
+    if isinstance(source, str) and (model := config_model(source, assignments)) is not None:
+        if preset is not None:
+            raise PlanError(f"{source} says itself which sizes its model has; leave --preset {preset} out.")
+        changed = f" with {', '.join(assignments)}" if assignments else ""
+        return f"{model.name}{changed}", model.shape, model.batch, model.notes
+    if isinstance(source, str) and source in workloads.names():
+        chosen, own = published(source, preset)
+        settings = workloads.parse(source, [*own, *assignments], preset="real" if own else chosen)
+        changed = f" with {', '.join(assignments)}" if assignments else ""
+        return (f"{source} {chosen}{changed}", decoder_of(source, workloads.as_plain(settings)),
+                settings.samples_per_step, ())
+    job = _read(source) if isinstance(source, str) else source
+    meta, said = job.graphs[0].meta, source if isinstance(source, str) else "The job"
+    if not meta.workload:
+        raise PlanError(f"{said} does not say which model it is of, so that how to split its layers is not known; "
+                        "give a workload, or a capture or trace made with --workload.")
+    if preset is not None:
+        raise PlanError(f"{said} says itself which sizes its model has; leave --preset {preset} out.")
+    values = {**meta.workload["settings"], **dict(item.partition("=")[::2] for item in assignments)}
+    return (f"{meta.workload['name']} of {said}", decoder_of(meta.workload["name"], values),
+            _whole(values, "batch") * _whole(values, "accumulation"), ())
+
+
+def _check_there(source: str) -> None:
+    """Raise ``PlanError`` for a word that is neither a path nor a name of a model."""
+    if Path(source).name != source or Path(source).suffix or Path(source).exists():
+        return
+    names = [*DECODERS, *CONFIGS]
+    near = get_close_matches(source.lower(), names, n=3)
+    said = f"did you mean {' or '.join(near)}?" if near else f"known models are {', '.join(names)}."
+    raise PlanError(f"{source} is neither a path nor a model that is known; {said}")
+
+
+def _read(source: str) -> Job:
+    """Return a capture or trace; for what is none, say too that it is no model's config."""
+    _check_there(source)
+    try:
+        return read_job([source])
+    except ForetraceError as error:
+        raise PlanError(f"{error} Nor is {source} a model's config.json, which has a model_type, or a folder with "
+                        "one.") from None
+
+
+def config_model(source: str, assignments: Sequence[str]) -> ConfigModel | None:
+    """Return the model of a config's path or of a published model's name; ``None`` for another source."""
+    if source in CONFIGS:
+        return decoder_of_config(CONFIGS[source], source, source, assignments)
+    path = config_path(source)
+    return None if path is None else read_config(path, assignments)
+
+
+def _whole(values: Mapping[str, Any], name: str) -> int:
+    """Return a setting that is a number of samples, 1 if it is not there. Raises ``PlanError``."""
+    text = str(values.get(name, 1))
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) < _MOST_DIGITS and int(text)):
+        raise PlanError(f"The setting {name}={text[:_MOST_DIGITS]} is no number of samples; give --set {name}=8.")
+    return int(text)
+
+
+def other_nodes(on: Topology, spec: DeviceSpec) -> list[str]:
+    """Say where a topology's nodes have another device than the one that computes."""
+    node = find_device(on.node.device).name
+    return [] if node == spec.name else [
+        f"The nodes of the topology have {node}, not {spec.name}; their network is taken."]

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
 
+from kernel_models.collectives import find_topology, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
-from planner.parallel.pieces import LayerPieces
-from planner.parallel.planning import Plans
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.planning import PlanRequest, Plans, check_finite, find_plans
 from planner.parallel.search import Ranked
-from planner.parallel.technology import BINDS, Case
+from planner.parallel.technology import AXES, Technology, factors_of
+from tracer.parallel_plan import PlanError
 
+MOST_CASES = 64
+"""Cases that are explored at once: each is a search of its own."""
+BINDS: Mapping[str, tuple[str, ...]] = {
+    "compute": ("clock", "power"), "power": ("power",), "memory": ("bandwidth",), "network": ("link",),
+    "capacity": ("memory",)}
+"""Resources that a step may wait for, and the figures of which it then wants more: a faster clock needs power too."""
 TWICE = 2.0
 TELLING = 0.03
 """Least share of the step that twice as much of a figure saves where that figure binds."""
@@ -19,8 +29,20 @@ FED = 0.5
 """Share of what twice the compute saves from which on power alone is said to bind."""
 NOTHING_FITS = "capacity: nothing fits"
 
-Run = Callable[[Case, "str | None", LayerPieces], Plans]
-"""Plans of a case: of all that there are, or of one alone; what has been traced of its device."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A device, how it is changed, and what it costs.
+
+    Attributes:
+        device, topology: as a user names them; ``None``: the device's usual nodes.
+        technology: changes.
+        price: of a GPU and hour, where it is known.
+    """
+
+    device: str
+    topology: str | None
+    technology: Technology
+    price: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +102,7 @@ class Explored:
         return None if self.case.price is None or not rate else self.case.price / 3600 / rate * 1e6
 
 
-def explore(cases: Iterable[Case], only: str | None, run: Run) -> list[Explored]:
+def explore(cases: Iterable[Case], request: PlanRequest) -> list[Explored]:
     """Find the best plan of every case, and what binds it.
 
     What is traced for one device serves all of its generation. Twice as much of each figure is priced for the best plan
@@ -88,30 +110,29 @@ def explore(cases: Iterable[Case], only: str | None, run: Run) -> list[Explored]
 
     Args:
         cases: devices and how they are changed.
-        only: one plan alone.
-        run: makes the plans of a case.
+        request: what is wanted of each; its own device is not looked at.
 
     Raises:
         ForetraceError: a device or a plan is not known, or cannot be.
     """
-    traced: list[LayerPieces] = []
+    traced: list[LayerCosts] = []
     found = []
     for case in cases:
-        pieces = _pieces(case, traced)
-        plans = run(case, only, pieces)
-        found.append(Explored(case, pieces.device, plans, _gains(case, plans, only, run, traced)))
+        plans = _best_of(case, request, traced)
+        found.append(Explored(case, traced[-1].device, plans, _gains(case, plans, request, traced)))
     return found
 
 
-def _pieces(case: Case, traced: list[LayerPieces]) -> LayerPieces:
-    """Pieces of a case's device, with what devices that run the same operations have traced."""
+def _best_of(case: Case, request: PlanRequest, traced: list[LayerCosts]) -> Plans:
+    """Find a case's best plan with what devices that run the same operations have traced, and note its own."""
     spec = case.technology.device(find_device(case.device))
-    pieces = LayerPieces(spec, like=next((each for each in traced if each.runs_as(spec)), None))
+    pieces = LayerCosts(spec, like=next((each for each in traced if each.runs_as(spec)), None))
     traced.append(pieces)
-    return pieces
+    return find_plans(replace(request, device=case.device, topology=case.topology, technology=case.technology,
+                              pieces=pieces, best=1))
 
 
-def _gains(case: Case, plans: Plans, only: str | None, run: Run, traced: list[LayerPieces]) -> dict[str, float]:
+def _gains(case: Case, plans: Plans, request: PlanRequest, traced: list[LayerCosts]) -> dict[str, float]:
     if not plans.plans:
         return {}
     best = plans.plans[0]
@@ -120,9 +141,61 @@ def _gains(case: Case, plans: Plans, only: str | None, run: Run, traced: list[La
         more = replace(case, technology=replace(case.technology, **{
             name: TWICE * getattr(case.technology, name) for name in figures}))
         whole = what == "capacity"
-        if whole and only is not None:
+        if whole and request.only is not None:
             continue  # the plan fits, and no other is asked for
-        there = run(more, only if whole else str(best.plan), _pieces(more, traced))
+        there = _best_of(more, request if whole else replace(request, only=str(best.plan)), traced)
         gains[what] = 1.0 - there.plans[0].estimate.time_us / best.estimate.time_us if there.plans else 0.0
     return gains
 
+
+def cases_of(devices: str, topologies: str | None, prices: str | None, changes: Mapping[str, str | None],
+             gpus: int) -> list[Case]:
+    """Return every device with every combination of changes.
+
+    Args:
+        devices, topologies, prices: separated by commas; of the latter one for all, or as many as there are devices.
+        changes: texts of ``AXES``.
+        gpus: of the job, whose usual nodes a link's value is of.
+
+    Raises:
+        ForetraceError: a name or a number is none, or there are more than ``MOST_CASES``.
+    """
+    names = [name.strip() for name in devices.split(",")]
+    where = _each(topologies, len(names), "--topology")
+    costs = [None if text is None else _price(text) for text in _each(prices, len(names), "--price")]
+    found = []
+    for name, on, cost in zip(names, where, costs, strict=True):
+        spec = find_device(name)
+
+        def link_gbps(on: str | None = on, spec: Any = spec) -> float:
+            where = topology_of(spec, gpus) if on is None else find_topology(on)
+            return where.node.peer_gbps
+
+        factors = [factors_of(axis, changes.get(axis), spec, link_gbps) for axis in AXES]
+        found += [Case(name, on, Technology(**dict(zip(AXES, values, strict=True))),
+                                  cost)
+                  for values in product(*factors)]
+    if len(found) > MOST_CASES:
+        raise PlanError(f"{len(found)} devices and changes are more than the {MOST_CASES} that are searched "
+                        f"at once; "
+                        "name fewer values.")
+    return found
+
+
+def _each(text: str | None, count: int, option: str) -> list[str | None]:
+    parts: list[str | None] = [None] if text is None else [part.strip() for part in text.split(",")]
+    if len(parts) not in (1, count):
+        raise PlanError(f"{option} has {len(parts)} values for {count} {'device' if count == 1 else 'devices'}; give "
+                        "one for all, or as many as there are.")
+    return parts * count if len(parts) == 1 else parts
+
+
+def _price(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    check_finite(found, "--price", "the price of one GPU and hour")
+    if found < 0:
+        raise PlanError(f"--price {text[:40]} is no price of one device and hour; give a number, such as 2.5.")
+    return found

@@ -31,19 +31,21 @@ from graph_predictor.pages.parts import (
 from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.pages.provenance import Provenance, provenance_section, sentence
 from kernel_models.model import Source
-from planner.parallel.compare import differences, front, tied
 from planner.parallel.planning import Plans
-from planner.parallel.simulated_plan import SimulatedPlan
-from planner.parallel.task_rows import PlanStream
-from planner.parallel.timeline_file import STREAMS, span_of_task, title_of_task
+from planner.parallel.search import differences, front, tied
+from planner.parallel.timeline import KINDS, StepTimeline
+
+_EVENTS = {"weights": "task", "gradients and parameters": "collective",
+           "waiting for the slowest GPU": "waiting for rank", "once a step": "host"}
+"""Kinds of a page's events that the tasks of a step are, where they have other names."""
 
 
 def plans_page(found: Sequence[Plans], where: Provenance) -> ReportPage:
     """Return the page of the plans of one or several sizes of a job; the sections are of the first that has any."""
     main = next((each for each in found if each.plans), found[0])
     sections = [_overview(main, found), _plans(found)]
-    if main.simulated is not None:
-        sections.append(plan_timeline(main.simulated))
+    if main.schedule is not None:
+        sections.append(plan_timeline(StepTimeline.of(main.schedule, main.plans[0].estimate)))
     sections.append(_memory(main))
     sections.append(provenance_section(where, more=_sources(main)))
     return ReportPage(where.title, sentence(main.headline()), sections)
@@ -65,8 +67,7 @@ def _overview(main: Plans, found: Sequence[Plans]) -> PageSection:
                    f"80% between {e.low_us / 1e3:,.1f} and {e.high_us / 1e3:,.1f}"),
             KeyFigure("Decided by", e.bound), KeyFigure("Memory", f"{best.memory.total / 1e9:.1f} GB", best.fit.value),
             KeyFigure("Throughput", f"{e.plan.global_batch / e.time_us * 1e6:,.3g} /s", "sequences")]))
-        parts.append(IntervalBar(str(e.plan), e.low_us * 1e3, e.time_us * 1e3, e.high_us * 1e3, [
-            ("simulated", main.simulated.time_us * 1e3)] if main.simulated is not None else []))
+        parts.append(IntervalBar(str(e.plan), e.low_us * 1e3, e.time_us * 1e3, e.high_us * 1e3))
     parts.append(Facts([(count(main.gpus), f"GPUs of {main.topology}"), (count(main.considered), "plans considered"),
                         (count(len(main.plans)), "estimated"),
                         (f"{main.shape.parameters / 1e9:,.3g} billion", f"parameters of {main.model}"),
@@ -121,42 +122,22 @@ def _apart(each: Plans) -> PageTable:
                      differences(first, e).get(name, 0.0) for name in names))] for e in others))
 
 
-def plan_timeline(found: SimulatedPlan) -> PageSection:
-    """Return the timeline of a plan's simulated step: tasks, host and streams of a rank of each stage."""
-    made, times, names = found.made, found.times, EventNames()
-    program = made.program
-    texts = list(made.names)
-    tracks = []
-
-    def track(title: str, stage: int, start: np.ndarray, end: np.ndarray, name: np.ndarray, kind: np.ndarray) -> Track:
-        zero = np.zeros(len(start), np.int64)
-        return Track(title, f"stage {stage}", "", zero, start, np.maximum(end, start), name, kind, zero.astype(bool),
-                     True)
-
-    for stage in range(program.ranks):
-        tasks = np.flatnonzero(made.task_stage == stage)
-        spans = np.array([span_of_task(made, times, int(made.task_kernel[t]), int(made.task_kernel[t + 1]))
-                          for t in tasks.tolist()], np.int64).reshape(-1, 2)
-        titles = [title_of_task(made, t) for t in tasks.tolist()]
-        kinds = np.array([KIND_CODE[_task_kind(text)] for text in titles], np.int64)
-        tracks.append(track("tasks", stage, spans[:, 0], spans[:, 1],
-                            np.array([names.code(text) for text in titles], np.int64), kinds))
-        low, high = program.kernel_ptr[stage:stage + 2].tolist()
-        for stream, label in STREAMS.items():
-            rows = low + np.flatnonzero((made.stream[low:high] == stream) & (program.kernel_duration[low:high] > 0))
-            kind = KIND_CODE["kernel" if stream == PlanStream.COMPUTE else "collective"]
-            tracks.append(track(label, stage, times.kernel_start[rows], times.kernel_end[rows],
-                                names.of(made.name[rows], texts), np.full(len(rows), kind, np.int64)))
-    columns, said = pack(tracks, names, int(times.kernel_end.max()))
+def plan_timeline(found: StepTimeline) -> PageSection:
+    """Return the timeline of a plan's step: the tasks of a rank of each stage."""
+    names, tracks = EventNames(), []
+    codes = np.array([KIND_CODE[_EVENTS.get(kind, kind)] for kind in KINDS], np.int64)
+    for stage in range(found.stages):
+        rows = np.flatnonzero(found.stage == stage)
+        zero = np.zeros(len(rows), np.int64)
+        tracks.append(Track("tasks", f"stage {stage}", "", zero, found.start_ns[rows], found.end_ns[rows],
+                            np.array([names.code(found.titles[row]) for row in rows.tolist()], np.int64),
+                            codes[found.kind[rows]], zero.astype(bool), True))
+    columns, said = pack(tracks, names, int(found.end_ns.max()))
     return PageSection("timeline", "Timeline", [TrackEvents(
-        "timeline", "The fastest plan's step, simulated: " + (
-            "a rank" if program.ranks == 1 else f"a rank of each of {program.ranks:,} stages"),
+        "timeline", "The fastest plan's step, as it is estimated: " + (
+            "a rank" if found.stages == 1 else f"a rank of each of {found.stages:,} stages"),
         "Time runs to the right; each row is what a rank of a stage does. Drag or use the arrow keys to move, Ctrl and "
         "the wheel, two fingers, or + and − to zoom.", columns, said)])
-
-
-def _task_kind(title: str) -> str:
-    return next((kind for kind in ("forward", "backward", "optimizer") if title.startswith(kind)), "task")
 
 
 def _memory(main: Plans) -> PageSection:

@@ -8,52 +8,41 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.comm.clusters import cluster_of, measured_file
-from graph_predictor.prediction.host_names import host_by_name
+from graph_predictor.prediction.host_steps import host_by_name, traced_host_step
 from graph_predictor.request.memory_fit import StageMemory
-from kernel_models.collectives import CollectiveModel, Topology, topology_of
+from graph_predictor.synthesis.step import calls_by_operation
+from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
+from kernel_models.device_choice import find_device, shape_device
+from kernel_models.host.model import HostModel
 from kernel_models.profile import DeviceProfile
-from planner.parallel.calibrate import PlanCalibration, calibrate
-from planner.parallel.communication import mixture_of_plan
-from planner.parallel.config_file import ConfigModel, config_path, decoder_of_config, read_config
-from planner.parallel.decoder import DECODERS, decoder_of, published
-from planner.parallel.estimate import Rates
+from planner.parallel.calibrate import PlanCalibration, calibrate, read_measured_plans
+from planner.parallel.comm_study import mixture_of_plan
+from planner.parallel.corrections import PUBLISHED, UNCORRECTED, CorrectionFactors
+from planner.parallel.decoder import other_nodes, read_decoder
+from planner.parallel.estimate import StepSchedule, step_schedule
 from planner.parallel.frameworks import Framework, frameworks_of
-from planner.parallel.loads import loads_of
-from planner.parallel.measured_plans import read_measured_plans
-from planner.parallel.memory_timeline import MemoryPoint
-from planner.parallel.narrow import narrow_type
-from planner.parallel.pieces import LayerPieces
-from planner.parallel.plan_batch import says_batch, with_batch
-from planner.parallel.plan_host import launch_us as launch_us_on
-from planner.parallel.plan_program import TooManyKernels
-from planner.parallel.published_configs import CONFIGS
-from planner.parallel.relief import Relief
-from planner.parallel.search import BEST, Ranked, Refused, price_plan, search
-from planner.parallel.simulated_plan import SimulatedPlan, simulate_plan
-from planner.parallel.spreads import PUBLISHED
-from planner.parallel.technology import Technology
+from planner.parallel.layer_costs import LayerCosts, narrow_type
+from planner.parallel.memory import MemoryPoint
+from planner.parallel.plan_costs import costs_of_plan
+from planner.parallel.search import BEST, Ranked, Refused, Relief, price_plan, search
+from planner.parallel.space import says_batch, with_batch
+from planner.parallel.technology import AS_IT_IS, Technology
 from tracer.charts import MOST_BARS, Chart, ChartSeries
-from tracer.errors import ForetraceError
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
-from tracer.shape_only.transformer import TransformerShape
-from tracer.shown import Shown
+from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
+from tracer.shown import Shown, frame_of
 
 if TYPE_CHECKING:
     import pandas
 
 TOLD_HOST = 0.3
 """Spread of the host's time where a user says what a launch takes: of other operations it is another one."""
-_MOST_DIGITS = 10
-"""Most digits of a number of samples, and one."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,7 +60,7 @@ class Plans(Shown):
         calibration: on measured steps, where there were some.
         relief: where the one plan that was asked for does not fit, what would have to change.
         stages: of the one plan that was asked for, the memory of each stage, and over its step.
-        simulated: the fastest plan's step on the simulator, where that was asked for and is not too long for it.
+        schedule: when the work of the fastest plan's step is done.
     """
 
     model: str
@@ -87,7 +76,7 @@ class Plans(Shown):
     calibration: PlanCalibration | None = None
     relief: tuple[Relief, ...] = ()
     stages: tuple[tuple[StageMemory, list[MemoryPoint]], ...] = ()
-    simulated: SimulatedPlan | None = None
+    schedule: StepSchedule | None = None
 
     @property
     def considered(self) -> int:
@@ -112,9 +101,139 @@ class Plans(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
         """Make the possible plans, times in ms, and the reasons against the others."""
-        return {"plans": partial(_frame, [_row(each) for each in self.plans]),
-                "refused": partial(_frame, [{"reason": each.reason, "example": each.example, "plans": each.count}
+        return {"plans": partial(frame_of, [_row(each) for each in self.plans]),
+                "refused": partial(frame_of, [{"reason": each.reason, "example": each.example, "plans": each.count}
                                             for each in self.refused])}
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What plans are wanted for, as ``plan`` takes it.
+
+    Raises:
+        PlanError: two of its parts contradict each other, or one is a figure that no job can have.
+    """
+
+    source: str | Job
+    gpus: int
+    device: str = "h200-sxm"
+    topology: str | None = None
+    settings: Sequence[str] = ()
+    preset: str | None = None
+    global_batch: int | None = None
+    only: str | None = None
+    framework: str | None = None
+    best: int | None = BEST
+    memory_limit: float | None = None
+    profile: DeviceProfile | None = None
+    comm_profile: str | None = None
+    comm_choices: str | None = None
+    linears: str = ""
+    launch_us: float | None = None
+    host: float = 1.0
+    host_from: str | None = None
+    measured: str | PlanCalibration | None = None
+    pieces: LayerCosts | None = None
+    technology: Technology = AS_IT_IS
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "global_batch", "best"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise PlanError(f"{name}={value!r} is not possible; give a whole number from 1.")
+        for name, what in (("launch_us", "the host time of a launch in µs"), ("memory_limit", "bytes of a device")):
+            number = getattr(self, name)
+            if number is not None and (not isinstance(number, (int, float)) or not math.isfinite(number)
+                                       or number < 0):
+                raise PlanError(f"{name}={number!r} is no figure to compute with; give {what}, 0 or more.")
+        check_finite(self.host, "host", "a factor of the host time")
+        if self.host <= 0:
+            raise PlanError(f"host={self.host:g} is no factor of a time; give a number above 0.")
+        if self.launch_us is not None and self.host_from is not None:
+            raise PlanError("A launch's time and a host to take it from are two answers to one question; give one of "
+                            "them.")
+
+    def devices(self) -> tuple[DeviceSpec, DeviceSpec]:
+        """Return the device as it is known, and as it is changed.
+
+        Raises:
+            PlanError: it is no GPU, or what was measured of it says nothing of the changed one.
+        """
+        known = find_device(self.device)
+        if known.vendor == "host":
+            raise PlanError(f"Plans are of GPUs, and {known.name} is a host's processor; name a GPU (foretrace "
+                            "devices).")
+        spec = self.technology.device(known)
+        if (self.profile is not None and spec is not known) or (
+                measured_file(self.comm_profile, self.comm_choices) is not None and self.technology.link != 1.0):
+            raise PlanError(f"What was measured is of {known.name} as it is and says nothing of {self.technology}; "
+                            "leave the profile out.")
+        if self.memory_limit is not None and self.memory_limit > spec.memory_gb * 1e9 > 0:
+            raise PlanError(f"A memory limit of {self.memory_limit / 1e9:,.4g} GB is more than the "
+                            f"{spec.memory_gb:,.4g} GB that {spec.name} has; give less, or --memory for a device with "
+                            "more.")
+        return known, spec
+
+    def clusters(self, known: DeviceSpec) -> Callable[[int], CollectiveModel]:
+        """Return the collectives of so many GPUs: of the cluster that was named, or of the device's usual nodes."""
+        if self.topology is None and measured_file(self.comm_profile, self.comm_choices) is None:
+            return lambda size: CollectiveModel(self.technology.cluster(topology_of(known, size)),
+                                                mixed=self.comm_choices is not None)
+        named = cluster_of(self.topology, self.comm_profile, None, self.comm_choices)
+        named = replace(named, topology=self.technology.cluster(named.topology))
+        return lambda size: named
+
+    def start(self, shape: TransformerShape, spec: DeviceSpec) -> CorrectionFactors:
+        """Return the factors with what a launch costs the host, as far as it is known."""
+        us, spread = self.launch_us, TOLD_HOST
+        if self.host_from is not None:
+            host = host_by_name(self.host_from, lambda path: read_job([path]))
+            us, spread = launch_us(host, shape, spec), host.spread
+        start = UNCORRECTED if us is None else replace(
+            UNCORRECTED, host_us=us, host_collective_us=us, spreads=replace(PUBLISHED, host=spread))
+        return replace(start, host_us=start.host_us * self.host,
+                       host_collective_us=start.host_collective_us * self.host)
+
+    def calibration(self, pieces: LayerCosts, cluster: Callable[[int], CollectiveModel],
+                    start: CorrectionFactors) -> PlanCalibration | None:
+        """Return what measured steps say, where there are some."""
+        if not isinstance(self.measured, str):
+            return self.measured
+
+        def model(name: str, preset: str, settings: list[str] | None) -> TransformerShape:
+            same = not name or name == self.source
+            own = settings or (self.settings if same else ())
+            shape = read_decoder(name or self.source, own, preset or (self.preset if same else None))[1]
+            return shape.in_linears(self.linears)
+
+        return calibrate(read_measured_plans(self.measured, model, pieces, cluster), start)
+
+    def named_plan(self, shape: TransformerShape, per_gpu: int) -> ParallelPlan | None:
+        """Return the one plan that is wanted; ``None`` where the best are.
+
+        Raises:
+            PlanError: it is no plan, or none of the framework that is wanted.
+        """
+        if self.only is None:
+            return None
+        # A plan's own word goes before the source's, and not before the user's for the whole step.
+        own = not says_batch(self.only) and any(item.partition("=")[0].strip() == "batch" for item in self.settings)
+        batch = self.global_batch or (per_gpu * self.gpus if own else None)
+        alone = with_batch(ParallelPlan.parse(self.only, self.gpus), self.only, batch)
+        wanted = framework_of(self.framework)
+        if wanted is not None and wanted not in frameworks_of(alone, shape):
+            raise PlanError(f"{wanted.value} does not have the plan {alone}; leave the framework out, or "
+                            "the plan for the best of its own.")
+        return alone
+
+    def host_note(self, rates: CorrectionFactors) -> list[str]:
+        """Say what a launch is taken to cost, where nobody said it."""
+        if self.host_from is not None:
+            return [f"A launch is taken to cost the host {rates.host_us:.3g} µs, as operations of {self.host_from} do, "
+                    "with the Python between them."]
+        return [] if self.launch_us is not None else [
+            f"A launch is taken to cost the host {rates.host_us:g} µs; give --launch-us where it is known, or "
+            "--host-from."]
 
 
 def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: str | None = None,
@@ -123,8 +242,8 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
          memory_limit: float | None = None, profile: DeviceProfile | None = None, comm_profile: str | None = None,
          comm_choices: str | None = None, linears: str = "",
          launch_us: float | None = None, host: float = 1.0, host_from: str | None = None,
-         measured: str | PlanCalibration | None = None, pieces: LayerPieces | None = None,
-         technology: Technology = Technology(), simulated: bool = True) -> Plans:  # noqa: B008
+         measured: str | PlanCalibration | None = None, pieces: LayerCosts | None = None,
+         technology: Technology = AS_IT_IS) -> Plans:
     """Find the best plans there are: data, tensor, sequence, pipeline, context and expert parallelism, schedules,
     micro-batch, recomputation, sharding and copies of it.
 
@@ -152,119 +271,72 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
             are calibrated; or what another call has learned of one.
         pieces: what another call with this device and profile has traced, for jobs of several sizes.
         technology: factors on the device's and its nodes' figures; what was measured of them is then not known.
-        simulated: whether the fastest plan's step is simulated too, as a check of its estimate.
 
     Raises:
         PlanError: the source is no decoder, the plan is none, or the batch can be split by no number of replicas.
         ForetraceError: a name or a file is not known, or cannot be read.
     """
-    _check_numbers(gpus, global_batch, best, memory_limit, launch_us)
-    check_finite(host, "host", "a factor of the host time")
-    if host <= 0:
-        raise PlanError(f"host={host:g} is no factor of a time; give a number above 0.")
-    if launch_us is not None and host_from is not None:
-        raise PlanError("A launch's time and a host to take it from are two answers to one question; give one of them.")
-    known_device = find_device(device)
-    if known_device.vendor == "host":
-        raise PlanError(f"Plans are of GPUs, and {known_device.name} is a host's processor; name a GPU (foretrace "
-                        "devices).")
-    spec = technology.device(known_device)
-    if (profile is not None and spec is not known_device) or (
-            measured_file(comm_profile, comm_choices) is not None and technology.link != 1.0):
-        raise PlanError(f"What was measured is of {known_device.name} as it is and says nothing of {technology}; leave "
-                        "the profile out.")
-    name, shape, per_gpu, assumed = read_decoder(source, settings, preset)
-    if memory_limit is not None and memory_limit > spec.memory_gb * 1e9 > 0:
-        raise PlanError(f"A memory limit of {memory_limit / 1e9:,.4g} GB is more than the {spec.memory_gb:,.4g} GB "
-                        f"that {spec.name} has; give less, or --memory for a device with more.")
-    shape = shape.in_linears(linears)
-    narrow_type(linears, spec)
-    collectives = None
-    if topology is not None or measured_file(comm_profile, comm_choices) is not None:
-        collectives = cluster_of(topology, comm_profile, None, comm_choices)
-        collectives = replace(collectives, topology=technology.cluster(collectives.topology))
+    return find_plans(PlanRequest(
+        source, gpus, device, topology, settings, preset, global_batch, only, framework, best, memory_limit, profile,
+        comm_profile, comm_choices, linears, launch_us, host, host_from, measured, pieces, technology))
 
-    def cluster(size: int) -> CollectiveModel:
-        return collectives or CollectiveModel(technology.cluster(topology_of(known_device, size)),
-                                              mixed=comm_choices is not None)
 
-    pieces = pieces or LayerPieces(spec, profile)
-    start = Rates()
-    if host_from is not None:
-        known_host = host_by_name(host_from, lambda path: read_job([path]))
-        start = _with_launches(launch_us_on(known_host, shape, spec), known_host.spread)
-    elif launch_us is not None:
-        start = _with_launches(launch_us, TOLD_HOST)
-    rates = replace(start, host_us=start.host_us * host, host_collective_us=start.host_collective_us * host)
-    calibration = None if isinstance(measured, str) else measured
-    if isinstance(measured, str):
-        def model(name: str, its_preset: str, its_settings: list[str] | None) -> TransformerShape:
-            same = not name or name == source
-            own = its_settings or (settings if same else ())
-            return read_decoder(name or source, own, its_preset or (preset if same else None))[1].in_linears(linears)
-
-        calibration = calibrate(read_measured_plans(measured, model, pieces, cluster), rates)
+def find_plans(request: PlanRequest) -> Plans:
+    """Find the plans of a request; as ``plan``."""
+    known, spec = request.devices()
+    name, shape, per_gpu, assumed = read_decoder(request.source, request.settings, request.preset)
+    shape = shape.in_linears(request.linears)
+    narrow_type(request.linears, spec)
+    clusters = request.clusters(known)
+    pieces = request.pieces or LayerCosts(spec, request.profile)
+    rates = request.start(shape, spec)
+    calibration = request.calibration(pieces, clusters, rates)
     rates = rates if calibration is None else calibration.rates
-    notes = list(assumed)
-    if only is not None:
-        # A plan's own word goes before the source's, and not before the user's for the whole step.
-        own = not says_batch(only) and any(item.partition("=")[0].strip() == "batch" for item in settings)
-        alone = with_batch(ParallelPlan.parse(only, gpus), only, global_batch or (per_gpu * gpus if own else None))
-        wanted = framework_of(framework)
-        if wanted is not None and wanted not in frameworks_of(alone, shape):
-            raise PlanError(f"{wanted.value} does not have the plan {alone}; leave the framework out, or "
-                            "the plan for the best of its own.")
-        found = price_plan(alone, shape, pieces, cluster(gpus), memory_limit=memory_limit, rates=rates)
+    cluster, notes = clusters(request.gpus), list(assumed)
+    if (alone := request.named_plan(shape, per_gpu)) is not None:
+        found = price_plan(alone, shape, pieces, cluster, memory_limit=request.memory_limit, rates=rates)
     else:
-        batch = global_batch or per_gpu * gpus
-        found = search(shape, gpus, batch, pieces, cluster(gpus), memory_limit=memory_limit, rates=rates,
-                       framework=framework_of(framework), best=best)
-        notes += _not_considered(batch, gpus)
-    on = cluster(gpus).topology
-    notes += other_nodes(on, known_device)
-    if calibration is not None:
-        notes.append(str(calibration))
-    elif host_from is not None:
-        notes.append(f"A launch is taken to cost the host {rates.host_us:.3g} µs, as operations of {host_from} do, "
-                     "with the Python between them.")
-    elif launch_us is None:
-        notes.append(f"A launch is taken to cost the host {rates.host_us:g} µs; give --launch-us where it is known, or "
-                     "--host-from.")
-    if comm_choices is not None and found.plans:
-        notes += mixture_of_plan(found.plans[0].plan, shape, cluster(gpus)).sentences()
-    program = None
-    if simulated and found.plans:
-        try:
-            program = simulate_plan(loads_of(found.plans[0].plan, shape, pieces, cluster(gpus)), rates)
-        except TooManyKernels as error:
-            notes.append(str(error))
-    label = f"{known_device.name} ({technology})" if str(technology) else known_device.name
-    return Plans(name, shape, gpus, label, on.name, tuple(found.plans), tuple(found.refused), tuple(notes),
-                 found.slower, found.slower_us, calibration, tuple(found.relief), tuple(found.stages), program)
+        batch = request.global_batch or per_gpu * request.gpus
+        found = search(shape, request.gpus, batch, pieces, cluster, memory_limit=request.memory_limit, rates=rates,
+                       framework=framework_of(request.framework), best=request.best)
+        notes += _not_considered(batch, request.gpus)
+    notes += other_nodes(cluster.topology, known)
+    notes += request.host_note(rates) if calibration is None else [str(calibration)]
+    schedule = None
+    if found.plans:
+        if request.comm_choices is not None:
+            notes += mixture_of_plan(found.plans[0].plan, shape, cluster).sentences()
+        schedule = step_schedule(costs_of_plan(found.plans[0].plan, shape, pieces, cluster), rates)
+    label = f"{known.name} ({request.technology})" if str(request.technology) else known.name
+    return Plans(name, shape, request.gpus, label, cluster.topology.name, tuple(found.plans), tuple(found.refused),
+                 tuple(notes), found.slower, found.slower_us, calibration, tuple(found.relief), tuple(found.stages),
+                 schedule)
 
 
-def _with_launches(us: float, spread: float) -> Rates:
-    """Return the usual rates with what a launch costs the host."""
-    return replace(Rates(), host_us=us, host_collective_us=us, spreads=replace(PUBLISHED, host=spread))
+def launch_us(host: HostModel, shape: TransformerShape, device: DeviceSpec) -> float:
+    """Return the mean host time of a block's launches, µs: of its operations and the time between them.
 
+    A plan's frameworks have Python of their own around a block, which the programs that a host was learned from have
+    not.
 
-def _check_numbers(gpus: int, global_batch: int | None, best: int | None, memory_limit: float | None,
-                   launch_us: float | None) -> None:
-    """Raise ``PlanError`` for a figure that no job can have."""
-    for name, value in (("gpus", gpus), ("global_batch", global_batch), ("best", best)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise PlanError(f"{name}={value!r} is not possible; give a whole number from 1.")
-    for name, number, what in (("launch_us", launch_us, "the host time of a launch in µs"),
-                               ("memory_limit", memory_limit, "bytes of a device")):
-        if number is not None and (not isinstance(number, (int, float)) or not math.isfinite(number) or number < 0):
-            raise PlanError(f"{name}={number!r} is no figure to compute with; give {what}, 0 or more.")
+    Args:
+        host: what its operations cost.
+        shape: whose block is traced, of one sequence on one GPU.
+        device: which it is traced for.
 
+    Raises:
+        PlanError: the host launches nothing: its programs computed on it.
+    """
+    if not host.launch_ns:
+        raise PlanError(f"{host.host} is of programs that compute on their host and launch nothing, and a plan is of "
+                        "GPUs; give captures on a GPU's host, or gpu-steps.")
+    from tracer.shape_only.transformer_parts import trace_part  # imports torch
 
-def other_nodes(on: Topology, spec: DeviceSpec) -> list[str]:
-    """Say where a topology's nodes have another device than the one that computes."""
-    node = find_device(on.node.device).name
-    return [] if node == spec.name else [
-        f"The nodes of the topology have {node}, not {spec.name}; their network is taken."]
+    graph = trace_part(shape.one_layer(), TransformerPart(Piece.BLOCK, 1), shape_device(device))
+    before, inside = host.estimate(traced_host_step(graph))
+    launches = sum(len(calls) for calls in calls_by_operation(graph, range(len(graph.ops))).values())
+    # What comes before a step's first operation and after its last one is no block's.
+    return float(before[1:-1].sum() + inside.sum()) / 1e3 / max(launches, 1)
 
 
 def framework_of(name: str | None) -> Framework | None:
@@ -285,71 +357,6 @@ def check_finite(value: float | None, name: str, what: str) -> None:
         raise PlanError(f"{name} {value:g} is no figure to compute with; give {what}.")
 
 
-def read_decoder(source: str | Job, assignments: Sequence[str] = (),
-                 preset: str | None = None) -> tuple[str, TransformerShape, int, tuple[str, ...]]:
-    """Return what is planned, the decoder of a workload's or a model's name, a config or a trace, the sequences of its
-    step, and what was assumed."""
-    from tracer import workloads
-
-    if isinstance(source, str) and (model := config_model(source, assignments)) is not None:
-        if preset is not None:
-            raise PlanError(f"{source} says itself which sizes its model has; leave --preset {preset} out.")
-        changed = f" with {', '.join(assignments)}" if assignments else ""
-        return f"{model.name}{changed}", model.shape, model.batch, model.notes
-    if isinstance(source, str) and source in workloads.names():
-        chosen, own = published(source, preset)
-        settings = workloads.parse(source, [*own, *assignments], preset="real" if own else chosen)
-        changed = f" with {', '.join(assignments)}" if assignments else ""
-        return (f"{source} {chosen}{changed}", decoder_of(source, workloads.as_plain(settings)),
-                settings.samples_per_step, ())
-    job = _read(source) if isinstance(source, str) else source
-    meta, said = job.graphs[0].meta, source if isinstance(source, str) else "The job"
-    if not meta.workload:
-        raise PlanError(f"{said} does not say which model it is of, so that how to split its layers is not known; "
-                        "give a workload, or a capture or trace made with --workload.")
-    if preset is not None:
-        raise PlanError(f"{said} says itself which sizes its model has; leave --preset {preset} out.")
-    values = {**meta.workload["settings"], **dict(item.partition("=")[::2] for item in assignments)}
-    return (f"{meta.workload['name']} of {said}", decoder_of(meta.workload["name"], values),
-            _whole(values, "batch") * _whole(values, "accumulation"), ())
-
-
-def _check_there(source: str) -> None:
-    """Raise ``PlanError`` for a word that is neither a path nor a name of a model."""
-    if Path(source).name != source or Path(source).suffix or Path(source).exists():
-        return
-    names = [*DECODERS, *CONFIGS]
-    near = get_close_matches(source.lower(), names, n=3)
-    said = f"did you mean {' or '.join(near)}?" if near else f"known models are {', '.join(names)}."
-    raise PlanError(f"{source} is neither a path nor a model that is known; {said}")
-
-
-def _read(source: str) -> Job:
-    """Return a capture or trace; for what is none, say too that it is no model's config."""
-    _check_there(source)
-    try:
-        return read_job([source])
-    except ForetraceError as error:
-        raise PlanError(f"{error} Nor is {source} a model's config.json, which has a model_type, or a folder with "
-                        "one.") from None
-
-
-def config_model(source: str, assignments: Sequence[str]) -> ConfigModel | None:
-    """Return the model of a config's path or of a published model's name; ``None`` for another source."""
-    if source in CONFIGS:
-        return decoder_of_config(CONFIGS[source], source, source, assignments)
-    path = config_path(source)
-    return None if path is None else read_config(path, assignments)
-
-
-def _whole(values: Mapping[str, Any], name: str) -> int:
-    """Return a setting that is a number of samples, 1 if it is not there. Raises ``PlanError``."""
-    text = str(values.get(name, 1))
-    if not (text.isascii() and text.isdecimal() and 0 < len(text) < _MOST_DIGITS and int(text)):
-        raise PlanError(f"The setting {name}={text[:_MOST_DIGITS]} is no number of samples; give --set {name}=8.")
-    return int(text)
-
-
 def _not_considered(batch: int, gpus: int) -> list[str]:
     """Say which numbers of replicas the batch cannot be split over."""
     uneven = [str(dp) for dp in range(1, gpus + 1) if gpus % dp == 0 and batch % dp]
@@ -362,9 +369,3 @@ def _row(each: Ranked) -> dict[str, Any]:
     return {"plan": str(e.plan), "step_ms": e.time_us / 1e3, "low_ms": e.low_us / 1e3, "high_ms": e.high_us / 1e3,
             "memory_gb": each.memory.total / 1e9, "exposed_communication_ms": e.exposed_us / 1e3, "bubble": e.bubble,
             "sequences_per_second": e.plan.global_batch / e.time_us * 1e6, "bound": e.bound}
-
-
-def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
-    import pandas
-
-    return pandas.DataFrame(rows)

@@ -1,6 +1,7 @@
 """Pipeline schedules, exactly: the order of every stage's work, and when each piece of it starts and ends.
 
-Ranks of a stage do the same work at the same time, so that one of each stage is simulated.
+Ranks of a stage do the same work at the same time, so that one of each stage is simulated. A search tries thousands of
+plans, so that whole tasks are put in time here and not each kernel by the simulator's engine.
 
     stage 0   F0 F1 F2 F3 .. .. B0 F4 B1 ..        1F1B: as many forwards ahead as stages follow
     stage 1      F0 F1 F2 .. B0 F3 B1 ..

@@ -1,33 +1,160 @@
 """The search for the best plan of a decoder on a number of GPUs: plans that cannot be and those that do not fit are
 named with the reason, those that are provably slower than the best are left out, and the rest are estimated.
 
-Best first: families of plans, then plans, come in the order of their lower bounds (``bounds``), and the search ends
+Best first: families of plans, then plans, come in the order of their lower bounds (``Bounds``), and the search ends
 when the next bound is above the slowest plan that is wanted. Nothing that would be among the best can be missed so.
+
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import count
+from math import exp, gcd, hypot
 
+from graph_predictor.figures import signed_percent
 from graph_predictor.request.memory_fit import Fit, StageMemory, fit_of
-from kernel_models.collectives import CollectiveModel
-from planner.parallel.bounds import Bounds
+from kernel_models.collectives import CollectiveModel, Topology
+from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
-from planner.parallel.estimate import Estimate, Rates, estimate
+from planner.parallel.estimate import Estimate, estimate, passes_us, slowest_of
 from planner.parallel.frameworks import Framework, frameworks_of
-from planner.parallel.loads import loads_of
-from planner.parallel.memory import fullest_of, stage_memory
-from planner.parallel.memory_timeline import MemoryPoint, timeline
-from planner.parallel.pieces import LayerPieces
-from planner.parallel.relief import Relief, relief
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.memory import MemoryPoint, fullest_of, stage_memory, timeline
+from planner.parallel.plan_costs import Exchange, PlanCosts, costs_of_plan
 from planner.parallel.space import PlanFamily, families, layouts
+from planner.parallel.stages import recomputed, spread
 from tracer.memory_account import MemoryAccount
-from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError
+from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import TransformerShape
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """One change of a plan.
+
+    Attributes:
+        change: in words.
+        plan: after it.
+        frees_bytes: of the fullest stage's memory.
+        fits: whether the plan is then expected to fit.
+    """
+
+    change: str
+    plan: ParallelPlan
+    frees_bytes: float
+    fits: bool
+
+
+def relief(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, topology: Topology,
+           limit_bytes: float) -> list[Relief]:
+    """Single changes of a plan that free memory, those that are enough and free least first.
+
+    All have as many GPUs and sequences; what the model cannot be divided by is left out.
+    """
+    needs = fullest_of(plan, shape, pieces).account.total
+    found = []
+    for change, other in _changes(plan):
+        try:
+            check_decoder_plan(other, shape, topology)
+            total = fullest_of(other, shape, pieces).account.total
+        except (PlanError, ShapeOnlyError):
+            continue
+        if total < needs:
+            found.append(Relief(change, other, needs - total, total <= limit_bytes))
+    return sorted(found, key=lambda each: (not each.fits, each.frees_bytes if each.fits else -each.frees_bytes))
+
+
+def _changes(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
+    for say, values in _values(plan):
+        try:
+            yield say, replace(plan, **values)  # type: ignore[arg-type]
+        except PlanError:
+            continue
+
+
+def _values(plan: ParallelPlan) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield what may change, in words and in fields."""
+    if plan.samples % 2 == 0:
+        yield "micro-batches half as large", {"microbatch": plan.samples // 2, "microbatches": 2 * plan.passes}
+    if plan.schedule is not Schedule.ZERO_BUBBLE:
+        kinds = {Recomputation.OPERATORS: "what torchtitan's op keeps", Recomputation.FULL: "whole blocks"}
+        for kind, name in kinds.items():
+            if plan.recompute is not kind:
+                yield f"recomputing all but {name}" if kind is Recomputation.OPERATORS else f"recomputing {name}", {
+                    "recompute": kind, "recompute_layers": None}
+    if plan.dp * plan.cp > 1 and plan.sharding < Sharding.PARAMETERS:
+        named = {Sharding.OPTIMIZER: "the optimizer's state", Sharding.GRADIENTS: "gradients too",
+                 Sharding.PARAMETERS: "parameters too"}
+        for sharding, name in named.items():
+            if sharding > plan.sharding:
+                yield f"sharing {name} among replicas (ZeRO {int(sharding)})", {"sharding": sharding}
+    if not plan.offload_optimizer:
+        yield "the optimizer's state in the hosts' memory", {"offload_optimizer": True}
+    if plan.tp > 1 and not plan.sequence_parallel:
+        yield "sequence parallelism", {"sequence_parallel": True}
+    if plan.dp % 2 == 0 and (plan.dp // 2) % plan.replicate == 0:
+        half = {"dp": plan.dp // 2, "microbatches": 2 * plan.passes, "microbatch": plan.samples}
+        yield f"tp={2 * plan.tp} in place of half of the replicas", {
+            **half, "tp": 2 * plan.tp, "sequence_parallel": True}
+        yield f"cp={2 * plan.cp} in place of half of the replicas", {**half, "cp": 2 * plan.cp}
+        yield f"pp={2 * plan.pp} in place of half of the replicas", {**half, "pp": 2 * plan.pp}
+
+
+class Bounds:
+    """Lower bounds on plans of one decoder. Work of equal chunks is added up once, however many plans have them."""
+
+    def __init__(self, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel,
+                 rates: CorrectionFactors) -> None:
+        self._shape, self._pieces, self._collectives, self._rates = shape, pieces, collectives, rates
+        self._loads: dict[tuple[object, ...], PlanCosts] = {}
+        self._stages: dict[tuple[object, ...], tuple[float, float]] = {}
+
+    def least_us(self, plan: ParallelPlan) -> float:
+        """Return what a step takes at least, µs."""
+        per_pass, ahead = self._of_stages(plan)
+        rates = self._rates
+        least = (per_pass * plan.passes + ahead) * (1 + rates.jitter * slowest_of(plan.world_size)) + rates.step_us
+        return least if rates.residuals is None else least * exp(rates.residuals.least)
+
+    def _of_stages(self, plan: ParallelPlan) -> tuple[float, float]:
+        """Work of the stage that decides for each micro-batch, and what passes before and after it."""
+        key = (self._key(plan), plan.pp, plan.chunks, plan.recompute, plan.recompute_layers, plan.first_layers,
+               plan.last_layers, plan.embedding_layer, plan.loss_layer, plan.passes,
+               plan.schedule is Schedule.ZERO_BUBBLE)
+        if key not in self._stages:
+            costs = replace(self._within(plan), plan=replace(plan, sharding=Sharding.NONE, replicate=1),
+                            counts=spread(plan, self._shape), recomputed=recomputed(plan, self._shape))
+            forward, backward, weights = passes_us(costs, self._rates)
+            busy = (forward + backward).sum(axis=1)
+            first = forward[:, 0] + backward[:, 0] - (0.0 if weights is None else weights[:, 0])
+            best, before = (-1.0, 0.0), 0.0
+            for stage in range(plan.pp):
+                best = max(best, (float(busy[stage]), before), key=lambda each: each[0] * plan.passes + each[1])
+                before += float(first[stage])
+            self._stages[key] = best
+        return self._stages[key]
+
+    def _key(self, plan: ParallelPlan) -> tuple[object, ...]:
+        return (plan.tp, plan.cp, plan.ep, plan.etp, plan.sequence_parallel, plan.tensor_overlap, plan.samples,
+                plan.overlap)
+
+    def _within(self, plan: ParallelPlan) -> PlanCosts:
+        """Return the costs of one stage without replicas: those of its layers are the plan's."""
+        key = self._key(plan)
+        if key not in self._loads:
+            dp = plan.ep // gcd(plan.ep, plan.cp * plan.tp // plan.expert_tp)
+            alone = ParallelPlan(
+                dp=dp, tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp, microbatch=plan.samples, overlap=plan.overlap,
+                sequence_parallel=plan.sequence_parallel, tensor_overlap=plan.tensor_overlap,
+                recompute=Recomputation.NONE)
+            found = costs_of_plan(alone, self._shape, self._pieces, self._collectives)
+            self._loads[key] = replace(found, reduce=(Exchange(),), gather=(Exchange(),), transfer=())
+        return self._loads[key]
+
 
 BEST = 10
 """Plans that are certainly among those found, if there are so many."""
@@ -88,9 +215,10 @@ class Found:
         return len(self.plans) + sum(each.count for each in self.refused) + self.slower
 
 
-def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerPieces, collectives: CollectiveModel, *,
-           memory_limit: float | None = None, rates: Rates | None = None, framework: Framework | None = None,
-           best: int | None = BEST, reach: float = REACH, tick: Callable[[], None] = lambda: None) -> Found:
+def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerCosts, collectives: CollectiveModel, *,
+           memory_limit: float | None = None, rates: CorrectionFactors = UNCORRECTED,
+           framework: Framework | None = None, best: int | None = BEST, reach: float = REACH,
+           tick: Callable[[], None] = lambda: None) -> Found:
     """Estimate every plan that can be, fits and may be among the best.
 
     Args:
@@ -104,7 +232,7 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerP
         PlanError: the cluster is too small, or the batch can be split by no number of replicas.
     """
     collectives.check_fits(gpus)
-    job = _Search(shape, pieces, collectives, memory_limit, rates or Rates(), best, reach, tick)
+    job = _Search(shape, pieces, collectives, memory_limit, rates, best, reach, tick)
     for layout in layouts(shape, gpus, global_batch):
         node = collectives.topology.node.gpus
         own = families(layout, shape, global_batch, framework, node=node)
@@ -125,10 +253,10 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerP
     return found
 
 
-def price_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces, collectives: CollectiveModel, *,
-               memory_limit: float | None = None, rates: Rates | None = None) -> Found:
+def price_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel, *,
+               memory_limit: float | None = None, rates: CorrectionFactors = UNCORRECTED) -> Found:
     """One plan as a search that found it or refused it."""
-    job = _Search(shape, pieces, collectives, memory_limit, rates or Rates(), None, 1.0, lambda: None, named=True)
+    job = _Search(shape, pieces, collectives, memory_limit, rates, None, 1.0, lambda: None, named=True)
     try:
         check_decoder_plan(plan, shape, collectives.topology)
         job.look_at(plan)
@@ -147,8 +275,8 @@ def price_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerPieces,
 class _Search:
     """A search: the plans found so far, and those left to look at, by lower bound."""
 
-    def __init__(self, shape: TransformerShape, pieces: LayerPieces, collectives: CollectiveModel,
-                 memory_limit: float | None, rates: Rates, best: int | None, reach: float,
+    def __init__(self, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel,
+                 memory_limit: float | None, rates: CorrectionFactors, best: int | None, reach: float,
                  tick: Callable[[], None], named: bool = False) -> None:
         self._shape, self._pieces, self._collectives, self._rates = shape, pieces, collectives, rates
         self.limit_bytes = memory_limit if memory_limit is not None else pieces.device.memory_gb * 1e9
@@ -201,7 +329,7 @@ class _Search:
         if lacking is not None and (fit is Fit.NO or not self._named):
             self.refuse(PlanError(lacking), plan)
             return
-        found = estimate(loads_of(plan, self._shape, self._pieces, self._collectives), self._rates)
+        found = estimate(costs_of_plan(plan, self._shape, self._pieces, self._collectives), self._rates)
         self._found.plans.append(Ranked(found, memory, frameworks_of(plan, self._shape), fit))
         self._fastest = min(self._fastest, found.time_us)
         if self._best is not None:
@@ -222,3 +350,71 @@ class _Search:
         if self._best is None or len(self._times) < self._best:
             return float("inf")
         return max(-self._times[0], self._fastest * self._reach)
+
+
+PARTS = {"arithmetic": ("products",), "memory traffic": ("others", "optimizer"), "host": ("host", "fixed"),
+         "exposed communication": ("layers", "data"), "pipeline bubble": ("pipeline",), "slowest GPU": ("stragglers",)}
+"""Parts of an estimate as people name them; together they are the step."""
+REPEATED = 0.005
+"""Share of a step by which runs of one plan differ: a micro-batch of SimuMax's B200 jobs takes 0.5 to 4% longer in
+steps of 32 than in steps of 8."""
+LEAST_SHARE = 0.1
+"""Least share of all differences between two plans that a part must have to be shown."""
+
+
+def parts_of(estimate: Estimate) -> dict[str, float]:
+    """Return the parts of a step by name, µs."""
+    return {name: float(sum(getattr(estimate, each) for each in each_part)) for name, each_part in PARTS.items()}
+
+
+def differences(first: Estimate, second: Estimate) -> dict[str, float]:
+    """Return what the second plan takes longer in each part, µs."""
+    one, two = parts_of(first), parts_of(second)
+    return {name: two[name] - one[name] for name in PARTS}
+
+
+def unsure_us(first: Estimate, second: Estimate) -> float:
+    """Return the 80% half-width of the difference between two plans' times, µs.
+
+    What both do errs by the same in both and cancels. What one does more of than the other keeps the relative error of
+    its kind, independently of the others; waits for other stages and GPUs err as products do.
+    """
+    by, spreads = differences(first, second), (first.spreads, second.spreads)
+    products, others, collectives, host = (max(getattr(each, name) for each in spreads) for name in (
+        "products", "others", "collectives", "host"))
+    waits = abs(by["pipeline bubble"]) + abs(by["slowest GPU"])
+    return Z80 * hypot(products * (abs(by["arithmetic"]) + waits), others * by["memory traffic"],
+                       collectives * by["exposed communication"], host * by["host"])
+
+
+def tied(first: Estimate, second: Estimate) -> bool:
+    """Return whether the difference between two plans' times lies inside its own uncertainty, or inside what runs of
+    one plan
+    differ by."""
+    return abs(second.time_us - first.time_us) <= max(unsure_us(first, second), REPEATED * first.time_us)
+
+
+def separation(first: Estimate, second: Estimate) -> str:
+    """Say in a line what separates a plan from a faster one: the parts that differ most, in ms."""
+    by = differences(first, second)
+    every = sum(abs(us) for us in by.values())
+    told = sorted((name for name, us in by.items() if every and abs(us) >= LEAST_SHARE * every),
+                  key=lambda name: -abs(by[name]))
+    parts = ", ".join(f"{abs(by[name]) / 1e3:,.3g} ms {'more' if by[name] > 0 else 'less'} {name}" for name in told)
+    longer = second.time_us / first.time_us - 1 if first.time_us else 0.0
+    return f"{signed_percent(longer)}: {parts or 'nothing'}"
+
+
+def front(plans: Iterable[Ranked]) -> list[Ranked]:
+    """Return the plans that no other is at least as good as in time of a sequence, memory of a device and GPUs; the
+    quickest first. What a step costs is GPUs times time, so that the cheapest are among them."""
+    ordered = sorted(plans, key=_figures)
+    kept: list[Ranked] = []
+    for each in ordered:
+        if not any(all(a <= b for a, b in zip(_figures(other), _figures(each), strict=True)) for other in kept):
+            kept.append(each)
+    return kept
+
+
+def _figures(each: Ranked) -> tuple[float, float, int]:
+    return each.estimate.time_us / each.plan.global_batch, each.memory.total, each.plan.world_size

@@ -1,14 +1,15 @@
-"""The plans that a search tries: every way to spread a decoder's step that the frameworks have."""
+"""The plans that a search tries: every way to spread a decoder's step that the frameworks have; and the sequences of
+a plan that a user names."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from planner.parallel.frameworks import WAYS, Framework, Ways
-from tracer.parallel_plan import MOST_TASKS, ParallelPlan, Recomputation, Schedule, Sharding
+from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
 MOST_MICROBATCH = 16
@@ -64,11 +65,11 @@ class PlanFamily:
         """Return one of them."""
         layout = self.layout
         schedule, chunks, size, count, sequence_parallel, overlap, etp = self.work
-        sharding, copies, again, layers = state
+        sharding, copies, recomputed, layers = state
         return ParallelPlan(
             dp=layout.dp, tp=layout.tp, pp=layout.pp, cp=layout.cp, ep=layout.ep, microbatch=size, microbatches=count,
             chunks=chunks, schedule=schedule, sharding=sharding, sequence_parallel=sequence_parallel,
-            tensor_overlap=overlap, recompute=again, recompute_layers=layers, replicate=copies, etp=etp)
+            tensor_overlap=overlap, recompute=recomputed, recompute_layers=layers, replicate=copies, etp=etp)
 
 
 def candidates(shape: TransformerShape, gpus: int, global_batch: int, framework: Framework | None = None, *,
@@ -108,8 +109,8 @@ def families(layout: MeshSizes, shape: TransformerShape, global_batch: int, fram
         shared = list(_shared(ways, each, layout, node))
         for work in _works(ways, layout, shape, global_batch, node):
             states = found.setdefault(work, {})
-            again = list(_recomputations(ways, work[0], shape, layout.pp * work[1]))
-            states.update(((*one, *two), None) for one, two in product(shared, again))
+            recomputed = list(_recomputations(ways, work[0], shape, layout.pp * work[1]))
+            states.update(((*one, *two), None) for one, two in product(shared, recomputed))
     yield from (PlanFamily(layout, work, tuple(states)) for work, states in found.items())
 
 
@@ -197,3 +198,36 @@ def _divisors(number: int) -> list[int]:
     """Return the divisors of a number in ascending order."""
     low = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
     return low + [number // each for each in reversed(low) if each * each != number]
+
+
+def says_batch(text: str) -> bool:
+    """Return whether a plan's text says how many micro-batches a step has."""
+    return "microbatches" in text or "accumulation" in text
+
+
+def with_batch(plan: ParallelPlan, text: str, global_batch: int | None) -> ParallelPlan:
+    """Return the plan with the micro-batches that a step of so many sequences has, where its text says none.
+
+    Args:
+        plan: as ``text`` says it.
+        text: of the plan.
+        global_batch: sequences of a step; ``None``: as many as the plan says.
+
+    Raises:
+        PlanError: the sequences cannot be spread over its replicas, or its text says another number of them.
+    """
+    if global_batch is None:
+        return plan
+    if says_batch(text):
+        if plan.global_batch != global_batch:
+            raise PlanError(f"The plan {text} has {plan.global_batch:,} sequences a step and not {global_batch:,}; "
+                            "leave its microbatches or the batch out.")
+        return plan
+    passes, left = divmod(global_batch, plan.dp * plan.samples)
+    if left or not passes:
+        raise PlanError(f"A batch of {global_batch:,} sequences cannot be split evenly over dp={plan.dp} replicas with "
+                        f"microbatch={plan.samples}; choose another batch.")
+    if passes * plan.pp * plan.chunks > MOST_TASKS:
+        raise PlanError(f"A batch of {global_batch:,} sequences is {passes:,} micro-batches on pp={plan.pp} stages, "
+                        f"more than the {MOST_TASKS:,} pieces that are put in order; choose a smaller one.")
+    return replace(plan, microbatches=passes)

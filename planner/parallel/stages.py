@@ -127,17 +127,18 @@ def _first(kinds: tuple[int, ...], layers: int) -> tuple[int, ...]:
     return tuple(taken)
 
 
-def recomputed_of_stage(plan: ParallelPlan, shape: TransformerShape, stage: int) -> list[int]:
-    """Return how many blocks of each of ``blocks_of_stage``'s kinds are computed again in backward."""
+def counts_of_stage(plan: ParallelPlan, shape: TransformerShape, stage: int) -> list[tuple[int, int]]:
+    """Return a stage's blocks of each of ``shape.kinds``, and those of them that backward computes again."""
     columns = zip(*spread(plan, shape)[stage], strict=True), zip(*recomputed(plan, shape)[stage], strict=True)
-    return [sum(again) for held, again in zip(*columns, strict=True) if sum(held)]
+    return [(sum(held), sum(rerun)) for held, rerun in zip(*columns, strict=True)]
 
 
-def blocks_of_stage(plan: ParallelPlan, shape: TransformerShape, stage: int) -> list[tuple[TransformerShape, int]]:
-    """Return the kinds of blocks of a stage, each as a decoder of one block, and how many there are of each.
+def blocks_of_stage(plan: ParallelPlan, shape: TransformerShape, stage: int) -> list[tuple[TransformerShape, int, int]]:
+    """Return the kinds of blocks that a stage has, each as a decoder of one block, how many there are of each, and how
+    many of them backward computes again.
 
     Raises:
         PlanError: the layers cannot be spread as the plan wants it.
     """
-    counts = [sum(column) for column in zip(*spread(plan, shape)[stage], strict=True)]
-    return [(kind, count) for kind, count in zip(shape.kinds, counts, strict=True) if count]
+    return [(kind, *counts) for kind, counts in zip(shape.kinds, counts_of_stage(plan, shape, stage), strict=True)
+            if counts[0]]

@@ -19,12 +19,6 @@ AXES: Mapping[str, Mapping[str, float]] = {
 _UNITS = {"clock": "MHz", "bandwidth": "GB/s", "memory": "GB", "link": "GB/s"}
 MOST = 100.0
 """Largest factor, and one over the smallest."""
-MOST_CASES = 64
-"""Cases that are explored at once: each is a search of its own."""
-BINDS: Mapping[str, tuple[str, ...]] = {
-    "compute": ("clock", "power"), "power": ("power",), "memory": ("bandwidth",), "network": ("link",),
-    "capacity": ("memory",)}
-"""Resources that a step may wait for, and the figures of which it then wants more: a faster clock needs power too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +47,9 @@ class Technology:
     def cluster(self, on: Topology) -> Topology:
         """Return the cluster with other links; itself where they stay."""
         return on.with_links(self.link)
+
+
+AS_IT_IS = Technology()
 
 
 def factors_of(axis: str, text: str | None, spec: DeviceSpec, link_gbps: Callable[[], float]) -> list[float]:
@@ -84,19 +81,3 @@ def factors_of(axis: str, text: str | None, spec: DeviceSpec, link_gbps: Callabl
                             f"to {MOST:g} times as much.")
         found.append(factor)
     return list(dict.fromkeys(found))
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A device, how it is changed, and what it costs.
-
-    Attributes:
-        device, topology: as a user names them; ``None``: the device's usual nodes.
-        technology: changes.
-        price: of a GPU and hour, where it is known.
-    """
-
-    device: str
-    topology: str | None
-    technology: Technology
-    price: float | None = None

@@ -3,7 +3,7 @@
 As ``parallel.calibrate`` does with measured plans: a handful of factors that are least strange, and what is left is
 carried over to rows like those that were measured.
 
-    measured rows ──simulated──▶ log ratios ──fit──▶ Rates, likeness ──▶ any other row
+    measured rows ──simulated──▶ log ratios ──fit──▶ CorrectionFactors, likeness ──▶ any other row
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from kernel_models.collectives import CollectiveModel
 from kernel_models.device import DeviceSpec
 from kernel_models.pricing import Models
-from planner.parallel.estimate import Rates
+from planner.parallel.corrections import CorrectionFactors
 from planner.serving.batching import simulate_serving
 from planner.serving.load import CacheAccount, Lengths, Requests, cache_account
 from planner.serving.setup import ServingError, ServingSetup
@@ -35,7 +35,7 @@ ERROR = 0.05
 FIRST_WEIGHT = 0.25
 """Weight of a time to the first token beside one between tokens: it strays four times as much."""
 REACH, NOISE = 2.0, 0.15
-"""Of what is left, as ``parallel.likeness``: rows a factor of four apart in one figure are alike by half."""
+"""Of what is left, as ``parallel.corrections``: rows a factor of four apart in one figure are alike by half."""
 NUMBERS = ("tp", "ep", "attention_dp", "prompt", "output", "concurrency")
 STEPS, ROUNDS, NUDGE = 2, 8, 0.05
 """Times that all rows are served again around the factors found, rounds of weighing within each, and how far a factor's
@@ -68,7 +68,7 @@ class MeasuredRow:
     ttft_ms: float
     tpot_ms: float
 
-    def log_ratios(self, rates: Rates) -> tuple[float, float]:
+    def log_ratios(self, rates: CorrectionFactors) -> tuple[float, float]:
         """Return logarithms of measured over predicted: to the first token, and between tokens."""
         model = self.model.with_rates(rates)
         got = simulate_serving(self.load, model.setup, model.surface, self.cache)
@@ -77,7 +77,7 @@ class MeasuredRow:
 
 @dataclass(frozen=True, slots=True)
 class ServingCalibration:
-    """Rates fitted to measured rows, and what is left of rows like them.
+    """CorrectionFactors fitted to measured rows, and what is left of rows like them.
 
     Attributes:
         rows: how many were measured.
@@ -90,7 +90,7 @@ class ServingCalibration:
     """
 
     rows: int
-    rates: Rates
+    rates: CorrectionFactors
     places: tuple[tuple[float, ...], ...]
     first: tuple[float, ...]
     between: tuple[float, ...]
@@ -133,7 +133,7 @@ def features(setup: ServingSetup, load: Requests) -> tuple[float, ...]:
             math.log2(load.output.mean), math.log2(max(load.concurrency, load.rate, 1e-3)))
 
 
-def calibrate_serving(rows: Sequence[MeasuredRow], start: Rates) -> ServingCalibration:
+def calibrate_serving(rows: Sequence[MeasuredRow], start: CorrectionFactors) -> ServingCalibration:
     """Fit rates to measured rows, and carry over what is left.
 
     Args:
@@ -206,7 +206,8 @@ class _Linear:
         return move
 
 
-def _linearised(rows: Sequence[MeasuredRow], start: Rates, names: Sequence[str], values: Float64) -> _Linear:
+def _linearised(rows: Sequence[MeasuredRow], start: CorrectionFactors, names: Sequence[str],
+                values: Float64) -> _Linear:
     here = np.array([each.log_ratios(_rates(start, names, values)) for each in rows])
     slopes = np.zeros((len(rows), 2, len(names)))
     for column in range(len(names)):
@@ -217,7 +218,7 @@ def _linearised(rows: Sequence[MeasuredRow], start: Rates, names: Sequence[str],
     return _Linear(here, slopes)
 
 
-def _rates(start: Rates, names: Sequence[str], values: Float64) -> Rates:
+def _rates(start: CorrectionFactors, names: Sequence[str], values: Float64) -> CorrectionFactors:
     return replace(start, **{name: getattr(start, name) * math.exp(value)
                              for name, value in zip(names, values.tolist(), strict=True)})
 

@@ -1,10 +1,18 @@
-"""``served_scenario``: a served step as the ``Scenario`` that edits change.
+"""``EditedServingModel``: a served decoder's steps with the edits that change recorded steps.
+
+An edit knows only scenarios. All that a model prices together therefore becomes one (``served_scenario``), edits change
+it, and ``price_kernels`` says what each kernel takes then, as of a recorded step:
+
+    calls ──price──▶ µs ──served_scenario──▶ edits ──price_kernels──▶ µs
 
 One rank of the replica, whose peers do the same at the same time. Its host prepares the step (the engine's time),
 launches its kernels, one by one or as one CUDA graph, and waits for them, since it needs the sampled tokens::
 
     host      ─engine─[launch]────────wait────────▏─engine─[launch]─ …
     stream               [kernel][all-reduce][kernel]          [kernel] …
+
+What edits change of the host and of waiting is read from the same scenario. One that rewrites a recorded step's
+operations has nothing to rewrite here, and is refused.
 """
 
 from __future__ import annotations
@@ -14,15 +22,27 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from graph_predictor.prediction.changes import DeviceChange, HostChange, KernelChange, KernelSources
-from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.pricing import price_kernels
 from graph_predictor.prediction.repeat import steps_of
-from graph_predictor.prediction.scenario import OTHER_RANKS, Scenario
+from graph_predictor.prediction.scenario import (
+    OTHER_RANKS,
+    DeviceChange,
+    Edit,
+    HostChange,
+    KernelChange,
+    KernelSources,
+    Scenario,
+)
 from graph_predictor.prediction.work import COLLECTIVE, Work
-from graph_predictor.simulation.host_pieces import host_pieces
-from graph_predictor.synthesis.operation_times import DeviceWork, HostCall, OperationTimes
-from graph_predictor.synthesis.program import RankTimes, plain_constants, synthesize
+from graph_predictor.simulation.host_slices import host_slices
+from graph_predictor.synthesis.program import (
+    DeviceWork,
+    HostCall,
+    OperationTimes,
+    RankTimes,
+    plain_constants,
+    synthesize,
+)
 from kernel_models.collectives import CollectiveCall, CommTimes
 from kernel_models.collectives.readers.traces import element_bytes
 from kernel_models.device import DeviceSpec
@@ -30,7 +50,7 @@ from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import Models, PricedCalls
 from kernel_models.trace_calls import FAMILIES
-from planner.parallel.estimate import Rates
+from planner.parallel.corrections import CorrectionFactors
 from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.steps import GRAPH_LAUNCH_US, ServedStep, ServingModel
 from tracer.arrays import Float64, Int64
@@ -104,7 +124,7 @@ def served_scenario(kernels: Sequence[ServedKernel], host: ServedHost, device: D
     constants = replace(constants, gap=np.zeros_like(constants.gap))
     made = synthesize([RankTimes(graph, OperationTimes(before, np.zeros(len(graph.ops)), calls), constants)])
     return Scenario(
-        made.built, steps_of(made.built), host_pieces(made.built), DeviceChange(device, models),
+        made.built, steps_of(made.built), host_slices(made.built), DeviceChange(device, models),
         KernelChange(sources=KernelSources(made.source, made.low, made.high)), HostChange(source=Source.HEURISTIC),
         regrouped=_work(kernels, works), profiled=False)
 
@@ -193,7 +213,7 @@ class EditedServingModel(ServingModel):
         self.waits, self.hides = edited.launches.waits, edited.launches.hidden_collectives
         self.rates, self.setup = self._on_host(edited, model.rates)
 
-    def _on_host(self, edited: Scenario, rates: Rates) -> tuple[Rates, ServingSetup]:
+    def _on_host(self, edited: Scenario, rates: CorrectionFactors) -> tuple[CorrectionFactors, ServingSetup]:
         weight = 1.0 if edited.host.weight is None else float(np.mean(edited.host.weight))
         factor = edited.host.factor * weight
         launch = factor if self._launches.cost else 0.0

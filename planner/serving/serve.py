@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graph_predictor.comm.clusters import cluster_of, measured_file
-from graph_predictor.prediction.edit import Edit
+from graph_predictor.prediction.scenario import Edit
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
-from planner.parallel.planning import other_nodes
-from planner.parallel.spreads import Z80
+from planner.parallel.corrections import Z80
+from planner.parallel.decoder import other_nodes
 from planner.serving.batching import ServedRequests, StepTimes, simulate_serving
 from planner.serving.calibrate import ServingCalibration, calibrate_serving, read_measured_rows
 from planner.serving.edited import edited_model

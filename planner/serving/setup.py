@@ -1,4 +1,12 @@
-"""``ServingSetup``: how a decoder is served: its engine, how a replica is split over GPUs, and in which types."""
+"""``ServingSetup``: how a decoder is served: its engine, how a replica is split over GPUs, and in which types.
+
+Defaults are those of the engines' documentation. What the host costs is an assumption with a spread, set
+with the looked-at half of AIConfigurator's serving table at hand (``benchmarks/serving.py`` judges the other half);
+``--step-us`` and ``--calibrate`` replace it.
+
+How far off what a load gets may be is set so that of the looked-at half of ``benchmarks/serving.py`` about 80% lie
+inside; the other half judges.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner.parallel.planning import config_model, read_decoder
+from planner.parallel.decoder import config_model, read_decoder
 from planner.parallel.published_configs import CONFIGS
 from planner.serving.setup import WHOLE, ServingError
 from tracer.shape_only.transformer import TransformerShape

@@ -1,11 +1,11 @@
 """``ServingModel``: the time of any step of a served decoder, from prices of its operations on a grid.
 
-    step ──StepOperations──▶ calls ──price, price_calls──▶ parts, µs ──Rates──▶ time ± interval
+    step ──StepOperations──▶ calls ──price, price_calls──▶ parts, µs ──CorrectionFactors──▶ time ± interval
 
 Prices are those of training steps (``kernel_models.pricing``, ``power``, ``collectives.price_calls``), factors and
-spreads those of planned ones (``parallel.estimate.Rates``, ``parallel.spreads``). A server takes thousands of steps of
-any number of tokens, sequences and contexts; all that they depend on is priced once on a grid, in one go, and
-interpolated between its points. ``operations`` prices one step exactly, for reports.
+spreads those of planned ones (``parallel.corrections``). A server takes thousands of steps of any number of tokens,
+sequences and contexts; all that they depend on is priced once on a grid, in one go, and interpolated between its
+points. ``operations`` prices one step exactly, for reports.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from kernel_models.model import Source
 from kernel_models.op_call import OpCall
 from kernel_models.power import sustained
 from kernel_models.pricing import Models, PricedCalls, price
-from planner.parallel.estimate import Rates
-from planner.parallel.pieces import PRODUCTS
-from planner.parallel.spreads import Z80
+from planner.parallel.corrections import Z80, CorrectionFactors
+from planner.parallel.layer_costs import PRODUCTS
 from planner.serving.operations import StepExchange, StepOperation, StepOperations, layer_in_order
 from planner.serving.setup import ServingSetup
 from tracer.arrays import Float64
@@ -136,7 +135,7 @@ class ServingModel:
     """
 
     def __init__(self, shape: TransformerShape, setup: ServingSetup, device: DeviceSpec, collectives: CollectiveModel,
-                 models: Models | None = None, rates: Rates | None = None) -> None:
+                 models: Models | None = None, rates: CorrectionFactors | None = None) -> None:
         setup.check(shape)
         self.shape, self.setup, self.device, self.collectives = shape, setup, device, collectives
         self.rates = rates or rates_of(setup)
@@ -150,7 +149,7 @@ class ServingModel:
         # Blocks that read the same caches in the same way have one grid.
         self._grids: dict[str, Float64] = {}
 
-    def with_rates(self: SomeModel, rates: Rates) -> SomeModel:
+    def with_rates(self: SomeModel, rates: CorrectionFactors) -> SomeModel:
         """Return the same with other rates; what is priced is shared."""
         _ = self._token_grid, self._row_grid, self._decoding_grid, self._piece_grid
         other = type(self).__new__(type(self))
@@ -506,10 +505,10 @@ def _on_square(grid: Squares, rows: Sequence[int], columns: Sequence[int], down:
             grid[1][i][j])
 
 
-def rates_of(setup: ServingSetup) -> Rates:
+def rates_of(setup: ServingSetup) -> CorrectionFactors:
     """Return the usual rates with what an engine's host takes."""
     engine = setup.engine
-    return Rates(host_us=engine.launch_us, host_collective_us=engine.launch_us, step_us=engine.step_us)
+    return CorrectionFactors(host_us=engine.launch_us, host_collective_us=engine.launch_us, step_us=engine.step_us)
 
 
 def _together(device: float, host: float, meet: float) -> float:

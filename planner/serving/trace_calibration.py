@@ -1,10 +1,16 @@
-"""``captured_operators``: the operations that a CUDA graph's kernels were captured of, from a trace of the capture.
+"""``read_anchor``: a server's trace as the calibration of predictions: its kernels' times over those predicted.
 
-While a graph is captured, operations launch its kernels and none runs; when it is launched, the kernels run and no
-operation is there. The order of both is one::
+vLLM names its steps by what they work on, so that each can be predicted as it was:
 
-    capture   begin ─[aten::mm: launch]─[vllm::…: launch, launch]─ end
-    launch    [graph launch] ──▶ kernel, kernel, kernel
+    execute_context_1(888)_generation_0(0)                            one prompt of 888 tokens
+    execute_8192_context_9(sq8155sk8430…)_generation_37(sq37sk34489…) 9 prompts with 8,155 new tokens of 8,430, and 37
+                                                                      sequences with 34,489 tokens in their caches
+
+Each kernel, whether it was launched by itself or within a CUDA graph, belongs to one of the step's operations
+(``matching``). What those took over what is predicted of them in the same steps is a factor on them in all steps: of
+the recorded step it gives the recorded times, of others their own times scaled as the models scale them. Operations
+that no recorded step has (attention of decoding, where it read prompts alone) get what their kind took: products and
+attention, others, collectives.
 """
 
 from __future__ import annotations
@@ -17,8 +23,8 @@ import numpy as np
 
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.kernel_names import family_hint
-from planner.parallel.estimate import Rates
-from planner.parallel.pieces import PRODUCTS
+from planner.parallel.corrections import CorrectionFactors
+from planner.parallel.layer_costs import PRODUCTS
 from planner.serving.matching import RecordedKernel, match_kernels
 from planner.serving.operations import StepExchange, StepOperation
 from planner.serving.setup import ServingError
@@ -104,7 +110,7 @@ class TraceCalibration:
     steps: tuple[ServedStep, ...]
     measured: Mapping[str, float]
     predicted: Mapping[str, float]
-    rates: Rates
+    rates: CorrectionFactors
     factors: Mapping[str, float]
     own: float
     beside: float

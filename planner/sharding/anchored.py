@@ -24,16 +24,12 @@ from kernel_models.collectives import CollectiveModel, CommError, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.spreads import HOST_AT_CAPTURED, MEASURED_KERNELS
-from planner.sharding.anchors import NO_ANCHORS, Anchors, WorkAnchor, prices
 from planner.sharding.choices import choices_of
 from planner.sharding.estimate import RankCalls, ShardedStep, estimate, exchanges_of, rank_lookups
-from planner.sharding.loads import assignment_of
-from planner.sharding.plan import ShardingPlan
-from planner.sharding.problem import DenseWork, ShardingProblem
-from planner.sharding.recorded import RecordedStep, StepPart
+from planner.sharding.problem import NO_ANCHORS, Anchors, DenseWork, ShardingPlan, ShardingProblem, WorkAnchor, prices
 from planner.sharding.scoring import Scores
-from planner.sharding.sources import RecordedSharding
-from planner.sharding.step import StepModel
+from planner.sharding.sources import RecordedSharding, RecordedStep, StepPart
+from planner.sharding.step import StepModel, assignment_of
 from tracer.lookup_data.plan_file import ShardingError, ShardKind
 from tracer.parallel_plan import PlanError
 

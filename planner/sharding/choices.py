@@ -19,8 +19,7 @@ from kernel_models.lookups import PartCosts, backward_call
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import price
 from kernel_models.table_parts import TablePart
-from planner.sharding.plan import can_split_columns, node_ranks
-from planner.sharding.problem import ShardingProblem
+from planner.sharding.problem import ShardingProblem, can_split_columns, node_ranks
 from tracer.arrays import Bool, Float64, Int64
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable

@@ -15,14 +15,10 @@ from kernel_models.op_call import OpCall
 from kernel_models.pricing import price
 from kernel_models.spreads import HOST_AT_CAPTURED
 from kernel_models.table_parts import TablePart
-from planner.sharding.anchors import WorkAnchor
 from planner.sharding.choices import INPUT_COPIES, Choices, Scope
-from planner.sharding.exchanges import PricedExchange
-from planner.sharding.loads import Assignment, RankLoads
-from planner.sharding.plan import ShardingPlan
-from planner.sharding.problem import RESERVED_BYTES, ShardingProblem
+from planner.sharding.problem import RESERVED_BYTES, ShardingPlan, ShardingProblem, WorkAnchor
 from planner.sharding.scoring import Scores
-from planner.sharding.step import INDEX, LENGTHS_BYTES, SENT
+from planner.sharding.step import INDEX, LENGTHS_BYTES, SENT, Assignment, PricedExchange, RankLoads
 from tracer.arrays import Float64
 from tracer.lookup_data.plan_file import ShardKind
 from tracer.memory_account import MemoryAccount

@@ -22,8 +22,7 @@ import tracer
 from graph_predictor.edits.registry import OPTIONS
 from graph_predictor.prediction.predictor import SimulatedStep
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.request.configuration import Configuration
-from graph_predictor.request.study import Study
+from graph_predictor.request.study import Configuration, Study
 from graph_predictor.simulation.program import NEVER
 from kernel_models.collectives import find_topology
 from kernel_models.collectives.profile import CommProfile

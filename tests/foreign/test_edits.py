@@ -31,8 +31,7 @@ from edits import (
 import tracer
 from graph_predictor.cli.predict import predict as command
 from graph_predictor.edits.registry import OPTIONS
-from graph_predictor.request.configuration import Configuration
-from graph_predictor.request.study import read_source
+from graph_predictor.request.study import Configuration, read_source
 
 ATTEMPTS = 3
 ALONE = ("lightning_autoencoder", "cnn_workers", "embedding_ranker")

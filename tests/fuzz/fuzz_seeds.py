@@ -218,8 +218,8 @@ def _traces(folder: Path) -> None:
 def _profiles(folder: Path) -> None:
     from kernel_models.device import device
     from kernel_models.heuristics import RooflineModel
+    from kernel_models.learned.boosted import Intervals
     from kernel_models.learned.fit import Problem
-    from kernel_models.learned.intervals import Intervals
     from kernel_models.op_call import Family
     from kernel_models.profile import DeviceProfile, ProfileEntry, save_profile
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from micro import Micro, read_ranks
 from reference_simulator import Draft, _Item, _Kernel, programs
 
-from graph_predictor.simulation import launch_queue
-from graph_predictor.simulation.acyclic import without_cycles
+from graph_predictor.simulation import device_waits as launch_queue
 from graph_predictor.simulation.build import build_program
+from graph_predictor.simulation.changed_program import without_cycles
 from graph_predictor.simulation.engine import SimulationStuck, simulate
-from graph_predictor.simulation.program import NEVER, Anchor, Program
+from graph_predictor.simulation.program import NEVER, LaunchReference, Program
 
 RANDOM = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -91,7 +91,7 @@ def test_what_closes_cycles_goes_and_nothing_else(program: Program, data: st.Dat
 def two_that_wait_for_each_other() -> Program:
     draft = Draft([0], [0], [0], queues=[[]])
     draft.items = [_Item(0, 0, 1, -1), _Item(0, 0, 1, -1)]
-    draft.kernels = [_Kernel(0, n, n, Anchor.CALL_END, 1, -1, 0, 10, int(NEVER)) for n in range(2)]
+    draft.kernels = [_Kernel(0, n, n, LaunchReference.CALL_END, 1, -1, 0, 10, int(NEVER)) for n in range(2)]
     draft.kernels[0].edges.append((1, 1.0, 0))
     draft.kernels[1].edges.append((0, 1.0, 0))
     return draft.program()
@@ -113,7 +113,7 @@ def test_a_call_keeps_its_time_when_its_wait_goes() -> None:
     """A call cannot wait for what a later call launches: its recorded duration stands for what it waited for."""
     draft = Draft([0], [0], [0], queues=[[]])
     draft.items = [_Item(0, 0, 1, -1, waits=[(0, 0)]), _Item(0, 0, 1, -1)]
-    draft.kernels = [_Kernel(0, 0, 1, Anchor.CALL_END, 1, -1, 0, 10, int(NEVER))]
+    draft.kernels = [_Kernel(0, 0, 1, LaunchReference.CALL_END, 1, -1, 0, 10, int(NEVER))]
     program = with_fields(draft.program(), recorded_item_start=np.array([0, 50]), recorded_item_end=np.array([50, 51]),
                           recorded_kernel_end=np.array([70]))
     free, left_out = without_cycles(program)

@@ -11,7 +11,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from kernel_models.host.hosts import CPU_HOST, is_host_file, read_host, shipped_host, write_host
+from kernel_models.host.model import CPU_HOST, is_host_file, read_host, shipped_host, write_host
 from tracer.errors import ForetraceError
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"

@@ -11,14 +11,12 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from graph_predictor.prediction.host_names import host_by_name
-from graph_predictor.prediction.host_steps import recorded_host_work
-from graph_predictor.request.configuration import Configuration
-from graph_predictor.request.measured_kernels import read_kernels
-from graph_predictor.request.study import Study
+from graph_predictor.prediction.host_steps import host_by_name, recorded_host_work
+from graph_predictor.request.measured import read_kernels
+from graph_predictor.request.study import Configuration, Study
 from graph_predictor.synthesis.baseline import baseline_of
-from graph_predictor.synthesis.host_thread import HostThread
-from graph_predictor.synthesis.operation_times import DeviceWork
+from graph_predictor.synthesis.program import DeviceWork
+from graph_predictor.synthesis.step import HostThread
 from kernel_models.datasets.host_traces import HostWork, host_samples
 from kernel_models.device import device
 from kernel_models.fitting import Options, fit_profile

@@ -17,10 +17,9 @@ from said import Run, plain
 
 from graph_predictor.diff.jobs import diff_jobs
 from graph_predictor.diff.result import Difference, DifferenceKind
-from graph_predictor.diff.step_tree import StepTree, _digests, _sizes
-from graph_predictor.diff.tree_alignment import align_trees
+from graph_predictor.diff.step_tree import StepTree, _digests, _sizes, align_trees
 from graph_predictor.prediction.replay import replay
-from graph_predictor.recorded.likeness_loop import align_band
+from graph_predictor.recorded.alignment_loop import most_alike_pairs
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph
 from tracer.job import Job, read_job
@@ -304,7 +303,7 @@ def test_no_alignment_is_worth_more(one: list[tuple[int, ...]], other: list[tupl
     ways = (sum(worth(i, j) for i, j in zip(left, right, strict=True))
             for number in range(1 + min(len(one), len(other)))
             for left in combinations(range(len(one)), number) for right in combinations(range(len(other)), number))
-    met = align_band(np.array(one).T.copy(), np.array(other).T.copy(), len(other))
+    met = most_alike_pairs(np.array(one).T, np.array(other).T)
     rows = np.flatnonzero(met >= 0)
     assert (np.diff(met[rows]) > 0).all()
     assert sum(worth(i, int(met[i])) for i in rows) == max(ways)

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 import foretrace
-import graph_predictor.request.fit_batch as module
+import graph_predictor.request.program_memory as module
 from foretrace.commands import app
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.request.fit_batch import _largest, fit_batch
 from graph_predictor.request.memory_fit import CONTEXT
+from graph_predictor.request.program_memory import _largest, fit_batch
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 

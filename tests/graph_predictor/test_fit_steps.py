@@ -12,7 +12,7 @@ import pytest
 import torch
 from said import Run
 
-from graph_predictor.request.measured_steps import device_work, read_steps
+from graph_predictor.request.measured import device_work, read_steps
 from kernel_models.datasets import DataError
 from kernel_models.device import device
 from kernel_models.op_call import Family, OpCall

@@ -15,15 +15,21 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from graph_predictor.prediction.host_names import host_by_name
-from graph_predictor.prediction.host_steps import recorded_host_steps, traced_host_step, usual_step
+from graph_predictor.prediction.host_steps import host_by_name, recorded_host_steps, traced_host_step, usual_step
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.host.events import host_events
+from kernel_models.host.events import HostStep, host_class, host_events, is_flat
 from kernel_models.host.fitting import fit_host
-from kernel_models.host.hosts import CPU_HOST, GPU_HOST, PLANS_HOST, host_names, read_host, shipped_host, write_host
-from kernel_models.host.model import HostModel
-from kernel_models.host.profiler_events import USUAL_NS
-from kernel_models.host.step_events import HostStep, host_class, is_flat
+from kernel_models.host.model import (
+    CPU_HOST,
+    GPU_HOST,
+    PLANS_HOST,
+    HostModel,
+    host_names,
+    read_host,
+    shipped_host,
+    write_host,
+)
+from kernel_models.host.overheads import USUAL_NS
 from kernel_models.spreads import OTHER_PROGRAM
 from tracer.errors import ForetraceError
 from tracer.graph import Phase

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from micro import Micro
 
-from graph_predictor.prediction.host_spread import END, drift, mean_spread
+from graph_predictor.prediction.step_spread import END, drift, mean_spread
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.spreads import USUAL_STEPS
 from tracer.graph import ExecutionGraph

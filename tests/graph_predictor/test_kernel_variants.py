@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from graph_predictor.prediction.interval import TimeErrors
-from graph_predictor.prediction.kernel_variants import FamilyRows, GroupEnds
+from graph_predictor.prediction.interval import FamilyRows, GroupEnds, TimeErrors
 from graph_predictor.prediction.pricing import KernelTimes
 from kernel_models.spreads import END
 from tracer.arrays import Float64, Int64

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from graph_predictor.edits.lookups import OtherIndices
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.request.configuration import Configuration
-from graph_predictor.request.study import Study
+from graph_predictor.request.study import Configuration, Study
 from kernel_models.device_choice import find_device
 from kernel_models.families.embedding import with_tables
 from kernel_models.op_call import Family
@@ -134,7 +133,7 @@ def test_a_captured_step_on_the_cpu_uses_its_counts_and_other_indices_move_look_
     recorded = study._recorded
     assert recorded is not None
     edited = OtherIndices.parse("zipf:0").apply(recorded.scenario)
-    weight, pieces = edited.host.weight, edited.pieces
+    weight, pieces = edited.host.weight, edited.slices
     assert weight is not None
     graph = job.graphs[0]
     looks_up = np.zeros(len(graph.ops), np.bool_)

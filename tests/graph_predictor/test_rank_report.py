@@ -223,8 +223,7 @@ def test_a_predicted_straggler_holds_the_others(tmp_path: Path) -> None:
 def test_a_pipeline_traced_in_a_fake_world() -> None:
     pytest.importorskip("torch")
     from graph_predictor.reports.ranks.times import predicted_times
-    from graph_predictor.request.configuration import Configuration
-    from graph_predictor.request.study import Study
+    from graph_predictor.request.study import Configuration, Study
 
     job = read_job(ROOT / "traces" / "llama-cpu")
     prepared = Study(job).prepared(Configuration(parallel="pp=2,microbatches=2"))
@@ -242,8 +241,7 @@ def test_the_bubble_of_a_pipeline_is_that_of_the_textbook(stages: int, microbatc
     (Narayanan et al., 2021): of a model whose blocks are nearly all of its work, with a host that is far ahead."""
     pytest.importorskip("torch")
     from graph_predictor.reports.ranks.times import predicted_times
-    from graph_predictor.request.configuration import Configuration
-    from graph_predictor.request.study import Study
+    from graph_predictor.request.study import Configuration, Study
     from tracer import workloads
     from tracer.shape_only import trace_job
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from graph_predictor.prediction.replay import replay
-from graph_predictor.request.configuration import Configuration
-from graph_predictor.request.study import Study
+from graph_predictor.request.study import Configuration, Study
 from tracer import workloads
 from tracer.graph import NONE
 from tracer.job import Job, read_job

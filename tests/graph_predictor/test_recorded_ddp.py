@@ -25,8 +25,7 @@ from foretrace.edits import (
 )
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.request.parallel_ranks import on_ranks, with_ddp
-from graph_predictor.request.recorded_ddp import NOTE, Gradient, buckets_of, gradients_of
+from graph_predictor.request.parallel_ranks import NOTE, Gradient, buckets_of, gradients_of, on_ranks, with_ddp
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device

@@ -10,7 +10,7 @@ import pytest
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.request.parallel_ranks import on_ranks
 from graph_predictor.synthesis.baseline import baseline_of
-from graph_predictor.synthesis.shared_cores import BUSY, SharedCores, cores_shared
+from graph_predictor.synthesis.parallel_host import BUSY, SharedCores, cores_shared
 from kernel_models.collectives import CollectiveModel, find_topology
 from tracer.graph import NONE, Meta
 from tracer.job import read_job
@@ -64,6 +64,6 @@ def test_sharding_costs_the_host_its_hooks(llama: Baseline) -> None:
     """What FSDP adds beyond its collectives is milliseconds of Python, which no recording without it has."""
     plan, cpu = ParallelPlan.parse("fsdp2=2"), CollectiveModel(find_topology("cpu"))
     sharded = on_ranks(llama, plan, cpu)
-    host_ms = sharded.pieces.ns[sharded.pieces.rank == 0].sum() / 1e6
-    alone_ms = llama.pieces.ns.sum() / llama.cycle.steps / 1e6
+    host_ms = sharded.slices.ns[sharded.slices.rank == 0].sum() / 1e6
+    alone_ms = llama.slices.ns.sum() / llama.cycle.steps / 1e6
     assert host_ms > alone_ms + 3.0

@@ -13,12 +13,11 @@ from test_predict import waiting_steps
 
 from foretrace.edits import Sizes
 from graph_predictor.prediction.memory import OPTIMIZER, peak_memory, with_sizes
-from graph_predictor.prediction.replacement import Rewriting
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.prediction.work import Rewriting
 from graph_predictor.sizes.named_sizes import MOST, parse_also, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes, strided_maps
-from graph_predictor.sizes.sizes import payload_factors
-from graph_predictor.sizes.unrolled import unrolled_size
+from graph_predictor.sizes.scaling import payload_factors, unrolled_size
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from kernel_models.operation import Operation, operation

@@ -10,7 +10,7 @@ import pytest
 from micro import Micro
 
 from graph_predictor.prediction.replay import replay
-from graph_predictor.prediction.step_kinds import step_kinds
+from graph_predictor.prediction.step_spread import step_kinds
 from graph_predictor.reports.breakdown import breakdown
 from graph_predictor.reports.inspection import inspect_job
 from graph_predictor.synthesis.baseline import baseline_of

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from graph_predictor.edits.registry import OPTIONS, made, switched
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.request.configuration import Configuration
-from graph_predictor.request.study import Study, is_script, read_source
+from graph_predictor.request.study import Configuration, Study, is_script, read_source
 from kernel_models.device import device
 from kernel_models.profile import DeviceProfile, ProfileError, save_profile
 from tracer.errors import ForetraceError

@@ -10,7 +10,7 @@ from kernel_models.device import device
 from kernel_models.families.gemm import gemm
 from kernel_models.learned.boosting import Boosting
 
-QUICK = Boosting(iterations=120, learning_rate=0.12, leaves=15, feature_share=0.5, least_rows=5)
+QUICK = Boosting(iterations=60, learning_rate=0.2, leaves=15, feature_share=0.5, least_rows=5)
 SIZES = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192)
 
 

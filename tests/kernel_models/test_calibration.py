@@ -22,12 +22,12 @@ import pytest
 from calibration_support import H200, HEALTHY, Bench0, healthy, law_us, simulated
 from said import Run
 
-from kernel_models.calibration import CalibrationError, Request, calibrate, checks, families_of
-from kernel_models.calibration.checks import Health
+from kernel_models.calibration import checks
+from kernel_models.calibration.checks import CalibrationError, Health
 from kernel_models.calibration.figures import spec_of, with_measured
 from kernel_models.calibration.planner import Planner
-from kernel_models.calibration.run import share_of_time, write_profile
-from kernel_models.calibration.space import draw, limits_for, spaces
+from kernel_models.calibration.run import Request, calibrate, share_of_time, write_profile
+from kernel_models.calibration.space import draw, families_of, limits_for, spaces
 from kernel_models.datasets import read_samples
 from kernel_models.datasets.intended import is_intended
 from kernel_models.device import DeviceError, DeviceSpec, device

@@ -600,7 +600,7 @@ def test_a_sparse_tensor_costs_what_it_stores(name: str) -> None:
 
 def test_sparse_gradients_of_lookups_cost_the_rows_looked_up_whatever_the_table() -> None:
     pytest.importorskip("torch")
-    from graph_predictor.synthesis.modelled import calls_by_operation
+    from graph_predictor.synthesis.step import calls_by_operation
     from tracer.shape_only import trace_workload
     from tracer.workloads import configure
 

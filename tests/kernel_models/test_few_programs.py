@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernel_models.host.few_programs import fit_few
-from kernel_models.host.fitting import fit_host
-from kernel_models.host.step_events import HostStep
+from kernel_models.host.events import HostStep
+from kernel_models.host.fitting import fit_few, fit_host
 from kernel_models.spreads import END, OTHER_HOSTS_PROGRAM
 
 COSTS = {"mm": 2000.0, "add": 800.0, "relu": 500.0, "exp": 1200.0, "sin": 5000.0}

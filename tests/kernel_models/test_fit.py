@@ -308,9 +308,9 @@ def test_fits_beside_each_other_are_those_one_after_the_other(monkeypatch: pytes
 
 
 def test_more_rows_get_fewer_trees() -> None:
-    how = Boosting(1000, 0.05)
+    how = Boosting(1000, 0.05, 31, 0.4, 20)
     assert scaled_to(how, 1000) == how
-    assert scaled_to(how, 300_000).iterations == 200 and scaled_to(how, 300_000).learning_rate == 0.25
+    assert scaled_to(how, 300_000).iterations == 500 and scaled_to(how, 300_000).learning_rate == 0.1
     assert len(candidates_of(Family.GEMM, 100)) >= 1
 
 

@@ -106,7 +106,7 @@ def test_places_survive_a_file(adam: ExecutionGraph, tmp_path) -> None:  # type:
 def test_steps_that_never_ran_spend_host_work_on_the_host(adam: ExecutionGraph) -> None:
     from graph_predictor.prediction.host_steps import traced_host_step
     from graph_predictor.synthesis.step import modelled_step
-    from kernel_models.host.hosts import GPU_HOST, shipped_host
+    from kernel_models.host.model import GPU_HOST, shipped_host
 
     graph = modelled_step([adam]).made.built.graphs[0]
     (counters,) = _rows(adam, "aten::_foreach_add_", Place.HOST)

@@ -15,8 +15,8 @@ from learned_support import QUICK, gemm_samples
 
 from kernel_models.device import device
 from kernel_models.heuristics import RooflineModel
+from kernel_models.learned.boosted import Intervals
 from kernel_models.learned.fit import Problem
-from kernel_models.learned.intervals import Intervals
 from kernel_models.op_call import Family
 from kernel_models.pricing import price
 from kernel_models.profile import (

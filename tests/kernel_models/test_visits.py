@@ -8,7 +8,7 @@ import msgspec
 import pandas
 import pytest
 
-from kernel_models.calibration.visits import GAPS, Visits
+from kernel_models.calibration.planner import GAPS, Visits
 from tracer.campaign import runner, tables
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.items import Item, kernel_item

@@ -16,10 +16,8 @@ from foretrace.commands import app
 from graph_predictor.comm.traffic import SHARDING, JobShape, expected_volumes
 from kernel_models.collectives import CollectiveKind, CollectiveModel, find_topology
 from kernel_models.device_choice import find_device
-from planner.parallel.comm_study import CommStudy, comm_study, usual_plans
-from planner.parallel.communication import CommCause, StepMessages, messages_of
-from planner.parallel.decoder import decoder_of
-from planner.parallel.planning import read_decoder
+from planner.parallel.comm_study import CommCause, CommStudy, StepMessages, comm_study, messages_of, usual_plans
+from planner.parallel.decoder import decoder_of, read_decoder
 from tracer import workloads
 from tracer.parallel_plan import ParallelPlan, PlanError
 

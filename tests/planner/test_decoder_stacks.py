@@ -10,11 +10,12 @@ pytest.importorskip("torch")
 
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
+from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
-from planner.parallel.estimate import Rates, estimate
-from planner.parallel.loads import BlockLoads, loads_of, optimizer_parameters, stage_parameters
-from planner.parallel.memory import memory_of
-from planner.parallel.pieces import LayerPieces
+from planner.parallel.estimate import estimate
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.memory import fullest_of
+from planner.parallel.plan_costs import BlockCosts, costs_of_plan, optimizer_parameters, stage_parameters
 from planner.parallel.stages import blocks_of_stage, layers_of
 from tracer.parallel_plan import ParallelPlan, PlanError, Sharding
 from tracer.shape_only.errors import ShapeOnlyError
@@ -26,8 +27,8 @@ MIXED = replace(ROUTED, layers=6, stack=(DENSE, ROUTED))
 
 
 @pytest.fixture(scope="module")
-def pieces() -> LayerPieces:
-    return LayerPieces(device("h200-sxm"))
+def pieces() -> LayerCosts:
+    return LayerCosts(device("h200-sxm"))
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +77,8 @@ def test_plans_say_their_layers() -> None:
 def test_stages_hold_their_kinds_of_blocks() -> None:
     plan = ParallelPlan(pp=4)
     assert [blocks_of_stage(plan, MIXED, stage) for stage in range(4)] == [
-        [(DENSE.one_layer(), 1)], [(DENSE.one_layer(), 1), (ROUTED.one_layer(), 1)], [(ROUTED.one_layer(), 2)],
-        [(ROUTED.one_layer(), 1)]]
+        [(DENSE.one_layer(), 1, 0)], [(DENSE.one_layer(), 1, 0), (ROUTED.one_layer(), 1, 0)],
+        [(ROUTED.one_layer(), 2, 0)], [(ROUTED.one_layer(), 1, 0)]]
     assert sum(stage_parameters(plan, MIXED, stage) for stage in range(4)) == MIXED.parameters
     assert MIXED.parameters == DENSE.parameters + ROUTED.layers * ROUTED.block_parameters()
     assert MIXED.cut(3).stack == (DENSE, replace(ROUTED, layers=1))
@@ -86,19 +87,19 @@ def test_stages_hold_their_kinds_of_blocks() -> None:
 @pytest.mark.parametrize("text", ["dp=2,microbatches=2", "pp=2,dp=2,ep=2,microbatches=4,tp=2,sequence_parallel",
                                   "dp=4,sharding=3,recompute=full"])
 def test_a_stack_of_equal_runs_is_the_plain_decoder_to_the_digit(
-        text: str, pieces: LayerPieces, cluster: CollectiveModel) -> None:
+        text: str, pieces: LayerCosts, cluster: CollectiveModel) -> None:
     plan = ParallelPlan.parse(text)
     stacked = replace(ROUTED, stack=(replace(ROUTED, layers=1), replace(ROUTED, layers=3)))
-    plain, same = (estimate(loads_of(plan, shape, pieces, cluster)) for shape in (ROUTED, stacked))
+    plain, same = (estimate(costs_of_plan(plan, shape, pieces, cluster)) for shape in (ROUTED, stacked))
     assert plain == same
-    assert memory_of(plan, ROUTED, pieces) == memory_of(plan, stacked, pieces)
+    assert fullest_of(plan, ROUTED, pieces).account == fullest_of(plan, stacked, pieces).account
 
 
-def test_a_mixed_decoder_lies_between_its_kinds(pieces: LayerPieces, cluster: CollectiveModel) -> None:
-    free = Rates(host_us=0.0, host_collective_us=0.0)
+def test_a_mixed_decoder_lies_between_its_kinds(pieces: LayerCosts, cluster: CollectiveModel) -> None:
+    free = CorrectionFactors(host_us=0.0, host_collective_us=0.0)
 
     def products(shape: TransformerShape) -> float:
-        return estimate(loads_of(ParallelPlan(), shape, pieces, cluster), free).products
+        return estimate(costs_of_plan(ParallelPlan(), shape, pieces, cluster), free).products
 
     # What all have in common (embedding and head) is that of a decoder of n blocks less n blocks.
     blocks = [products(replace(kind, layers=2)) - products(replace(kind, layers=1)) for kind in (DENSE, ROUTED)]
@@ -106,9 +107,10 @@ def test_a_mixed_decoder_lies_between_its_kinds(pieces: LayerPieces, cluster: Co
     assert products(MIXED) == pytest.approx(head + 2 * blocks[0] + 4 * blocks[1])
 
 
-def test_the_fullest_stage_sets_the_step(pieces: LayerPieces, cluster: CollectiveModel) -> None:
-    shape, free = replace(DENSE, layers=8), Rates(host_us=0.0, host_collective_us=0.0)
-    even, uneven = (estimate(loads_of(ParallelPlan.parse(f"pp=4,microbatches=64{more}"), shape, pieces, cluster), free)
+def test_the_fullest_stage_sets_the_step(pieces: LayerCosts, cluster: CollectiveModel) -> None:
+    shape, free = replace(DENSE, layers=8), CorrectionFactors(host_us=0.0, host_collective_us=0.0)
+    even, uneven = (estimate(costs_of_plan(ParallelPlan.parse(f"pp=4,microbatches=64{more}"), shape, pieces, cluster),
+                             free)
                     for more in ("", ",first_layers=1,last_layers=1"))
     assert even.time_us < uneven.time_us < 1.5 * even.time_us
 
@@ -119,11 +121,11 @@ def test_runs_that_do_not_make_the_decoder_are_refused() -> None:
             replace(MIXED, **changed)
 
 
-def exchanges(plan: str, shape: TransformerShape, pieces: LayerPieces, cluster: CollectiveModel) -> BlockLoads:
-    return loads_of(ParallelPlan.parse(plan), shape, pieces, cluster).blocks[0]
+def exchanges(plan: str, shape: TransformerShape, pieces: LayerCosts, cluster: CollectiveModel) -> BlockCosts:
+    return costs_of_plan(ParallelPlan.parse(plan), shape, pieces, cluster).blocks[0]
 
 
-def test_experts_take_the_tokens_of_their_own_ranks(pieces: LayerPieces, cluster: CollectiveModel) -> None:
+def test_experts_take_the_tokens_of_their_own_ranks(pieces: LayerCosts, cluster: CollectiveModel) -> None:
     base = "dp=2,tp=4,ep=2,sequence_parallel,microbatches=1"
     plain, own = (exchanges(base + more, ROUTED, pieces, cluster) for more in ("", ",etp=1"))
     # Attention alone is split; what shards of an expert gather and reduce is the experts', as are the two all-to-alls.
@@ -160,22 +162,24 @@ def test_a_rank_has_its_share_of_the_experts_state() -> None:
     assert optimizer_parameters(replace(plan, sharding=Sharding.NONE), ROUTED, 0) == stage_parameters(plan, ROUTED, 0)
 
 
-def test_a_tied_matrix_lies_on_both_ends_of_a_pipeline(pieces: LayerPieces, cluster: CollectiveModel) -> None:
+def test_a_tied_matrix_lies_on_both_ends_of_a_pipeline(pieces: LayerCosts, cluster: CollectiveModel) -> None:
     tied = replace(DENSE, tied=True)
     assert stage_parameters(ParallelPlan(), tied, 0) == tied.parameters == DENSE.parameters - 512 * 256
     for stage in (0, 1):
         assert stage_parameters(ParallelPlan(pp=2), tied, stage) == stage_parameters(ParallelPlan(pp=2), DENSE, stage)
-    one, two, untied = (loads_of(plan, shape, pieces, cluster).tied for plan, shape in (
+    one, two, untied = (costs_of_plan(plan, shape, pieces, cluster).tied for plan, shape in (
         (ParallelPlan(), tied), (ParallelPlan(pp=2), tied), (ParallelPlan(pp=2), DENSE)))
     assert (one.count, two.count, untied.count) == (0, 1, 0)
-    apart, together = (estimate(loads_of(ParallelPlan(pp=2), shape, pieces, cluster), Rates(jitter=0.0))
+    apart, together = (estimate(costs_of_plan(ParallelPlan(pp=2), shape, pieces, cluster),
+                                CorrectionFactors(jitter=0.0))
                        for shape in (DENSE, tied))
     assert together.time_us - apart.time_us == pytest.approx(two.us)
 
 
-def test_prediction_modules_are_on_the_last_stage(pieces: LayerPieces, cluster: CollectiveModel) -> None:
+def test_prediction_modules_are_on_the_last_stage(pieces: LayerCosts, cluster: CollectiveModel) -> None:
     shape, plan = replace(MIXED, predictions=1), ParallelPlan(pp=2)
     assert blocks_of_stage(plan, shape, 0) == blocks_of_stage(plan, MIXED, 0)
-    assert blocks_of_stage(plan, shape, 1) == [(ROUTED.one_layer(), 3), (replace(ROUTED.one_layer(), merges=True), 1)]
-    more, less = (estimate(loads_of(plan, each, pieces, cluster)) for each in (shape, MIXED))
+    assert blocks_of_stage(plan, shape, 1) == [
+        (ROUTED.one_layer(), 3, 0), (replace(ROUTED.one_layer(), merges=True), 1, 0)]
+    more, less = (estimate(costs_of_plan(plan, each, pieces, cluster)) for each in (shape, MIXED))
     assert more.products > less.products

@@ -12,7 +12,7 @@ from kernel_models.collectives import CollectiveKind
 from kernel_models.collectives.topology import find_topology
 from kernel_models.device_choice import find_device
 from planner.parallel.config_file import decoder_of_config
-from planner.parallel.loads import plan_calls
+from planner.parallel.plan_costs import plan_calls
 from planner.parallel.published_configs import CONFIGS
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import SCAN, Piece, StateSpace, TransformerPart, TransformerShape
@@ -68,9 +68,9 @@ def test_recurrence_meets_attention_where_published() -> None:
     """As quick as FlashAttention-2 from about 2,048 tokens on, 6 times at 16,384, on an A100 (Dao and Gu, 2024, section
     9.3): heads of 64, a state of 64."""
     pytest.importorskip("torch")
-    from planner.parallel.pieces import LayerPieces
+    from planner.parallel.layer_costs import LayerCosts
 
-    pieces = LayerPieces(find_device("a100-sxm-80g"))
+    pieces = LayerCosts(find_device("a100-sxm-80g"))
     attention = TransformerShape(1, 2048, 32, 32, 0, 1000, 2048, head_size=64, norms=1, rms=True, bias=False,
                                  flash_version=2)
     mixer = replace(attention, attends=False, state=StateSpace(64, 64, 64))
@@ -88,9 +88,9 @@ def test_recurrence_meets_attention_where_published() -> None:
 
 def test_time_and_memory_of_a_mixer_grow_with_tokens_and_not_with_their_square() -> None:
     pytest.importorskip("torch")
-    from planner.parallel.pieces import LayerPieces
+    from planner.parallel.layer_costs import LayerCosts
 
-    pieces = LayerPieces(find_device("h100-sxm"))
+    pieces = LayerCosts(find_device("h100-sxm"))
     mixer = next(kind for kind in decoder_of_config(CONFIGS["nemotron-h-8b"], "x", "x").shape.kinds if kind.state)
     part = TransformerPart(Piece.BLOCK, 1)
     short, long = (pieces.cost(replace(mixer, seq=seq), part) for seq in (8192, 32_768))

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
+from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan, decoder_of
-from planner.parallel.estimate import Rates, estimate, slowest_of
-from planner.parallel.loads import Loads, loads_of, stage_parameters
-from planner.parallel.memory import memory_of
-from planner.parallel.memory_moments import in_flight
-from planner.parallel.pieces import LayerPieces
+from planner.parallel.estimate import estimate, slowest_of
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.memory import fullest_of, in_flight
+from planner.parallel.plan_costs import PlanCosts, costs_of_plan, stage_parameters
 from planner.parallel.schedule import order_of, simulate
 from planner.parallel.search import search
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
@@ -32,8 +32,8 @@ RUNNER = CliRunner()
 
 
 @pytest.fixture(scope="module")
-def pieces() -> LayerPieces:
-    return LayerPieces(device("h200-sxm"))
+def pieces() -> LayerCosts:
+    return LayerCosts(device("h200-sxm"))
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +74,10 @@ def test_the_slowest_stage_sets_the_pace_and_transfers_add_up() -> None:
     assert run.makespan == pytest.approx(1 + 0.5 + 60 + 0.5 + 1)
 
 
-def test_the_parts_of_a_step_add_up(pieces: LayerPieces, cluster: CollectiveModel) -> None:
+def test_the_parts_of_a_step_add_up(pieces: LayerCosts, cluster: CollectiveModel) -> None:
     for text in ("dp=2,microbatches=2", "dp=2,tp=2,pp=2,microbatches=4,sequence_parallel",
                  "dp=4,sharding=3,recompute=full", "dp=16,sharding=1,overlap=false"):
-        e = estimate(loads_of(ParallelPlan.parse(text), SHAPE, pieces, cluster))
+        e = estimate(costs_of_plan(ParallelPlan.parse(text), SHAPE, pieces, cluster))
         parts = e.products + e.others + e.host + e.layers + e.pipeline + e.data + e.optimizer + (
             e.fixed + e.stragglers)
         assert parts == pytest.approx(e.time_us, rel=1e-6), text
@@ -85,40 +85,41 @@ def test_the_parts_of_a_step_add_up(pieces: LayerPieces, cluster: CollectiveMode
 
 
 def test_what_collectives_beside_work_cost_is_between_nothing_and_waiting_for_them(
-        pieces: LayerPieces, cluster: CollectiveModel) -> None:
+        pieces: LayerCosts, cluster: CollectiveModel) -> None:
     plan = ParallelPlan(tp=4, sequence_parallel=True)
-    plain, beside = (loads_of(replace(plan, tensor_overlap=overlap), SHAPE, pieces, cluster)
+    plain, beside = (costs_of_plan(replace(plan, tensor_overlap=overlap), SHAPE, pieces, cluster)
                      for overlap in (False, True))
-    quiet = Rates(host_us=0.0, host_collective_us=0.0)
+    quiet = CorrectionFactors(host_us=0.0, host_collective_us=0.0)
     waiting, partly, free = (estimate(loads, rates).time_us for loads, rates in (
         (plain, quiet), (beside, quiet), (beside, replace(quiet, interference=0.0))))
     assert free < partly < waiting
 
 
 def test_collectives_of_a_node_slow_work_twice_as_much_as_those_that_leave_it(
-        pieces: LayerPieces, cluster: CollectiveModel) -> None:
-    loads = loads_of(ParallelPlan.parse("dp=8,sharding=3"), SHAPE, pieces, cluster)
+        pieces: LayerCosts, cluster: CollectiveModel) -> None:
+    loads = costs_of_plan(ParallelPlan.parse("dp=8,sharding=3"), SHAPE, pieces, cluster)
     away = replace(loads, blocks=tuple(replace(each, gather=replace(each.gather, between_nodes=True),
                                                reduce=replace(each.reduce, between_nodes=True))
                                        for each in loads.blocks))
-    slowed = [estimate(each, Rates(interference=factor)).layers - estimate(each, Rates(interference=0.0)).layers
+    slowed = [estimate(each, CorrectionFactors(interference=factor)).layers
+              - estimate(each, CorrectionFactors(interference=0.0)).layers
               for each, factor in ((loads, 0.1), (away, 0.2))]
     assert slowed[0] > 0 and slowed[0] == pytest.approx(slowed[1])
 
 
 def test_the_slowest_of_more_gpus_is_slower_and_one_gpu_has_no_other_to_wait_for(
-        pieces: LayerPieces, cluster: CollectiveModel) -> None:
+        pieces: LayerCosts, cluster: CollectiveModel) -> None:
     # Expected largest of 8, 100 and 2,048 standard normals: 1.424, 2.508, 3.43 (tables of order statistics).
     assert [slowest_of(ranks) for ranks in (1, 8, 100, 2048)] == pytest.approx([0.0, 1.424, 2.508, 3.43], abs=0.02)
-    loads = loads_of(ParallelPlan.parse("dp=16"), SHAPE, pieces, cluster)
-    even, uneven = estimate(loads, Rates(jitter=0.0)), estimate(loads, Rates(jitter=0.01))
+    loads = costs_of_plan(ParallelPlan.parse("dp=16"), SHAPE, pieces, cluster)
+    even, uneven = estimate(loads, CorrectionFactors(jitter=0.0)), estimate(loads, CorrectionFactors(jitter=0.01))
     assert uneven.time_us == pytest.approx(even.time_us * (1 + 0.01 * slowest_of(16)))
 
 
 def test_recomputing_what_is_needed_leaves_out_the_last_product_and_its_collective(
-        pieces: LayerPieces, cluster: CollectiveModel) -> None:
+        pieces: LayerCosts, cluster: CollectiveModel) -> None:
     none, needed, full = (
-        estimate(loads_of(ParallelPlan.parse(f"tp=4,recompute={kind}"), SHAPE, pieces, cluster), Rates(
+        estimate(costs_of_plan(ParallelPlan.parse(f"tp=4,recompute={kind}"), SHAPE, pieces, cluster), CorrectionFactors(
             host_us=0.0, host_collective_us=0.0)) for kind in ("none", "needed", "full"))
     assert none.products < needed.products < full.products
     # Of the forward products of 12 h² the last has 4 h²; attention and each kernel's start take their share too.
@@ -127,13 +128,14 @@ def test_recomputing_what_is_needed_leaves_out_the_last_product_and_its_collecti
 
 
 def test_what_recomputation_keeps_is_not_run_again_and_takes_memory(
-        pieces: LayerPieces, cluster: CollectiveModel) -> None:
+        pieces: LayerCosts, cluster: CollectiveModel) -> None:
     products, bytes_held = {}, {}
     for kind in ("none", "needed", "projections", "operators"):
         plan = ParallelPlan.parse(f"dp=4,microbatch=4,recompute={kind}")
-        found = estimate(loads_of(plan, SHAPE, pieces, cluster), Rates(host_us=0.0, host_collective_us=0.0))
+        found = estimate(costs_of_plan(plan, SHAPE, pieces, cluster),
+                         CorrectionFactors(host_us=0.0, host_collective_us=0.0))
         products[kind] = found.products
-        bytes_held[kind] = memory_of(plan, SHAPE, pieces).activations
+        bytes_held[kind] = fullest_of(plan, SHAPE, pieces).account.activations
     again = {kind: us - products["none"] for kind, us in products.items()}
     assert again["needed"] > again["projections"] > again["operators"] > 0
     assert bytes_held["needed"] < bytes_held["projections"] < bytes_held["operators"] < bytes_held["none"]
@@ -143,7 +145,7 @@ def test_what_recomputation_keeps_is_not_run_again_and_takes_memory(
 
 
 @pytest.mark.parametrize("experts", [0, 4])
-def test_a_fused_gate_and_rotation_do_the_same_products_in_fewer_kernels(pieces: LayerPieces, experts: int) -> None:
+def test_a_fused_gate_and_rotation_do_the_same_products_in_fewer_kernels(pieces: LayerCosts, experts: int) -> None:
     gated = replace(SHAPE, gated=True, rotary=True, experts=experts, top_k=2 if experts else 0)
     part = TransformerPart(Piece.BLOCK, 2)
     fused, eager = (pieces.cost(replace(gated, fused=each), part) for each in (True, False))
@@ -156,19 +158,19 @@ def test_a_fused_gate_and_rotation_do_the_same_products_in_fewer_kernels(pieces:
 
 
 def test_overlapped_tensor_parallelism_waits_for_the_last_piece_of_its_reduce_scatters(
-        pieces: LayerPieces, cluster: CollectiveModel) -> None:
+        pieces: LayerCosts, cluster: CollectiveModel) -> None:
     plan = ParallelPlan(tp=4, sequence_parallel=True)
-    plain, beside = (loads_of(replace(plan, tensor_overlap=overlap), SHAPE, pieces, cluster)
+    plain, beside = (costs_of_plan(replace(plan, tensor_overlap=overlap), SHAPE, pieces, cluster)
                      for overlap in (False, True))
     usual, pieced = plain.blocks[0], beside.blocks[0]
     wide = replace(SHAPE, heads=16, kv_heads=16)
-    apart = loads_of(replace(plan, tp=16, tensor_overlap=True), wide, pieces, cluster).blocks[0]
+    apart = costs_of_plan(replace(plan, tp=16, tensor_overlap=True), wide, pieces, cluster).blocks[0]
     assert apart.forward.between_nodes and not apart.beside_forward.count  # no memory of theirs can be written into
     assert (usual.forward.count, usual.backward.count, usual.beside_forward.count) == (4, 6, 0)
     assert (pieced.forward.count, pieced.backward.count) == (2, 0)
     assert (pieced.beside_forward.count, pieced.beside_backward.count) == (4, 6)
     assert pieced.beside_backward.us == pytest.approx(usual.backward.us)
-    quiet = Rates(host_us=0.0, host_collective_us=0.0, interference=0.0)
+    quiet = CorrectionFactors(host_us=0.0, host_collective_us=0.0, interference=0.0)
     slow, quick = estimate(plain, quiet), estimate(beside, quiet)
     # What is not waited for any more is hidden, but for what lasts longer than the block's own work.
     assert quick.products == slow.products and quick.layers < slow.layers
@@ -179,23 +181,23 @@ def test_overlapped_tensor_parallelism_waits_for_the_last_piece_of_its_reduce_sc
         ParallelPlan(tp=4, tensor_overlap=True)
 
 
-def _vocabulary(loads: Loads) -> float:
+def _vocabulary(loads: PlanCosts) -> float:
     return loads.embedding_forward.us + loads.head_forward.us + loads.head_backward.us
 
 
-def test_a_host_that_costs_nothing_leaves_the_device(pieces: LayerPieces, cluster: CollectiveModel) -> None:
-    loads = loads_of(ParallelPlan(), SHAPE, pieces, cluster)
-    free = estimate(loads, Rates(host_us=0.0, host_collective_us=0.0))
+def test_a_host_that_costs_nothing_leaves_the_device(pieces: LayerCosts, cluster: CollectiveModel) -> None:
+    loads = costs_of_plan(ParallelPlan(), SHAPE, pieces, cluster)
+    free = estimate(loads, CorrectionFactors(host_us=0.0, host_collective_us=0.0))
     work = (loads.blocks[0].work.forward + loads.blocks[0].work.backward).times(SHAPE.layers)
     whole = work.us + sum(each.us for each in (loads.head.forward, loads.head.backward, loads.embedding.forward,
                                                loads.embedding.backward))
     assert free.time_us == pytest.approx(whole + loads.optimizer[0].us)
-    assert estimate(loads, Rates(host_us=100.0)).bound == "host"
+    assert estimate(loads, CorrectionFactors(host_us=100.0)).bound == "host"
 
 
 def test_tensor_parallelism_has_two_collectives_a_block_and_half_the_products(
-        pieces: LayerPieces, cluster: CollectiveModel) -> None:
-    one, two, spread = (loads_of(plan, SHAPE, pieces, cluster).blocks[0] for plan in (
+        pieces: LayerCosts, cluster: CollectiveModel) -> None:
+    one, two, spread = (costs_of_plan(plan, SHAPE, pieces, cluster).blocks[0] for plan in (
         ParallelPlan(), ParallelPlan(tp=2), ParallelPlan(tp=2, sequence_parallel=True)))
     assert (one.forward.count, two.forward.count, two.backward.count) == (0, 2, 2)
     assert two.work.forward.products < one.work.forward.products
@@ -208,17 +210,17 @@ def test_parameters_are_all_on_some_stage_and_shared_evenly() -> None:
     assert sum(stage_parameters(ParallelPlan(pp=4), SHAPE, stage) for stage in range(4)) == whole
 
 
-def test_memory_shrinks_with_sharding_recomputation_and_shards(pieces: LayerPieces) -> None:
+def test_memory_shrinks_with_sharding_recomputation_and_shards(pieces: LayerCosts) -> None:
     def total(**values: object) -> float:
         plan = ParallelPlan(**{"dp": 4, "microbatch": 2, "microbatches": 4, **values})  # type: ignore[arg-type]
-        return memory_of(plan, SHAPE, pieces).total
+        return fullest_of(plan, SHAPE, pieces).account.total
 
     zero = [total(sharding=each) for each in Sharding]
     assert zero == sorted(zero, reverse=True)
     assert len(set(zero)) == 4
     assert total(recompute=Recomputation.FULL) < total()
     # Of so small a model the buffers of one communicator more weigh more than half of its tensors.
-    halved, whole = (memory_of(ParallelPlan(dp=4, tp=tp, microbatch=2, microbatches=4), SHAPE, pieces)
+    halved, whole = (fullest_of(ParallelPlan(dp=4, tp=tp, microbatch=2, microbatches=4), SHAPE, pieces).account
                      for tp in (2, 1))
     assert halved.allocated < whole.allocated
 
@@ -230,7 +232,7 @@ def test_micro_batches_in_flight() -> None:
 
 
 def test_a_search_finds_every_plan_and_says_why_others_are_not_there(
-    pieces: LayerPieces, cluster: CollectiveModel
+    pieces: LayerCosts, cluster: CollectiveModel
 ) -> None:
     shape = replace(SHAPE, heads=2, kv_heads=2, layers=2)
     every = search(shape, 4, 4, pieces, cluster, best=None)
@@ -247,7 +249,7 @@ def test_a_search_finds_every_plan_and_says_why_others_are_not_there(
     assert "2 layers are too few for pp=4 stages" in reasons
 
 
-def test_a_batch_of_billions_is_not_put_in_order(pieces: LayerPieces, cluster: CollectiveModel) -> None:
+def test_a_batch_of_billions_is_not_put_in_order(pieces: LayerCosts, cluster: CollectiveModel) -> None:
     with pytest.raises(PlanError, match="at most 262,144 micro-batches"):
         search(SHAPE, 4, 2**31, pieces, cluster)
     with pytest.raises(PlanError, match="more work to put in order"):
@@ -325,14 +327,16 @@ CORE = 5 * 96 * 2048 / 12288
 def test_a_blocks_activations_are_those_of_the_literature(plan: str, factor: float) -> None:
     """Korthikanti et al. (2022), "Reducing Activation Recomputation", table 2: bytes a layer over s·b·h; one layer
     more or less, so that embedding and head do not count. What fused attention adds is a log-sum a row and head."""
-    pieces = LayerPieces(device("a100-sxm-80g"))
+    pieces = LayerCosts(device("a100-sxm-80g"))
     parsed = ParallelPlan.parse(f"microbatch=1,{plan}".strip(","))
-    more, fewer = (memory_of(parsed, replace(GPT_175B, layers=layers), pieces).activations for layers in (3, 2))
+    more, fewer = (fullest_of(parsed, replace(GPT_175B, layers=layers), pieces).account.activations
+                   for layers in (3, 2))
     assert (more - fewer) / SBH == pytest.approx(factor, rel=2e-3)
 
 
 def test_full_recomputation_keeps_each_blocks_input() -> None:
     """2·s·b·h a layer (the same table)."""
-    pieces, parsed = LayerPieces(device("a100-sxm-80g")), ParallelPlan.parse("microbatch=1,tp=8,recompute=full")
-    more, fewer = (memory_of(parsed, replace(GPT_175B, layers=layers), pieces).activations for layers in (3, 2))
+    pieces, parsed = LayerCosts(device("a100-sxm-80g")), ParallelPlan.parse("microbatch=1,tp=8,recompute=full")
+    more, fewer = (fullest_of(parsed, replace(GPT_175B, layers=layers), pieces).account.activations
+                   for layers in (3, 2))
     assert (more - fewer) / SBH == pytest.approx(2)

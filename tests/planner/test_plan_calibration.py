@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
-from planner.parallel.calibrate import SPREADS, MeasuredPlan, MeasuredPlanError, calibrate, fit_rates
-from planner.parallel.estimate import Rates, estimate
-from planner.parallel.likeness import Likeness
-from planner.parallel.loads import Loads, loads_of
-from planner.parallel.pieces import LayerPieces
+from planner.parallel.calibrate import SPREADS, MeasuredPlan, MeasuredPlanError, calibrate, fit_plans
+from planner.parallel.corrections import CorrectionFactors, ResidualModel, features
+from planner.parallel.estimate import estimate
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.plan_costs import PlanCosts, costs_of_plan
 from tracer.parallel_plan import ParallelPlan
 from tracer.shape_only.transformer import TransformerShape
 
@@ -29,59 +29,63 @@ PLANS = ("ddp=8,microbatch=2", "dp=4,tp=2,microbatch=4", "fsdp2=8,microbatch=4",
 
 
 @pytest.fixture(scope="module")
-def loads() -> list[Loads]:
-    pieces, cluster = LayerPieces(device("h100-sxm")), CollectiveModel(find_topology("dgx-h100"))
-    return [loads_of(ParallelPlan.parse(text), SHAPE, pieces, cluster) for text in PLANS]
+def loads() -> list[PlanCosts]:
+    pieces, cluster = LayerCosts(device("h100-sxm")), CollectiveModel(find_topology("dgx-h100"))
+    return [costs_of_plan(ParallelPlan.parse(text), SHAPE, pieces, cluster) for text in PLANS]
 
 
-def _measured(loads: list[Loads], rates: Rates) -> list[MeasuredPlan]:
+def _measured(loads: list[PlanCosts], rates: CorrectionFactors) -> list[MeasuredPlan]:
     return [MeasuredPlan(str(each.plan), each, estimate(each, rates).time_us) for each in loads]
 
 
-def test_steps_of_a_slower_program_are_predicted_from_a_few_of_them(loads: list[Loads]) -> None:
-    slow = replace(Rates(), products=1.2, others=1.5, collectives=1.3, host_us=50.0)
+def test_steps_of_a_slower_program_are_predicted_from_a_few_of_them(loads: list[PlanCosts]) -> None:
+    slow = replace(CorrectionFactors(), products=1.2, others=1.5, collectives=1.3, host_us=50.0)
     steps = _measured(loads, slow)
     found = calibrate(steps[:5])
     assert np.abs(found.before).mean() > 0.15 > 0.03 > np.abs(found.after).mean()
     others = [abs(each.log_ratio(found.rates)) for each in steps[5:]]
     assert max(others) < 0.03
-    assert found.rates.spreads.products < 0.6 * Rates().spreads.products
+    assert found.rates.spreads.products < 0.6 * CorrectionFactors().spreads.products
     assert str(found).startswith("Calibrated on 5 measured steps: off by ")
 
 
-def test_steps_as_predicted_change_nothing(loads: list[Loads]) -> None:
-    rates = fit_rates(_measured(loads, Rates()))
-    assert rates.likeness is not None and rates.likeness.least == pytest.approx(0.0, abs=1e-6)
-    assert replace(rates, likeness=None) == replace(Rates(), **{
-        name: pytest.approx(getattr(Rates(), name), rel=1e-6) for name in SPREADS})
+def test_steps_as_predicted_change_nothing(loads: list[PlanCosts]) -> None:
+    rates = fit_plans(_measured(loads, CorrectionFactors()))
+    assert rates.residuals is not None and rates.residuals.least == pytest.approx(0.0, abs=1e-6)
+    assert replace(rates, residuals=None) == replace(CorrectionFactors(), **{
+        name: pytest.approx(getattr(CorrectionFactors(), name), rel=1e-6) for name in SPREADS})
 
 
-def test_what_rates_cannot_say_is_carried_to_plans_that_are_alike_and_to_no_others(loads: list[Loads]) -> None:
+def _place(each: PlanCosts) -> tuple[float, ...]:
+    return features(each.plan, each.shape)
+
+
+def test_what_rates_cannot_say_is_carried_to_plans_that_are_alike_and_to_no_others(loads: list[PlanCosts]) -> None:
     """One kind of plan takes 20% longer, which is no kernel's, collective's or host's."""
     left = np.array([np.log(1.2) if each.plan.tp == 8 else 0.0 for each in loads])
-    learned = Likeness.of(loads, np.clip(left, -0.03, 0.03))
+    learned = ResidualModel.of(np.array([_place(each) for each in loads]), np.clip(left, -0.03, 0.03))
     eight = next(each for each in loads if each.plan.tp == 8)
     near = replace(eight, plan=replace(eight.plan, microbatch=16))
     far = replace(eight, plan=ParallelPlan.parse("dp=64,microbatch=1,recompute=full"))
-    assert 0.015 < learned.correction(near) <= learned.most == 0.03
-    assert abs(learned.correction(far)) < 0.01
-    plain = estimate(eight, Rates())
-    found = estimate(eight, replace(Rates(), likeness=learned))
-    assert found.time_us == pytest.approx(plain.time_us * np.exp(learned.correction(eight)))
+    assert 0.015 < learned.at(_place(near)) <= learned.most == 0.03
+    assert abs(learned.at(_place(far))) < 0.01
+    plain = estimate(eight, CorrectionFactors())
+    found = estimate(eight, replace(CorrectionFactors(), residuals=learned))
+    assert found.time_us == pytest.approx(plain.time_us * np.exp(learned.at(_place(eight))))
     parts = "products", "others", "host", "layers", "pipeline", "data", "optimizer", "fixed", "stragglers"
     assert sum(getattr(found, name) for name in parts) == pytest.approx(found.time_us)
 
 
-def test_one_wild_step_does_not_carry_the_others_away(loads: list[Loads]) -> None:
-    steps = _measured(loads, replace(Rates(), products=1.1))
+def test_one_wild_step_does_not_carry_the_others_away(loads: list[PlanCosts]) -> None:
+    steps = _measured(loads, replace(CorrectionFactors(), products=1.1))
     wild = [*steps[:-1], replace(steps[-1], us=10 * steps[-1].us)]
-    rates = fit_rates(wild)
+    rates = fit_plans(wild)
     assert max(abs(each.log_ratio(rates)) for each in steps[:-1]) < 0.1
 
 
 @pytest.mark.parametrize(("count", "us", "says"), [(0, 1.0, "there are none"), (1, 1.0, "there is one"),
                                                   (3, 0.0, "no time above 0"), (3, float("nan"), "no time above 0")])
-def test_what_nothing_can_be_learned_from_is_refused(loads: list[Loads], count: int, us: float, says: str) -> None:
+def test_what_nothing_can_be_learned_from_is_refused(loads: list[PlanCosts], count: int, us: float, says: str) -> None:
     with pytest.raises(MeasuredPlanError, match=says):
         calibrate([MeasuredPlan("a", loads[0], us)] * count)
 

@@ -8,12 +8,10 @@ from dataclasses import replace
 import pytest
 import tomllib
 
-from planner.parallel.compare import PARTS, front, parts_of, separation, tied, unsure_us
+from planner.parallel.corrections import Z80, PlanSpreads
 from planner.parallel.estimate import Estimate
-from planner.parallel.export import exported
-from planner.parallel.frameworks import Framework
-from planner.parallel.search import Ranked
-from planner.parallel.spreads import Z80, PlanSpreads
+from planner.parallel.frameworks import Framework, exported
+from planner.parallel.search import PARTS, Ranked, front, parts_of, separation, tied, unsure_us
 from tracer.memory_account import MemoryAccount
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape

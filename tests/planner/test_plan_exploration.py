@@ -12,8 +12,8 @@ from foretrace.commands import app
 from kernel_models.collectives import find_topology
 from kernel_models.device import device
 from kernel_models.device_edit import scaled_device
-from planner.cli.plan_exploration import cases_of
-from planner.parallel.pieces import LayerPieces
+from planner.parallel.exploration import cases_of
+from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.planning import plan
 from planner.parallel.technology import AXES, Technology, factors_of
 from tracer.parallel_plan import PlanError
@@ -24,18 +24,18 @@ H100 = device("h100-sxm")
 
 
 @pytest.fixture(scope="module")
-def traced() -> LayerPieces:
-    return LayerPieces(H100)
+def traced() -> LayerCosts:
+    return LayerCosts(H100)
 
 
-def step_us(technology: Technology, traced: LayerPieces, **more: Any) -> float:
-    pieces = LayerPieces(technology.device(H100), like=traced)
+def step_us(technology: Technology, traced: LayerCosts, **more: Any) -> float:
+    pieces = LayerCosts(technology.device(H100), like=traced)
     found = plan("gpt2", 16, device="h100-sxm", settings=SMALL, preset="default", only=WAYS, pieces=pieces,
                  technology=technology, **more)
     return found.plans[0].estimate.time_us
 
 
-def test_a_factor_of_one_is_the_device_itself(traced: LayerPieces) -> None:
+def test_a_factor_of_one_is_the_device_itself(traced: LayerCosts) -> None:
     assert scaled_device(H100) is H100 and Technology().device(H100) is H100
     on = find_topology("dgx-h100x2")
     assert Technology().cluster(on) is on
@@ -44,12 +44,12 @@ def test_a_factor_of_one_is_the_device_itself(traced: LayerPieces) -> None:
 
 
 @pytest.mark.parametrize("figure", ["clock", "bandwidth", "link", "power"])
-def test_more_of_a_figure_is_never_slower(figure: str, traced: LayerPieces) -> None:
+def test_more_of_a_figure_is_never_slower(figure: str, traced: LayerCosts) -> None:
     times = [step_us(Technology(**{figure: factor}), traced, launch_us=0.1) for factor in (0.25, 0.5, 1.0, 1.5, 4.0)]
     assert times == sorted(times, reverse=True) and (figure == "power" or times[-1] < times[0])
 
 
-def test_an_edited_device_says_so_and_where_its_figures_are_from(traced: LayerPieces) -> None:
+def test_an_edited_device_says_so_and_where_its_figures_are_from(traced: LayerCosts) -> None:
     edited = Technology(bandwidth=1.5, link=2.0).device(H100)
     assert edited.name == "h100-sxm (bandwidth × 1.5)" and edited.memory_bandwidth_gbps == 1.5 * 3350
     assert edited.sources["memory.bandwidth_gbps"] == H100.sources["memory.bandwidth_gbps"] + ", × 1.5"
@@ -58,7 +58,7 @@ def test_an_edited_device_says_so_and_where_its_figures_are_from(traced: LayerPi
     on, wider = find_topology("dgx-h100x2"), Technology(link=2.0).cluster(find_topology("dgx-h100x2"))
     assert wider.node.peer_gbps == 2 * on.node.peer_gbps and wider.network.card_gbps == 2 * on.network.card_gbps
     named = plan("gpt2", 16, device="h100-sxm", settings=SMALL, preset="default", only=WAYS,
-                 pieces=LayerPieces(edited, like=traced), technology=Technology(bandwidth=1.5, link=2.0))
+                 pieces=LayerCosts(edited, like=traced), technology=Technology(bandwidth=1.5, link=2.0))
     assert named.device == "h100-sxm (bandwidth × 1.5, link × 2)"
 
 

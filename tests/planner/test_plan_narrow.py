@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from kernel_models.device import device
 from kernel_models.op_call import Family
-from planner.parallel.narrow import narrow_type, narrowed
-from planner.parallel.pieces import LayerPieces
+from planner.parallel.layer_costs import LayerCosts, narrow_type, narrowed
 from tracer.parallel_plan import PlanError
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
@@ -22,8 +21,8 @@ PART = TransformerPart(Piece.BLOCK, 1)
 
 
 @pytest.fixture(scope="module")
-def pieces() -> LayerPieces:
-    return LayerPieces(device("b200"))
+def pieces() -> LayerCosts:
+    return LayerCosts(device("b200"))
 
 
 def test_a_type_that_a_device_lacks_is_refused() -> None:
@@ -38,7 +37,7 @@ def test_a_type_that_a_device_lacks_is_refused() -> None:
 
 @pytest.mark.parametrize("shape", [SHAPE, ROUTED, replace(SHAPE, flash=False)])
 def test_linear_layers_alone_become_narrower_and_do_the_same_arithmetic(
-        pieces: LayerPieces, shape: TransformerShape) -> None:
+        pieces: LayerCosts, shape: TransformerShape) -> None:
     kind = narrow_type("fp8", pieces.device)
     assert kind is not None
     traced = pieces._traced(shape, PART)
@@ -54,7 +53,7 @@ def test_linear_layers_alone_become_narrower_and_do_the_same_arithmetic(
             assert {call.dims[0] for call in narrow} == {1, 8}
 
 
-def test_narrower_is_faster_and_keeps_less(pieces: LayerPieces) -> None:
+def test_narrower_is_faster_and_keeps_less(pieces: LayerCosts) -> None:
     kinds = ("", "fp8", "mxfp8", "nvfp4")
     work = [pieces.cost(SHAPE.in_linears(kind), PART) for kind in kinds]
     forward, backward = ([getattr(each, way).products for each in work] for way in ("forward", "backward"))

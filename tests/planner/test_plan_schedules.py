@@ -12,22 +12,22 @@ pytest.importorskip("torch")
 
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
-from planner.parallel.estimate import Rates, estimate
-from planner.parallel.loads import Loads, loads_of
-from planner.parallel.memory import memory_of
-from planner.parallel.memory_moments import in_flight
-from planner.parallel.pieces import LayerPieces
+from planner.parallel.corrections import CorrectionFactors
+from planner.parallel.estimate import estimate
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.memory import fullest_of, in_flight
+from planner.parallel.plan_costs import PlanCosts, costs_of_plan
 from planner.parallel.schedule import BACKWARD, FORWARD, WEIGHTS, order_of, simulate
 from tracer.parallel_plan import ParallelPlan, Schedule
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
 SHAPE = TransformerShape(8, 512, 8, 8, 2048, 1024, 256, dtype="bf16")
-QUIET = Rates(host_us=0.0, host_collective_us=0.0, jitter=0.0)
+QUIET = CorrectionFactors(host_us=0.0, host_collective_us=0.0, jitter=0.0)
 
 
 @pytest.fixture(scope="module")
-def pieces() -> LayerPieces:
-    return LayerPieces(device("h200-sxm"))
+def pieces() -> LayerCosts:
+    return LayerCosts(device("h200-sxm"))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_a_zero_bubble_pipeline_waits_for_what_the_paper_says(stages: int, count
         assert held.max() <= min(stages, count)
 
 
-def test_gradients_of_weights_are_half_of_backwards_products(pieces: LayerPieces) -> None:
+def test_gradients_of_weights_are_half_of_backwards_products(pieces: LayerCosts) -> None:
     head = pieces.cost(SHAPE, TransformerPart(Piece.HEAD, 4))
     assert head.weights.products == pytest.approx(head.forward.products, rel=0.1)
     block = pieces.cost(SHAPE, TransformerPart(Piece.BLOCK, 4))
@@ -62,23 +62,23 @@ def test_gradients_of_weights_are_half_of_backwards_products(pieces: LayerPieces
 
 
 def test_a_zero_bubble_step_is_shorter_by_its_weights_and_needs_as_much_memory_on_every_stage(
-        pieces: LayerPieces, cluster: CollectiveModel) -> None:
+        pieces: LayerCosts, cluster: CollectiveModel) -> None:
     plain = ParallelPlan.parse("pp=4,microbatches=8")
     zero = replace(plain, schedule=Schedule.ZERO_BUBBLE)
-    usual, quick = (estimate(loads_of(plan, SHAPE, pieces, cluster), QUIET) for plan in (plain, zero))
+    usual, quick = (estimate(costs_of_plan(plan, SHAPE, pieces, cluster), QUIET) for plan in (plain, zero))
     assert quick.time_us < usual.time_us and quick.products == pytest.approx(usual.products)
     assert [in_flight(zero, stage) for stage in range(4)] == [4, 4, 4, 4]
 
 
 def test_sharded_parameters_in_a_pipeline_are_gathered_and_reduced_once_a_step(
-        pieces: LayerPieces, cluster: CollectiveModel) -> None:
-    def of(text: str) -> Loads:
-        return loads_of(ParallelPlan.parse(text), SHAPE, pieces, cluster)
+        pieces: LayerCosts, cluster: CollectiveModel) -> None:
+    def of(text: str) -> PlanCosts:
+        return costs_of_plan(ParallelPlan.parse(text), SHAPE, pieces, cluster)
 
     few, many, zero = of("fsdp2=4,pp=2,microbatches=2"), of("fsdp2=4,pp=2,microbatches=8"), of(
         "dp=4,pp=2,microbatches=8,sharding=1")
     assert few.blocks[0].gather.us == 0 and few.reduce == many.reduce == zero.reduce and few.gather == zero.gather
-    memory = [memory_of(ParallelPlan.parse(text), SHAPE, pieces) for text in (
+    memory = [fullest_of(ParallelPlan.parse(text), SHAPE, pieces).account for text in (
         "fsdp2=4,pp=2,microbatches=2", "dp=4,pp=2,microbatches=2,sharding=1")]
     # A quarter of everything in fp32 is the rank's own, beside what is gathered and reduced once.
     count = memory[1].parameters / 2
@@ -89,25 +89,25 @@ def test_sharded_parameters_in_a_pipeline_are_gathered_and_reduced_once_a_step(
 
 @pytest.mark.parametrize("text", ["fsdp2=16", "dp=16,sharding=1"])
 def test_copies_of_shared_state_gather_within_a_node_and_reduce_a_share_beyond(
-        text: str, pieces: LayerPieces, cluster: CollectiveModel) -> None:
-    whole, copies = (loads_of(ParallelPlan.parse(f"{text}{more}"), SHAPE, pieces, cluster)
+        text: str, pieces: LayerCosts, cluster: CollectiveModel) -> None:
+    whole, copies = (costs_of_plan(ParallelPlan.parse(f"{text}{more}"), SHAPE, pieces, cluster)
                      for more in ("", ",replicate=2"))
     every, own = ((of.blocks[0].gather, of.blocks[0].reduce) if of.plan.fsdp2 else (of.gather[0], of.reduce[0])
                   for of in (whole, copies))
     assert every[0].between_nodes and every[0].ranks == 16
     assert not own[0].between_nodes and own[0].ranks == 8
     assert (own[1].count, every[1].count) == (2, 1) and own[1].between_nodes
-    state = [memory_of(each.plan, SHAPE, pieces).optimizer_state for each in (whole, copies)]
+    state = [fullest_of(each.plan, SHAPE, pieces).account.optimizer_state for each in (whole, copies)]
     assert state[1] == pytest.approx(2 * state[0])
 
 
 def test_some_blocks_computed_again_cost_their_share_of_time_and_memory(
-        pieces: LayerPieces, cluster: CollectiveModel) -> None:
+        pieces: LayerCosts, cluster: CollectiveModel) -> None:
     plans = [ParallelPlan.parse(f"pp=2,microbatches=4,microbatch=4,recompute={text}") for text in (
         "none", "full,recompute_layers=1", "full,recompute_layers=3", "full")]
-    products = [estimate(loads_of(plan, SHAPE, pieces, cluster), QUIET).products for plan in plans]
+    products = [estimate(costs_of_plan(plan, SHAPE, pieces, cluster), QUIET).products for plan in plans]
     assert np.diff(products) == pytest.approx((products[3] - products[0]) * np.array([0.25, 0.5, 0.25]))
-    kept = [memory_of(plan, SHAPE, pieces).activations for plan in plans]
+    kept = [fullest_of(plan, SHAPE, pieces).account.activations for plan in plans]
     assert kept == sorted(kept, reverse=True)
     everything = replace(plans[3], recompute_layers=100)
-    assert estimate(loads_of(everything, SHAPE, pieces, cluster), QUIET).products == products[3]
+    assert estimate(costs_of_plan(everything, SHAPE, pieces, cluster), QUIET).products == products[3]

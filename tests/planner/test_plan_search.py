@@ -10,11 +10,10 @@ pytest.importorskip("torch")
 
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
-from planner.parallel.bounds import Bounds
-from planner.parallel.estimate import Rates
+from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.frameworks import Framework, frameworks_of
-from planner.parallel.pieces import LayerPieces
-from planner.parallel.search import search
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.search import Bounds, search
 from planner.parallel.space import candidates
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
@@ -25,8 +24,8 @@ SMALL = replace(DENSE, layers=4, seq=512)
 
 
 @pytest.fixture(scope="module")
-def pieces() -> LayerPieces:
-    return LayerPieces(device("h100-sxm"))
+def pieces() -> LayerCosts:
+    return LayerCosts(device("h100-sxm"))
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +35,7 @@ def cluster() -> CollectiveModel:
 
 @pytest.mark.parametrize(("shape", "gpus"), [(SMALL, 8), (replace(SMALL, experts=2, top_k=1), 2)])
 def test_a_search_that_leaves_plans_out_finds_the_same_best_ones_as_one_that_does_not(
-        shape: TransformerShape, gpus: int, pieces: LayerPieces, cluster: CollectiveModel) -> None:
+        shape: TransformerShape, gpus: int, pieces: LayerCosts, cluster: CollectiveModel) -> None:
     every = search(shape, gpus, 4, pieces, cluster, best=None)
     found = search(shape, gpus, 4, pieces, cluster, best=5, reach=1.01)
     assert found.considered == every.considered
@@ -46,7 +45,7 @@ def test_a_search_that_leaves_plans_out_finds_the_same_best_ones_as_one_that_doe
     wanted = max(times[4], 1.01 * times[0])
     assert all(each.plan in known for each in every.plans if each.estimate.time_us <= wanted)
     # No plan takes less than its bound, and most little more.
-    bounds = Bounds(shape, pieces, cluster, Rates())
+    bounds = Bounds(shape, pieces, cluster, CorrectionFactors())
     shares = sorted(bounds.least_us(each.plan) / each.estimate.time_us for each in every.plans)
     assert shares[-1] <= 1 + 1e-9 and shares[len(shares) // 2] > 0.5
     assert found.slower_us >= wanted
@@ -83,7 +82,7 @@ def test_a_plan_belongs_to_the_frameworks_that_have_it(text: str, names: list[st
     assert [each.value for each in frameworks_of(ParallelPlan.parse(text), DENSE)] == names
 
 
-def test_a_framework_that_has_no_plan_is_told(pieces: LayerPieces, cluster: CollectiveModel) -> None:
+def test_a_framework_that_has_no_plan_is_told(pieces: LayerCosts, cluster: CollectiveModel) -> None:
     with pytest.raises(PlanError, match=r"by any plan of at most .* that fsdp has"):
         search(DENSE, 16, 8, pieces, cluster, framework=Framework.FSDP)
 
@@ -91,7 +90,7 @@ def test_a_framework_that_has_no_plan_is_told(pieces: LayerPieces, cluster: Coll
 @pytest.mark.parametrize(("part", "count"), [
     (TransformerPart(Piece.BLOCK, 1, 2, 2, sequence_parallel=True), 6), (TransformerPart(Piece.HEAD, 1, 2), 3)])
 def test_a_large_micro_batch_costs_what_its_own_trace_says(part: TransformerPart, count: int,
-                                                           pieces: LayerPieces) -> None:
+                                                           pieces: LayerCosts) -> None:
     large = replace(part, microbatch=count)
     found = pieces._grown(DENSE.one_layer(), large)
     traced = pieces._trace(DENSE.one_layer(), large)
@@ -100,7 +99,7 @@ def test_a_large_micro_batch_costs_what_its_own_trace_says(part: TransformerPart
     assert [call.bytes_moved for call in found.backward] == [call.bytes_moved for call in traced.backward]
 
 
-def test_tokens_that_experts_do_not_share_evenly_are_not_grown(pieces: LayerPieces) -> None:
+def test_tokens_that_experts_do_not_share_evenly_are_not_grown(pieces: LayerCosts) -> None:
     uneven = replace(ROUTED, imbalance=1.0001).one_layer()
     assert pieces._grown(uneven, TransformerPart(Piece.BLOCK, 4)) is None
     assert pieces._grown(ROUTED.one_layer(), TransformerPart(Piece.BLOCK, 4)) is not None

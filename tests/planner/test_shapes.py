@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 import foretrace
 from foretrace.commands import app
 from kernel_models.device import device
-from planner.parallel.pieces import LayerPieces
-from planner.parallel.shape_neighbours import neighbours
-from planner.parallel.shapes import ShapeReport, advise
+from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.shapes import ShapeReport, advise, neighbours
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape
 
@@ -22,7 +21,7 @@ GPT = TransformerShape(layers=2, hidden=2560, heads=32, kv_heads=32, ffn=10_240,
 
 @pytest.fixture(scope="module")
 def report() -> ShapeReport:
-    return advise(GPT, PLAN, LayerPieces(device("a100-sxm-40g")), ("heads", "vocab"))
+    return advise(GPT, PLAN, LayerCosts(device("a100-sxm-40g")), ("heads", "vocab"))
 
 
 def test_heads_that_kernels_are_built_for_and_whole_rows_of_the_vocabulary_are_quicker(report: ShapeReport) -> None:
@@ -81,7 +80,7 @@ def test_the_command_prints_tables_and_json() -> None:
 
 def test_a_plan_that_does_not_divide_is_refused() -> None:
     with pytest.raises(PlanError, match="cannot be split evenly"):
-        advise(GPT, ParallelPlan(tp=7, microbatch=1), LayerPieces(device("a100-sxm-40g")))
+        advise(GPT, ParallelPlan(tp=7, microbatch=1), LayerCosts(device("a100-sxm-40g")))
 
 
 def test_facade() -> None:

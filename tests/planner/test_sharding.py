@@ -23,14 +23,11 @@ from kernel_models.device import device
 from planner.sharding.baselines import NAMES
 from planner.sharding.choices import Choices, Scope, choices_of
 from planner.sharding.estimate import estimate
-from planner.sharding.exact import fastest
-from planner.sharding.loads import EMPTY, Assignment, assignment_of
-from planner.sharding.plan import ShardingPlan, load_plan
-from planner.sharding.problem import ShardingProblem
-from planner.sharding.robustness import DataDrift, drifted
+from planner.sharding.planning import DataDrift, drifted
+from planner.sharding.problem import ShardingPlan, ShardingProblem, load_plan
 from planner.sharding.scoring import Scores
-from planner.sharding.search import ShardingSearch, search
-from planner.sharding.step import StepModel
+from planner.sharding.search import ShardingSearch, fastest, search
+from planner.sharding.step import EMPTY, Assignment, StepModel, assignment_of
 from tracer.lookup_data.files import write_tables
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable

@@ -17,13 +17,11 @@ from kernel_models.pricing import price
 from kernel_models.table_parts import TablePart
 from planner.sharding.choices import choices_of
 from planner.sharding.estimate import estimate
-from planner.sharding.loads import assignment_of
-from planner.sharding.plan import ShardingPlan
-from planner.sharding.problem import ShardingProblem
-from planner.sharding.robustness import DataDrift
+from planner.sharding.planning import DataDrift
+from planner.sharding.problem import ShardingPlan, ShardingProblem
 from planner.sharding.scoring import Scores
 from planner.sharding.search import ShardingSearch, search
-from planner.sharding.step import StepModel
+from planner.sharding.step import StepModel, assignment_of
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 

@@ -17,16 +17,13 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
-from planner.sharding.anchors import Anchors, WorkAnchor
 from planner.sharding.choices import choices_of
 from planner.sharding.estimate import ShardedStep, estimate
-from planner.sharding.loads import assignment_of
-from planner.sharding.plan import ShardingPlan, load_plan
-from planner.sharding.problem import RESERVED_BYTES, ShardingProblem
-from planner.sharding.robustness import DataDrift, drifted
+from planner.sharding.planning import DataDrift, drifted
+from planner.sharding.problem import RESERVED_BYTES, Anchors, ShardingPlan, ShardingProblem, WorkAnchor, load_plan
 from planner.sharding.scoring import Scores
 from planner.sharding.search import search
-from planner.sharding.step import StepModel
+from planner.sharding.step import StepModel, assignment_of
 from tracer.lookup_data.files import write_tables
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable

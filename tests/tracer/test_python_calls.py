@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graph_predictor.simulation.host_pieces import top_operations
+from graph_predictor.simulation.host_slices import top_operations
 from tracer.capture.merge import merge_python, note_python_calls
 from tracer.errors import TraceError
 from tracer.graph import NONE, ExecutionGraph

@@ -165,8 +165,7 @@ def test_a_captured_sharding_anchors_others(captured: Path) -> None:
     from kernel_models.device import device
     from planner.sharding.anchored import anchored_problem
     from planner.sharding.problem import ShardingProblem
-    from planner.sharding.recorded import StepPart
-    from planner.sharding.sources import sharding_source
+    from planner.sharding.sources import StepPart, sharding_source
 
     cpu = device("cpu")
     found = sharding_source(str(captured.with_name("ahead")), cpu)
@@ -244,7 +243,7 @@ def test_blocks_of_rows_are_equal_but_for_the_last(rows: int, blocks: list[int])
 
 
 def test_a_plan_of_shard_is_a_place_for_each_table(tmp_path: Path) -> None:
-    from planner.sharding.plan import ShardingPlan, shards_of
+    from planner.sharding.problem import ShardingPlan, shards_of
 
     tables = workloads.configure("dlrm", preset="tiny", tables=5).embedding_tables()
     everyone = (0, 1, 2, 3)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from graph_predictor.request.measured_steps import read_steps
+from graph_predictor.request.measured import read_steps
 from kernel_models.collectives.readers import read_log
 from kernel_models.datasets import read_samples
 from tracer.errors import ForetraceError, cut_text, reason_of

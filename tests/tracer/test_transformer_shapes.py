@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from graph_predictor.synthesis.modelled import calls_by_operation
+from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import device
 from kernel_models.device_choice import shape_device
 from kernel_models.op_call import Family, OpCall

@@ -1,0 +1,204 @@
+"""Measured kernels and steps, read to learn from.
+
+A table of measured steps has the trace of each beside the time it took:
+
+    trace      a trace, a capture or a step traced by shapes, relative to the table
+    step_ms    what a step took without the profiler, milliseconds
+    device     where: a name, or a TOML file of one's own (default: as asked, else where the trace was recorded)
+    software   library and version (default: none)
+
+A fit is of the device's time. Steps that the host decides are left out, those in which a recorded device idles a little
+count as long as its kernels took.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from graph_predictor.prediction.host_steps import recorded_host_work
+from graph_predictor.synthesis.baseline import baseline_of
+from kernel_models.datasets import Samples, read_samples
+from kernel_models.datasets.samples import DataError
+from kernel_models.device import DeviceSpec
+from kernel_models.device_choice import find_device
+from kernel_models.op_call import OpCall
+from kernel_models.pricing import price
+from kernel_models.step_fit import MeasuredStep
+from kernel_models.step_profile import NamedStep
+from tracer.job import read_job
+from tracer.table_input import read_frame
+
+TRACE, STEP_MS = "trace", "step_ms"
+BUSY = 0.8
+"""Share of a step in which the device must work for the step to say something of the device."""
+UNSIZED = 0.1
+"""Most of a step's device time that may be of kernels without known sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The device work of one step of a trace.
+
+    Attributes:
+        calls: how often each call runs.
+        recorded_on: where it was recorded; ``None`` for a step traced by shapes.
+        device_us: what its kernels took, or are priced at, µs.
+        busy: share of the step in which the device works.
+    """
+
+    calls: Counter[OpCall]
+    recorded_on: str | None
+    device_us: float
+    busy: float
+
+
+def read_steps(path: str, spec: DeviceSpec | None = None, software: str = "", notes: list[str] | None = None,
+               progress: Callable[[str], None] = lambda text: None) -> tuple[DeviceSpec, list[NamedStep]]:
+    """The steps of a table on one device.
+
+    Args:
+        path: CSV or Parquet.
+        spec: the device; rows of others are left out. Without it all rows must be of one device.
+        software: only rows whose software contains this.
+        notes: gets sentences on rows that were left out.
+        progress: is told what is being read.
+
+    Raises:
+        DataError: the table lacks a column, or no row can be used.
+        ForetraceError: the table or a trace cannot be read, or there is no such device.
+    """
+    rows = _rows(Path(path), software)
+    told = [] if notes is None else notes
+    known: dict[tuple[str, str], StepWork] = {}
+    found: dict[str, tuple[DeviceSpec, list[NamedStep]]] = {}
+    refused: list[str] = []
+    for number, (trace, device_name, row_software, step_ms) in enumerate(rows, 1):
+        target = find_device(_own_file(path, device_name)) if device_name else spec
+        if target is not None and spec is not None and target.name != spec.name:
+            refused.append(f"row {number} is of {target.name}")
+            continue
+        key = (trace, target.name if target else "")
+        if key not in known:
+            progress(f"reading {trace}")
+            known[key] = device_work(trace if "://" in trace else str(Path(path).parent / trace), target)
+        work = known[key]
+        if target is None:
+            if work.recorded_on is None:
+                raise DataError(f"Row {number} of {path} names no device and its trace was not recorded on a known "
+                                "one; add a column device, or name it with --device.")
+            target = find_device(work.recorded_on)
+        step = _step(work, target, step_ms * 1e3)
+        if isinstance(step, str):
+            refused.append(f"row {number} ({trace}): {step}")
+            continue
+        found.setdefault(target.name, (target, []))[1].append(NamedStep(trace, step, row_software))
+    if refused:
+        told.append(f"{Path(path).name}: {len(refused)} of {len(rows)} rows were left out; {refused[0]}.")
+    if not found:
+        raise DataError(f"No row of {path} can be used: {refused[0]}.")
+    if len(found) > 1:
+        raise DataError(f"The steps of {path} are of several devices ({', '.join(sorted(found))}); name one with "
+                        "--device.")
+    return next(iter(found.values()))
+
+
+def device_work(trace: str, spec: DeviceSpec | None) -> StepWork:
+    """The device work of a trace's step; ``spec`` is where one traced by shapes would run.
+
+    Raises:
+        DataError: it is of several ranks, or has no device work whose sizes are known.
+        ForetraceError: it cannot be read.
+    """
+    baseline = baseline_of(read_job(trace))
+    if not baseline.ran and spec is not None:
+        baseline = baseline_of(read_job(trace), device=spec)
+    scenario = baseline.scenario
+    work, cycle = scenario.work, scenario.cycle
+    if len(scenario.built.graphs) > 1:
+        raise DataError(f"{trace} is a job of {len(scenario.built.graphs)} ranks; a table of steps takes those of one "
+                        "device, as others' waiting is no device's time.")
+    pieces = np.unique(work.kernel_group[cycle.kernel & (work.kernel_group >= 0)])
+    if not len(pieces):
+        where = f"on {spec.name} " if spec is not None else ""
+        raise DataError(f"{trace} has no device work {where}to learn from: of CPUs whole steps teach nothing yet.")
+    ns = work.measured_ns[pieces].astype(np.float64)
+    unsized = float(ns[~work.sized[pieces]].sum() / max(ns.sum(), 1.0))
+    if unsized > UNSIZED:
+        raise DataError(f"{trace}: {unsized:.0%} of its device time is of kernels whose sizes were not recorded; "
+                        "record it with shapes (foretrace capture does).")
+    calls: Counter[OpCall] = Counter()
+    for group, times in zip(*np.unique(work.call_row[pieces], return_counts=True), strict=True):
+        for call in work.calls[int(group)]:
+            calls[call] += float(times) / cycle.steps  # type: ignore[assignment]
+    steady = baseline.predict()
+    source = scenario.devices.source
+    return StepWork(calls, source.name if baseline.ran and source is not None else None, steady.gpu_active_us,
+                      steady.gpu_active_us / steady.step_time_us)
+
+
+def _step(work: StepWork, spec: DeviceSpec, measured_us: float) -> MeasuredStep | str:
+    """A row's step, or why it says nothing of the device."""
+    if work.recorded_on == spec.name:
+        busy = min(work.device_us / measured_us, 1.0)
+        if busy < BUSY:
+            return (f"its kernels take {work.device_us / 1e3:.3g} of {measured_us / 1e3:.3g} ms; the host decides it, "
+                    "and the fit is of the device's time")
+        return MeasuredStep(work.calls, spec, measured_us * busy)
+    priced_us = float(np.array(list(work.calls.values())) @ price(work.calls, spec).times_us)
+    if work.busy < BUSY and measured_us > priced_us / BUSY:
+        return (f"its trace has the device work {work.busy:.0%} of the step, and {measured_us / 1e3:.3g} ms is more "
+                f"than the {priced_us / 1e3:.3g} ms of its work; the host decides it, and the fit is of the device's "
+                "time")
+    return MeasuredStep(work.calls, spec, measured_us)
+
+
+def _rows(path: Path, software: str) -> list[tuple[str, str, str, float]]:
+    """Trace, device, software and milliseconds of each row."""
+    frame = read_frame(path)
+    lacking = [name for name in (TRACE, STEP_MS) if name not in frame]
+    if lacking:
+        raise DataError(f"{path} is no table of steps: it lacks the column {lacking[0]} (it has "
+                        f"{', '.join(map(str, frame.columns[:6]))}); see docs/kernel_models.md.")
+    if not len(frame):
+        raise DataError(f"{path} is an empty table; there is nothing to learn from it.")
+    found = []
+    for number, row in enumerate(frame.to_dict("records"), 1):
+        trace, device_name, named = (
+            "" if row.get(name) is None or row.get(name) != row.get(name) else str(row[name]).strip()
+            for name in (TRACE, "device", "software"))
+        try:
+            step_ms = float(row[STEP_MS])
+        except (TypeError, ValueError):
+            step_ms = np.nan
+        if not (np.isfinite(step_ms) and step_ms > 0):
+            raise DataError(f"{path} holds {str(row[STEP_MS])[:40]!r} as {STEP_MS} in row {number:,}, which is no "
+                            "positive number of milliseconds; correct or remove that row.")
+        if not trace:
+            raise DataError(f"{path} names no trace in row {number:,}; correct or remove that row.")
+        if software in named:
+            found.append((trace, device_name, named, step_ms))
+    if not found:
+        raise DataError(f"No row of {path} is of software whose name contains {software!r}.")
+    return found
+
+
+def _own_file(path: str, device_name: str) -> str:
+    """A device's file beside the table, where there is one."""
+    beside = Path(path).parent / device_name
+    return str(beside) if device_name.lower().endswith(".toml") and beside.exists() else device_name
+
+
+def read_kernels(
+    paths: Sequence[str], progress: Callable[[str], None] = lambda text: None, *, spec: DeviceSpec | None = None,
+    notes: list[str] | None = None,
+) -> list[Samples]:
+    """Return samples as ``kernel_models.datasets.read_samples`` does, arguments and errors too, and of CPUs' traces.
+
+    There the operations are the kernels: their time is their own, without waits and the profiler's cost.
+    """
+    return read_samples(paths, progress, spec=spec, notes=notes, host_work=recorded_host_work)

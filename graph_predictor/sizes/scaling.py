@@ -1,0 +1,490 @@
+"""Another batch size or sequence length, from one capture: the operations' sizes scaled consistently, then priced
+again.
+
+Refused are steps that a program takes one after another along a dimension of its data (``unrolled_size``): another
+length is another number of operations, which one recording does not have. Whatever takes the dimension apart (a slice,
+``split``, ``chunk``, ``unbind``, an index) takes a part of it from one place to another. Where parts of one length
+cover the dimension, the step goes along it piece by piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from graph_predictor.comm.recorded_calls import payload_ratios
+from graph_predictor.prediction.anchoring import prices_of, resized_on_cpu, shrinking
+from graph_predictor.prediction.memory import most_activations, with_sizes
+from graph_predictor.prediction.operation_costs import every_operation, operation_costs
+from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.sizes.layout_rules import whole_number
+from graph_predictor.sizes.layouts import Dim, Shape
+from graph_predictor.sizes.named_sizes import LEADING, MOST, no_size, parse_sets
+from graph_predictor.sizes.scaled_shapes import ScaledShapes
+from kernel_models.families.copy import memset, transfer
+from kernel_models.op_call import Family, OpCall
+from kernel_models.operation import Operation, calls_of, is_free
+from kernel_models.spreads import RESIZED_WITH_DATA
+from tracer.arrays import Bool, Float64, Int64
+from tracer.decode import list_of
+from tracer.graph import OpKind
+from tracer.views import Argument
+
+MOST_GROWTH = 1000
+"""Times the recorded size, up or down: beyond it (``anchoring.MOST_RATIO``) one recorded time says nothing."""
+MOST_UNDECIDED = 0.05
+"""Share of the step's work on matrices that may be parameters or samples."""
+MOST_UNSIZED = 0.05
+"""Share of the kernels' time whose sizes may be missing."""
+MOST_KEPT = 50_000
+"""Operations of a job whose layouts are kept for the next prediction: some kilobytes each."""
+LEAST_MOVED = 0.01
+"""Share of the step's work by which a new size should change it at least; less is said."""
+
+
+Part = tuple[int, int]
+"""A part of a dimension: its begin and its end."""
+_FEW, _MOST_OF = 2, 4
+"""Elements that no part holds, at most, where the others are gone along (the last target, a class token), and at most
+one in so many."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Dimensions of another size.
+
+    A dimension is named by its old size: wherever a tensor that is no parameter has that size (a batch: as its first
+    dimension), it gets the new one, and so do first dimensions that are products of it with those beside it (tokens =
+    batch × sequence). Refused where a parameter has the same size somewhere, so that the two cannot be told apart.
+    Kernels get their measured time × model(new sizes) / model(old sizes); host time, the number of operations and
+    collectives of gradients stay. Assumes that no size but the named ones depends on them.
+
+    Attributes:
+        changes: (name, old, new).
+        because: a sentence on why this capture was scaled, for the notes.
+    """
+
+    changes: tuple[tuple[str, int, int], ...]
+    because: str = ""
+
+    @property
+    def growth(self) -> float:
+        """Return the factor on the product of all sizes."""
+        return math.prod(new / old for _, old, new in self.changes)
+
+    @property
+    def either(self) -> float:
+        """Return the log half width of the interval of work that follows the sizes or does not: both are in it."""
+        return math.fsum(abs(math.log(new / old)) for _, old, new in self.changes)
+
+    @classmethod
+    def parse(cls, texts: Sequence[str], known: Mapping[str, int] | None = None, because: str = "") -> Sizes:
+        """Parse "batch=32:64", or "batch=64" where the old size is known. Raises ``EditError`` for anything else."""
+        old, new = parse_sets(texts)
+        old = {**(known or {}), **old}
+        for name, size in new.items():
+            if name not in old:
+                raise EditError(f"{name}={size} names no old size: one capture does not say which of its dimensions is "
+                                f"meant; write it like {name}=32:64.")
+            bad = next((one for one in (old[name], size) if not 1 <= one <= MOST), None)
+            if bad is not None:
+                raise no_size(name, bad)
+        return cls(tuple((name, old[name], size) for name, size in new.items()), because)
+
+    def describe(self) -> str:
+        """One phrase."""
+        said = ", ".join(f"{name} {old} → {new}" for name, old, new in self.changes)
+        return f"{said} by scaling one capture" if said else "sizes as recorded"
+
+    def operations_of(self, scenario: Scenario, rows: Sequence[int] | Int64, rank: int = 0) -> list[Operation]:
+        """Operations at the new sizes, of rows of a rank's ``ops``. Raises ``EditError`` as ``apply``."""
+        scaled = ScaledShapes(scenario.built.graphs[rank], self.changes)
+        scaled.check()
+        return [scaled.operation_of(int(row)) for row in rows]
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """See ``Edit``. Sizes are scaled once for all predictions from a scenario."""
+        if not self.changes:
+            return scenario
+        return scenario.shared.once("sizes", (scenario, self.changes, self.because), lambda: self._scaled(scenario))
+
+    def _scaled(self, scenario: Scenario) -> Scenario:
+        scenario = scenario.claim("the sizes", f"--set {self.describe()}")
+        for name, old, new in self.changes:
+            if max(new / old, old / new) > MOST_GROWTH:
+                raise EditError(f"{name}={new} is more than {MOST_GROWTH:,} times away from the recorded {old}: one "
+                                "capture says nothing of it; capture the step at a size nearer to it.")
+        scenario.known_source()
+        work = scenario.work
+        mine = np.unique(work.kernel_group[scenario.cycle.kernel & (work.kernel_group >= 0)])
+        unsized = work.measured_ns[mine[~work.sized[mine]]].sum() / max(int(work.measured_ns[mine].sum()), 1)
+        if unsized > MOST_UNSIZED:
+            raise EditError(f"The trace has no sizes for {unsized:.0%} of its kernels' time, so that they cannot be "
+                            "changed; record with record_shapes=True (foretrace capture does).")
+        graphs = scenario.built.graphs
+        scaled = scenario.shared.once(
+            "scaled shapes", (scenario.built, self.changes),
+            lambda: [ScaledShapes(graph, self.changes) for graph in graphs],
+            keep=lambda found: sum(len(graph.ops) for graph in graphs) <= MOST_KEPT)
+        for rank in scaled:
+            rank.check()
+            if (size := unrolled_size(rank)) is not None:
+                raise EditError(f"{self.describe()} may change how many operations there are: the step goes along a "
+                                f"dimension of {size} piece by piece (a recurrent layer, a loop, micro-batches), and "
+                                "one capture does not say whether there are then more pieces or longer ones; trace the "
+                                "program again (--code).")
+        _check_decided(scenario, scaled, self)
+        if self.because:
+            scenario = scenario.with_note(self.because)
+        batch = next((one for one in self.changes if one[0].lower() in LEADING), None)
+        samples, recorded = (1.0, None) if batch is None else (batch[2] / batch[1], batch[1])
+        scenario = self._with_activations(scenario.with_samples(samples, recorded, self.growth))
+        resized = (_resized_on_cpu if scenario.built.computes_on_host else _resized)(scenario, scaled, self)
+        return replace(resized, items_per_rank=None if batch is None else float(batch[2]))
+
+    def _with_activations(self, scenario: Scenario) -> Scenario:
+        """Memory that grows with the sizes; a note says where the trace knows no moment with activations."""
+        changed = with_sizes(scenario, self.growth)
+        graphs = scenario.built.graphs
+        if self.growth > 1 and any(graph.meta.memory and not most_activations(graph) for graph in graphs):
+            return changed.with_note(
+                "Peak memory is that of a moment without activations (the optimizer's step): what they need at the new "
+                "sizes is not known from it and may be more; trace the program again at the new sizes (--code, or "
+                "SCRIPT.py:FUNCTION as the source) for the peak there.")
+        return changed
+
+    def warned(self, scenario: Scenario, moved: float) -> Scenario:
+        """Return the same with a warning where the sizes change next to nothing; ``moved`` is the share of the work
+        that they change."""
+        if moved >= LEAST_MOVED * min(abs(math.log(self.growth)), 1.0):
+            return scenario
+        said = " and ".join(f"{name} {old} → {new}" for name, old, new in self.changes)
+        return replace(scenario, warnings=(*scenario.warnings, (
+            f"{said} changes {moved:.2%} of the step's work, as hardly any operation has that size: what follows it in "
+            "another way (a loop, a loader, a size that is worked out from it) is not in this number; trace the "
+            "program again (--code).")))
+
+
+def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> None:
+    """Raise ``EditError`` where too much work is on matrices that may be parameters or samples."""
+    if not scenario.built.computes_on_host:
+        work = scenario.work
+        rank, op, ns = work.rank, work.op, work.measured_ns
+    else:
+        pieces = scenario.slices
+        mine = scenario.cycle.working[pieces.item] & ~pieces.fetched
+        rank, op, ns = pieces.rank[mine], pieces.op[mine], pieces.ns[mine]
+    undecided = 0
+    for r, o, time in zip(rank.tolist(), op.tolist(), ns.tolist(), strict=True):
+        if o >= 0:
+            undecided += time * scaled[r].undecided(o)
+    share = undecided / max(int(ns.sum()), 1)
+    if share > MOST_UNDECIDED:
+        raise EditError(f"{sizes.describe()} is ambiguous: parameters have as many rows as there are samples, and "
+                        f"{share:.0%} of the work is on matrices that may be either; capture the step at another size.")
+
+
+def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Scenario:
+    """New calls for every piece of device work; where they cannot be made, it grows with its data."""
+    work = scenario.work
+    known: dict[tuple[Any, ...], tuple[tuple[OpCall, ...] | None, float]] = {}
+    calls: list[tuple[OpCall, ...]] = []
+    factor = np.ones(len(work.call_row))
+    doubtful = np.zeros(len(work.call_row), np.bool_)
+    for i, (number, rank, op) in enumerate(zip(work.call_row.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)):
+        calls.append(work.calls[number])
+        if op < 0:
+            continue
+        shapes = scaled[rank]
+        ops = shapes.graph.ops
+        key = (number, rank, *(int(column[op]) for column in (ops.name, ops.shapes, ops.dtypes, ops.strides,
+                                                              ops.scalars)), shapes.layouts(op))
+        if key not in known:
+            known[key] = (_new_calls(calls[i], Operation.from_graph(shapes.graph, op), shapes.operation_of(op),
+                                        shapes.growth(op)), float(shapes.growth(op)))
+        new, growth = known[key]
+        calls[i], factor[i] = (calls[i], growth) if new is None else (new, 1.0)
+        doubtful[i] = shapes.undecided(op)
+    resized, after = work.regrouped(calls)
+    kernel_factor = np.where(work.kernel_group >= 0, factor[np.maximum(work.kernel_group, 0)], 1.0) if len(factor) else np.ones(
+        len(work.kernel_group))
+    collectives, exchanged = _collectives(scenario, scaled)
+    kernel_factor = kernel_factor * collectives
+    spread = np.where(kernel_factor != 1.0, RESIZED_WITH_DATA, 0.0)
+    if doubtful.any():
+        mine = (work.kernel_group >= 0) & doubtful[np.maximum(work.kernel_group, 0)]
+        spread = np.hypot(spread, np.where(mine, sizes.either, 0.0))
+    share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
+    sized = (factor != 1.0) | np.isin(resized.call_row, list(after))
+    scenario = sizes.warned(scenario, float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1))
+    kernels = replace(scenario.kernels.scaled(kernel_factor).widened(spread), calls=after)
+    changed = replace(scenario, regrouped=resized, kernels=kernels)
+    if doubtful.any():
+        changed = changed.with_note(_doubt(work.measured_ns[doubtful].sum() / max(int(work.measured_ns.sum()), 1)))
+    return changed.with_note(
+        f"Sizes were scaled through the graph of one capture; host time stays. {share:.0%} of the kernels' time, of "
+        "operations "
+        "no formula gives back, was taken to grow with their data." + (
+            f" {exchanged:,} collectives of samples change with them; those of gradients and parameters stay."
+            if exchanged else ""))
+
+
+def _new_calls(old: tuple[OpCall, ...], before: Operation, after: Operation, growth: Fraction) -> tuple[
+        OpCall, ...] | None:
+    """Return the calls of recorded work at its new sizes; ``None`` where they cannot be made.
+
+    A lone copy or memset has ``growth`` times the bytes. Of other work the calls are those of the operation, unless at
+    the old sizes these are not what was recorded: then the formulas do not say what the operation did.
+    """
+    if len(old) == 1 and old[0].family in (Family.TRANSFER, Family.MEMSET) and "unsized" not in old[0].flags:
+        size = round(old[0].dims[0] * growth)
+        return (memset(size) if old[0].family is Family.MEMSET else transfer(old[0].kind, size, old[0].flags),)
+    tf32 = any(call.dtype == "tf32" for call in old)
+    return calls_of(after, tf32) if calls_of(before, tf32) == old else None
+
+
+def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Scenario:
+    """On a CPU the operations are the kernels: the own time of those that compute × model(new sizes) / model(old)."""
+    scenario = scenario.claim("the host's computation", "--set")
+    pieces, working = scenario.slices, scenario.cycle.working[scenario.slices.item]
+    was, factor = scenario.host_times(), np.ones(len(pieces))
+    known: Bool = np.zeros(len(pieces), np.bool_)
+    doubtful: Bool = np.zeros(len(pieces), np.bool_)
+    for number, shapes in enumerate(scaled):
+        growth, computes, undecided = _computing(scenario, number, shapes)
+        factor *= growth
+        known, doubtful = known | computes, doubtful | undecided
+    changed = factor != 1.0
+    if not changed.any():
+        raise EditError("No operation that computes has one of the sizes: nothing would change.")
+    ns = was * factor
+    moved = abs(float((ns - was)[changed].sum())) / max(float(was[working].sum()), 1.0)
+    scenario = sizes.warned(scenario, moved)
+    share, doubt = (float(pieces.ns[rows].sum()) / max(float(pieces.ns[working].sum()), 1.0)
+                    for rows in (changed, doubtful))
+    stays = float(ns[working & ~pieces.fetched & ~known].sum())
+    less = shrinking(stays, float(ns[working].sum()), sizes.growth)
+    host = scenario.host.widened(resized_on_cpu(ns[changed], factor[changed], float(ns[working].sum())))
+    host = host.widened(less)
+    if doubt:
+        scenario, host = scenario.with_note(_doubt(doubt)), host.widened(doubt * sizes.either)
+    return replace(scenario, host=replace(host, ns=ns)).with_note(
+        f"{share:.0%} of the step is operations that compute on the CPU and grow by their models; the rest of the "
+        "host's time stays." + (" The interval holds a step in which that shrinks too." if less else ""))
+
+
+def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[Float64, Bool, Bool]:
+    """Return how much more a rank's pieces of host time compute, which compute, and which of these are undecided."""
+    pieces, graph = scenario.slices, shapes.graph
+    costs = operation_costs(scenario.cycle, pieces, number, every_operation(graph))
+    ops, numbers = graph.ops, dict[tuple[Any, ...], int]()
+    columns = np.stack([ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars])[:, costs.op].T.tolist()
+    kind = np.array([numbers.setdefault((*key, shapes.layouts(op)), len(numbers))
+                     for op, key in zip(costs.op.tolist(), columns, strict=True)], np.int64)
+    examples = costs.op[np.unique(kind, return_index=True)[1]].tolist()
+    growth = _growth_of_work(scenario, shapes, examples)
+    takes_time = np.array([not is_free(graph.string(int(ops.name[op]))) for op in examples], np.bool_)[kind]
+    computes: Bool = computing_operations(graph)[costs.op] & takes_time
+    undecided = computes & np.array([shapes.undecided(op) for op in examples], np.bool_)[kind]
+    none = np.zeros(len(kind) + 1)
+    known, doubtful = (costs.by_slice(pieces, rows.astype(np.float64), none, 0.0, 0.0) > 0
+                       for rows in (computes, undecided))
+    return (costs.by_slice(pieces, np.where(computes, growth[kind], 1.0), none + 1.0, 1.0, 1.0), known, doubtful)
+
+
+def _growth_of_work(scenario: Scenario, shapes: ScaledShapes, ops: list[int]) -> Float64:
+    """Work of operations at the new sizes over the recorded work, by the models.
+
+    Of collectives it is the growth of what they move, and where the models know no time that of the elements of all
+    arguments.
+    """
+    pairs = [(Operation.from_graph(shapes.graph, op), shapes.operation_of(op)) for op in ops]
+    calls = [calls_of(one) for pair in pairs for one in pair]
+    times = prices_of(calls, scenario.known_source(), scenario.devices.source_models).time_us.reshape(-1, 2)
+    sized = np.array([bool(one) and not any("unsized" in call.flags for call in one) for one in calls], np.bool_)
+    known: Bool = np.asarray((sized.reshape(times.shape) & (times > 0)).all(axis=1))
+    table = shapes.graph.collectives
+    row_of = {op: row for row, op in reversed(list(enumerate(table.op.tolist())))}
+    found = np.where(known, times[:, 1], 1.0) / np.where(known, times[:, 0], 1.0)
+    for number, op in enumerate(ops):
+        if op in row_of:
+            moved = max(int(table.elements_in[row_of[op]]), int(table.elements_out[row_of[op]]), 0)
+            found[number] = (1.0 + moved * float(shapes.payload(row_of[op]))) / (1.0 + moved)
+        elif not known[number]:
+            before, after = (sum(_elements(argument.shape) for argument in one.arguments) for one in pairs[number])
+            found[number] = (1.0 + after) / (1.0 + before)
+    return found
+
+
+def _elements(shape: Any) -> float:
+    """Elements of a tensor, or of all tensors of a list."""
+    if not shape:
+        return 0.0
+    return float(math.prod(shape)) if all(isinstance(one, int) for one in shape) else sum(map(_elements, shape))
+
+
+def _doubt(share: float) -> str:
+    return (f"{share:.1%} of the work is on tensors that may be parameters or samples, for all the trace says; their "
+            "interval holds both.")
+
+
+def payload_factors(scenario: Scenario, scaled: list[ScaledShapes]) -> Float64:
+    """Return how much more every kernel's collective moves, the same on all ranks that take part; 1 for other
+    kernels."""
+    program, graphs = scenario.built.program, scenario.built.graphs
+    factor = np.ones(len(program.kernel_item))
+    for rank, (graph, shapes) in enumerate(zip(graphs, scaled, strict=True)):
+        table = graph.collectives
+        for row in np.flatnonzero(table.kernel >= 0).tolist():
+            factor[int(program.kernel_ptr[rank]) + int(table.kernel[row])] = float(shapes.payload(row))
+    group = program.kernel_group
+    mine = group >= 0
+    most = np.ones(len(program.group_size))
+    np.maximum.at(most, group[mine], factor[mine])
+    least = np.full(len(program.group_size), np.inf)
+    np.minimum.at(least, group[mine], factor[mine])
+    # One rank that is sure decides for all: lists of indices differ in length from rank to rank.
+    factor[mine] = np.where(most > 1, most, least)[group[mine]]
+    return factor
+
+
+def _collectives(scenario: Scenario, scaled: list[ScaledShapes]) -> tuple[Float64, int]:
+    """Factors on the time of collectives that move more (or less), and how many there are."""
+    program = scenario.built.program
+    moved = payload_factors(scenario, scaled)
+    time = np.ones(len(moved))
+    for rank, graph in enumerate(scenario.built.graphs):
+        table = graph.collectives
+        kernels = int(program.kernel_ptr[rank]) + table.kernel
+        rows = np.flatnonzero((table.kernel >= 0) & (moved[np.maximum(kernels, 0)] != 1))
+        if len(rows):
+            own = kernels[rows]
+            time[own] = payload_ratios(graph, rows.tolist(), moved[own].tolist(), scenario.known_source())
+    return time, int((moved != 1).sum())
+
+
+def unrolled_size(scaled: ScaledShapes) -> int | None:
+    """The old size of a dimension that changes and that the step goes along piece by piece; ``None`` if there is none.
+
+    Trusts the arguments' values; a trace without them has no such dimension.
+    """
+    taken: dict[tuple[Shape, int, Dim], set[Part]] = {}
+    for row in _rows(scaled):
+        operation = Operation.from_graph(scaled.graph, row)
+        value = scaled.flow.values(row).get((0, -1))
+        place, parts = _VIEWS[operation.name]
+        dim = whole_number(operation.arguments, place)
+        if value is None or dim is None or not -len(value.shape) <= dim < len(value.shape):
+            continue
+        at = dim % len(value.shape)
+        size, follows = value.shape[at], value.layouts[0][at]
+        if scaled.sizes.resized(size, follows) != size:
+            taken.setdefault((value.shape, at, follows), set()).update(parts(operation.arguments, size))
+    for (shape, at, follows), found in taken.items():
+        if _gone_along(shape[at], found, math.prod(old**power for old, power in zip(
+                scaled.sizes.old, follows.powers, strict=True))):
+            return shape[at]
+    return None
+
+
+def _rows(scaled: ScaledShapes) -> list[int]:
+    """One row of each way in which the step takes a part of a tensor."""
+    ops, strings = scaled.graph.ops, scaled.graph.strings
+    named = np.array([*(text in _VIEWS for text in strings), False], np.bool_)[ops.name]
+    rows = np.flatnonzero(named & (ops.kind == OpKind.OPERATION))
+    if not len(rows):
+        return []
+    _, first = np.unique(np.stack([ops.name[rows], ops.shapes[rows], ops.scalars[rows]]), axis=1, return_index=True)
+    found: list[int] = rows[first].tolist()
+    return found
+
+
+def _gone_along(size: int, parts: Iterable[Part], named: int) -> bool:
+    """Return whether parts of one length cover a dimension, and would be more at another size.
+
+    Args:
+        size: elements of the dimension.
+        parts: what is taken of it.
+        named: the named sizes' product that the dimension follows. Parts of that length, or of some of it, are as many
+            at every size: the halves of two batches that were put together.
+    """
+    inside = sorted({part for part in parts if part[0] < part[1]})
+    for length in {stop - start for start, stop in inside if 2 * (stop - start) <= size}:
+        if length % named == 0 and size // length % named:
+            continue
+        left, reached = 0, 0
+        for start, stop in inside:
+            if stop - start <= length:
+                left += max(start - reached, 0)
+                reached = max(reached, stop)
+        if left + size - reached <= min(_FEW, size // _MOST_OF):
+            return True
+    return False
+
+
+def _all(arguments: tuple[Argument, ...], size: int) -> list[Part]:
+    """Parts of ``aten::unbind``."""
+    del arguments
+    return [(at, at + 1) for at in range(size)]
+
+
+def _selected(arguments: tuple[Argument, ...], size: int) -> list[Part]:
+    """That of ``aten::select``, which takes one."""
+    index = whole_number(arguments, 2)
+    return [] if index is None else [(index % size, index % size + 1)]
+
+
+def _sliced(arguments: tuple[Argument, ...], size: int) -> list[Part]:
+    """That of ``aten::slice``; none where it leaves elements out in between."""
+    start, stop, step = (whole_number(arguments, place) for place in (2, 3, 4))
+    return [_within(start or 0, size if stop is None else stop, size)] if step in (None, 1) else []
+
+
+def _narrowed(arguments: tuple[Argument, ...], size: int) -> list[Part]:
+    """That of ``aten::narrow``, which is given a length."""
+    start, length = (whole_number(arguments, place) for place in (2, 3))
+    if start is None or length is None:
+        return []
+    start = start % size
+    return [_within(start, start + length, size)]
+
+
+def _split(arguments: tuple[Argument, ...], size: int) -> list[Part]:
+    """Return the parts of ``aten::split``, of one length or of a list of them."""
+    length = whole_number(arguments, 1)
+    if length is not None:
+        return [_within(start, start + length, size) for start in range(0, size, length)] if length > 0 else []
+    lengths = [one for one in list_of(arguments[1].value) if type(one) is int]
+    ends = np.cumsum([0, *lengths]).tolist()
+    return [_within(start, stop, size) for start, stop in pairwise(ends)]
+
+
+def _chunked(arguments: tuple[Argument, ...], size: int) -> list[Part]:
+    """Return the parts of ``aten::chunk``, at most as many as it is given."""
+    count = whole_number(arguments, 1)
+    if count is None or count < 1:
+        return []
+    length = -(-size // count)
+    return [_within(start, start + length, size) for start in range(0, size, length)]
+
+
+def _within(start: int, stop: int, size: int) -> Part:
+    """A part whose ends may count from the dimension's own end, or lie beyond it."""
+    first, last = (min(max(end + size if end < 0 else end, 0), size) for end in (start, stop))
+    return first, last
+
+
+_VIEWS: dict[str, tuple[int, Callable[[tuple[Argument, ...], int], list[Part]]]] = {
+    "aten::unbind": (1, _all), "aten::select": (1, _selected), "aten::slice": (1, _sliced),
+    "aten::narrow": (1, _narrowed), "aten::split": (2, _split), "aten::split_with_sizes": (2, _split),
+    "aten::unsafe_split": (2, _split), "aten::unsafe_split_with_sizes": (2, _split), "aten::chunk": (2, _chunked),
+    "aten::unsafe_chunk": (2, _chunked),
+}
+"""Operations that take parts of a tensor: the argument that names the dimension, and which parts they take."""

@@ -1,0 +1,412 @@
+"""Features of calls: from a family's calls to columns of numbers, and from these to what trees look at.
+
+    calls ──Variants──▶ Columns ──a recipe──▶ Described: features [n, f], and a simple formula's time [n], µs
+
+Trees learn the logarithm of the measured time over the formula's. Every feature has a physical meaning. ``RECIPES``
+names the recipes; a stored model keeps the name, so a recipe that changes what its features mean takes a new name.
+
+- *Matrix products*: sizes, work, and how tiles fill the multiprocessors. A library cuts the results into tiles
+  (Tm × Tn), each computed by one multiprocessor, and works on as many at a time as there are multiprocessors: a wave.
+  ``tiles = ⌈m/Tm⌉·⌈n/Tn⌉·batch``, ``waves = ⌈tiles/SMs⌉``, and the share of the last wave that is not in use is lost
+  time. Where there are few tiles, the contraction is split among more of them. Which tile a library takes is not known;
+  the trees see the counts of the usual ones. Source: NVIDIA, "Matrix Multiplication Background User's Guide".
+- *Attention*: its two products over pairs of positions, and its blocks over the multiprocessors. Pairs that count:
+  q·kv, the triangle of them under a causal mask, and at most a window's width for each query. FLOPs =
+  2·(head_dim + v_head_dim)·pairs·batch·heads, backward 2·(3·head_dim + 2·v_head_dim) (Dao, "FlashAttention-2", 2023).
+  A block is a tile of queries of one head of one sequence; blocks over multiprocessors make waves, as in a product.
+- *Streaming*: everything that device memory bounds: bytes, elements, and how they lie and fill the multiprocessors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel_models.dtypes import itemsize
+from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from tracer.arrays import Bool, Float64, Int64
+
+if TYPE_CHECKING:
+    from kernel_models.device import DeviceSpec
+
+Variant = tuple[str, str, str, tuple[str, ...]]
+"""Kind, dtype, layout and flags: everything of a call but its sizes."""
+
+_variant = attrgetter("kind", "dtype", "layout", "flags")
+_dims = attrgetter("dims")
+_work = attrgetter("flops", "bytes_read", "bytes_written")
+
+_EPILOGUES = frozenset({"bias", "out_bf16", "out_fp16", "out_fp32", "rowwise", "assumed"})
+"""Flags of a matrix product that change its time by less than its noise: what is done to each result once."""
+
+
+def plain(family: Family, variant: Variant) -> Variant:
+    """The variant whose model prices this one: a product with a bias is priced as one without.
+
+    Flags that hold a number ("affine=64") are left out too, or there would be a variant for every number.
+    """
+    kind, dtype, layout, flags = variant
+    left_out = _EPILOGUES if family is Family.GEMM else frozenset()
+    return kind, dtype, layout, tuple(flag for flag in flags if flag not in left_out and "=" not in flag)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Calls as columns.
+
+    Attributes:
+        dims: sizes as ``DIMENSIONS`` names them, [n, d].
+        code: place of each call's plain variant in the list of known ones, −1 for an unknown one, [n].
+        flops, bytes_read, bytes_written: the calls', [n]; empty unless asked for.
+    """
+
+    dims: Int64
+    code: Int64
+    flops: Float64
+    bytes_read: Float64
+    bytes_written: Float64
+
+    def __len__(self) -> int:
+        return len(self.code)
+
+    def taken(self, rows: Bool) -> Columns:
+        """Some of the calls."""
+        return Columns(self.dims[rows], self.code[rows], *(
+            part[rows] if len(part) else part for part in (self.flops, self.bytes_read, self.bytes_written)))
+
+
+class Variants:
+    """Known variants of a family, by number."""
+
+    def __init__(self, family: Family, known: Sequence[Variant]) -> None:
+        self.family, self.known = family, tuple(known)
+        self._plain = {variant: i for i, variant in enumerate(known)}
+        self._codes: dict[Variant, int] = {}
+
+    @classmethod
+    def of(cls, family: Family, calls: Sequence[OpCall]) -> Variants:
+        """Return the variants that occur, sorted."""
+        return cls(family, sorted({plain(family, variant) for variant in set(map(_variant, calls))}))
+
+    def columns(self, calls: Sequence[OpCall], *, work: bool) -> Columns:
+        """The calls' numbers; ``work`` asks for FLOPs and bytes too."""
+        n, width = len(calls), len(DIMENSIONS[self.family])
+        dims = np.fromiter(chain.from_iterable(map(_dims, calls)), np.int64, n * width).reshape(n, width)
+        variants = list(map(_variant, calls))
+        codes = self._codes
+        try:
+            code = np.fromiter(map(codes.__getitem__, variants), np.int64, n)
+        except KeyError:
+            for variant in set(variants) - codes.keys():
+                codes[variant] = self._find(plain(self.family, variant))
+            code = np.fromiter(map(codes.__getitem__, variants), np.int64, n)
+        numbers = np.array(list(map(_work, calls)), np.float64).reshape(n, 3) if work else np.zeros((0, 3))
+        return Columns(dims, code, *np.ascontiguousarray(numbers.T))
+
+    def _find(self, variant: Variant) -> int:
+        """Its number; a 16-bit float takes the other one's, which costs the same."""
+        kind, dtype, layout, flags = variant
+        other = {"fp16": "bf16", "bf16": "fp16"}.get(dtype, dtype)
+        return self._plain.get(variant, self._plain.get((kind, other, layout, flags), -1))
+
+
+FLOOR_US = 2.0
+"""Time of a kernel that does next to nothing, µs: the shortest of the published tables' take 2 to 3 on any GPU. Trees
+learn what is left, so that it need not be the device's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Figures of the device and of each variant, as recipes take them.
+
+    Attributes:
+        sm_count: multiprocessors.
+        bandwidth_gbps: device memory, 10⁹ bytes/s.
+        l2_mb: last cache, MiB.
+        tflops: peak rate of each variant's dtype, 10¹²/s, matrix units where it has them, [variants].
+        element_bytes: of each variant's dtype, [variants].
+        causal: whether a variant masks the upper triangle, [variants].
+        backward: whether a variant is a gradient, [variants].
+    """
+
+    sm_count: int
+    bandwidth_gbps: float
+    l2_mb: float
+    tflops: tuple[float, ...]
+    element_bytes: tuple[float, ...]
+    causal: tuple[bool, ...]
+    backward: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, spec: DeviceSpec, variants: Sequence[Variant]) -> Figures:
+        """The figures of a device for these variants."""
+        return cls(spec.sm_count, spec.memory_bandwidth_gbps, spec.l2_mb,
+                   tuple(spec.peak_tflops(dtype, matrix=True) for _, dtype, _, _ in variants),
+                   tuple(float(itemsize(dtype)) for _, dtype, _, _ in variants),
+                   tuple("causal" in flags for _, _, _, flags in variants),
+                   tuple(kind.endswith("backward") for kind, _, _, _ in variants))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values to store."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Figures:
+        """The figures of ``to_json``."""
+        return cls(int(values["sm_count"]), float(values["bandwidth_gbps"]), float(values["l2_mb"]),
+                   tuple(map(float, values["tflops"])), tuple(map(float, values["element_bytes"])),
+                   tuple(map(bool, values["causal"])), tuple(map(bool, values["backward"])))
+
+    def by_row(self, columns: Columns) -> tuple[Float64, Float64]:
+        """Peak rate (FLOP/µs) and element bytes of each call."""
+        return np.array(self.tflops)[columns.code] * 1e6, np.array(self.element_bytes)[columns.code]
+
+
+class Described(NamedTuple):
+    """Features [n, f], and the baseline's time [n], µs."""
+
+    features: npt.NDArray[np.float32]
+    baseline_us: Float64
+
+
+class Recipe(NamedTuple):
+    """A named recipe; ``work`` tells that it needs the calls' FLOPs and bytes. Codes are 0 or more in what it gets."""
+
+    name: str
+    describe: Callable[[Columns, Figures], Described]
+    work: bool = False
+
+
+def parts(size: Int64, part: Int64 | int) -> Int64:
+    """Return how many parts of a size, rounded up."""
+    return -(-size // part)
+
+
+def stack(features: Sequence[npt.NDArray[Any]]) -> npt.NDArray[np.float32]:
+    """Columns side by side."""
+    result = np.empty((len(features[0]), len(features)), np.float32)
+    for i, column in enumerate(features):
+        result[:, i] = column
+    return result
+
+
+_THREADS = 2048
+"""Threads of a multiprocessor (NVIDIA, compute capability 7.0 to 9.0); a full wave of the simplest kernels."""
+
+
+def streaming_features(columns: Columns, figures: Figures) -> Described:
+    """All features: logarithms of every size, bytes, FLOPs, waves, and alignment of the innermost size."""
+    rate, size = figures.by_row(columns)
+    moved = np.maximum(columns.bytes_read + columns.bytes_written, 1.0)
+    memory_us = moved / (figures.bandwidth_gbps * 1e3)
+    baseline = columns.flops / rate + memory_us + FLOOR_US
+    elements = np.maximum(moved / size, 1.0)
+    waves = elements / (figures.sm_count * _THREADS)
+    dims = np.maximum(columns.dims, 1)
+    logs = np.log2(dims)
+    features = [
+        columns.code, np.log2(moved), np.log2(columns.bytes_read + 1), np.log2(columns.bytes_written + 1),
+        np.log2(columns.flops + 1), np.log2(baseline), np.log2(waves), np.minimum(waves, 16) % 1,
+        moved / (figures.l2_mb * 2.0**20), *logs.T,
+        *(np.log2(np.gcd(column, 1024)) for column in dims.T),
+        *(column / (parts(column, figures.sm_count) * figures.sm_count) for column in dims[:, :2].T),
+    ]
+    if dims.shape[1] > 1:
+        features += [logs[:, 0] + logs[:, 1], logs[:, 0] - logs[:, 1]]
+    return Described(stack(features), baseline)
+
+
+_BLOCK_ROWS = (64, 128, 192)
+_KEY_ROWS = 128
+"""Rows of a block of queries, and of one step over keys, in FlashAttention 2 and 3 (Dao, 2023; Shah et al., 2024)."""
+
+
+def _pairs(columns: Columns, figures: Figures) -> Float64:
+    """Query and key positions that meet, of one head of one sequence."""
+    _, _, _, q, kv, _, _, window = columns.dims.T.astype(np.float64)
+    causal = np.array(figures.causal)[columns.code]
+    # The last query sees all keys, the first one kv − q + 1, of which only the last `reach`.
+    first = np.maximum(kv - q + 1, 1) if causal.any() else kv
+    reach = np.where(window > 0, np.minimum(window, kv), kv)
+    short = np.clip(reach - first, 0, q)  # queries that see less than that
+    return np.where(causal, short * (first + (short - 1) / 2) + (q - short) * reach, q * reach)
+
+
+def attention_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Float64, Float64]:
+    """Pairs, FLOPs, bytes, and the baseline in µs: compute + memory + floor."""
+    batch, heads, kv_heads, q, kv, width, v_width, _ = columns.dims.T.astype(np.float64)
+    rate, size = figures.by_row(columns)
+    pairs = _pairs(columns, figures)
+    backward = np.array(figures.backward)[columns.code]
+    flops = 2.0 * np.where(backward, 3 * width + 2 * v_width, width + v_width) * pairs * batch * heads
+    moved = size * np.where(backward, 2, 1) * batch * (heads * q + kv_heads * kv) * (width + v_width)
+    return pairs, flops, moved, flops / rate + moved / (figures.bandwidth_gbps * 1e3) + FLOOR_US
+
+
+def attention_features(columns: Columns, figures: Figures) -> Described:
+    """All features."""
+    batch, heads, kv_heads, q, kv, width, v_width, window = columns.dims.T
+    rate, size = figures.by_row(columns)
+    pairs, flops, moved, baseline = attention_work(columns, figures)
+    memory_us = moved / (figures.bandwidth_gbps * 1e3)
+    group = heads / kv_heads
+    features = [
+        columns.code, np.log2(batch), np.log2(q), np.log2(kv), np.log2(heads), np.log2(kv_heads), np.log2(group),
+        width, v_width, window, np.log2(pairs), np.log2(flops), np.log2(moved), np.log2(flops / moved),
+        np.log2(baseline), np.log2(flops / rate / memory_us), np.log2(batch * heads), np.log2(batch * kv_heads),
+        np.log2(batch * q), np.log2(batch * q * heads), np.where(window > 0, np.log2(kv / np.maximum(window, 1)), -20),
+        width / (parts(width, 64) * 64), np.log2(size * batch * kv_heads * kv * (width + v_width)),
+        np.log2(size * batch * heads * q * (width + v_width)), np.gcd(q, 128), np.gcd(heads, 64),
+    ]
+    for rows in _BLOCK_ROWS:
+        blocks = batch * heads * parts(q, rows)
+        waves = parts(blocks, figures.sm_count)
+        features += [np.log2(blocks), blocks / (waves * figures.sm_count), np.minimum(waves, 64),
+                     q / (parts(q, rows) * rows)]
+        # Queries that share keys may be packed into one block.
+        packed = batch * kv_heads * parts(q * heads // kv_heads, rows)
+        waves = parts(packed, figures.sm_count)
+        features += [np.log2(packed), packed / (waves * figures.sm_count)]
+        # The longest block alone, and all blocks evenly spread: no schedule is faster than either.
+        keys = np.where(window > 0, np.minimum(kv, window + rows), kv)
+        steps = parts(keys, _KEY_ROWS)
+        longest = 2.0 * rows * (width + v_width) * steps * _KEY_ROWS * figures.sm_count / rate
+        features += [np.log2(longest + 1), np.log2(np.maximum(longest, flops / rate) + FLOOR_US)]
+    return Described(stack(features), baseline)
+
+
+def attention_brief(columns: Columns, figures: Figures) -> Described:
+    """A few features that cost little: for a distilled model."""
+    batch, heads, kv_heads, q, kv, width, _, window = columns.dims.T
+    _, flops, moved, baseline = attention_work(columns, figures)
+    log_batch, log_heads, log_kv_heads, log_q = (np.log2(x) for x in (batch, heads, kv_heads, q))
+    blocks = batch * heads * parts(q, 128)
+    features = [columns.code, log_batch, log_heads, log_kv_heads, log_q, kv, width, window, flops, moved,
+                log_heads - log_kv_heads, log_batch + log_heads, log_batch + log_q, log_batch + log_q + log_heads,
+                log_batch + log_kv_heads, flops / moved, blocks,
+                blocks / (parts(blocks, figures.sm_count) * figures.sm_count)]
+    return Described(stack(features), baseline)
+
+
+_MAIN = ((64, 64, .45), (64, 128, .62), (128, 64, .62), (128, 128, .75), (64, 256, .75), (256, 64, .7),
+         (128, 256, .85), (256, 128, .85))
+_OTHERS = ((64, 96), (128, 192), (192, 128), (256, 192), (64, 192), (128, 96), (64, 16), (64, 32), (32, 64),
+           (16, 128), (128, 32), (64, 8))
+"""Tiles of CUTLASS and cuBLAS, as their kernels' names have them. ``_MAIN`` has the share of peak that a tile's inner
+loop sustains too: chosen to rise with the tile's reuse; it enters an estimate of a tile's own time only."""
+_SPLITS = (1, 2, 4, 8)
+_SPLIT_US = 0.9
+"""Splits of a contraction that are tried, and the cost of adding their parts beside its traffic, µs: chosen, about half
+a short kernel's time."""
+_STEP = 64
+"""Contraction steps of a tile's inner loop are a multiple of this (the usual k of CUTLASS's tiles)."""
+_L2_OVER_MEMORY = 3.0
+"""Tiles share operands in L2, which is about this many times faster than device memory (NVIDIA A100, H100)."""
+_WAVES_SEEN = 64
+"""Chosen: beyond so many waves the part of one that is lost is below 2%."""
+
+
+def gemm_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Float64, Float64, Float64, Float64]:
+    """Element bytes, FLOPs, bytes of A, B and results, and the baseline in µs: compute + memory + floor."""
+    batch, m, n, k = columns.dims.T
+    rate, size = figures.by_row(columns)
+    flops = 2.0 * batch * m * n * k
+    # Eight-bit products write sixteen bits.
+    a, b, out = size * batch * m * k, size * batch * n * k, np.maximum(size, 2.0) * batch * m * n
+    baseline = flops / rate + (a + b + out) / (figures.bandwidth_gbps * 1e3) + FLOOR_US
+    return size, flops, a, b, out, baseline
+
+
+def gemm_baseline_us(columns: Columns, figures: Figures) -> Float64:
+    """The baseline alone, µs [n]."""
+    return gemm_work(columns, figures)[-1]
+
+
+def gemm_features(columns: Columns, figures: Figures) -> Described:
+    """All features."""
+    batch, m, n, k = columns.dims.T
+    rate, _ = figures.by_row(columns)
+    size, flops, a, b, out, baseline = gemm_work(columns, figures)
+    moved, memory_rate = a + b + out, figures.bandwidth_gbps * 1e3
+    log_m, log_n, log_k, log_batch = (np.log2(x) for x in (m, n, k, batch))
+    features = [
+        log_m, log_n, log_k, log_batch, columns.code, np.log2(flops), np.log2(moved), np.log2(flops / moved),
+        log_m + log_n + log_batch, np.log2(baseline), np.log2(flops / rate / (moved / memory_rate)),
+        np.log2(a), np.log2(b), np.log2(out), log_k - log_n, log_m - log_n,
+        np.gcd(m, 256), np.gcd(n, 256), np.gcd(k, 256), n / (parts(n, 128) * 128), parts(k, _STEP),
+    ]
+    features += [m / (parts(m, unit) * unit) for unit in (16, 64, 128, 256)]
+    estimates = []
+    for high, wide, share in _MAIN:
+        tiles = batch * parts(m, high) * parts(n, wide)
+        waves = parts(tiles, figures.sm_count)
+        estimates.append(_tile_us(tiles, high, wide, k, size, rate * share / figures.sm_count, memory_rate, out,
+                                  figures.sm_count))
+        features += [np.log2(tiles), tiles / (waves * figures.sm_count), np.minimum(waves, _WAVES_SEEN),
+                     np.log2(estimates[-1] + 1)]
+    best = np.minimum.reduce(estimates)
+    in_cache = moved < figures.l2_mb * 2.0**20
+    memory_us = moved / memory_rate / np.where(in_cache, 2, 1)
+    features += [np.log2(best + 1), np.log2(np.maximum(best, memory_us) + FLOOR_US)]
+    for high, wide in _OTHERS:
+        tiles = batch * parts(m, high) * parts(n, wide)
+        features += [np.log2(tiles), tiles / (parts(tiles, figures.sm_count) * figures.sm_count)]
+    for high, wide in ((64, 64), (128, 128), (128, 256)):
+        tiles = batch * parts(m, high) * parts(n, wide)
+        split = np.clip(figures.sm_count // tiles, 1, parts(k, 128))
+        features += [np.log2(split), np.log2(parts(k, split)), tiles * split / figures.sm_count]
+    return Described(stack(features), baseline)
+
+
+def _tile_us(
+    tiles: Int64, high: int, wide: int, k: Int64, size: Float64, rate: Float64, memory_rate: float, out: Float64,
+    sm_count: int,
+) -> Float64:
+    """Time of the fastest split of the contraction: waves × the longer of a tile's computing and its loads, µs."""
+    fastest = np.full(len(tiles), np.inf)
+    for split in _SPLITS:
+        pieces = tiles * split
+        steps = parts(parts(k, split), _STEP) * float(_STEP)
+        compute = 2.0 * high * wide * steps / rate
+        load = (high + wide) * steps * size * np.minimum(pieces, sm_count) / (memory_rate * _L2_OVER_MEMORY)
+        time = parts(pieces, sm_count) * np.maximum(compute, load)
+        if split > 1:
+            time = time + _SPLIT_US + out * split / memory_rate
+        fastest = np.minimum(fastest, time)
+    return fastest
+
+
+def gemm_brief(columns: Columns, figures: Figures) -> Described:
+    """A few features that cost little: for a distilled model, which copies another's predictions."""
+    batch, m, n, k = columns.dims.T
+    _, flops, a, b, out, baseline = gemm_work(columns, figures)
+    log_m, log_n, log_k = np.log2(m), np.log2(n), np.log2(k)
+    features = [log_m, log_n, log_k, batch, columns.code, log_m + log_n, log_n + log_k, log_m + log_k,
+                log_m + log_n + log_k, a + b + out, flops / (a + b + out), m / (parts(m, 128) * 128)]
+    for high, wide in ((128, 128), (128, 256), (64, 64), (256, 128)):
+        tiles = batch * parts(m, high) * parts(n, wide)
+        features += [tiles, tiles / (parts(tiles, figures.sm_count) * figures.sm_count)]
+    return Described(stack(features), baseline)
+
+
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (
+    Recipe("gemm-1", gemm_features), Recipe("gemm-brief-1", gemm_brief),
+    Recipe("attention-1", attention_features), Recipe("attention-brief-1", attention_brief),
+    Recipe("streaming-1", streaming_features, work=True),
+)}
+"""Every recipe by name."""
+
+
+def recipes_of(family: Family) -> tuple[str, str]:
+    """The names of a family's recipe and of its brief one, for the distilled model."""
+    if family is Family.GEMM:
+        return "gemm-1", "gemm-brief-1"
+    if family is Family.ATTENTION:
+        return "attention-1", "attention-brief-1"
+    return "streaming-1", "streaming-1"

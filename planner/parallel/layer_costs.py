@@ -1,0 +1,449 @@
+"""Costs of one rank's pieces of a decoder: a block, the embedding, the head and the optimizer, each traced once by
+shapes and priced on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from graph_predictor.synthesis.step import calls_by_operation
+from kernel_models.device import DeviceSpec
+from kernel_models.device_choice import shape_device
+from kernel_models.dtypes import itemsize
+from kernel_models.op_call import Family, OpCall
+from kernel_models.power import sustained
+from kernel_models.pricing import Models, PricedCalls, price
+from kernel_models.spreads import STATE_SPACE_KERNELS
+from planner.parallel.kept_layers import KeptLayers
+from tracer.graph import ExecutionGraph, Phase
+from tracer.parallel_plan import PlanError, Recomputation
+from tracer.shape_only.transformer import LINEARS, SCAN, Piece, TransformerPart, TransformerShape
+
+_WIDTH = {"fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""Bytes of a value with its share of a scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowType:
+    """A type of linear layers' products on a device.
+
+    Attributes:
+        dtype: of the products.
+        bytes: of a value.
+        copies: that a cast writes.
+    """
+
+    dtype: str
+    bytes: float
+    copies: int
+
+
+def narrow_type(linears: str, device: DeviceSpec) -> NarrowType | None:
+    """Return the type of a shape's ``linears``; ``None`` for none.
+
+    Raises:
+        PlanError: there is no such type, or the device's matrix units do not have it.
+    """
+    if not linears:
+        return None
+    if linears not in LINEARS:
+        raise PlanError(f"{linears} is no type of linear layers' products; give {', '.join(LINEARS)}.")
+    dtype = "fp4" if linears == "nvfp4" else "fp8"
+    scaled = linears in ("mxfp8", "nvfp4") and device.architecture in ("hopper", "ada", "cdna3")
+    if dtype not in device.matrix_tflops or scaled:
+        raise PlanError(f"The matrix units of {device.name} do not have {linears}; choose another type or device.")
+    one_order = linears != "fp8" or device.architecture in ("hopper", "ada")
+    return NarrowType(dtype, _WIDTH[linears], 2 if one_order else 1)
+
+
+def narrowed(calls: Sequence[OpCall], shape: TransformerShape, to: NarrowType) -> list[OpCall]:
+    """A block's calls with its linear layers' products in a narrower type.
+
+    Args:
+        calls: of forward or of backward, in order.
+        shape: of the block.
+    """
+    found: list[OpCall] = []
+    before: OpCall | None = None
+    for call in calls:
+        if _is_linear(call, shape):
+            batch, m, _, k = call.dims
+            # A product for gradients of weights reads what the one for gradients of inputs has had cast.
+            by_norm = before is not None and before.family is Family.NORM
+            if not call.layout.startswith("t") and not by_norm:
+                found.append(_cast(batch * m * k, itemsize(call.dtype), to))
+            found.append(_product(call, to))
+        else:
+            found.append(call)
+        before = call
+    return found
+
+
+def kept_less(forward: Iterable[OpCall], shape: TransformerShape, to: NarrowType) -> float:
+    """Bytes by which what backward needs is less: the inputs of linear layers are kept as they were cast."""
+    return sum(call.dims[0] * call.dims[1] * call.dims[3] * (itemsize(call.dtype) - to.bytes)
+               for call in forward if _is_linear(call, shape))
+
+
+def weights_cast(shape: TransformerShape, parameters: float, to: NarrowType) -> OpCall:
+    """The cast of so many weights, once a step."""
+    return _cast(round(parameters), shape.element_bytes, to)
+
+
+def _is_linear(call: OpCall, shape: TransformerShape) -> bool:
+    """Return whether a product is one of a linear layer that is cast: experts' grouped ones are; routers and the
+    products of
+    unfused attention and of state-space mixers' recurrence are not."""
+    if call.family is not Family.GEMM or SCAN in call.flags:
+        return False
+    batch, *sizes = call.dims
+    if batch > 1:
+        return bool(shape.experts) and shape.experts % batch == 0
+    return not (shape.experts and shape.experts in sizes)
+
+
+def _product(call: OpCall, to: NarrowType) -> OpCall:
+    batch, m, n, k = call.dims
+    packed = 2 if to.dtype == "fp4" else 1
+    less = batch * (m * k + k * n) * (itemsize(call.dtype) - to.bytes)
+    return replace(call, kind="scaled" if batch == 1 else "grouped", dims=(batch, m, n, max(k // packed, 1)),
+                   dtype=to.dtype, flags=tuple(sorted({*call.flags, "out_bf16"})), flops=call.flops,
+                   bytes_read=max(call.bytes_read - less, 0.0), bytes_written=call.bytes_written)
+
+
+def _cast(elements: int, width: int, to: NarrowType) -> OpCall:
+    return OpCall(Family.ELEMENTWISE, "cast", (elements, 1, elements), "bf16", flags=(f"to_{to.dtype}",),
+                  flops=float(elements), bytes_read=float(elements * width),
+                  bytes_written=elements * to.bytes * to.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCalls:
+    """Calls of a piece in their order, of forward and of backward."""
+
+    forward: tuple[OpCall, ...]
+    backward: tuple[OpCall, ...]
+
+
+def grown(one: TracedCalls, two: TracedCalls, factor: int) -> TracedCalls | None:
+    """Return the calls of ``factor`` times the sequences of ``one``; ``two`` has twice as many as ``one``.
+
+    ``None`` where the two differ in more than sizes: a dimension of one sequence has strides of its own, and a number
+    of tokens that does not divide is rounded.
+    """
+    passes = []
+    for small, large in ((one.forward, two.forward), (one.backward, two.backward)):
+        if len(small) != len(large):
+            return None
+        calls = [_grown(*pair, factor) for pair in zip(small, large, strict=True)]
+        passes.append(tuple(call for call in calls if call is not None))
+        if len(passes[-1]) != len(calls):
+            return None
+    return TracedCalls(*passes)
+
+
+def _grown(one: OpCall, two: OpCall, factor: int) -> OpCall | None:
+    if replace(two, dims=one.dims) != one:
+        return None
+    # Elements of a tensor that is broadcast over the sequences are there once, in a sum with those that are not.
+    both = list(zip(one.dims, two.dims, strict=True))
+    if one.family is not Family.ELEMENTWISE and any(b not in (a, 2 * a) for a, b in both):
+        return None
+    more = factor - 1
+    return replace(
+        one, dims=tuple(a + (b - a) * more for a, b in both),
+        flops=one.flops + (two.flops - one.flops) * more,
+        bytes_read=one.bytes_read + (two.bytes_read - one.bytes_read) * more,
+        bytes_written=one.bytes_written + (two.bytes_written - one.bytes_written) * more)
+
+
+PRODUCTS = frozenset((Family.GEMM, Family.ATTENTION))
+"""Bound by arithmetic; everything else by memory."""
+_CORE = frozenset(("bmm", "softmax", "softmax_backward", "native_dropout_backward"))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWork:
+    """Device work in a row, µs.
+
+    Attributes:
+        products: of matrix products and fused attention.
+        others: of everything else.
+        low, high: 80% interval of the two together.
+        launches: kernels.
+        sources: µs by ``Source``.
+    """
+
+    products: float = 0.0
+    others: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    launches: int = 0
+    sources: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def us(self) -> float:
+        """All of it."""
+        return self.products + self.others
+
+    def __add__(self, other: LayerWork) -> LayerWork:
+        sources = dict(self.sources)
+        for source, us in other.sources.items():
+            sources[source] = sources.get(source, 0.0) + us
+        return LayerWork(self.products + other.products, self.others + other.others, self.low + other.low,
+                         self.high + other.high, self.launches + other.launches, sources)
+
+    def times(self, factor: float) -> LayerWork:
+        """Return the work of so many of it."""
+        return LayerWork(self.products * factor, self.others * factor, self.low * factor, self.high * factor,
+                         round(self.launches * factor), {source: us * factor for source, us in self.sources.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class PieceCost:
+    """A piece for one micro-batch on one rank.
+
+    Attributes:
+        forward, backward: its work.
+        core: of forward, what selective recomputation runs again; nothing where attention is fused.
+        recomputed: of forward, what backward runs again, by kinds of recomputation that begin at a block's input: all,
+            or all up to the last product, whose result backward does not need, and what is kept left out.
+        weights: of backward, the products that give gradients of weights, which the zero-bubble schedule does later.
+    """
+
+    forward: LayerWork
+    backward: LayerWork
+    core: LayerWork
+    recomputed: Mapping[Recomputation, LayerWork]
+    weights: LayerWork
+
+
+class LayerCosts:
+    """Traces and prices pieces; each part is traced once, also for later processes, each distinct kernel priced once.
+
+    Args:
+        device: where they run.
+        models: fitted models of it.
+        like: pieces of a device that runs the same operations: what is traced for one serves both.
+    """
+
+    def __init__(self, device: DeviceSpec, models: Models | None = None, like: LayerCosts | None = None) -> None:
+        self.device = device
+        self._models = models
+        self._kept = KeptLayers(device)
+        self._calls: dict[tuple[TransformerShape, TransformerPart], TracedCalls] = {} if like is None else like._calls
+        self._costs: dict[tuple[TransformerShape, TransformerPart], PieceCost] = {}
+        self._optimizers: dict[tuple[TransformerShape, TransformerPart], LayerWork] = {}
+        self._saved: dict[tuple[TransformerShape, TransformerPart], int] = {} if like is None else like._saved
+
+    def runs_as(self, device: DeviceSpec) -> bool:
+        """Return whether a device runs the same operations, so that what was traced for the one serves the other."""
+        return (device.vendor, device.compute_capability) == (self.device.vendor, self.device.compute_capability)
+
+    def cost(self, shape: TransformerShape, part: TransformerPart) -> PieceCost:
+        """Cost of a part.
+
+        Raises:
+            ShapeOnlyError: the shape does not divide as the part wants it.
+        """
+        shape = shape.one_layer()
+        if not shape.experts:
+            part = replace(part, ep=1, etp=None)  # says nothing of blocks without experts
+        if part.piece is Piece.HEAD and (shared := math.gcd(part.microbatch, part.cp)) > 1:
+            # Logits and loss know tokens alone, not whose sequence they are of.
+            part = replace(part, microbatch=part.microbatch // shared, cp=part.cp // shared)
+        key = shape, part
+        if key not in self._costs:
+            traced = self._traced(shape, part)
+            forward, backward = (self._as_run(calls, shape, part) for calls in (traced.forward, traced.backward))
+            core = [] if shape.flash or part.piece is not Piece.BLOCK or not shape.attends else [
+                call for call in forward if SCAN not in call.flags and (
+                    call.kind in _CORE or _is_core_dropout(call, shape, part))]
+            whole = self._work(forward)
+            kinds = _KEPT if part.piece is Piece.BLOCK else ()
+            recomputed = {kind: self._work(_recomputed(forward, kind)) for kind in kinds}
+            self._costs[key] = PieceCost(whole, self._work(backward), self._work(core),
+                                         {Recomputation.FULL: whole, **recomputed},
+                                         self._work(call for call in backward if _is_of_weights(call)))
+        return self._costs[key]
+
+    def _as_run(self, calls: Sequence[OpCall], shape: TransformerShape, part: TransformerPart) -> Sequence[OpCall]:
+        """A part's calls by the kernels and in the types that the shape says."""
+        found = [_by_kernels(call, shape.flash_version) for call in calls]
+        narrow = narrow_type(shape.linears, self.device) if part.piece is Piece.BLOCK else None
+        return found if narrow is None else narrowed(found, shape, narrow)
+
+    def _traced(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
+        """Trace a part, or grow its calls from those of the smallest micro-batches, which many plans need."""
+        key = shape, part
+        if key not in self._calls:
+            self._calls[key] = self._grown(shape, part) or self._trace(shape, part)
+        return self._calls[key]
+
+    def _grown(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls | None:
+        for least in (1, 2):
+            factor, rest = divmod(part.microbatch, least)
+            if rest or factor <= 2 or not _divides(shape, part, least):
+                continue
+            one, two = (self._traced(shape, replace(part, microbatch=count)) for count in (least, 2 * least))
+            if (calls := grown(one, two, factor)) is not None:
+                return calls
+        return None
+
+    def _trace(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
+        if (kept := self._kept.get("calls", shape, part, TracedCalls)) is not None:
+            return kept
+        from tracer.shape_only.transformer_parts import trace_part
+
+        graph = trace_part(shape, part, shape_device(self.device))
+        phase = graph.ops.phase
+        calls = calls_by_operation(graph, range(len(graph.ops)))
+        if shape.state is not None:
+            calls = {op: tuple(replace(call, flags=(*call.flags, SCAN)) for call in each)
+                     if _scans(graph, op) else each for op, each in calls.items()}
+        traced = TracedCalls(*(tuple(call for op, each in calls.items() if bool(phase[op] == Phase.BACKWARD) is back
+                                     for call in each) for back in (False, True)))
+        self._kept.put("calls", shape, part, traced)
+        return traced
+
+    def optimizer(self, shape: TransformerShape, part: TransformerPart) -> LayerWork:
+        """The optimizer's work for the parameters of one block."""
+        shape = shape.one_layer()
+        # A block's parameters are the same for any tokens; ranks' own experts go with tokens of their own.
+        key = shape, replace(part, microbatch=1, cp=1, sequence_parallel=part.etp is not None)
+        if key not in self._optimizers:
+            calls = self._trace_optimizer(*key)
+            if (narrow := narrow_type(shape.linears, self.device)) is not None:
+                calls.append(weights_cast(shape, shape.block_parameters(part.tp, part.ep, part.etp), narrow))
+            self._optimizers[key] = self._work(calls)
+        return self._optimizers[key]
+
+    def _trace_optimizer(self, shape: TransformerShape, part: TransformerPart) -> list[OpCall]:
+        if (kept := self._kept.get("optimizer", shape, part, list[OpCall])) is not None:
+            return kept
+        from tracer.shape_only.transformer_parts import trace_optimizer
+
+        calls = _calls(trace_optimizer(shape, part, shape_device(self.device)))
+        self._kept.put("optimizer", shape, part, calls)
+        return calls
+
+    def saved_bytes(self, shape: TransformerShape, part: TransformerPart) -> int:
+        """Return what forward of a part keeps for backward, its output among it."""
+        key = shape.one_layer(), part
+        if key not in self._saved:
+            saved = self._trace_saved(*key)
+            if part.piece is Piece.BLOCK and (narrow := narrow_type(shape.linears, self.device)) is not None:
+                saved -= round(kept_less(self._traced(*key).forward, shape, narrow))
+            self._saved[key] = saved
+        return self._saved[key]
+
+    def _trace_saved(self, shape: TransformerShape, part: TransformerPart) -> int:
+        if (kept := self._kept.get("saved", shape, part, int)) is not None:
+            return kept
+        from tracer.shape_only.transformer_parts import trace_saved
+
+        saved = trace_saved(shape, part, shape_device(self.device))
+        self._kept.put("saved", shape, part, saved)
+        return saved
+
+    def priced(self, shape: TransformerShape, part: TransformerPart) -> PricedCalls:
+        """Return a part's calls of forward and backward as they run, priced in a step that keeps the device busy."""
+        shape = shape.one_layer()
+        traced = self._traced(shape, part)
+        return self._priced([*self._as_run(traced.forward, shape, part), *self._as_run(traced.backward, shape, part)])
+
+    def kept_bytes(self, shape: TransformerShape, part: TransformerPart, kind: Recomputation) -> float:
+        """Return what a block that is recomputed keeps besides its input."""
+        if kind not in _KEPT:
+            return 0.0
+        forward = self._traced(shape.one_layer(), part).forward
+        return float(sum(forward[i].bytes_written for i in _KEPT[kind](forward)))
+
+    def _work(self, calls: Iterable[OpCall]) -> LayerWork:
+        calls = list(calls)
+        if not calls:
+            return LayerWork()
+        priced = self._priced(calls)
+        us = priced.times_us
+        product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
+        source = priced.source[priced.index]
+        low, high = priced.total_interval_us()
+        # Nobody measured these kernels, so that all of them may be off by as much.
+        scans = float(us[[SCAN in call.flags for call in calls]].sum())
+        low, high = low - scans * -math.expm1(-STATE_SPACE_KERNELS), high + scans * math.expm1(STATE_SPACE_KERNELS)
+        return LayerWork(float(us[product].sum()), float(us[~product].sum()), low, high, len(calls),
+                         {int(each): float(us[source == each].sum()) for each in np.unique(source)})
+
+    def _priced(self, calls: Sequence[OpCall]) -> PricedCalls:
+        return sustained(price(calls, self.device, self._models), self.device)
+
+
+def _recomputed(forward: Sequence[OpCall], kind: Recomputation) -> list[OpCall]:
+    """Return the calls of a block's forward that backward runs again."""
+    kept = set(_KEPT[kind](forward))
+    last = max(_products(forward), default=len(forward))
+    return [call for i, call in enumerate(forward[:last]) if i not in kept]
+
+
+def _scans(graph: ExecutionGraph, op: int) -> bool:
+    """Return whether an operation stands for a kernel of a state-space mixer's recurrence."""
+    return graph.strings[int(graph.ops.module[op])].rpartition("/")[2] == SCAN
+
+
+def _products(forward: Sequence[OpCall]) -> list[int]:
+    return [i for i, call in enumerate(forward) if call.family is Family.GEMM and SCAN not in call.flags]
+
+
+def _attention(forward: Sequence[OpCall]) -> list[int]:
+    return [i for i, call in enumerate(forward) if call.family is Family.ATTENTION or call.kind == "softmax"]
+
+
+def _projections(forward: Sequence[OpCall]) -> list[int]:
+    """Products before attention."""
+    first = min(_attention(forward), default=0)
+    return [i for i in _products(forward) if i < first and forward[i].kind != "bmm"]
+
+
+def _operators(forward: Sequence[OpCall]) -> list[int]:
+    """Attention, and every second product from the first."""
+    return [i for i, call in enumerate(forward) if call.family is Family.ATTENTION] + _products(forward)[::2]
+
+
+_KEPT: Mapping[Recomputation, Callable[[Sequence[OpCall]], list[int]]] = {
+    Recomputation.NEEDED: lambda forward: [], Recomputation.PROJECTIONS: _projections,
+    Recomputation.OPERATORS: _operators}
+"""The calls of a block's forward whose results recomputation keeps, by kind."""
+
+
+def _calls(graph: ExecutionGraph) -> list[OpCall]:
+    return [call for each in calls_by_operation(graph, range(len(graph.ops))).values() for call in each]
+
+
+def _divides(shape: TransformerShape, part: TransformerPart, microbatch: int) -> bool:
+    """Return whether each expert gets a whole number of tokens, so that nothing is rounded."""
+    if not shape.experts:
+        return True
+    tokens = microbatch * shape.seq // part.cp // (part.tp if part.etp is not None else 1)
+    return (tokens * shape.top_k * shape.imbalance / shape.experts).is_integer()
+
+
+def _is_of_weights(call: OpCall) -> bool:
+    """A product of the transposed gradient of outputs with inputs: what a linear layer's weights get."""
+    return call.family is Family.GEMM and call.layout.startswith("t")
+
+
+def _by_kernels(call: OpCall, version: int) -> OpCall:
+    """Fused attention, which PyTorch's kernels were traced for, by those of ``TransformerShape.flash_version``."""
+    if call.family is not Family.ATTENTION or not call.kind.startswith("flash_"):
+        return call
+    name = {0: "cudnn", 1: "flash1", 2: "flash", 3: "flash3"}[version]
+    return replace(call, kind=call.kind.replace("flash", name, 1))
+
+
+def _is_core_dropout(call: OpCall, shape: TransformerShape, part: TransformerPart) -> bool:
+    """Dropout of attention's probabilities, which are more than the residual stream's values."""
+    return call.family is Family.RANDOM and call.dims[0] == (
+        shape.heads // part.tp * part.microbatch * (shape.seq // part.cp) * shape.seq)

@@ -1,0 +1,141 @@
+"""Sizes as users write them, the nearest of several captures, and steps with and without the profiler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from micro import Micro
+from typer.testing import CliRunner
+
+from foretrace.commands import app
+from foretrace.edits import ScaleHost
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.sizes.named_sizes import captured_sizes, nearest, parse_also, parse_sets
+from graph_predictor.synthesis.baseline import baseline_of
+from tracer.graph import ExecutionGraph
+
+A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85 * 10**9, "numSms": 108}
+WIDTH = 1024
+
+
+def on_gpu(folder: Path, batch: int, kernel_us: float, *, op: str = "aten::addmm", rows: int | None = None) -> Baseline:
+    """Steps of 30 µs on the host and one product of ``batch`` × 16 rows that takes ``kernel_us``; the GPU decides."""
+    trace = Micro()
+    trace.metadata["deviceProperties"] = [A100]
+    trace.calibrate()
+    end = 0.0
+    for n in range(4):
+        at = 1000 + (kernel_us + 1) * n
+        shapes = [[WIDTH], [rows or 16 * batch, WIDTH], [WIDTH, WIDTH]]
+        trace.step(at, at + 30, n + 1)
+        trace.op(op, at + 2, at + 20, **{"Input Dims": shapes, "Input type": ["float"] * 3})
+        begin = max(at + 20, end + 1 if n else 0)
+        trace.launch(at + 5, 10, (7, begin, kernel_us))
+        end = begin + kernel_us
+    return baseline_of(trace.read(folder))
+
+
+def on_cpu(folder: Path, batch: int, product_us: float, unprofiled_us: float | None = None, *,
+           profiled: bool = False) -> Baseline:
+    """Steps on a CPU: a product that takes ``product_us``, and 100 µs of Python after it; one event a step."""
+    trace = Micro()
+    for n in range(4):
+        at = 1000 + 2 * (product_us + 100) * n
+        trace.step(at, at + product_us + 100, n)
+        trace.op("aten::mm", at, at + product_us, **{
+            "Input Dims": [[16 * batch, WIDTH], [WIDTH, WIDTH]], "Input type": ["float"] * 2})
+    graph = trace.read(folder)
+    if unprofiled_us is not None:
+        graph.meta.unprofiled_step_ns = [int(1000 * unprofiled_us)] * 5
+    return baseline_of(graph, profiled=profiled)
+
+
+# without the profiler
+
+def test_a_step_is_the_one_without_the_profiler_where_the_capture_timed_it(tmp_path: Path) -> None:
+    said = on_cpu(tmp_path, 100, 100, 170).predict()
+    assert (said.times, said.unprofiled_us, said.recorded_us) == ("without the profiler", 170, 200)
+    assert said.step_time_us == pytest.approx(170, abs=0.01)
+    assert not [note for note in said.notes if "under the profiler" in note]
+    assert on_cpu(tmp_path, 100, 100, 170).predict([ScaleHost(2.0)]).step_time_us == pytest.approx(340, abs=0.01)
+
+
+def test_the_step_under_the_profiler_is_there_on_request(tmp_path: Path) -> None:
+    said = on_cpu(tmp_path, 100, 100, 170, profiled=True).predict()
+    assert (said.times, said.step_time_us) == ("under the profiler", 200)
+    assert any("without it the recorded step took 0.170 ms" in note for note in said.notes)
+
+
+def test_a_trace_that_was_not_timed_without_the_profiler_says_so(tmp_path: Path) -> None:
+    said = on_cpu(tmp_path, 100, 100).predict()
+    assert (said.times, said.step_time_us, said.unprofiled_us) == ("under the profiler", 200, None)
+    assert any("nothing says what the step takes without it" in note for note in said.notes)
+
+
+# as a user writes it
+
+def test_sizes_as_users_write_them() -> None:
+    assert parse_sets(["batch=32:128", "seq=64"]) == ({"batch": 32}, {"batch": 128, "seq": 64})
+    assert parse_also("runs/b:batch=64,seq=128") == ("runs/b", {"batch": 64, "seq": 128})
+    assert parse_also("runs/batch=64") == ("runs/batch=64", {})
+    with pytest.raises(EditError, match="names no size"):
+        parse_sets(["batch"])
+    with pytest.raises(EditError, match="set twice"):
+        parse_sets(["batch=1", "batch=2"])
+
+
+def _noted(folder: Path, name: str, **settings: object) -> ExecutionGraph:
+    graph = Micro().calibrate().read(folder)
+    graph.meta.workload = {"name": name, "settings": settings}
+    return graph
+
+
+def test_workloads_of_the_suite_note_their_sizes(tmp_path: Path) -> None:
+    pair = [_noted(tmp_path, "bert", batch=batch, seq=64, dtype="fp32") for batch in (4, 12)]
+    assert captured_sizes(pair, [{}, {}], {"batch": 6}) == [{"batch": 4}, {"batch": 12}]
+    assert captured_sizes(pair, [{}, {"batch": 5}], {"seq": 6}) == [{"seq": 64, "batch": 4}, {"seq": 64, "batch": 5}]
+    with pytest.raises(EditError, match="does not say its image"):
+        captured_sizes(pair, [{}, {"image": 5}], {"batch": 6})
+    with pytest.raises(EditError, match="captures are of bert and vit"):
+        captured_sizes([pair[0], _noted(tmp_path, "vit", batch=4)], [{}, {}], {"batch": 6})
+    with pytest.raises(EditError, match="differ in dtype"):
+        captured_sizes([pair[0], _noted(tmp_path, "bert", batch=8, seq=64, dtype="bf16")], [{}, {}], {"batch": 6})
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [
+    ({"batch": 7, "seq": 64}, 0), ({"batch": 9, "seq": 64}, 1), ({"batch": 8, "seq": 64}, 0),  # √(4 · 16) = 8
+    ({"batch": 4, "seq": 500}, 2)])
+def test_the_nearest_capture_is_that_of_the_least_ratios(wanted: dict[str, int], expected: int) -> None:
+    assert nearest([{"batch": 4, "seq": 64}, {"batch": 16, "seq": 64}, {"batch": 4, "seq": 512}], wanted) == expected
+
+
+def test_a_capture_of_no_size_is_refused() -> None:
+    with pytest.raises(EditError, match="batch=0 is no size"):
+        nearest([{"batch": 4}], {"batch": 0})
+
+
+def test_the_command_scales_the_nearest_capture(tmp_path: Path) -> None:
+    for name, batch, kernel in (("a", 2048, 51.0), ("b", 4096, 92.0)):
+        (tmp_path / name).mkdir()
+        on_gpu(tmp_path / name, batch, kernel, rows=batch)
+    first, second = (str(tmp_path / name / "micro.json") for name in "ab")
+
+    def predicted(source: str, sizes: str, *more: str) -> dict[str, Any]:
+        done = CliRunner().invoke(app, ["predict", source, "--set", f"batch={sizes}", "--json", *more])
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.output)
+        return found
+
+    also = ("--also", f"{second}:batch=4096")
+    far, near, there = (predicted(first, f"2048:{batch}", *also) for batch in (6144, 2560, 4096))
+    assert far["step_time_us"] == predicted(second, "4096:6144")["step_time_us"]
+    assert any("Of the captures at batch=2048 and batch=4096 the one at batch=4096 is nearest" in note
+               for note in far["notes"])
+    assert near["step_time_us"] == predicted(first, "2048:2560")["step_time_us"]
+    assert there["gpu_active_us"] == 92
+    for wrong in (["--also", second, "--set", "batch=32:128"], ["--also", f"{second}:batch=64"]):
+        assert CliRunner().invoke(app, ["predict", first, *wrong]).exit_code == 2

@@ -1,0 +1,183 @@
+"""Pieces of decoders kept on disk or shipped: what is found is what tracing gives, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kernel_models.device import device
+from planner.parallel import kept_layers
+from planner.parallel.layer_costs import LayerCosts, TracedCalls
+from planner.parallel.planning import plan
+from tracer.shape_only import transformer_parts
+from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
+
+H200 = device("h200-sxm")
+SHAPE = TransformerShape(1, 64, 2, 2, 128, 256, 64)
+BLOCK = TransformerPart(Piece.BLOCK, 1)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "foretrace"
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the functions that traced something."""
+    found: list[str] = []
+
+    def noted(name: str, trace: Any) -> Any:
+        return lambda *args: (found.append(name), trace(*args))[1]
+
+    for name in ("trace_part", "trace_saved", "trace_optimizer"):
+        monkeypatch.setattr(transformer_parts, name, noted(name, getattr(transformer_parts, name)))
+    return found
+
+
+def asked(pieces: LayerCosts, shape: TransformerShape = SHAPE) -> list[object]:
+    """All that is traced of a block."""
+    return [pieces.cost(shape, BLOCK), pieces.optimizer(shape, BLOCK), pieces.saved_bytes(shape, BLOCK)]
+
+
+def test_another_process_finds_what_was_traced(kept: Path, traces: list[str]) -> None:
+    first = asked(LayerCosts(H200))
+    assert sorted(traces) == ["trace_optimizer", "trace_part", "trace_saved"]
+    assert asked(LayerCosts(H200)) == first
+    assert len(traces) == 3
+    assert len(list(kept.glob("piece-*"))) == 3
+
+
+def test_damaged_files_are_traced_again(kept: Path, traces: list[str]) -> None:
+    """Each of the three is damaged in a way of its own, after a first trace has said what is right."""
+    first = asked(LayerCosts(H200))
+    damages = (lambda content: b"", lambda content: content[:-3], lambda content: b"x" + content)
+    for file, damage in zip(sorted(kept.glob("piece-*")), damages, strict=True):
+        file.write_bytes(damage(file.read_bytes()))
+    assert asked(LayerCosts(H200)) == first
+    assert len(traces) == 6
+
+
+def test_other_sizes_devices_versions_and_settings_have_files_of_their_own(
+        kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(shape: TransformerShape = SHAPE, spec: Any = H200) -> object:
+        return kept_layers.KeptLayers(spec).get("calls", shape, BLOCK, TracedCalls)
+
+    kept_layers.KeptLayers(H200).put("calls", SHAPE, BLOCK, TracedCalls((), ()))
+    assert known() == TracedCalls((), ())
+    assert known(spec=device("h100-sxm")) == TracedCalls((), ())  # runs the same operations
+    assert known(replace(SHAPE, hidden=128)) is None
+    assert known(spec=device("b200")) is None
+    with monkeypatch.context() as other:
+        other.setattr(kept_layers, "_settings", lambda: (False, *kept_layers.USUAL[1:]))
+        assert known() is None
+    with monkeypatch.context() as other:
+        other.setattr(kept_layers, "_surroundings", lambda: "another PyTorch")
+        assert known() is None
+    with monkeypatch.context() as other:
+        other.setattr(kept_layers, "_surroundings", lambda: "")  # no PyTorch
+        assert known() is None
+
+
+def test_the_usual_settings_are_those_of_a_fresh_process() -> None:
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    assert kept_layers._settings() == kept_layers.USUAL
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert kept_layers._settings() != kept_layers.USUAL
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_the_oldest_files_go(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_layers, "MOST_FILES", 2)
+    pieces = kept_layers.KeptLayers(H200)
+    for hidden in (64, 128, 192):
+        kept_layers._tidy.cache_clear()
+        pieces.put("saved", replace(SHAPE, hidden=hidden), BLOCK, hidden)
+    assert len(list(kept.glob("piece-*"))) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_layers, "kept_folders", lambda: iter(()))
+    kept_layers.KeptLayers(H200).put("saved", SHAPE, BLOCK, 1)
+    assert kept_layers.KeptLayers(H200).get("saved", SHAPE, BLOCK, int) is None
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, empty."""
+    monkeypatch.setattr(kept_layers, "kept_folders", lambda: iter([tmp_path]))
+    return tmp_path
+
+
+def test_a_first_search_of_a_decoder_of_the_suite_imports_no_torch(tmp_path: Path) -> None:
+    program = ("import sys; from planner.parallel.planning import plan; plan('gpt2', 64); "
+               "print('torch' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT,
+                          env={"XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": ""})
+    assert done.stdout.split() == ["False"]
+
+
+def test_what_is_shipped_is_what_tracing_gives(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    if kept_layers.torch_version() != _shipped().torch:
+        pytest.skip("another PyTorch than the one that traced what is shipped")
+    monkeypatch.setattr(kept_layers, "shipped_layer", lambda piece: None)
+    pieces = LayerCosts(device("h200-sxm"))
+    plan("gpt2", 64, pieces=pieces)
+    traced = {file.stem.rpartition("-")[2]: file.read_bytes()[32:] for file in empty.glob("piece-*.kept")}
+    assert len(traced) > 5
+    other = [piece for piece, content in traced.items() if _shipped().pieces.get(piece) != content]
+    assert not other, "tracing gives something else: python ci/ship_pieces.py (make pieces)"
+
+
+def test_another_pytorch_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    piece = next(iter(_shipped().pieces))
+    kept_layers._shipped.cache_clear()
+    assert kept_layers.shipped_layer(piece)
+    for version, found in (("1.0.0", False), ("", True)):
+        kept_layers._shipped.cache_clear()
+        with monkeypatch.context() as other:
+            other.setattr(kept_layers, "torch_version", lambda version=version: version)
+            assert (kept_layers.shipped_layer(piece) is not None) is found
+    kept_layers._shipped.cache_clear()
+
+
+def test_other_settings_of_pytorch_trace(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def trace(*_: object) -> None:
+        asked.append("traced")
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(transformer_parts, "trace_part", trace)
+    monkeypatch.setattr(kept_layers, "_settings", lambda: (False, *kept_layers.USUAL[1:]))
+    with pytest.raises(ZeroDivisionError):
+        plan("gpt2", 64)
+    assert asked == ["traced"]
+
+
+def test_the_version_is_the_installed_one() -> None:
+    torch = pytest.importorskip("torch")
+    assert kept_layers.torch_version() == torch.__version__.partition("+")[0]
+
+
+def _shipped() -> kept_layers.ShippedLayers:
+    import zlib
+
+    content = zlib.decompress(kept_layers.SHIPPED.read_bytes())
+    return msgspec.msgpack.decode(content, type=kept_layers.ShippedLayers)
