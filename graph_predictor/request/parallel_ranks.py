@@ -71,6 +71,8 @@ GROUP = "0"
 _DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 NOTE = ("Approximate: the program was not run again. The recording has DDP's buckets and all-reduces added where its "
         "gradients became ready; buffers that DDP would broadcast are left out.")
+MOST_SEPARATE = 8
+"""Worlds up to this size are simulated rank by rank; of larger ones, one rank of each class of equal ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +270,6 @@ def _collectives(gradients: list[Gradient], buckets: list[list[int]], reduces: l
 
 def _code(graph: ExecutionGraph, text: str) -> int:
     return graph.strings.index(text) if text in graph.strings else NONE - 1
-
-
-MOST_SEPARATE = 8
-"""Worlds up to this size are simulated rank by rank; of larger ones, one rank of each class of equal ranks."""
 
 
 def settings_under(plan: ParallelPlan, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -44,6 +44,10 @@ from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, Place
 from tracer.views import Argument
 
+MOST_UNSIZED = 0.05
+"""Share of the recorded work whose sizes may be missing."""
+_LAUNCH = "cudaLaunchKernel"
+
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
@@ -97,11 +101,6 @@ class StandIn:
 def _ratio(place: Int64, was: Int64, will: Float64, size: int, otherwise: float) -> Float64:
     before, after = (np.bincount(place, weights=column, minlength=size) for column in (was, will))
     return np.where(before > 0, after / np.maximum(before, 1e-9), otherwise)
-
-
-MOST_UNSIZED = 0.05
-"""Share of the recorded work whose sizes may be missing."""
-_LAUNCH = "cudaLaunchKernel"
 
 
 @dataclass(slots=True)

@@ -43,6 +43,19 @@ if TYPE_CHECKING:
     from graph_predictor.synthesis.recorded_times import RecordedTimes
     from kernel_models.collectives import CollectiveModel
 
+LEAST_US = 1e-3
+"""Least time of a collective whose interval is a ratio, µs: those that launch nothing take no time."""
+_COPIES = {("h2d", "pageable"): "Memcpy HtoD (Pageable -> Device)", ("h2d", "pinned"): "Memcpy HtoD (Pinned -> Device)",
+           ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)", ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)"}
+"""Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``rank_view``)."""
+MOST_CALLS = 0.8
+"""Share of an operation's host time that its launches take at most."""
+HOST_DEVICE = "cpu"
+"""The device whose models price work on tensors in a GPU's host."""
+WAIT = "cudaStreamSynchronize"
+HOST_WORK_TOLD_NS = 1e6
+"""Computing on the host that is reported: an optimizer's step counters of some hundred parameters take half of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostThread:
@@ -80,13 +93,6 @@ class HostThread:
         whole = self.told_ns + self.computed_ns
         machine_ns = host * self.told_ns + device * self.computed_ns
         return float(np.sqrt((law * self.told_ns)**2 + self.width_ns**2 + machine_ns**2) / whole) if whole else law
-
-
-LEAST_US = 1e-3
-"""Least time of a collective whose interval is a ratio, µs: those that launch nothing take no time."""
-_COPIES = {("h2d", "pageable"): "Memcpy HtoD (Pageable -> Device)", ("h2d", "pinned"): "Memcpy HtoD (Pinned -> Device)",
-           ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)", ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)"}
-"""Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``rank_view``)."""
 
 
 def calls_by_operation(graph: ExecutionGraph, rows: Iterable[int]) -> dict[int, tuple[OpCall, ...]]:
@@ -148,15 +154,6 @@ def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: Colle
                             float(times.time_us[row] * 1e3), COMMUNICATION_STREAM, collective=row,
                             source=Level(level).source, low=low[row], high=high[row])
             for row, level in enumerate(times.level.tolist())}
-
-
-MOST_CALLS = 0.8
-"""Share of an operation's host time that its launches take at most."""
-HOST_DEVICE = "cpu"
-"""The device whose models price work on tensors in a GPU's host."""
-WAIT = "cudaStreamSynchronize"
-HOST_WORK_TOLD_NS = 1e6
-"""Computing on the host that is reported: an optimizer's step counters of some hundred parameters take half of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,22 +25,22 @@ from kernel_models.collectives.topology import Topology, topology_of_state, topo
 from tracer.arrays import Float64
 from tracer.decode import DecodeError, convert
 
-PROTOCOLS = 3
-SHORTEST = 2
-"""Measured sizes a piece needs: it has two parameters."""
-MOST_CUTS = 40
-"""Most places that are tried as cuts; a longer table tries this many, evenly spread."""
-FOLDS = 5
+PROTOCOLS, SHORTEST = 3, 2
+"""Pieces at most: NCCL has LL, LL128 and Simple; and measured sizes that each needs: it has two parameters."""
+MOST_CUTS, FOLDS = 40, 5
+"""Most places that are tried as cuts (a longer table tries this many, evenly spread), and folds of sizes left out."""
 BELOW = 2.0
 """Sizes this much smaller than any measured one are beyond a fit."""
 FINENESS = 16
 """Sizes of each doubling at which a formula is scaled for a setting that was not measured."""
 FLOOR = 0.02
+"""Least half width of an interval, log: chosen, what repeated collectives differ by."""
 CAUCHY_SCALE = 0.1
 """Relative error at which a measurement counts half: a tenth, the accuracy two parameters are meant to reach."""
 ANCHORED_EXTRA = 0.15
 """Added to the log half-width of a setting that was not measured (rank counts left out: benchmarks/collectives.py)."""
 DEFAULT_WIDTH = 0.2
+"""Half width of the interval, log, where fewer than eight sizes could be left out: chosen."""
 
 
 @dataclass(frozen=True, slots=True)
