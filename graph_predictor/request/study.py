@@ -10,54 +10,34 @@ for and costs a tenth of a second to import is imported by the method that answe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import fields
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, TypeVar
+
 from graph_predictor.edits.device import Device
 from graph_predictor.edits.host_from import HostFrom
-from graph_predictor.edits.registry import Value
-from graph_predictor.edits.registry import chosen
-from graph_predictor.edits.registry import made
+from graph_predictor.edits.registry import Value, chosen, made
 from graph_predictor.edits.straggler import Straggler
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.prediction.shared import Shared
-from graph_predictor.sizes.named_sizes import captured_sizes
-from graph_predictor.sizes.named_sizes import nearest
-from graph_predictor.sizes.named_sizes import parse_also
-from graph_predictor.sizes.named_sizes import parse_sets
-from graph_predictor.sizes.named_sizes import samples_of
-from graph_predictor.sizes.retrace import recorded_sizes
-from graph_predictor.sizes.retrace import retrace
-from graph_predictor.sizes.retrace import trace_again
-from graph_predictor.sizes.retrace import why_not
+from graph_predictor.sizes.named_sizes import captured_sizes, nearest, parse_also, parse_sets, samples_of
+from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.device_choice import find_device
-from kernel_models.device_choice import shape_device
+from kernel_models.device_choice import find_device, shape_device
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
-from tracer.job import Job
-from tracer.job import assemble_job
-from tracer.job import read_job
+from tracer.job import Job, assemble_job, read_job
 from tracer.lookup_data.indices import LAW
-from tracer.parallel_plan import ParallelPlan
-from tracer.parallel_plan import PlanError
+from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.errors import UnknownSizeError
-from typing import TYPE_CHECKING
-from typing import TypeVar
 
 if TYPE_CHECKING:
     from graph_predictor.comm.mixing import Mixture
     from graph_predictor.prediction.result import Prediction
     from graph_predictor.prediction.scenario import Edit
-    from kernel_models.collectives import CollectiveModel
-    from kernel_models.collectives import Topology
+    from kernel_models.collectives import CollectiveModel, Topology
     from kernel_models.device import DeviceSpec
     from kernel_models.host.model import HostModel
     from kernel_models.profile import DeviceProfile

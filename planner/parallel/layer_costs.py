@@ -9,36 +9,24 @@ along the rows of each (blocks, MX, NVFP4).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import shape_device
 from kernel_models.dtypes import itemsize
-from kernel_models.op_call import Family
-from kernel_models.op_call import OpCall
+from kernel_models.op_call import Family, OpCall
 from kernel_models.power import sustained
-from kernel_models.pricing import Models
-from kernel_models.pricing import PricedCalls
-from kernel_models.pricing import price
+from kernel_models.pricing import Models, PricedCalls, price
 from kernel_models.spreads import STATE_SPACE_KERNELS
 from planner.parallel.kept_layers import KeptLayers
-from tracer.graph import ExecutionGraph
-from tracer.graph import Phase
-from tracer.parallel_plan import PlanError
-from tracer.parallel_plan import Recomputation
-from tracer.shape_only.transformer import LINEARS
-from tracer.shape_only.transformer import Piece
-from tracer.shape_only.transformer import SCAN
-from tracer.shape_only.transformer import TransformerPart
-from tracer.shape_only.transformer import TransformerShape
-import math
-import numpy as np
+from tracer.graph import ExecutionGraph, Phase
+from tracer.parallel_plan import PlanError, Recomputation
+from tracer.shape_only.transformer import LINEARS, SCAN, Piece, TransformerPart, TransformerShape
 
 _WIDTH = {"fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """Bytes of a value with its share of a scale."""

@@ -2,66 +2,47 @@
 
 from __future__ import annotations
 
-from calibration_support import Bench0
-from calibration_support import H200
-from calibration_support import HEALTHY
-from calibration_support import healthy
-from calibration_support import law_us
-from calibration_support import simulated
-from dataclasses import replace
-from kernel_models.calibration import checks
-from kernel_models.calibration.checks import CalibrationError
-from kernel_models.calibration.checks import Health
-from kernel_models.calibration.figures import spec_of
-from kernel_models.calibration.figures import with_measured
-from kernel_models.calibration.planner import FamilyProgress
-from kernel_models.calibration.planner import LEAST_TO_LEARN
-from kernel_models.calibration.run import Request
-from kernel_models.calibration.run import calibrate
-from kernel_models.calibration.run import share_of_time
-from kernel_models.calibration.space import draw
-from kernel_models.calibration.space import families_of
-from kernel_models.calibration.space import limits_for
-from kernel_models.calibration.space import spaces
-from kernel_models.datasets import read_samples
-from kernel_models.datasets.intended import is_intended
-from kernel_models.device import DeviceError
-from kernel_models.device import DeviceSpec
-from kernel_models.device import device
-from kernel_models.families.copy import memset
-from kernel_models.families.gemm import gemm
-from kernel_models.learned import process
-from kernel_models.learned.process import Kernel
-from kernel_models.learned.process import Process
-from kernel_models.learned.process import fit_process
-from kernel_models.model import Source
-from kernel_models.op_call import Family
-from kernel_models.op_call import OpCall
-from kernel_models.pricing import price
-from kernel_models.profile import load_profile
-from kernel_models.profile import save_profile
-from pathlib import Path
-from said import Run
-from tracer.campaign import CampaignError
-from tracer.campaign import Results
-from tracer.campaign import read_kernels
-from tracer.campaign.families import FAMILIES
-from tracer.campaign.items import side
-from tracer.campaign.results import Index
-from tracer.shape_only.devices import device_names
-from types import SimpleNamespace
-from typing import Any
 import itertools
 import json
 import math
-import msgspec
-import numpy as np
 import os
-import pytest
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from calibration_support import H200, HEALTHY, Bench0, healthy, law_us, simulated
+from said import Run
+
+from kernel_models.calibration import checks
+from kernel_models.calibration.checks import CalibrationError, Health
+from kernel_models.calibration.figures import spec_of, with_measured
+from kernel_models.calibration.planner import LEAST_TO_LEARN, FamilyProgress
+from kernel_models.calibration.run import Request, calibrate, share_of_time
+from kernel_models.calibration.space import draw, families_of, limits_for, spaces
+from kernel_models.datasets import read_samples
+from kernel_models.datasets.intended import is_intended
+from kernel_models.device import DeviceError, DeviceSpec, device
+from kernel_models.families.copy import memset
+from kernel_models.families.gemm import gemm
+from kernel_models.learned import process
+from kernel_models.learned.process import Kernel, Process, fit_process
+from kernel_models.model import Source
+from kernel_models.op_call import Family, OpCall
+from kernel_models.pricing import price
+from kernel_models.profile import load_profile, save_profile
+from tracer.campaign import CampaignError, Results, read_kernels
+from tracer.campaign.families import FAMILIES
+from tracer.campaign.items import side
+from tracer.campaign.results import Index
+from tracer.shape_only.devices import device_names
 
 ROOT = Path(__file__).resolve().parents[2]
 __all__ = ["simulated"]
