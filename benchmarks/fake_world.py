@@ -7,6 +7,7 @@ Each case runs in a process of its own; one rank of every class is recorded, the
 
 from __future__ import annotations
 
+from pathlib import Path
 import argparse
 import json
 import os
@@ -14,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = (("captured", "ddp"), ("captured", "fsdp2"), ("shape-only", "ddp"), ("shape-only", "fsdp2"),
@@ -27,7 +27,7 @@ how, text, ranks, out = json.loads(sys.argv[1])
 from tracer import read_job, workloads
 from tracer.fake_world import rank_classes
 from tracer.parallel_plan import ParallelPlan
-from tracer.store import load_job, save_job
+from tracer.job import load_job, save_job
 settings, plan = workloads.configure("llama"), ParallelPlan.parse(text, ranks)
 begin = time.perf_counter()
 if how == "captured":

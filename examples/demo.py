@@ -27,9 +27,8 @@ from typing import Any
 
 from graph_predictor.check.validate import ValidatedProgram, Validation, predict_cases, size_label, timed_steps
 from tracer.capture.context import cpu_model
-from tracer.directory_lock import Busy, DirectoryLock
 from tracer.errors import ForetraceError
-from tracer.output_file import whole_file
+from tracer.output_file import Busy, DirectoryLock, whole_file
 
 # A command reads the pipe that the demo holds open: it ends when the demo does, even if that is killed, and so writes
 # nothing that the next demo has already removed.

@@ -23,7 +23,8 @@ import numpy as np
 
 from kernel_models.datasets.samples import HELD_OUT_SHARE, DataError, Samples, joined, share_of
 from kernel_models.device import DeviceSpec, device
-from kernel_models.heuristics import RooflineModel, fit_efficiencies
+from kernel_models.heuristics.efficiency import fit_efficiencies
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.learned.boosted import Intervals
 from kernel_models.learned.boosting import Boosting, Member
 from kernel_models.learned.fit import FOLDS, Problem, distil

@@ -35,7 +35,7 @@ BELIEF = (1.0, 0.1, 0.01)
 """How much the steps may count against what is known without them: the one of these is taken with which left-out graphs
 are priced best, so that a few steps do not bend what many have taught."""
 LEAST_LEFT = 0.2
-"""Share of a step that known families leave, below which the step says nothing of the others."""
+"""Share of a step that known families leave, below which the step says nothing of the others. Set."""
 
 
 class _LeftOut(NamedTuple):

@@ -27,8 +27,7 @@ from tracer.decode import DecodeError, from_json
 from tracer.errors import ForetraceError, StepRegionError, TraceError
 from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
 from tracer.input_file import read_input, why_not_read
-from tracer.rank_classes import Span, checked_classes
-from tracer.ranks import leave_out_unbelievable
+from tracer.ranks import Span, checked_classes
 
 CONTEXT = "context.json"
 COLLECTIVES = "collectives.json"
@@ -225,7 +224,7 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
         meta.rank = _whole(context, "rank")
     if meta.world_size == NONE:
         meta.world_size = _whole(context, "world_size")
-    leave_out_unbelievable(meta)
+    meta.leave_out_unbelievable()
     meta.backend = meta.backend or str(context.get("backend", ""))
     workload = _mapping(context, "workload")
     if isinstance(workload.get("name"), str) and isinstance(workload.get("settings"), dict):

@@ -18,8 +18,7 @@ import numpy as np
 from tracer.decode import DecodeError, from_json
 from tracer.errors import JobError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, Table
-from tracer.rank_classes import RankClass, Span, groups_like, lattice, peers_like, spans
-from tracer.ranks import missing_of
+from tracer.ranks import RankClass, Span, groups_like, lattice, missing_of, peers_like, spans
 
 if TYPE_CHECKING:
     from tracer.job import Job

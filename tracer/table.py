@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from enum import IntEnum
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,38 +25,36 @@ def is_time(column: str) -> bool:
 
 @dataclass(slots=True)
 class Table:
-    """Equally long NumPy columns. Subclasses only list their columns.
+    """Equally long NumPy columns of whole numbers. Subclasses only list them, as ``Int64``, ``Int32`` or ``Int8``.
 
     Columns of what was read may be a single value that is kept once and cannot be written to, see ``writable``; times
     (``is_time``) never are.
     """
 
-    DTYPES: ClassVar[dict[str, Any]] = {}
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset()
     """Columns whose values are codes into ``graph.strings``."""
+    ENUMS: ClassVar[dict[str, type[IntEnum]]] = {}
+    """Columns whose values are members of an enumeration."""
     ADDED: ClassVar[frozenset[str]] = frozenset()
     """Columns that files of earlier versions lack; they are read as ``NONE``."""
 
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
+        return len(getattr(self, next(iter(self.layout()))))
 
     @classmethod
-    def column_names(cls) -> tuple[str, ...]:
-        """Names of the columns, in order."""
-        return tuple(f.name for f in fields(cls))
+    @cache  # opening a small file would spend most of its time asking for them
+    def layout(cls) -> dict[str, np.dtype]:
+        """Names of the columns, in order, and their NumPy types."""
+        return {column.name: np.dtype(str(column.type).lower()) for column in fields(cls)}
 
     def columns(self) -> dict[str, np.ndarray]:
         """Name → array, without copying."""
-        return {name: getattr(self, name) for name in self.column_names()}
+        return {name: getattr(self, name) for name in self.layout()}
 
     @classmethod
     def empty(cls, rows: int = 0) -> Any:
-        """A table of ``rows`` rows, every value ``NONE`` (floats: NaN)."""
-        missing = {True: np.nan, False: NONE}
-        return cls(**{
-            name: np.full(rows, missing[np.issubdtype(cls.column_dtype(name), np.floating)], cls.column_dtype(name))
-            for name in cls.column_names()
-        })
+        """A table of ``rows`` rows, every value ``NONE``."""
+        return cls(**{name: np.full(rows, NONE, dtype) for name, dtype in cls.layout().items()})
 
     @classmethod
     def blank(cls, rows: int) -> Any:
@@ -67,11 +67,6 @@ class Table:
             setattr(self, name, getattr(self, name).copy())
         column: np.ndarray = getattr(self, name)
         return column
-
-    @classmethod
-    def column_dtype(cls, column: str) -> np.dtype:
-        """The NumPy type of a column."""
-        return np.dtype(cls.DTYPES[column])
 
     def take(self, rows: np.ndarray) -> Any:
         """A new table of the given rows (indices or mask), in that order."""

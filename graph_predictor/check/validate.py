@@ -35,11 +35,10 @@ from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models, price
 from kernel_models.profile import load_profile
 from kernel_models.trace_calls import FAMILIES
-from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job, read_job
-from tracer.shown import Shown
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,7 +19,8 @@ from graph_predictor.pages import parts as pages_parts
 from kernel_models import device
 from kernel_models import profile as kernel_models_profile
 from kernel_models.collectives import topology
-from tracer import rank_classes, workloads
+from tracer import ranks as rank_classes
+from tracer import workloads
 from tracer.errors import ForetraceError
 from tracer.parallel_plan import PlanError
 from tracer.shape_only import devices

@@ -15,8 +15,9 @@ from graph_predictor.reports import inspection
 from graph_predictor.sizes import named_sizes
 from kernel_models import device_choice
 from tracer import graph as tracer_graph
+from tracer import job as jobs
 from tracer import job as tracer_job
-from tracer import shape_only, store, workloads
+from tracer import shape_only, workloads
 from tracer.errors import CaptureError
 from tracer.lookup_data import indices as lookup_data_indices
 from tracer.lookup_data import noted
@@ -71,7 +72,7 @@ def trace(
             for graph in job.graphs:
                 graph.meta.loss.notes += noted.note_indices(graph, given)
         if len(job.graphs) > 1 or job.classes:
-            store.save_job(job, out)
+            jobs.save_job(job, out)
         else:
             job.graphs[0].save(out)
         _report(job, out, json)

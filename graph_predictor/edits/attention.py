@@ -12,13 +12,13 @@ from graph_predictor.prediction.operation_costs import WRITTEN_OUT
 from graph_predictor.prediction.rewriting import units_of
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits
-from kernel_models.dtypes import itemsize
 from kernel_models.families.attention import attention
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of
-from tracer.dependencies import forward_backward_pairs
+from kernel_models.tensors import itemsize
+from tracer.columns import within
 from tracer.graph import ExecutionGraph, Phase
-from tracer.trees import within
+from tracer.views import forward_backward_pairs
 
 BETWEEN = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM, Family.REDUCTION, Family.OTHER})
 """Families of work between the products beside the softmax: scale, mask, dropout, copies, rows masked throughout."""

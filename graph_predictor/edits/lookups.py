@@ -12,11 +12,11 @@ from kernel_models.families.embedding import with_tables
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from tracer.arrays import Float64
+from tracer.columns import nearest
 from tracer.graph import ExecutionGraph
 from tracer.lookup_data.indices import Indices, read_indices
 from tracer.lookup_data.noted import find_lookups, note_indices, noted_tables
 from tracer.lookup_data.tables import EmbeddingTable
-from tracer.trees import nearest
 
 Noted = dict[int, tuple[EmbeddingTable, ...]]
 """Row of ``graph.ops`` → tables it looks up."""

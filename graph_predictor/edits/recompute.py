@@ -15,8 +15,8 @@ from graph_predictor.simulation.host_slices import top_operations
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of
 from tracer.arrays import Bool, Int64
+from tracer.columns import within
 from tracer.graph import ExecutionGraph, OpKind, Phase
-from tracer.trees import within
 
 LEAST_BLOCK = 3
 """Operations a repeated block has at least, where only the sequence of operations shows it."""

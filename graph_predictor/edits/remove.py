@@ -12,8 +12,8 @@ import numpy as np
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits
 from tracer.arrays import Bool
+from tracer.columns import within
 from tracer.graph import ExecutionGraph, OpKind
-from tracer.trees import within
 
 MOST_NAMES = 3
 

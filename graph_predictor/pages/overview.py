@@ -46,10 +46,10 @@ from graph_predictor.reports.opportunities import Opportunities, opportunities
 from graph_predictor.reports.ranks.report import JobReport, rank_report, replayed_ranks
 from graph_predictor.reports.ranks.times import JobTimes, predicted_times
 from graph_predictor.synthesis.baseline import baseline_of
+from tracer.device_memory import MemoryTimeline
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, LossReport
 from tracer.job import Job
-from tracer.memory_timeline import MemoryTimeline
 
 COLOURS = {"host": "host", "launch": "launch", "compute": "compute", "memory copy": "copy",
            "exposed communication": "comm", "waiting for rank": "waiting", "data loading": "loading", "sync": "sync",

@@ -19,8 +19,7 @@ import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import OpCall
-from kernel_models.power import sustained
-from kernel_models.pricing import CallBatch, Models, price
+from kernel_models.pricing import CallBatch, Models, price, sustained
 from kernel_models.spreads import RESIZED_ON_CPU
 from tracer.arrays import Float64
 

@@ -27,8 +27,8 @@ from kernel_models.op_call import Family
 from kernel_models.operation import family_of
 from tracer.alignment import align_windows
 from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import nearest
 from tracer.graph import NONE, ExecutionGraph, OpKind
-from tracer.trees import nearest
 
 WRITTEN_OUT = frozenset({"aten::_scaled_dot_product_attention_math"})
 """Operators of a family that other families' operations compute."""

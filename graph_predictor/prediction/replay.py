@@ -27,15 +27,13 @@ from graph_predictor.simulation.critical_path import PathStart
 from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.program import MOST_FACTOR, Program, RecordedTimes, Simulated, step_items, whole_ns
 from tracer.arrays import Int64
-from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import AnyJob, graphs_of
-from tracer.shown import Shown
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 Event = tuple[str, int]
 """("item" or "kernel", row of the program)."""

@@ -13,9 +13,8 @@ from graph_predictor.recorded.damage import damage_notes
 from graph_predictor.recorded.facts import RecordedFacts
 from graph_predictor.simulation.build import Built
 from tracer.arrays import Int8
-from tracer.charts import Chart, ChartSeries
 from tracer.graph import KernelKind
-from tracer.shown import Shown
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

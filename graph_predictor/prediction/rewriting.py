@@ -31,8 +31,8 @@ from kernel_models.pricing import Models
 from kernel_models.spreads import REPLACED_ON_CPU
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import nearest, within
 from tracer.graph import NONE, ExecutionGraph
-from tracer.trees import nearest, within
 
 
 def units_of(scenario: Scenario) -> WorkUnits:

@@ -14,8 +14,8 @@ from graph_predictor.simulation.host_slices import HostSlices, data_loading_oper
 from graph_predictor.simulation.host_waits import waiting_calls
 from kernel_models.spreads import END, USUAL_STEPS
 from tracer.arrays import Float64, Int64
+from tracer.columns import kinds_of
 from tracer.graph import NONE, ExecutionGraph, OpKind
-from tracer.grouping import kinds_of
 
 STRETCHES = 5
 """Parts that steps without the profiler are cut into: what a machine does to a run lasts longer than a step."""

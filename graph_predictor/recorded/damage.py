@@ -8,8 +8,8 @@ import numpy as np
 
 from tracer.errors import ForetraceError
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph
-from tracer.graph_capture import captured_launches, captured_of_steps
 from tracer.job import Job
+from tracer.lost_launches import captured_launches, captured_of_steps
 
 
 def rank_number(graph: ExecutionGraph, position: int) -> int:

@@ -20,8 +20,8 @@ from graph_predictor.figures import signed_percent
 from graph_predictor.recorded.counted_steps import CountedSteps
 from graph_predictor.recorded.damage import rank_number
 from tracer.arrays import Bool, Int64
+from tracer.columns import union_ns
 from tracer.graph import ExecutionGraph, KernelKind
-from tracer.intervals import union_ns
 
 
 def active_ns(start: Int64, end: Int64, device: np.ndarray) -> int:

@@ -23,10 +23,9 @@ from graph_predictor.recorded.facts import RecordedFacts
 from graph_predictor.reports.call_tree import OperationSums, StepTables
 from graph_predictor.simulation.critical_path import Causes
 from graph_predictor.simulation.program import Bound
-from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
-from tracer.shown import Shown
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,8 +21,8 @@ from graph_predictor.simulation.critical_path import Causes, Paths, walks_back
 from graph_predictor.simulation.host_slices import exclusive_time, operation_of, waits
 from graph_predictor.simulation.program import Bound
 from tracer.arrays import Int64
+from tracer.columns import GroupSums, RowsByNumber, empty_room, grouped, kinds_of, spans, tallied, totals
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
-from tracer.grouping import GroupSums, RowsByNumber, empty_room, grouped, kinds_of, spans, tallied, totals
 
 STEP = "step"
 

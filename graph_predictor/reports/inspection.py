@@ -10,10 +10,10 @@ import numpy as np
 from graph_predictor.prediction.step_spread import step_kinds
 from graph_predictor.recorded.damage import by_rank, unknown_device_work
 from graph_predictor.recorded.facts import RankFacts, RecordedFacts, active_ns, recorded_facts
+from tracer.device_memory import MemoryAccount, binary_size
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
 from tracer.job import Job
-from tracer.memory_account import MemoryAccount, binary_size
-from tracer.rank_classes import RankClass
+from tracer.ranks import RankClass
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Whether dependencies have a cycle at all, compiled: nodes that nothing is left to wait for are taken away in turn."""
+"""Orders of dependencies, compiled: nodes that nothing is left to wait for are taken away in turn."""
 
 from __future__ import annotations
 

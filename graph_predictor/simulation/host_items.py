@@ -22,8 +22,8 @@ from graph_predictor.simulation.host_waits import AllocationWaits
 from graph_predictor.simulation.program import NEVER, ItemKind
 from graph_predictor.simulation.ranks import RankView, running_maximum
 from tracer.arrays import Int8, Int32, Int64
+from tracer.columns import covered, union
 from tracer.graph import NONE, OpKind, Phase
-from tracer.intervals import covered, union
 
 HAND_OVER_GAP_NS = 100_000
 """An autograd thread's pause this long, with its caller busy, ends a backward pass."""

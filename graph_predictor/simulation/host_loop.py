@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from tracer.columns_loop import after, since
 from tracer.graph import OpKind
 from tracer.machine_code import kept_loop
-from tracer.searching import after, since
 
 OPERATION = int(OpKind.OPERATION)
 """Compiled code knows plain numbers only."""

@@ -22,8 +22,8 @@ from graph_predictor.simulation.host_loop import cut_queries, innermost_times
 from graph_predictor.simulation.program import ItemKind, Program, whole_ns
 from kernel_models.host.segments import HostIntervals
 from tracer.arrays import Bool, Float64, Int8, Int32, Int64
+from tracer.columns import nearest, within
 from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
-from tracer.trees import nearest, within
 
 ROOM = 64
 """Slices that there is room for beside four a query; it doubles where that is too few."""

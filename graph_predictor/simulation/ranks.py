@@ -10,8 +10,8 @@ import numpy as np
 
 from graph_predictor.figures import signed_microseconds
 from tracer.arrays import Bool, Float64, Int32, Int64
+from tracer.columns import outermost
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, StepSource
-from tracer.trees import outermost
 
 LONG_AGO = np.int64(-(2**60))
 """A time before every recorded one."""

@@ -40,8 +40,8 @@ from graph_predictor.simulation.program import ItemKind
 from kernel_models.kernel_names import uses_tf32
 from tracer.alignment import run_hashes
 from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import outermost
 from tracer.graph import NONE, ExecutionGraph
-from tracer.trees import outermost
 
 SAME_SIZE = 1e-9
 """Logs of sizes that differ by no more are of equal ones."""

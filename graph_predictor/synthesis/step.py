@@ -3,7 +3,7 @@
 Every operation's calls are priced on the device, and each becomes a kernel on one compute stream; collectives go to a
 stream of their own, start after the work launched before them, and the operation that first needs a result
 (``wait_op``) waits for it. The host's time is that of a given host, or a default with a wide interval: what no shape
-can tell. Where a recorded step of the same or a similar program is given (``RecordedTimes``), its times are taken
+can tell. Where a recorded step of the same or a similar program is given (``StandInTimes``), its times are taken
 instead wherever one of its operations stands for the traced one.
 """
 
@@ -32,15 +32,14 @@ from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.model import CPU_HOST, GPU_HOST, HostModel, shipped_host
 from kernel_models.model import Source
 from kernel_models.op_call import Family, OpCall
-from kernel_models.placed import host_work_ns, placed_calls
-from kernel_models.power import sustained
-from kernel_models.pricing import Models, price
+from kernel_models.operation import host_work_ns, placed_calls
+from kernel_models.pricing import Models, price, sustained
 from kernel_models.spreads import SHARED_CORES, UNKNOWN_HOST
 from tracer.errors import ForetraceError
 from tracer.graph import HOST_READ, NONE, ExecutionGraph, KernelKind, LaunchKind, Place
 
 if TYPE_CHECKING:
-    from graph_predictor.synthesis.recorded_times import RecordedTimes
+    from graph_predictor.synthesis.recorded_times import StandInTimes
     from kernel_models.collectives import CollectiveModel
 
 LEAST_US = 1e-3
@@ -216,7 +215,7 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
     return SynthesizedStep(synthesize(ranks), spec, spread, Source.HEURISTIC, 0.0, tuple(notes), warnings)
 
 
-def anchored_step(graphs: Sequence[ExecutionGraph], recorded: RecordedTimes,
+def anchored_step(graphs: Sequence[ExecutionGraph], recorded: StandInTimes,
                   collectives: CollectiveModel | None = None) -> SynthesizedStep:
     """Give shape-only graphs the times of the recorded operations that stand for theirs.
 
@@ -245,7 +244,7 @@ def anchored_step(graphs: Sequence[ExecutionGraph], recorded: RecordedTimes,
     return SynthesizedStep(made, spec, recorded.recorded_spread, recorded.host_source, change, tuple(notes), ())
 
 
-def _cores_shared(graphs: Sequence[ExecutionGraph], recorded: RecordedTimes, collectives: CollectiveModel | None) -> \
+def _cores_shared(graphs: Sequence[ExecutionGraph], recorded: StandInTimes, collectives: CollectiveModel | None) -> \
         SharedCores | None:
     ranks = max(graph.meta.world_size for graph in graphs)
     if collectives is not None:

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics import RooflineModel
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.learned.process import Points, Process, fit_process
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64

@@ -17,8 +17,8 @@ import numpy as np
 
 from kernel_models.datasets.samples import Samples, fold_of
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics import RooflineModel, fit_efficiencies
-from kernel_models.heuristics.efficiency import INTERVAL, NARROWEST
+from kernel_models.heuristics.efficiency import INTERVAL, NARROWEST, fit_efficiencies
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.learned.boosted import SHORTEST_US, BoostedModel, Intervals
 from kernel_models.learned.boosting import Boosting
 from kernel_models.learned.fit import FOLDS, Problem

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.embedding import parts_of
+from kernel_models.heuristics.work import CallTable
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
 from tracer.arrays import Bool, Float64, Int64
 

@@ -16,7 +16,8 @@ from kernel_models import device_choice, model
 from planner.sharding import estimate, planning, sources
 from planner.sharding import problem as sharding_problem
 from tracer import output_kind
-from tracer.lookup_data import plan_file, reuse
+from tracer.lookup_data import plan_file
+from tracer.lookup_data import tables as reuse
 
 BEST = 5
 PROVEN = "Every sharding was weighed: by the search's sums over the tables of a rank no other is faster."

@@ -17,8 +17,7 @@ from graph_predictor.request.memory_fit import StageMemory
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.collectives import CollectiveModel, Topology, topology_of
 from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device, shape_device
-from kernel_models.device_edit import scaled_device
+from kernel_models.device_choice import find_device, scaled_device, shape_device
 from kernel_models.host.model import HostModel
 from kernel_models.profile import DeviceProfile
 from planner.parallel.calibrate import PlanCalibration, calibrate, read_measured_plans
@@ -32,11 +31,10 @@ from planner.parallel.memory import MemoryPoint
 from planner.parallel.plan_costs import costs_of_plan
 from planner.parallel.search import BEST, Ranked, Refused, Relief, price_plan, search
 from planner.parallel.space import says_batch, with_batch
-from tracer.charts import MOST_BARS, Chart, ChartSeries
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
-from tracer.shown import Shown, frame_of
+from tracer.shown import MOST_BARS, Chart, ChartSeries, Shown, frame_of
 
 if TYPE_CHECKING:
     import pandas

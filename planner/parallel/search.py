@@ -25,7 +25,7 @@ from planner.parallel.memory import MemoryPoint, fullest_of, stage_memory, timel
 from planner.parallel.plan_costs import Exchange, PlanCosts, costs_of_plan
 from planner.parallel.space import PlanFamily, families, layouts
 from planner.parallel.stages import recomputed, spread
-from tracer.memory_account import MemoryAccount
+from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import TransformerShape

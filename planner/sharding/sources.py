@@ -35,16 +35,15 @@ from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models, price
 from planner.sharding.problem import DenseWork
 from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import nearest, union_ns
+from tracer.device_memory import MemoryAccount
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind, Phase
 from tracer.input_file import open_input
-from tracer.intervals import union_ns
 from tracer.job import Job, read_job
 from tracer.lookup_data.files import read_tables
 from tracer.lookup_data.noted import BACKWARD, find_lookups, tables_of
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import QUANTIZED, EmbeddingTable
-from tracer.memory_account import MemoryAccount
-from tracer.trees import nearest
 
 COLLECTIVE_NAMES = ("c10d::", "record_param_comms", "nccl:", "gloo:", "_c10d_functional::")
 """Begins of the names of operations that are collectives."""

@@ -21,9 +21,9 @@ from graph_predictor.simulation.critical_path import Causes, PathStart, walks_ba
 from graph_predictor.simulation.host_slices import HostTime, exclusive_time, operation_of, split
 from graph_predictor.simulation.program import Bound
 from graph_predictor.synthesis.baseline import predict
+from tracer.columns import empty_room
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, OpKind
-from tracer.grouping import empty_room
 from tracer.job import read_job
 
 

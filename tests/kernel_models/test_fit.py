@@ -19,14 +19,13 @@ from kernel_models.datasets import DataError, read_samples
 from kernel_models.datasets.samples import Samples, fold_of, is_held_out, joined, share_of
 from kernel_models.datasets.tables import read_table
 from kernel_models.device import device
-from kernel_models.evaluate import evaluate_profile
 from kernel_models.fitting import Options, candidates_of, fit_entry, fit_profile, scaled_to
 from kernel_models.learned import boosting
 from kernel_models.learned.boosted import BoostedModel
 from kernel_models.learned.boosting import Boosting
 from kernel_models.op_call import Family
 from kernel_models.profile import load_profile
-from kernel_models.scores import errors_of
+from kernel_models.scores import errors_of, evaluate_profile
 
 H200 = device("h200-sxm")
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from disk_support import small_disk
+from forks import run_program
+from pathlib import Path
+from said import Run
+from said import plain
+from typing import Any
 import contextlib
 import errno
 import gzip
 import json
+import numpy as np
 import os
+import pytest
 import shutil
 import socket
 import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pytest
-from disk_support import small_disk
-from forks import run_program
-from said import Run, plain
 
 torch = pytest.importorskip("torch")
 
@@ -30,10 +30,10 @@ from graph_predictor import replay  # noqa: E402
 from tracer.capture import CaptureOptions, CaptureWarning, output  # noqa: E402
 from tracer.capture.options import PROFILER_WARMUP, TRACED_APART  # noqa: E402
 from tracer.capture_layout import apply_context, find_parts, read_context, read_window  # noqa: E402
-from tracer.disk import full_disk_error, writing_error  # noqa: E402
 from tracer.errors import CaptureError, DiskFullError, TraceError  # noqa: E402
 from tracer.execution_trace import read_execution_trace  # noqa: E402
 from tracer.graph import ExecutionGraph, GapKind, OpKind  # noqa: E402
+from tracer.output_file import full_disk_error, writing_error  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = {"steps": 2, "warmup": 1, "timed": 3}
@@ -451,7 +451,7 @@ def test_a_complete_capture_is_not_overwritten_unasked(eager: tuple[Path, Traini
 HOLDER = """
 import sys, time
 from pathlib import Path
-from tracer.directory_lock import DirectoryLock
+from tracer.output_file import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
@@ -464,7 +464,7 @@ def test_two_processes_do_not_capture_into_one_directory(eager: tuple[Path, Trai
     part = tmp_path / "a" / "rank0"
     shutil.copytree(eager[0] / "rank0", part)
     (part / ".scratch-1").mkdir()
-    monkeypatch.setattr("tracer.directory_lock._PATIENCE_S", 0.1)
+    monkeypatch.setattr("tracer.output_file._PATIENCE_S", 0.1)
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(part)], stdout=subprocess.PIPE,
                           env={**os.environ, "PYTHONPATH": str(ROOT)}) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
@@ -530,7 +530,7 @@ def test_a_trace_that_broke_off_is_diagnosed(tmp_path: Path, monkeypatch: pytest
                                              problem: OSError | None, free: int, error: type[Exception],
                                              said: str) -> None:
     monkeypatch.setattr(output, "writing_error", lambda folder: problem)
-    monkeypatch.setattr("tracer.disk.free_bytes", lambda folder: free)
+    monkeypatch.setattr("tracer.output_file.free_bytes", lambda folder: free)
     monkeypatch.setattr(output, "free_bytes", lambda folder: free)
     part = output.PartWriter(tmp_path, 0, False)
     if text is not None:

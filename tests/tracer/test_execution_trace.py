@@ -150,7 +150,7 @@ def test_detection() -> None:
 
 
 def test_groups_of_very_many_ranks_are_not_listed() -> None:
-    from tracer.execution_trace.comms import comm_node
+    from tracer.execution_trace.trace import comm_node
 
     def ranks(**attributes: int) -> str:
         found = comm_node(0, "[]", "[]", "[]", "[]", {"collective_name": "allreduce", "global_rank_start": 0,

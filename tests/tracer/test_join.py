@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tracer.alignment import align_windows
 from tracer.execution_trace import read_execution_trace
-from tracer.execution_trace.profiler_form import profiler_arguments
+from tracer.execution_trace.trace import profiler_arguments
 from tracer.graph import NONE, CollectiveTable
 from tracer.join import join_execution_trace
 from tracer.kineto import read_kineto

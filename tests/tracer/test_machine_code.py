@@ -82,15 +82,16 @@ def test_what_is_kept_in_a_private_folder_is_loaded_without_numba_and_damage_com
     [kept] = private.glob("*.o")
     kept.write_bytes(kept.read_bytes()[:-1])
     assert _ran(tmp_path / "code", tmp_path) == ["30", "-1.5", "True"]
-    private.chmod(0o777)  # others could have put something there
-    assert _ran(tmp_path / "code", tmp_path) == ["30", "-1.5", "True"]
 
 
-@pytest.mark.parametrize("spoil", ["a link", "a file"])
+@pytest.mark.parametrize("spoil", ["open to all", "a link", "a file"])
 def test_a_folder_of_others_is_not_trusted(spoil: str, tmp_path: Path) -> None:
     private, other = tmp_path / f"foretrace-{os.getuid()}", tmp_path / "other"
     other.mkdir(mode=0o700)
-    if spoil == "a link":
+    if spoil == "open to all":
+        private.mkdir()
+        private.chmod(0o777)
+    elif spoil == "a link":
         private.symlink_to(other)
     else:
         private.touch()

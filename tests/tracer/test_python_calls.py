@@ -15,7 +15,7 @@ from tracer.capture.merge import merge_python, note_python_calls
 from tracer.errors import TraceError
 from tracer.graph import NONE, ExecutionGraph
 from tracer.job import read_job
-from tracer.kineto.python_calls import count_python_calls
+from tracer.kineto.modules import count_python_calls
 from tracer.python_calls import PythonCalls
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"

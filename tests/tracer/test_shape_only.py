@@ -398,7 +398,7 @@ def test_the_graph_says_what_belongs_where_and_survives_a_file(tmp_path: Path) -
 
 
 def test_files_of_before_load_without_the_new_columns(tmp_path: Path) -> None:
-    from tracer.store.tables import decode_table, encode_table
+    from tracer.store.container import decode_table, encode_table
 
     table = tracer.graph.CollectiveTable.empty(2)
     record, _ = encode_table(table)
@@ -441,8 +441,8 @@ def test_tensor_parallel_and_two_dimensions_count_each_collective_once() -> None
 
 
 def test_a_job_is_traced_by_classes_of_ranks(tmp_path: Path) -> None:
+    from tracer.job import save_job
     from tracer.shape_only import trace_job
-    from tracer.store import save_job
 
     settings = workloads.configure("llama", preset="tiny", depth=2, width=64, heads=8, kv_heads=8, vocabulary=128)
     job = trace_job(settings, world_size=4, parallel="fsdp2=2,pp=2")

@@ -11,7 +11,7 @@ from tracer.campaign.errors import CampaignError
 from tracer.campaign.families import FAMILIES, CampaignFamily
 from tracer.errors import reason_of
 from tracer.input_file import open_input
-from tracer.parquet_input import read_parquet
+from tracer.table_input import read_parquet
 
 if TYPE_CHECKING:
     import pandas
@@ -77,9 +77,9 @@ def describe(family: CampaignFamily) -> dict[str, tuple[str, str]]:
     return {
         **_COMMON,
         **dict.fromkeys(family.sizes, ("int64", "size")),
-        **{name: ("bool" if isinstance(choice.values[0], bool) else "string",
-                  f"one of {', '.join(str(value).lower() for value in choice.values)}")
-           for name, choice in family.choices.items()},
+        **{name: ("bool" if isinstance(values[0], bool) else "string",
+                  f"one of {', '.join(str(value).lower() for value in values)}")
+           for name, values in family.choices.items()},
         **_MEASURED,
     }
 

@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 
 from tracer.errors import TraceError
-from tracer.execution_trace.comms import comm_node, process_groups
-from tracer.execution_trace.model import COMM_NODE, NONE, PROCESS_GROUP_NODE, ExecutionTrace
+from tracer.execution_trace.trace import COMM_NODE, NONE, PROCESS_GROUP_NODE, ExecutionTrace, comm_node, process_groups
 from tracer.kineto.source import TraceSource
 
 KNOWN_SCHEMAS = frozenset({"1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracer.fake_world.errors import FakeWorldError
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
-from tracer.rank_classes import MOST_RANKS
+from tracer.ranks import MOST_RANKS
 from tracer.workloads.places import pieces_of
 from tracer.workloads.settings import Settings, WorkloadError
 

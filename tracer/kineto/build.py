@@ -25,18 +25,13 @@ from tracer.graph import (
 )
 from tracer.kineto.collectives import find_collectives
 from tracer.kineto.columns import MEMORY_COLUMNS, Collector
-from tracer.kineto.devices import base_time_ns, fill_meta
 from tracer.kineto.events import Args
-from tracer.kineto.gaps import find_gaps
-from tracer.kineto.linking import LinkedWork, adopt_gradient_sums, classify, count_losses, link
-from tracer.kineto.modules import module_lines, module_paths
+from tracer.kineto.linking import LinkedWork, adopt_gradient_sums, base_time_ns, classify, count_losses, fill_meta, link
+from tracer.kineto.modules import count_python_calls, module_lines, module_paths, phases
 from tracer.kineto.names import ANNOTATION_NAME, NameGroup, is_collective_kernel, sync_kind
-from tracer.kineto.nesting import Nesting, host_order, innermost, nest
-from tracer.kineto.phases import phases
-from tracer.kineto.python_calls import count_python_calls
-from tracer.kineto.regions import listed, region_steps, repeated_regions
+from tracer.kineto.nesting import Nesting, find_gaps, host_order, innermost, nest
 from tracer.kineto.step_faults import drop_step_faults, named
-from tracer.kineto.steps import find_steps, step_of
+from tracer.kineto.steps import find_steps, listed, region_steps, repeated_regions, step_of
 from tracer.lost_launches import lost_launches
 from tracer.table import is_constant
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from tracer.columns import grouped
 from tracer.graph import NONE, LossReport
-from tracer.grouping import grouped
 from tracer.kineto.events import Args
 from tracer.kineto.names import (
     CATEGORY_GROUPS,

@@ -12,10 +12,8 @@ from tracer.graph import ExecutionGraph, LossReport
 from tracer.kineto.build import build_graph
 from tracer.kineto.chunks import EventStream
 from tracer.kineto.columns import Collector
-from tracer.kineto.device_mending import mend_device_times
-from tracer.kineto.gaps_loop import gaps_between
-from tracer.kineto.nesting_loop import nest_rows, rows_around
-from tracer.kineto.outliers import drop_excess, drop_outliers
+from tracer.kineto.host_loop import gaps_between, nest_rows, rows_around
+from tracer.kineto.mending import drop_excess, drop_outliers, mend_device_times
 from tracer.kineto.processes import ProcessPart, processes_of
 from tracer.kineto.scan_loop import place_tokens, scan_events
 from tracer.kineto.scanner import Scanner
@@ -66,7 +64,7 @@ def read_kineto(source: str | os.PathLike[str], *, progress: Callable[[int, int]
     Args:
         source: a path or any fsspec URL (``s3://…``, ``https://…``).
         progress: called with (bytes done, bytes in all) of the stored file; the second is 0 if unknown.
-        step_region: the steps are the regions of this name (see ``tracer.kineto.regions``); by default the best
+        step_region: the steps are the regions of this name (see ``tracer.kineto.steps``); by default the best
             evidence decides.
 
     Returns:
