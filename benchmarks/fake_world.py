@@ -7,7 +7,6 @@ Each case runs in a process of its own; one rank of every class is recorded, the
 
 from __future__ import annotations
 
-from pathlib import Path
 import argparse
 import json
 import os
@@ -15,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = (("captured", "ddp"), ("captured", "fsdp2"), ("shape-only", "ddp"), ("shape-only", "fsdp2"),

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
 from foretrace.commands import app
 from graph_predictor.edits.lookups import OtherIndices
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.request.study import Configuration
-from graph_predictor.request.study import Study
+from graph_predictor.request.study import Configuration, Study
 from kernel_models.device_choice import find_device
 from kernel_models.families.embedding import with_tables
 from kernel_models.op_call import Family
-from kernel_models.operation import Operation
-from kernel_models.operation import calls_of
-from kernel_models.operation import operation
+from kernel_models.operation import Operation, calls_of, operation
 from kernel_models.pricing import price
-from pathlib import Path
 from tracer import workloads
 from tracer.columns import within
 from tracer.graph import ExecutionGraph
-from tracer.job import assemble_job
-from tracer.job import read_job
-from tracer.lookup_data.noted import find_lookups
-from tracer.lookup_data.noted import note_tables
-from tracer.lookup_data.tables import EmbeddingTable
-from tracer.lookup_data.tables import histogram_of_zipf
-from typer.testing import CliRunner
-from typing import Any
-import json
-import numpy as np
-import pytest
+from tracer.job import assemble_job, read_job
+from tracer.lookup_data.noted import find_lookups, note_tables
+from tracer.lookup_data.tables import EmbeddingTable, histogram_of_zipf
 
 SIZES = {"preset": "tiny", "batch": 4096, "rows": 200_000, "embedding": 64, "pooling": 20}
 

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from kernel_models.collectives import CollectiveBatch
-from kernel_models.collectives import CollectiveCall
-from kernel_models.collectives import CollectiveKind
-from kernel_models.collectives import CommError
-from kernel_models.collectives import CommProfile
-from kernel_models.collectives import Level
-from kernel_models.collectives import Placement
-from kernel_models.collectives import bus_factor
-from kernel_models.collectives import collective_kind
-from kernel_models.collectives import find_topology
-from kernel_models.collectives import uneven_all_to_all
-from kernel_models.collectives.datasheet import Algorithm
-from kernel_models.collectives.datasheet import DatasheetModel
-from kernel_models.collectives.datasheet import Protocol
-from kernel_models.collectives.datasheet import RankGroup
-from kernel_models.collectives.datasheet import algorithm_label
-from kernel_models.collectives.datasheet import lines
-from kernel_models.collectives.price import overlap_slowdown
-from kernel_models.collectives.topology import networks
-from kernel_models.collectives.topology import node_names
-from kernel_models.collectives.topology import node_type
-from kernel_models.collectives.topology import read_node
-from kernel_models.device import device
 import math
+
 import numpy as np
 import pytest
+
+from kernel_models.collectives import (
+    CollectiveBatch,
+    CollectiveCall,
+    CollectiveKind,
+    CommError,
+    CommProfile,
+    Level,
+    Placement,
+    bus_factor,
+    collective_kind,
+    find_topology,
+    uneven_all_to_all,
+)
+from kernel_models.collectives.datasheet import Algorithm, DatasheetModel, Protocol, RankGroup, algorithm_label, lines
+from kernel_models.collectives.price import overlap_slowdown
+from kernel_models.collectives.topology import networks, node_names, node_type, read_node
+from kernel_models.device import device
 
 KINDS = list(CollectiveKind)
 

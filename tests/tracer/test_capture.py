@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from disk_support import small_disk
-from forks import run_program
-from pathlib import Path
-from said import Run
-from said import plain
-from typing import Any
 import contextlib
 import errno
 import gzip
 import json
-import numpy as np
 import os
-import pytest
 import shutil
 import socket
 import subprocess
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from disk_support import small_disk
+from forks import run_program
+from said import Run, plain
 
 torch = pytest.importorskip("torch")
 

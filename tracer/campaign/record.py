@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from tracer.campaign.items import Item
-from tracer.errors import DiskFullError
-from tracer.errors import GraphFileError
-from tracer.errors import cut_text
-from tracer.output_file import full_disk_error
-from typing import Any
-from typing import TYPE_CHECKING
-import msgspec
 import os
 import re
 import tempfile
 import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tracer.campaign.items import Item
+from tracer.errors import DiskFullError, GraphFileError, cut_text
+from tracer.output_file import full_disk_error
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab

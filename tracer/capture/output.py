@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import suppress
-from pathlib import Path
-from tracer.capture_layout import COLLECTIVES
-from tracer.capture_layout import CONTEXT
-from tracer.capture_layout import EXECUTION_TRACE
-from tracer.capture_layout import LOOKUPS
-from tracer.capture_layout import PYTHON_CALLS
-from tracer.capture_layout import find_parts
-from tracer.capture_layout import is_part_file
-from tracer.capture_layout import others_files
-from tracer.capture_layout import part_name
-from tracer.capture_layout import read_context
-from tracer.capture_layout import read_window
-from tracer.capture_layout import what_it_holds
-from tracer.capture_layout import window_name
-from tracer.errors import CaptureError
-from tracer.errors import DiskFullError
-from tracer.errors import GraphFileError
-from tracer.errors import TraceError
-from tracer.output_file import Busy
-from tracer.output_file import DirectoryLock
-from tracer.output_file import FULL
-from tracer.output_file import SCARCE_BYTES
-from tracer.output_file import free_bytes
-from tracer.output_file import free_text
-from tracer.output_file import full_disk_error
-from tracer.output_file import writing_error
-from typing import Any
-from typing import IO
 import errno
 import gzip
 import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from tracer.capture_layout import (
+    COLLECTIVES,
+    CONTEXT,
+    EXECUTION_TRACE,
+    LOOKUPS,
+    PYTHON_CALLS,
+    find_parts,
+    is_part_file,
+    others_files,
+    part_name,
+    read_context,
+    read_window,
+    what_it_holds,
+    window_name,
+)
+from tracer.errors import CaptureError, DiskFullError, GraphFileError, TraceError
+from tracer.output_file import (
+    FULL,
+    SCARCE_BYTES,
+    Busy,
+    DirectoryLock,
+    free_bytes,
+    free_text,
+    full_disk_error,
+    writing_error,
+)
 
 _SCRATCH = ".scratch-"
 _OWN_SCRATCH = re.compile(r"\.scratch-\d+$")

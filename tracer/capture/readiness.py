@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from enum import Enum
-from importlib import metadata
-from importlib import util
-from pathlib import Path
-from tracer.capture import context
-from tracer.capture.recorder import QuietStderr
-from tracer.cores import usable_cores
-from tracer.gpu_state import GpuState
-from tracer.gpu_state import find_gpus
-from tracer.output_file import SCARCE_BYTES
-from tracer.output_file import free_bytes
-from typing import Any
 import os
 import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from tracer.capture import context
+from tracer.capture.recorder import QuietStderr
+from tracer.cores import usable_cores
+from tracer.gpu_state import GpuState, find_gpus
+from tracer.output_file import SCARCE_BYTES, free_bytes
 
 ADMIN_ONLY = Path("/proc/driver/nvidia/params")
 """Where NVIDIA's driver says who may use its performance counters (``RmProfilingAdminOnly``)."""

@@ -7,16 +7,16 @@ frees within itself, its workspace, is not seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterable
-from contextlib import suppress
-from tracer.device_memory import Holds
-from tracer.device_memory import PEAK
-from typing import Any
 import itertools
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
 import numpy as np
 import torch
-import weakref
+
+from tracer.device_memory import PEAK, Holds
 
 BLOCK_BYTES = 512
 """CUDA's caching allocator hands out multiples of this."""

@@ -7,30 +7,26 @@ Backward operations get the module of the forward operation whose autograd node 
 
 from __future__ import annotations
 
+import functools
+import types
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as hooks
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
-from tracer.capture.notes import CollectiveNotes
-from tracer.capture.notes import received_tensors
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+
+from tracer.capture.notes import CollectiveNotes, received_tensors
 from tracer.device_memory import Holds
-from tracer.graph import NONE
-from tracer.graph import Phase
-from tracer.graph import Place
+from tracer.graph import NONE, Phase, Place
 from tracer.python_calls import PythonCalls
-from tracer.shape_only.arguments import ArgumentWriter
-from tracer.shape_only.arguments import tensors_in
+from tracer.shape_only.arguments import ArgumentWriter, tensors_in
 from tracer.shape_only.known_values import KnownValues
 from tracer.shape_only.memory import MemoryTracker
-from typing import Any
-import functools
-import torch
-import types
 
 
 class ModuleStack:
