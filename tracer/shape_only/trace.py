@@ -11,13 +11,15 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from tracer.errors import ForetraceError
+from tracer.folding import folded_job
 from tracer.graph import (
     NONE,
     SHAPE_ONLY,
@@ -38,6 +40,9 @@ from tracer.graph import (
     Thread,
     WaitSource,
 )
+from tracer.job import Job
+from tracer.lookup_data.noted import note_tables
+from tracer.parallel_plan import ParallelPlan
 from tracer.shape_only.devices import TracedDevice, find_device
 from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError, explained, function_line, unexplained
 from tracer.shape_only.known_values import KnownValues, NumbersInLists
@@ -48,12 +53,8 @@ from tracer.shape_only.substitutions.placement import DevicePlacement
 from tracer.shape_only.substitutions.site import Site, installed
 from tracer.shape_only.uncompiled import UncompiledFakeMode, without_compiler
 from tracer.string_codes import string_coder
-
-if TYPE_CHECKING:
-    from tracer.job import Job
-    from tracer.parallel_plan import ParallelPlan
-    from tracer.workloads import Settings
-
+from tracer.workloads import Settings, as_plain, create
+from tracer.workloads.places import check_alone, pieces_of, tables_at
 
 Step = Callable[[], Any]
 
@@ -119,16 +120,9 @@ def trace_workload(
         PlanError: the text is no plan, or the plan does not fit.
         WorkloadError: the settings have tables on other ranks, and there is no plan.
     """
-    from dataclasses import replace
-
-    from tracer.lookup_data.noted import note_tables
-    from tracer.workloads import as_plain
-    from tracer.workloads.places import check_alone, pieces_of, tables_at
-
     plan: Any = None
     if parallel is not None:
         from tracer.fake_world import check_plan
-        from tracer.parallel_plan import ParallelPlan
 
         if world_size is None:
             raise ShapeOnlyError("A parallel plan needs a world: give world_size.")
@@ -142,8 +136,6 @@ def trace_workload(
     placed = replace(settings, device="cuda" if target.is_gpu else "cpu")
 
     def build() -> Step:
-        from tracer.workloads import create
-
         workload: Any = create(placed)
         if plan is not None:
             from tracer.fake_world import parallelize
@@ -183,8 +175,6 @@ def trace_job(
         ShapeOnlyError, FakeWorldError, PlanError: as ``trace_workload``.
     """
     from tracer.fake_world.classes import rank_classes
-    from tracer.folding import folded_job
-    from tracer.parallel_plan import ParallelPlan
 
     plan = ParallelPlan.parse(parallel, world_size) if isinstance(parallel, str) else parallel
     classes = rank_classes(plan, settings)
