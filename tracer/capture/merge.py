@@ -18,11 +18,10 @@ import numpy as np
 from tracer.capture.noted_calls import RecordedCall, call_of, notes_of
 from tracer.decode import DecodeError, from_json
 from tracer.errors import TraceError
-from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind
+from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind, string_coder
 from tracer.input_file import read_input, why_not_read
 from tracer.kineto.collectives import SAME_SIZE, collective_kind
 from tracer.ranks import MOST_RANKS
-from tracer.string_codes import string_coder
 
 _Elements = Annotated[int, msgspec.Meta(ge=NONE, le=(1 << 62))]
 _Rank = Annotated[int, msgspec.Meta(ge=NONE, lt=MOST_RANKS)]

@@ -26,8 +26,8 @@ from tracer.graph import (
     SyncTable,
     Thread,
     WaitSource,
+    string_coder,
 )
-from tracer.string_codes import string_coder
 
 if TYPE_CHECKING:
     from tracer.shape_only.recorder import OperatorRecorder
