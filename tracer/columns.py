@@ -6,6 +6,7 @@ ns. Trees are columns of parents (-1: a root).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,14 @@ def grouped(keys: Int64) -> tuple[Int64, Int64]:
     there = np.zeros(span, np.bool_)
     there[at] = True
     return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[at]
+
+
+def named(codes: Int32, strings: Sequence[str], matches: Callable[[str], object]) -> Bool:
+    """Return which codes of texts stand for a text that matches; few texts stand in many rows."""
+    matching = np.zeros(len(strings) + 1, np.bool_)  # the last one is of no text
+    for code in np.flatnonzero(np.bincount(codes + 1)[1:]).tolist():
+        matching[code] = bool(matches(strings[code]))
+    return matching[codes]
 
 
 def totals(place: Int64, values: Int64, count: int) -> Int64:

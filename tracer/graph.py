@@ -452,6 +452,9 @@ class Meta:
                 setattr(self, name, NONE)
 
 
+CodeOf = Callable[[str], int]
+
+
 @dataclass(slots=True, repr=False)
 class ExecutionGraph(Shown):
     """One rank's recorded window. See the module's text for the conventions."""
@@ -550,3 +553,18 @@ class ExecutionGraph(Shown):
         from tracer.store import load_graph
 
         return load_graph(path)
+
+
+def string_coder(graph: ExecutionGraph) -> CodeOf:
+    """A function from a text to its code in ``graph.strings``, appended where new; ``NONE`` for the empty text."""
+    codes = {text: code for code, text in reversed(list(enumerate(graph.strings)))}
+
+    def code_of(text: str) -> int:
+        if not text:
+            return NONE
+        if text not in codes:
+            codes[text] = len(graph.strings)
+            graph.strings.append(text)
+        return codes[text]
+
+    return code_of

@@ -28,10 +28,9 @@ from tracer.arrays import Bool, Int32, Int64
 from tracer.columns import nearest
 from tracer.execution_trace import ExecutionTrace, read_execution_trace
 from tracer.execution_trace.trace import profiler_arguments
-from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.graph import NONE, CodeOf, ExecutionGraph, OpKind, string_coder
 from tracer.kineto.collectives import collective_kind
 from tracer.ranks import MOST_RANKS
-from tracer.string_codes import CodeOf, string_coder
 
 if TYPE_CHECKING:
     from tracer.execution_trace import CommNode, ExecutionTrace

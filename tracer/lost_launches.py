@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tracer.arrays import Bool, Int64
+from tracer.columns import named
 from tracer.graph import LAUNCHING, ExecutionGraph, LaunchTable
 
 _BEGIN, _END = (re.compile(rf"(?:cuda|cu|hip)Stream{what}Capture") for what in ("Begin", "End"))
@@ -24,10 +25,7 @@ _BEGIN, _END = (re.compile(rf"(?:cuda|cu|hip)Stream{what}Capture") for what in (
 
 def while_capturing(calls: LaunchTable, strings: Sequence[str]) -> Bool:
     """Return which calls were made while a graph was recorded, [calls]: those of other threads too."""
-    # Calls have few names, where a trace has many strings.
-    names = np.flatnonzero(np.bincount(calls.name)).tolist() if len(calls) else []
-    begins, ends = (np.flatnonzero(np.isin(calls.name, [code for code in names if pattern.match(strings[code])]))
-                    for pattern in (_BEGIN, _END))
+    begins, ends = (np.flatnonzero(named(calls.name, strings, pattern.match)) for pattern in (_BEGIN, _END))
     if not len(begins) and not len(ends):
         return np.zeros(len(calls), np.bool_)
     begin = np.sort(calls.start_ns[begins])

@@ -65,7 +65,7 @@ def read_frame(path: PathLike, known: tuple[str, ...] = TABLES, *, comment: str 
     except ForetraceError:
         raise
     except Exception as error:  # a URL's back end raises types of its own
-        raise TableInputError(_why_unopened(name, error)) from error
+        raise TableInputError(why_unopened(name, error)) from error
 
 
 def _check_content(name: str, head: bytes, ending: str, known: tuple[str, ...]) -> None:
@@ -143,13 +143,6 @@ def _why_unparsed(error: Exception) -> str:
     if found := _OPEN_QUOTE.search(text):
         return f"a quotation mark is opened in line {int(found.group(1)) + 1} and never closed; mend the line"
     return f"its lines are not of that form ({reason_of(error, _REASON)}); mend them, or write the table again"
-
-
-def _why_unopened(name: str, error: Exception) -> str:
-    """The sentence of a table that cannot be opened."""
-    if isinstance(error, OSError) and "://" not in name:
-        return why_unopened(name, error)
-    return f"{name} cannot be fetched ({type(error).__name__}: {reason_of(error, _REASON)}); check the address."
 
 
 def _either(names: list[str]) -> str:

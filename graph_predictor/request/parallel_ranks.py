@@ -53,11 +53,11 @@ from tracer.graph import (
     SyncTable,
     Thread,
     WaitSource,
+    string_coder,
 )
 from tracer.job import Job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.devices import TracedDevice
-from tracer.string_codes import string_coder
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.predictor import Baseline

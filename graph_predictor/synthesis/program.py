@@ -42,6 +42,7 @@ from kernel_models.launch_constants import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT
 from tracer.arrays import Float64, Int64
 from tracer.graph import (
     NONE,
+    CodeOf,
     ExecutionGraph,
     GapKind,
     GapTable,
@@ -52,9 +53,9 @@ from tracer.graph import (
     StepTable,
     SyncKind,
     SyncTable,
+    string_coder,
 )
 from tracer.shape_only.devices import CPU
-from tracer.string_codes import CodeOf, string_coder
 
 COMPUTE_STREAM, COMMUNICATION_STREAM = 7, 20
 SEND, RECEIVE = "send", "recv"

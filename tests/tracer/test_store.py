@@ -227,7 +227,7 @@ def test_a_context_of_another_form_is_refused(tmp_path, meta: dict) -> None:
 def test_missing_file_and_folder(tmp_path) -> None:
     with pytest.raises(GraphFileError, match="does not exist"):
         load_graph(tmp_path / "none.foretrace")
-    with pytest.raises(GraphFileError, match="cannot be read"):
+    with pytest.raises(GraphFileError, match="is a directory"):
         load_graph(tmp_path)
     with pytest.raises(GraphFileError, match="cannot be written"):
         save_graph(empty_graph(), tmp_path / "no" / "folder.foretrace")

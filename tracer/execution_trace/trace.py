@@ -20,8 +20,7 @@ import numpy as np
 from tracer.arrays import Bool, Int32, Int64
 from tracer.decode import list_of
 from tracer.ranks import MOST_RANKS
-
-NONE = -1
+from tracer.table import NONE
 
 PROCESS_GROUP_NODE = "## process_group:init ##"
 COMM_NODE = "record_param_comms"
@@ -32,9 +31,8 @@ class CommNode:
     """One ``record_param_comms`` node: a collective call, or a ``wait`` on one.
 
     ``name`` is what PyTorch wrote ("allreduce", "all_to_allv", "wait"). Elements are this rank's. ``group`` is the
-    process group's name where the schema has names; ``group_pointer`` the in-process address older schemas wrote
-    instead (not comparable between ranks). ``ranks`` is JSON text such as "[0, 1]". Unknown numbers are ``-1``,
-    unknown texts empty.
+    process group's name where the schema has names. ``ranks`` is JSON text such as "[0, 1]". Unknown numbers are
+    ``-1``, unknown texts empty.
     """
 
     node: int
@@ -42,50 +40,36 @@ class CommNode:
     name: str
     group: str = ""
     group_description: str = ""
-    group_pointer: int = 0
     group_size: int = NONE
     ranks: str = ""
     dtype: str = ""
     elements_in: int = NONE
     elements_out: int = NONE
-    sequence: int = NONE
-    in_splits: str = ""
-    out_splits: str = ""
 
 
 @dataclass(slots=True)
 class ExecutionTrace:
     """One execution trace as columns, sorted by node id (start order). -1 is "none" everywhere.
 
-    ``name``, ``op_schema`` and the eight argument columns hold codes into ``strings``; the argument texts are
-    JSON exactly as the trace wrote them (``input_shapes`` such as ``[[16,416],[]]``). ``parent`` and
-    ``forward_parent`` are node *ids*. ``thread`` counts from 1 within the trace, 0 is the process node.
+    ``name`` and the argument columns hold codes into ``strings``; the argument texts are JSON exactly as the trace
+    wrote them (``input_shapes`` such as ``[[16,416],[]]``). ``parent`` is a node's *id*. ``thread`` counts from 1
+    within the trace, 0 is the process node.
     """
 
     schema: str
     pid: int
-    time: str
-    start_ts: int
-    finish_ts: int
     strings: list[str]
     id: Int64
     name: Int32
     parent: Int64
-    forward_parent: Int64
     record_id: Int64
     sequence: Int64
-    scope: Int64
     thread: Int64
-    forward_thread: Int64
-    op_schema: Int32
     inputs: Int32
     input_shapes: Int32
     input_types: Int32
     input_strides: Int32
-    outputs: Int32
     output_shapes: Int32
-    output_types: Int32
-    output_strides: Int32
     comms: list[CommNode] = field(default_factory=list)
     process_groups: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -96,11 +80,6 @@ class ExecutionTrace:
     def string(self, code: int) -> str:
         """The text of a string code; empty for ``-1``."""
         return "" if code < 0 else self.strings[code]
-
-    def row_of(self, node_id: int) -> int:
-        """Row of a node id, -1 if the trace has no such node."""
-        row = int(np.searchsorted(self.id, node_id))
-        return row if row < len(self.id) and self.id[row] == node_id else NONE
 
     def is_operation(self) -> Bool:
         """Mask of the nodes a profiler records too: all but the process, thread and process-group nodes."""
@@ -131,7 +110,8 @@ def comm_node(
     """A ``record_param_comms`` node's facts, ``None`` where neither attributes nor inputs name the collective.
 
     The positional inputs are ``[tensors], sequence, group, rank, name, in splits, out splits`` and, from schema
-    1.0.3 on, ``first global rank, stride, group size``; ``group`` is an address, later ``(name, description)``.
+    1.0.3 on, ``first global rank, stride, group size``; ``group`` is an address of the process, later ``(name,
+    description)``.
     A ``wait`` has no tensors. Attributes win where both exist.
     """
     values = list_of(inputs)
@@ -140,17 +120,12 @@ def comm_node(
     name = str(attributes.get("collective_name", values[at] if at is not None else ""))
     if not name:
         return None
-    group, description, pointer, sequence, in_splits, out_splits = "", "", 0, NONE, "", ""
+    group = description = ""
     start = stride = size = NONE
     if at is not None and at >= 3:
         tail = values[at + 1:]
-        sequence = _number(values[at - 3])
         if isinstance(values[at - 2], list) and len(values[at - 2]) == 2:
             group, description = (str(part) for part in values[at - 2])
-        elif isinstance(values[at - 2], int):
-            pointer = values[at - 2]
-        if len(tail) >= 2:
-            in_splits, out_splits = (msgspec.json.encode(part).decode() for part in tail[:2])
         if len(tail) >= 5:
             start, stride, size = (_number(part) for part in tail[2:5])
     size = _number(attributes.get("pg_size", size))
@@ -162,15 +137,11 @@ def comm_node(
         name=name,
         group=str(attributes.get("pg_name", group)),
         group_description=str(attributes.get("pg_desc", description)),
-        group_pointer=pointer,
         group_size=size,
         ranks=_ranks(start, stride, size),
         dtype=str(attributes.get("dtype", SCALAR_TYPES.get(dtype.group(1), dtype.group(1)) if dtype else "")),
         elements_in=_number(attributes.get("in_msg_nelems", _elements(input_shapes, input_types))),
         elements_out=_number(attributes.get("out_msg_nelems", _elements(output_shapes, None))),
-        sequence=sequence,
-        in_splits=str(attributes.get("in_split_size", in_splits)),
-        out_splits=str(attributes.get("out_split_size", out_splits)),
     )
 
 

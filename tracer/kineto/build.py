@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tracer.columns import named
 from tracer.decode import list_of
 from tracer.graph import (
     NONE,
@@ -30,7 +31,7 @@ from tracer.kineto.linking import LinkedWork, adopt_gradient_sums, base_time_ns,
 from tracer.kineto.modules import count_python_calls, module_lines, module_paths, phases
 from tracer.kineto.names import ANNOTATION_NAME, NameGroup, is_collective_kernel, sync_kind
 from tracer.kineto.nesting import Nesting, find_gaps, host_order, innermost, nest
-from tracer.kineto.step_faults import drop_step_faults, named
+from tracer.kineto.step_faults import drop_step_faults, first_names
 from tracer.kineto.steps import find_steps, listed, region_steps, repeated_regions, step_of
 from tracer.lost_launches import lost_launches
 from tracer.table import is_constant
@@ -152,10 +153,8 @@ def _operations(collected: Collector, first: int) -> tuple[OpTable, Nesting, np.
     ops.start_ns = rows["start"]
     ops.duration_ns = nesting.end - rows["start"]
     ops.parent = nesting.parent
-    texts = list(collected.strings)
-    named = [code for code in np.unique(ops.name).tolist() if ANNOTATION_NAME.match(texts[code])]
-    ops.kind = np.where(rows["annotation"] | np.isin(ops.name, named), OpKind.ANNOTATION,
-                        OpKind.OPERATION).astype(np.int8)
+    annotation = rows["annotation"] | named(ops.name, list(collected.strings), ANNOTATION_NAME.match)
+    ops.kind = np.where(annotation, OpKind.ANNOTATION, OpKind.OPERATION).astype(np.int8)
     return ops, nesting, _rank_of(order)
 
 
@@ -204,9 +203,8 @@ def _device_work(collected: Collector, first: int) -> tuple[KernelTable, np.ndar
         for axis, letter in enumerate("xyz"):
             values = np.where(codes >= 0, extents[np.maximum(codes, 0), axis], NONE) if len(extents) else codes
             setattr(kernels, f"{name}_{letter}", values.astype(np.int32))
-    texts = list(collected.strings)
-    collective = [code for code in np.unique(kernels.name).tolist() if is_collective_kernel(texts[code])]
-    kernels.kind[(kernels.kind == KernelKind.COMPUTE) & np.isin(kernels.name, collective)] = KernelKind.COLLECTIVE
+    collective = named(kernels.name, list(collected.strings), is_collective_kernel)
+    kernels.kind[(kernels.kind == KernelKind.COMPUTE) & collective] = KernelKind.COLLECTIVE
     return kernels, _rank_of(order)
 
 
@@ -291,7 +289,7 @@ def _note_lost_work(graph: ExecutionGraph) -> None:
     if not len(rows):
         return
     are, do, they = ("is", "does", "it") if len(rows) == 1 else ("are", "do", "they")
-    names = named([graph.string(code) for code in graph.steps.name[rows].tolist()])
+    names = first_names([graph.string(code) for code in graph.steps.name[rows].tolist()])
     graph.meta.loss.lossy_steps = len(rows)
     graph.meta.loss.notes.append(
         f"{names} {are} damaged and {do} not count: {they} lost the device work of {int(lost.sum()):,} launches, which "

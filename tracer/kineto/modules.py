@@ -11,6 +11,7 @@ import numpy as np
 
 from tracer.graph import NONE, OpKind, OpTable, Phase, StepTable
 from tracer.kineto.columns import MODULE_PREFIX, Interner
+from tracer.kineto.names import DATA_LOADER
 from tracer.kineto.nesting import Nesting, host_order, inherit, innermost, nest
 
 
@@ -71,8 +72,6 @@ def module_paths(ranges: dict[str, np.ndarray], strings: Interner, thread: np.nd
 
 _ENGINE = "autograd::engine::evaluate_function"
 _BACKWARD_NODE = re.compile(r"(?:Backward\d*|AccumulateGrad)(?:: .*)?$")
-_OPTIMIZER = re.compile(r"Optimizer\.")
-_DATA = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)")
 
 AUTOGRAD_SHARE = 0.5
 """A thread belongs to autograd if at least this share of its top-level operations are backward nodes."""
@@ -94,9 +93,9 @@ def phases(ops: OpTable, nesting: Nesting, strings: list[str]) -> np.ndarray:
         text = strings[code]
         if text.startswith(_ENGINE) or _BACKWARD_NODE.search(text):
             node |= ops.name == code
-        elif _OPTIMIZER.match(text):
+        elif text.startswith("Optimizer."):
             own[ops.name == code] = Phase.OPTIMIZER
-        elif _DATA.match(text):
+        elif DATA_LOADER.match(text):
             own[ops.name == code] = Phase.DATA
     own[node] = Phase.BACKWARD
     # 0 means "recorded in the forward pass" since 2022; the forward thread's number is 1 or more.

@@ -12,14 +12,15 @@ overlap by less than a microsecond. Then the earlier one is cut, not the later o
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from tracer.columns import covered, named
 from tracer.graph import NONE, GapKind, GapTable, LaunchTable, OpKind, OpTable, OverheadTable, Phase, StepTable
 from tracer.kineto.host_loop import gaps_between, nest_rows, rows_around
+from tracer.kineto.names import DATA_LOADER
 
 ROUNDING_NS = 1000
 """Overlap that rounding of timestamps alone explains: one microsecond."""
@@ -110,8 +111,6 @@ def inherit(values: np.ndarray, nesting: Nesting, unset: int) -> np.ndarray:
     return out
 
 
-_DATA = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)")
-
 PROFILER_SHARE = 0.5
 """A gap is the profiler's if its overhead events cover at least this share of it."""
 WAITING_SHARE = 0.5
@@ -131,7 +130,7 @@ def find_gaps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, steps: StepT
     are DATA_LOADING. A step's thread is BLOCKED while the autograd threads, or a backend's, do what it gave them.
     ``step`` is left to the caller.
     """
-    loaders = np.flatnonzero(np.isin(ops.name, [c for c in np.unique(ops.name).tolist() if _DATA.match(strings[c])]))
+    loaders = np.flatnonzero(named(ops.name, strings, DATA_LOADER.match))
     # Zero-length marks at step and loader borders cut the gaps there.
     marks_thread = np.concatenate([steps.thread, steps.thread, ops.thread[loaders], ops.thread[loaders]])
     marks_at = np.concatenate([steps.start_ns, steps.start_ns + steps.duration_ns, ops.start_ns[loaders],
@@ -156,28 +155,16 @@ def find_gaps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, steps: StepT
 def _waiting(gaps: GapTable, ops: OpTable, op_end: np.ndarray, steps: StepTable, strings: list[str]) -> np.ndarray:
     """Gaps of steps' threads mostly covered by backward operations, or communication, of other threads."""
     found = np.zeros(len(gaps), np.bool_)
-    handed = [code for code, text in enumerate(strings) if text.startswith(_HANDED_OVER)]
-    work = ((ops.phase == Phase.BACKWARD) & (ops.kind == OpKind.OPERATION)) | np.isin(ops.name, handed)
+    work = ((ops.phase == Phase.BACKWARD) & (ops.kind == OpKind.OPERATION)) | named(
+        ops.name, strings, lambda text: text.startswith(_HANDED_OVER))
     for thread in np.unique(steps.thread).tolist():
         mine = np.flatnonzero((gaps.thread == thread) & (gaps.duration_ns >= WAITING_NS))
         rows = np.flatnonzero(work & (ops.thread != thread))
         if not len(mine) or not len(rows):
             continue
-        rows = rows[np.argsort(ops.start_ns[rows], kind="stable")]
-        reached = np.maximum.accumulate(op_end[rows])
-        opens = np.append(True, ops.start_ns[rows][1:] > reached[:-1])
-        low = ops.start_ns[rows][opens]
-        high = reached[np.append(np.flatnonzero(opens)[1:] - 1, len(rows) - 1)]
-        done = np.append(0, np.cumsum(high - low))
-
-        def before(time: np.ndarray, low: np.ndarray = low, high: np.ndarray = high,
-                   done: np.ndarray = done) -> np.ndarray:
-            """Covered ns before each time."""
-            at = np.searchsorted(low, time, side="right")
-            return np.where(at > 0, done[at] - np.maximum(high[np.maximum(at - 1, 0)] - time, 0), 0)
-
-        covered = before(gaps.start_ns[mine] + gaps.duration_ns[mine]) - before(gaps.start_ns[mine])
-        found[mine] = covered >= WAITING_SHARE * gaps.duration_ns[mine]
+        start, length = gaps.start_ns[mine], gaps.duration_ns[mine]
+        shared = covered((ops.start_ns[rows], op_end[rows]), start, start + length)
+        found[mine] = shared >= WAITING_SHARE * length
     return found
 
 
@@ -185,7 +172,7 @@ def _profiled(gaps: GapTable, overheads: OverheadTable) -> np.ndarray:
     """Gaps mostly covered by the profiler's own work (overheads may carry no host thread: matched by time)."""
     if not len(overheads):
         return np.zeros(len(gaps), np.bool_)
-    covered = np.zeros(len(gaps), np.int64)
+    overlap = np.zeros(len(gaps), np.int64)
     end = gaps.start_ns + gaps.duration_ns
     own_threads = set(gaps.thread.tolist())
     for row in range(len(overheads)):
@@ -194,5 +181,5 @@ def _profiled(gaps: GapTable, overheads: OverheadTable) -> np.ndarray:
         shared = np.clip(np.minimum(end, stop) - np.maximum(gaps.start_ns, begin), 0, None)
         if int(overheads.thread[row]) in own_threads:
             shared[gaps.thread != overheads.thread[row]] = 0
-        covered += shared
-    return (covered > 0) & (covered >= PROFILER_SHARE * gaps.duration_ns)
+        overlap += shared
+    return (overlap > 0) & (overlap >= PROFILER_SHARE * gaps.duration_ns)

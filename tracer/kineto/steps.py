@@ -32,12 +32,11 @@ import numpy as np
 from tracer.errors import StepRegionError, cut_text
 from tracer.graph import NONE, KernelTable, LaunchTable, OpKind, OpTable, StepSource, StepTable
 from tracer.kineto.columns import Interner
-from tracer.kineto.names import ANNOTATION_NAME
+from tracer.kineto.names import ANNOTATION_NAME, DATA_LOADER
 
 _PROFILER_STEP = re.compile(r"ProfilerStep#\d+$")
 _OPTIMIZER = re.compile(r"Optimizer\.step#")
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
-_LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)#")
 _EXECUTE = re.compile(r"execute_")
 
 WHOLE_STEP_SHARE = 0.5
@@ -148,7 +147,7 @@ def _optimizer(ops: OpTable, op_end: np.ndarray, names: dict[int, str], strings:
 
 
 def _data_loader(ops: OpTable, op_end: np.ndarray, names: dict[int, str], strings: Interner) -> StepTable:
-    rows = _busiest(ops, _rows(ops, names, _LOADER))
+    rows = _busiest(ops, _rows(ops, names, DATA_LOADER))
     if len(rows) == 0:
         return StepTable.empty()
     thread = int(ops.thread[rows[0]])

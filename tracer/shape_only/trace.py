@@ -39,6 +39,7 @@ from tracer.graph import (
     SyncTable,
     Thread,
     WaitSource,
+    string_coder,
 )
 from tracer.job import Job
 from tracer.lookup_data.noted import note_tables
@@ -52,7 +53,6 @@ from tracer.shape_only.substitutions import CPU, GPU, host_data
 from tracer.shape_only.substitutions.placement import DevicePlacement
 from tracer.shape_only.substitutions.site import Site, installed
 from tracer.shape_only.uncompiled import UncompiledFakeMode, without_compiler
-from tracer.string_codes import string_coder
 from tracer.workloads import Settings, as_plain, create
 from tracer.workloads.places import check_alone, pieces_of, tables_at
 
