@@ -62,7 +62,8 @@ class Lab:
     def function(self, name: str) -> Callable[..., Any]:
         """The function of an operator such as "aten::mm", by the shortest way into torch that there is."""
         torch, short = self.torch, name.removeprefix("aten::")
-        homes = (torch, torch._C._nn, torch._C._linalg, *[torch.Tensor] * short.endswith("_"), torch.ops.aten)
+        is_method = short == "to" or short.endswith("_")
+        homes = (torch, torch._C._nn, torch._C._linalg, torch.Tensor if is_method else torch.ops.aten)
         found: Callable[..., Any] = getattr(next(home for home in homes if hasattr(home, short)), short)
         return found
 

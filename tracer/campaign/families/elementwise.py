@@ -44,9 +44,11 @@ def _elementwise(settings: Settings) -> Called:
         return Called(f"aten::{op}", (whole, last), flops)
     if op in _CASTS or op == "copy":
         kind: str = _CASTS.get(op) or settings["dtype"]
-        return Called("aten::_to_copy", (last,),
-                      options={"dtype": Constant(kind), "memory_format": Constant("contiguous_format")},
-                      recorded=Called("aten::copy_", (Tensor(whole.shape, kind), last)))
+        recorded, form = Called("aten::copy_", (Tensor(whole.shape, kind), last)), Constant("contiguous_format")
+        if op == "copy":
+            return Called("aten::clone", (last,), options={"memory_format": form}, recorded=recorded)
+        return Called("aten::to", (last, Constant(kind)), options={"memory_format": form, "copy": True},
+                      recorded=recorded)
     if op == "add_inplace":
         return Called("aten::add_", (last, 1e-6), flops, recorded=Called("aten::add_", (whole, 1e-6)))
     return Called("aten::add", (last, 1.5), flops) if op == "add_scalar" else Called(f"aten::{op}", (last,), flops)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracer.campaign.errors import CampaignError
@@ -139,13 +140,9 @@ def prepared(called: Called, settings: Settings, lab: Lab) -> Bench:
     """The benchmark of an operator with tensors made for it."""
     dtype = settings["dtype"]
     lab.tf32(dtype == "tf32")
-    function, options = lab.function(called.name), {
-        name: _made(value, dtype, called.gradient, lab) for name, value in called.options.items()}
     arguments = [_made(argument, dtype, called.gradient, lab) for argument in called.arguments]
-
-    def forward() -> Any:
-        return function(*arguments, **options)
-
+    forward = partial(lab.function(called.name), *arguments, **{
+        name: _made(value, dtype, called.gradient, lab) for name, value in called.options.items()})
     given = _tensors(arguments, lab)
     if not called.gradient:
         moved = called.bytes
