@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.prediction.edited_host import GRAPH_LAUNCH_NS, EditedHost, kinds_of
+from graph_predictor.prediction.edited_repeats import GRAPH_LAUNCH_NS, EditedHost, kinds_of
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.result import PathItem

@@ -20,7 +20,7 @@ from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.unprofiled import on_unprofiled_clock, unprofiled
 from graph_predictor.recorded.counted_steps import CountedSteps, StepLengths
-from graph_predictor.recorded.damage import check_device_work, damage_notes, rank_number
+from graph_predictor.recorded.facts import check_device_work, damage_notes, rank_number
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.changed_program import with_residuals
 from graph_predictor.simulation.critical_path import PathStart

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tracer.columns import named
+from tracer.columns import is_constant, named
 from tracer.decode import list_of
 from tracer.graph import (
     NONE,
@@ -34,7 +34,6 @@ from tracer.kineto.nesting import Nesting, find_gaps, host_order, innermost, nes
 from tracer.kineto.step_faults import drop_step_faults, first_names
 from tracer.kineto.steps import find_steps, listed, region_steps, repeated_regions, step_of
 from tracer.lost_launches import lost_launches
-from tracer.table import is_constant
 
 
 def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, source: str,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from tracer.columns import grouped
+from tracer.columns import grouped, is_constant
 from tracer.graph import NONE, LossReport
 from tracer.kineto.events import Args
 from tracer.kineto.names import (
@@ -24,7 +24,6 @@ from tracer.kineto.names import (
     is_accelerator_call,
 )
 from tracer.kineto.scanner import EMPTY_TEXT, EventBatch, Scanner, TokenMap
-from tracer.table import is_constant
 
 if TYPE_CHECKING:
     from tracer.kineto.processes import ProcessPart
