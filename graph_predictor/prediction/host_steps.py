@@ -19,7 +19,7 @@ from tracer.errors import ForetraceError
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph
 
 if TYPE_CHECKING:
-    from kernel_models.datasets.host_traces import HostWork
+    from kernel_models.datasets.traces import HostWork
     from kernel_models.host.model import HostModel
 
 
@@ -88,7 +88,7 @@ def host_model(steps: Sequence[HostStep], name: str) -> HostModel:
 def recorded_host_work(graph: ExecutionGraph) -> HostWork:
     """Return what each operation of a recorded step computes on the host, mean of the steps that repeat, without waits
     and the profiler. Raises ``ForetraceError`` where there are no steps."""
-    from kernel_models.datasets.host_traces import HostWork
+    from kernel_models.datasets.traces import HostWork
 
     costs, _ = _measured(Baseline.recorded([graph]))
     return HostWork(costs.op, costs.compute.mean(axis=0))
