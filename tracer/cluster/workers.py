@@ -73,11 +73,8 @@ class ProcessWorkers(TaskWorkers):
     """
 
     elsewhere = True
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """Number of worker processes."""
+    size: int
+    """Number of worker processes."""
 
     @abstractmethod
     def answers(self, function: Callable[[Item], Result], items: Sequence[Item], places: Sequence[int],
