@@ -51,6 +51,7 @@ class ItemSource(Protocol):
 
     def started(self, context: Mapping[str, Any]) -> None:
         """Take note of machine and software, as a capture's context has them, once the first worker is ready."""
+        return
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
         """The next item that fits into the time left, or nothing."""
