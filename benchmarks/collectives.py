@@ -265,8 +265,8 @@ def dlrm(folder: Path) -> None:
     """Collective kernels' times removed and predicted, eight ranks simulated together."""
     from graph_predictor.comm.recorded_calls import find_collectives, with_transfers
     from graph_predictor.simulation.build import build_program
-    from graph_predictor.simulation.critical_path import step_items
     from graph_predictor.simulation.engine import simulate
+    from graph_predictor.simulation.program import step_items
     from tracer.job import read_job
 
     built = build_program(read_job(folder / "traces" / "dlrm-8xV100-2023").graphs)

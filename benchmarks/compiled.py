@@ -27,11 +27,10 @@ from zoo_parts.tracing import program_of
 
 from graph_predictor.edits.compile import compiled
 from graph_predictor.prediction.anchoring import prices_of
-from graph_predictor.prediction.interval import ActiveErrors
-from graph_predictor.prediction.kernel_variants import FamilyRows
+from graph_predictor.prediction.interval import ActiveErrors, FamilyRows
 from graph_predictor.prediction.pricing import KernelTimes
-from graph_predictor.prediction.replacement import Units
 from graph_predictor.prediction.rewriting import ratios_of
+from graph_predictor.prediction.work import WorkUnits
 from kernel_models.device import DeviceSpec, device
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import price
@@ -106,7 +105,7 @@ def compiled_step(calls: list[tuple[OpCall, ...]], spec: DeviceSpec) -> tuple[fl
     """
     n = len(calls)
     one, none = np.ones(n, np.int64), np.zeros(n, np.int64)
-    units = Units(rank=none, lane=none, row=np.arange(n), op=np.arange(n), phase=np.full(n, int(Phase.FORWARD)),
+    units = WorkUnits(rank=none, lane=none, row=np.arange(n), op=np.arange(n), phase=np.full(n, int(Phase.FORWARD)),
                   step=none, start=np.arange(n), kernels=one, follows=np.ones(n, np.bool_),
                   watched=np.zeros(n, np.bool_), calls=list(calls), alive=np.ones(n, np.bool_), on_host=False)
     found = compiled(None, units).replacements

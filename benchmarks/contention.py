@@ -25,6 +25,8 @@ from graph_predictor.comm.contention import (
     LEAST_ALONE,
     SHORTEST_NS,
     Contention,
+    Overlapping,
+    OverlappingKernels,
     SlowDown,
     contention,
     fitted,
@@ -32,7 +34,6 @@ from graph_predictor.comm.contention import (
     kernel_kinds,
     recorded_transfers,
 )
-from graph_predictor.simulation.beside import Beside, KernelsBeside
 from graph_predictor.simulation.build import Built, build_program
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import KernelKind
@@ -68,7 +69,7 @@ def _try(built: Built) -> None:
     """Predict instances that lie beside collectives by what was fitted without them."""
     program, kind = built.program, kernel_kinds(built.graphs)
     transfer = recorded_transfers(built)
-    shares = KernelsBeside.of(program.kernel_ptr, kind, program.kernel_group).shares(
+    shares = OverlappingKernels.of(program.kernel_ptr, kind, program.kernel_group).shares(
         program.recorded_kernel_start, program.recorded_kernel_end, transfer)
     code = kernel_identities(built.graphs)
     own = kind == KernelKind.COMPUTE
@@ -91,7 +92,7 @@ def _try(built: Built) -> None:
                   f"{_error(np.array(told), truth)}")
 
 
-def _cases(code: Int64, logs: Float64, shares: Beside, out: Bool, known: Bool, found: Contention) -> Iterator[
+def _cases(code: Int64, logs: Float64, shares: Overlapping, out: Bool, known: Bool, found: Contention) -> Iterator[
         tuple[int, float, float]]:
     """Yield each instance that is left out, with the log of its kernel's time alone and of its slow-down."""
     alone: dict[int, list[float]] = defaultdict(list)

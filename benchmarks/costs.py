@@ -204,7 +204,7 @@ def _whatifs(path: str) -> dict[str, float]:
     import numpy as np
 
     from foretrace import edits
-    from graph_predictor.prediction.kernel_variants import KernelVariants
+    from graph_predictor.prediction.interval import KernelVariants
     from graph_predictor.simulation.engine import simulate
     from graph_predictor.synthesis.baseline import baseline_of
     from tracer.errors import ForetraceError

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.prediction.host_calibration import read_rounds
-from graph_predictor.prediction.host_steps import recorded_host_steps
+from graph_predictor.prediction.host_steps import read_rounds, recorded_host_steps
 from kernel_models.host.events import HostStep
 from kernel_models.host.fitting import fit_few, fit_host
 from kernel_models.host.model import CPU_HOST, GPU_HOST, HOSTS, PLANS_HOST, HostModel, write_host

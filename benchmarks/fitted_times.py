@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.changes import KernelSources
 from graph_predictor.prediction.overheads import recorded_overheads
-from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.scenario import KernelSources, Scenario
 from graph_predictor.simulation.program import ItemKind
 from kernel_models.host.overheads import fit_overheads
 from kernel_models.host.segments import Overhead
@@ -52,7 +51,8 @@ def kernel_medians(scenario: Scenario) -> Float64:
     if not len(rows):
         return result
     name = np.concatenate([g.kernels.name for g in built.graphs])[rows].astype(np.int64)
-    group = np.where(work.piece[rows] >= 0, work.group[np.maximum(work.piece[rows], 0)], -1) if len(work.group) else (
+    group = np.where(work.kernel_group[rows] >= 0, work.call_row[np.maximum(work.kernel_group[rows], 0)],
+                     -1) if len(work.call_row) else (
         np.full(len(rows), -1))
     rank = built.program.kernel_rank()[rows]
     # A kernel's place within its piece tells equal kernels of one operation apart; a collective goes by its place.
@@ -69,7 +69,7 @@ def kernel_medians(scenario: Scenario) -> Float64:
 def _place(scenario: Scenario, rows: Int64) -> Int64:
     """How many kernels of the same piece come before; of collectives and pieces without sizes, of the same step."""
     built, work = scenario.built, scenario.work
-    piece = work.piece[rows]
+    piece = work.kernel_group[rows]
     unsized = (piece < 0) | (~work.sized[np.maximum(piece, 0)] if len(work.sized) else True)
     step = np.concatenate([g.kernels.step for g in built.graphs])[rows].astype(np.int64)
     name = np.concatenate([g.kernels.name for g in built.graphs])[rows].astype(np.int64)
@@ -88,7 +88,7 @@ def _place(scenario: Scenario, rows: Int64) -> Int64:
 
 def host_estimates(scenario: Scenario) -> Float64:
     """Times of the host's pieces (ns) such that each item's work and cost are what the fitted overheads say."""
-    built, pieces, program = scenario.built, scenario.pieces, scenario.built.program
+    built, pieces, program = scenario.built, scenario.slices, scenario.built.program
     ns = pieces.ns.astype(np.float64)
     size = len(program.item_kind)
     for rank, graph in enumerate(built.graphs):

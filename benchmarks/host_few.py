@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.prediction.host_calibration import read_rounds
+from graph_predictor.prediction.host_steps import read_rounds
 from kernel_models.host.events import HostStep
 from kernel_models.host.fitting import fit_few, fit_host
 from kernel_models.host.model import HostModel

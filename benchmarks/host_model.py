@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.prediction.host_calibration import read_rounds
+from graph_predictor.prediction.host_steps import read_rounds
 from kernel_models.host.fitting import ToldHost, fit_host, left_out, told
 from kernel_models.host.model import read_host
 

@@ -28,8 +28,8 @@ from predict_cpu import DEVELOPMENT, REPORTED, Plan, cases
 from predict_traces import DATA, FIT, LATER, PAIRS, first_whole_step
 
 from foretrace.edits import Device, HostFrom
-from graph_predictor.prediction.host_spread import mean_spread
 from graph_predictor.prediction.overheads import recorded_overheads
+from graph_predictor.prediction.step_spread import mean_spread
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import price

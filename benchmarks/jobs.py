@@ -21,10 +21,9 @@ import pandas as pd
 from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives
 from graph_predictor.edits.peers import RanksAlike
 from graph_predictor.edits.without_profiler import TakeOutProfiler
-from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.scenario import Edit, Scenario
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CollectiveModel, price_calls
 from kernel_models.collectives.topology import find_topology

@@ -11,7 +11,7 @@ after the other, and what a step takes is the median of the quickest fifth of al
 too. Operations' times come from the round whose profiled steps were quickest.
 
 `REPORTED` was written down before anything of it had been run. `DEVELOPMENT` holds other workloads at sizes of their
-own: what `kernel_models/spreads.py` and `host_spread.py` say of spreads was chosen there.
+own: what `kernel_models/spreads.py` and `step_spread.py` say of spreads was chosen there.
 """
 
 from __future__ import annotations

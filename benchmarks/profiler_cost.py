@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from graph_predictor.edits.without_profiler import TakeOutProfiler
-from graph_predictor.prediction.profiler_cost import events_of
+from graph_predictor.prediction.unprofiled import events_of
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.host.overheads import event_cost
 from tracer.job import read_job
@@ -69,7 +69,7 @@ def _recording(path: Path) -> tuple[float, ...]:
     baseline = baseline_of(job)
     said = baseline.predict([TakeOutProfiler()])
     scenario = baseline.scenario
-    events = float(events_of(scenario)[scenario.cycle.working[scenario.pieces.item]].sum()) / scenario.cycle.steps
+    events = float(events_of(scenario)[scenario.cycle.working[scenario.slices.item]].sum()) / scenario.cycle.steps
     profiled = baseline.predict().step_time_us * 1e3
     return (profiled / 1e6, truth / 1e6, said.step_time_us / 1e3, said.interval_us[0] / 1e3, said.interval_us[1] / 1e3,
             (profiled - truth) / events, event_cost(graph).ns)

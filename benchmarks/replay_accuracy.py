@@ -21,9 +21,8 @@ from leave_one_out import leave_one_out
 
 from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.simulation.build import Built, build_program
-from graph_predictor.simulation.critical_path import step_items
-from graph_predictor.simulation.engine import Simulated, simulate
-from graph_predictor.simulation.program import Program
+from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.program import Program, Simulated, step_items
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 

@@ -67,7 +67,7 @@ def tile(program: Program, copies: int) -> Program:
     rows("item_queue", item_at, lambda value, copy: np.where(value >= 0, value + copy * per_item, -1))
     for name in ("item_external", "recorded_item_start", "recorded_item_end"):
         rows(name, item_at, later)
-    for name in ("kernel_anchor", "kernel_latency", "kernel_gap", "kernel_duration"):
+    for name in ("kernel_reference", "kernel_latency", "kernel_gap", "kernel_duration"):
         rows(name, kernel_at)
     for name in ("kernel_external", "recorded_kernel_start", "recorded_kernel_end"):
         rows(name, kernel_at, later)

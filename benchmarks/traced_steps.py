@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from host_model import SUITE, print_sum
 
-from graph_predictor.prediction.host_calibration import read_rounds
+from graph_predictor.prediction.host_steps import read_rounds
 from graph_predictor.request.measured import read_kernels
 from graph_predictor.sizes.retrace import trace_again
 from graph_predictor.synthesis.baseline import baseline_of

@@ -37,9 +37,10 @@ if TYPE_CHECKING:
     from planner.sharding.planning import shard
     from tracer import hooks
     from tracer.capture import capture
+    from tracer.device_memory import memory_timeline
     from tracer.hooks import handler
     from tracer.job import read_job as read
-    from tracer.memory_timeline import memory_timeline, snapshot_timeline
+    from tracer.memory_snapshot import snapshot_timeline
     from tracer.shape_only import trace_step as trace
 
 _HOMES = {
@@ -55,7 +56,7 @@ _HOMES = {
     "handler": "tracer.hooks",
     "hooks": "foretrace.hooks:",
     "log": "graph_predictor.exports.tables",
-    "memory_timeline": "tracer.memory_timeline",
+    "memory_timeline": "tracer.device_memory",
     "opportunities": "graph_predictor.reports.opportunities",
     "plan": "planner.parallel.planning",
     "predict": "graph_predictor.synthesis.baseline",
@@ -66,7 +67,7 @@ _HOMES = {
     "serve_search": "planner.serving.search",
     "shapes": "planner.parallel.shapes",
     "shard": "planner.sharding.planning",
-    "snapshot_timeline": "tracer.memory_timeline",
+    "snapshot_timeline": "tracer.memory_snapshot",
     "trace": "tracer.shape_only:trace_step",
     "write_timeline": "graph_predictor.reports.timeline",
 }

@@ -18,7 +18,7 @@ from graph_predictor.edits.scale_out import ScaleOut
 from graph_predictor.edits.straggler import Straggler
 from graph_predictor.edits.topology import OnTopology
 from graph_predictor.edits.without_profiler import TakeOutProfiler
-from graph_predictor.prediction.edit import Edit
+from graph_predictor.prediction.scenario import Edit
 from graph_predictor.sizes.scaling import Sizes
 
 __all__ = [

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from graph_predictor.reports.opportunities import Opportunities, Opportunity, opportunities
     from graph_predictor.reports.timeline import write_timeline
     from graph_predictor.simulation.build import Built, build_program
-    from graph_predictor.simulation.critical_path import Bound, Path, critical_path
-    from graph_predictor.simulation.engine import Simulated, simulate
-    from graph_predictor.simulation.program import Program
+    from graph_predictor.simulation.critical_path import Path, critical_path
+    from graph_predictor.simulation.engine import simulate
+    from graph_predictor.simulation.program import Bound, Program, Simulated
     from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
 
 _HOMES = {
     "Baseline": "graph_predictor.prediction.predictor",
-    "Bound": "graph_predictor.simulation.critical_path",
+    "Bound": "graph_predictor.simulation.program",
     "Breakdown": "graph_predictor.reports.breakdown",
     "Built": "graph_predictor.simulation.build",
     "CommReport": "graph_predictor.comm.report",
@@ -34,7 +34,7 @@ _HOMES = {
     "Program": "graph_predictor.simulation.program",
     "Replay": "graph_predictor.prediction.replay",
     "ReplayedStep": "graph_predictor.prediction.replay",
-    "Simulated": "graph_predictor.simulation.engine",
+    "Simulated": "graph_predictor.simulation.program",
     "TunedWorkload": "graph_predictor.prediction.tuned_workload",
     "baseline_of": "graph_predictor.synthesis.baseline",
     "breakdown": "graph_predictor.reports.breakdown",

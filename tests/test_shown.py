@@ -13,8 +13,8 @@ from graph_predictor.check.validate import ValidatedCase, Validation
 from graph_predictor.check.verdict import GateOutcome, Status, Verdict
 from graph_predictor.sweep.run import SweepSource, sweep
 from graph_predictor.sweep.space import Axis, SweepSpace
+from tracer.device_memory import KINDS, MemoryTimeline
 from tracer.errors import ForetraceError
-from tracer.memory_timeline import KINDS, MemoryTimeline
 from tracer.shown import Shown
 
 TRACE = str(Path(__file__).resolve().parents[1] / "traces" / "bert-cpu")

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from tracer.capture import capture
     from tracer.execution_trace import read_execution_trace
     from tracer.graph import ExecutionGraph, LossReport, Meta
-    from tracer.job import Job, read_job
+    from tracer.job import Job, load_job, read_job, save_job
     from tracer.join import join_execution_trace
     from tracer.kineto import read_kineto
     from tracer.shape_only import trace_job, trace_step, trace_workload
-    from tracer.store import load_graph, load_job, save_graph, save_job
+    from tracer.store import load_graph, save_graph
 
 _HOMES = {
     "capture": "tracer.capture",
@@ -31,9 +31,9 @@ _HOMES = {
     "trace_step": "tracer.shape_only",
     "trace_workload": "tracer.shape_only",
     "load_graph": "tracer.store",
-    "load_job": "tracer.store",
+    "load_job": "tracer.job",
     "save_graph": "tracer.store",
-    "save_job": "tracer.store",
+    "save_job": "tracer.job",
 }
 
 __all__ = [

@@ -27,8 +27,7 @@ from tracer.decode import DecodeError, from_json
 from tracer.errors import ForetraceError, StepRegionError, TraceError
 from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
 from tracer.input_file import read_input, why_not_read
-from tracer.rank_classes import Span, checked_classes
-from tracer.ranks import leave_out_unbelievable
+from tracer.ranks import Span, checked_classes
 
 CONTEXT = "context.json"
 COLLECTIVES = "collectives.json"
@@ -225,7 +224,7 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
         meta.rank = _whole(context, "rank")
     if meta.world_size == NONE:
         meta.world_size = _whole(context, "world_size")
-    leave_out_unbelievable(meta)
+    meta.leave_out_unbelievable()
     meta.backend = meta.backend or str(context.get("backend", ""))
     workload = _mapping(context, "workload")
     if isinstance(workload.get("name"), str) and isinstance(workload.get("settings"), dict):
@@ -325,9 +324,7 @@ def _shifted(progress: Callable[[int, int], None] | None, done: int, total: int)
 def _read_part(part: CapturePart, window: int, notes: list[str],
                progress: Callable[[int, int], None] | None,
                step_region: str | None = None) -> ExecutionGraph:
-    from tracer.capture.merge import merge_collectives
-    from tracer.capture.merge_lookups import merge_lookups, note_law
-    from tracer.capture.merge_python import merge_python
+    from tracer.capture.merge import merge_collectives, merge_lookups, merge_python, note_law
 
     path = part.windows[window]
     if path.suffix == ".foretrace":

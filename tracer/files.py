@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Any
 
 from tracer.capture_layout import SIDE_FILES
-from tracer.errors import TraceError, reason_of
-from tracer.input_file import NotAFile, open_anywhere
+from tracer.errors import TraceError
+from tracer.input_file import open_anywhere, why_unopened
 
 _SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace", ".sqlite")
 _HEAD_BYTES = 1 << 16
@@ -73,8 +73,7 @@ def _expand(path: str) -> tuple[list[str], bool]:
 
             system, local = fsspec.core.url_to_fs(path)
         except Exception as error:  # a back end's own types: unknown protocol, missing package
-            raise TraceError(f"{path} could not be opened ({reason_of(error)}); check the URL and that the fsspec "
-                             "back end of its protocol is installed.") from error
+            raise TraceError(why_unopened(path, error)) from error
     try:
         if system.isdir(local):
             entries = [e if isinstance(e, str) else e["name"] for e in system.ls(local, detail=False)]
@@ -113,14 +112,8 @@ def _look_at(path: str, named: bool) -> FoundFile:
         handle, size = open_anywhere(path)
         with handle:
             stored = handle.read(_HEAD_BYTES)
-    except FileNotFoundError as error:
-        raise TraceError(f"{path} does not exist; check the path.") from error
-    except NotAFile as error:
-        raise TraceError(f"{path} is a pipe or device, which can be read only once; save it as a file first."
-                         ) from error
     except Exception as error:  # fsspec's back ends raise types of their own
-        raise TraceError(f"{path} could not be opened ({reason_of(error)}); check the path and its permissions.") \
-            from error
+        raise TraceError(why_unopened(path, error)) from error
     head = stored
     if stored.startswith(b"\x1f\x8b"):
         try:

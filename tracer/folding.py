@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tracer.columns import named
 from tracer.decode import DecodeError, from_json
 from tracer.errors import JobError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, Table
-from tracer.rank_classes import RankClass, Span, groups_like, lattice, peers_like, spans
-from tracer.ranks import missing_of
+from tracer.ranks import RankClass, Span, groups_like, lattice, missing_of, peers_like, spans
 
 if TYPE_CHECKING:
     from tracer.job import Job
@@ -152,8 +152,7 @@ def work_digest(graph: ExecutionGraph) -> bytes:
 def _ranks_and_kinds(graph: ExecutionGraph) -> dict[tuple[int, bool], np.ndarray]:
     """(code of the ranks, whether it is point to point) → rows of the collectives."""
     table = graph.collectives
-    between_two = np.isin(table.kind, [code for code in np.unique(table.kind).tolist()
-                                       if graph.string(code) in POINT_TO_POINT])
+    between_two = named(table.kind, graph.strings, POINT_TO_POINT.__contains__)
     found = {}
     for code in np.unique(table.ranks).tolist():
         for kind in (False, True):

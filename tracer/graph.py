@@ -15,12 +15,10 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from tracer.arrays import Int8, Int32, Int64
-from tracer.charts import Chart, time_chart
-from tracer.shown import Shown
-from tracer.table import NONE, Table
+from tracer.columns import NONE, Table
+from tracer.ranks import MOST_RANKS
+from tracer.shown import Chart, Shown, time_chart
 
 if TYPE_CHECKING:
     import networkx
@@ -133,9 +131,6 @@ class StepSource(IntEnum):
     """Regions that the user named, which is better evidence than any other; files keep the numbers of the others."""
 
 
-_I64, _I32, _I8, _F64 = np.int64, np.int32, np.int8, np.float64
-
-
 @dataclass(slots=True)
 class OpTable(Table):
     """One framework operation or annotation a row, sorted by (thread, start, -duration, event index).
@@ -168,12 +163,7 @@ class OpTable(Table):
     place: Int8
     python_calls: Int32
 
-    DTYPES: ClassVar[dict[str, Any]] = {
-        "name": _I32, "kind": _I8, "parent": _I32, "thread": _I32, "start_ns": _I64, "duration_ns": _I64,
-        "sequence": _I64, "forward_thread": _I64, "external_id": _I64, "record_id": _I64, "shapes": _I32,
-        "dtypes": _I32, "strides": _I32, "scalars": _I32, "module": _I32, "phase": _I8, "step": _I32, "et_node": _I64,
-        "place": _I8, "python_calls": _I32,
-    }
+    ENUMS: ClassVar[dict[str, type[IntEnum]]] = {"kind": OpKind, "phase": Phase, "place": Place}
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name", "shapes", "dtypes", "strides", "scalars", "module"})
     ADDED: ClassVar[frozenset[str]] = frozenset({"place", "python_calls"})
 
@@ -196,10 +186,7 @@ class LaunchTable(Table):
     correlation: Int64
     step: Int32
 
-    DTYPES: ClassVar[dict[str, Any]] = {
-        "name": _I32, "kind": _I8, "op": _I32, "parent": _I32, "thread": _I32, "start_ns": _I64,
-        "duration_ns": _I64, "correlation": _I64, "step": _I32,
-    }
+    ENUMS: ClassVar[dict[str, type[IntEnum]]] = {"kind": LaunchKind}
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name"})
 
 
@@ -230,11 +217,7 @@ class KernelTable(Table):
     bytes: Int64
     step: Int32
 
-    DTYPES: ClassVar[dict[str, Any]] = {
-        "name": _I32, "kind": _I8, "launch": _I32, "op": _I32, "device": _I32, "stream": _I64, "start_ns": _I64,
-        "duration_ns": _I64, "correlation": _I64, "grid_x": _I32, "grid_y": _I32, "grid_z": _I32, "block_x": _I32,
-        "block_y": _I32, "block_z": _I32, "registers": _I32, "shared_bytes": _I32, "bytes": _I64, "step": _I32,
-    }
+    ENUMS: ClassVar[dict[str, type[IntEnum]]] = {"kind": KernelKind}
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name"})
 
 
@@ -265,11 +248,7 @@ class CollectiveTable(Table):
     wait_op: Int32
     wait_source: Int8
 
-    DTYPES: ClassVar[dict[str, Any]] = {
-        "kernel": _I32, "op": _I32, "kind": _I32, "group": _I32, "ranks": _I32, "dtype": _I32,
-        "elements_in": _I64, "elements_out": _I64, "group_size": _I32, "order": _I32, "is_async": _I8,
-        "wait_op": _I32, "wait_source": _I8,
-    }
+    ENUMS: ClassVar[dict[str, type[IntEnum]]] = {"wait_source": WaitSource}
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"kind", "group", "ranks", "dtype"})
     ADDED: ClassVar[frozenset[str]] = frozenset({"wait_op", "wait_source"})
 
@@ -291,10 +270,7 @@ class SyncTable(Table):
     wait_stream: Int64
     record_correlation: Int64
 
-    DTYPES: ClassVar[dict[str, Any]] = {
-        "kind": _I8, "launch": _I32, "stream": _I64, "start_ns": _I64, "duration_ns": _I64, "correlation": _I64,
-        "wait_stream": _I64, "record_correlation": _I64,
-    }
+    ENUMS: ClassVar[dict[str, type[IntEnum]]] = {"kind": SyncKind}
 
 
 @dataclass(slots=True)
@@ -307,9 +283,7 @@ class GapTable(Table):
     kind: Int8
     step: Int32
 
-    DTYPES: ClassVar[dict[str, Any]] = {
-        "thread": _I32, "start_ns": _I64, "duration_ns": _I64, "kind": _I8, "step": _I32,
-    }
+    ENUMS: ClassVar[dict[str, type[IntEnum]]] = {"kind": GapKind}
 
 
 @dataclass(slots=True)
@@ -323,9 +297,6 @@ class StepTable(Table):
     thread: Int32
     python_calls: Int32
 
-    DTYPES: ClassVar[dict[str, Any]] = {
-        "name": _I32, "start_ns": _I64, "duration_ns": _I64, "thread": _I32, "python_calls": _I32,
-    }
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name"})
     ADDED: ClassVar[frozenset[str]] = frozenset({"python_calls"})
 
@@ -339,7 +310,6 @@ class OverheadTable(Table):
     start_ns: Int64
     duration_ns: Int64
 
-    DTYPES: ClassVar[dict[str, Any]] = {"name": _I32, "thread": _I32, "start_ns": _I64, "duration_ns": _I64}
     STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset({"name"})
 
 
@@ -349,7 +319,7 @@ class AllocationTable(Table):
 
     Of recorded windows what the profiler saw (``profile_memory``); of steps traced by shapes alone all storages, each
     change at the operation that made it, and what was there before at -1 (``op`` and ``start_ns``). ``total_bytes`` is
-    what the allocator had handed out after it, ``holds`` the place of a ``tracer.memory_account.Holds``; ``NONE`` where
+    what the allocator had handed out after it, ``holds`` the place of a ``tracer.device_memory.Holds``; ``NONE`` where
     the trace does not say. ``device`` is ``NONE`` for the host's memory, ``address`` tells allocations apart.
     """
 
@@ -361,9 +331,6 @@ class AllocationTable(Table):
     address: Int64
     device: Int32
     holds: Int8
-
-    DTYPES: ClassVar[dict[str, Any]] = {"op": _I32, "thread": _I32, "start_ns": _I64, "bytes": _I64,
-                                        "total_bytes": _I64, "address": _I64, "device": _I32, "holds": _I8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,7 +431,7 @@ class Meta:
     """By module path the function outside of PyTorch that called it first, such as "train.py(17): step", where stacks
     were recorded."""
     memory: dict[str, int] = field(default_factory=dict)
-    """Bytes of a step traced by shapes alone (see ``tracer.memory_account``): "peak", "peak_blocks", "start", and
+    """Bytes of a step traced by shapes alone (see ``tracer.device_memory``): "peak", "peak_blocks", "start", and
     what the peak consists of; empty for recorded windows."""
     memory_moments: list[list[int]] = field(default_factory=list)
     """Moments of such a step that may be its peak at other sizes: bytes that stay, of activations, of forward's and
@@ -475,6 +442,17 @@ class Meta:
     """The "name" and all "settings" (plain values) of a workload of the suite, so that it can be traced again at
     other sizes; empty for other programs."""
     loss: LossReport = field(default_factory=LossReport)
+
+    def leave_out_unbelievable(self) -> None:
+        """Take out a rank and a world size that cannot be, and say so in the loss report."""
+        for name, what, least in (("rank", "rank", 0), ("world_size", "world size", 1)):
+            value = getattr(self, name)
+            if value != NONE and not least <= value < MOST_RANKS + least:
+                self.loss.notes.append(f"The {what} {value} that the file gives cannot be, and was left out.")
+                setattr(self, name, NONE)
+
+
+CodeOf = Callable[[str], int]
 
 
 @dataclass(slots=True, repr=False)
@@ -551,7 +529,7 @@ class ExecutionGraph(Shown):
 
     def to_networkx(self) -> networkx.DiGraph:
         """Return the dependencies of operations, calls and device work as an acyclic graph, to explore."""
-        from tracer.dependencies import dependency_graph
+        from tracer.views import dependency_graph
 
         return dependency_graph(self)
 
@@ -575,3 +553,18 @@ class ExecutionGraph(Shown):
         from tracer.store import load_graph
 
         return load_graph(path)
+
+
+def string_coder(graph: ExecutionGraph) -> CodeOf:
+    """A function from a text to its code in ``graph.strings``, appended where new; ``NONE`` for the empty text."""
+    codes = {text: code for code, text in reversed(list(enumerate(graph.strings)))}
+
+    def code_of(text: str) -> int:
+        if not text:
+            return NONE
+        if text not in codes:
+            codes[text] = len(graph.strings)
+            graph.strings.append(text)
+        return codes[text]
+
+    return code_of

@@ -7,6 +7,8 @@ import os
 import stat
 from typing import BinaryIO
 
+from tracer.errors import reason_of
+
 PathLike = str | os.PathLike[str]
 
 
@@ -73,16 +75,21 @@ def why_not_read(path: PathLike) -> str:
     return f"is a link to {what}, not a file" if link else f"is {what}, not a file"
 
 
-def why_unopened(path: PathLike, error: OSError) -> str:
-    """The sentence of a local file that cannot be opened: what lies there, and what to do."""
+def why_unopened(path: PathLike, error: Exception) -> str:
+    """The sentence of a file or URL that cannot be opened: what lies there, and what to do."""
     name = os.fspath(path)
-    if why := why_not_read(name):
+    remote = "://" in name
+    if not remote and (why := why_not_read(name)):
         return f"{name} {why}; name the file itself."
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return f"{name} does not exist; check the path."
+    if remote:
+        return (f"{name} cannot be fetched ({type(error).__name__}: {reason_of(error)}); check the address, and that "
+                "the fsspec back end of its protocol is installed.")
     if isinstance(error, PermissionError):
         return f"There is no permission to read {name}; check its owner and mode."
-    return f"{name} cannot be read ({error.strerror or error}); check the file and its disk."
+    reason = getattr(error, "strerror", None) or reason_of(error)
+    return f"{name} cannot be read ({reason}); check the file and its disk."
 
 
 def _check(found: os.stat_result, path: PathLike) -> None:

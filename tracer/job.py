@@ -1,4 +1,4 @@
-"""``read_job``: the files of one run's ranks → a ``Job``.
+"""``Job``: the recorded ranks of one run; read from their files, saved as one and loaded again.
 
 Takes a file, several files, a directory, a glob or fsspec URLs; profiler traces, saved graphs and execution traces
 may lie side by side. What belongs to another job is refused, what is merely missing is told in ``Job.notes``.
@@ -9,21 +9,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
 from tracer.capture_layout import find_parts, read_capture
-from tracer.charts import Chart, time_chart
 from tracer.cluster.forked import ForkedWorkers, idle_cores
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
+from tracer.decode import DecodeError, convert
 from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
-from tracer.rank_classes import RankClass, Span
-from tracer.ranks import missing_of, rank_in_name
-from tracer.shown import Shown
+from tracer.ranks import MOST_RANKS, RankClass, Span, missing_of, rank_in_name
+from tracer.shown import Chart, Shown, time_chart
+from tracer.store.container import corrupt, write_file
+from tracer.store.graphs import load_graphs, pack_graphs
 
 if TYPE_CHECKING:
     import pandas
@@ -179,7 +180,7 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
     files = find_files([os.fspath(path) for path in given], notes)
     saved = [file for file in files if file.kind is FileKind.GRAPH]
     if saved and len(files) == 1:
-        return _load_saved(saved[0].path, step_region)
+        return load_job(saved[0].path, step_region=step_region)
     graphs = _read_members([file for file in files if file.kind is not FileKind.EXECUTION_TRACE], notes, progress,
                            workers, step_region)
     if not graphs:
@@ -264,16 +265,51 @@ def _fake_world_notes(graphs: list[ExecutionGraph]) -> list[str]:
             "ranks were not waited for, so the step times are those of the compute alone."]
 
 
-def _load_saved(path: str, step_region: str | None) -> Job:
-    from tracer.store import load_job
+def save_job(job: Job, path: str | os.PathLike[str]) -> None:
+    """Save a job, all its ranks, as one file. As ``save_graph`` otherwise."""
+    others = {part.name: getattr(job, part.name) for part in fields(job) if part.name != "graphs"}
+    write_file(path, pack_graphs("job", list(job.graphs), others, os.fspath(path)))
 
-    return load_job(path, step_region=step_region)
+
+def load_job(path: str | os.PathLike[str], *, step_region: str | None = None) -> Job:
+    """Load a saved job; a file with one graph gives a job of its rank.
+
+    It takes the arguments of ``load_graph``, and raises the same errors.
+    """
+    name = os.fspath(path)
+    manifest, graphs = load_graphs(name, step_region)
+    if manifest.kind == "graph":
+        return assemble_job(graphs)
+    hints = get_type_hints(Job)
+    try:
+        others = {
+            part.name: convert(manifest.job[part.name], hints[part.name])
+            for part in fields(Job) if part.name in manifest.job
+        }
+    except DecodeError as error:
+        raise corrupt(name, f"its manifest cannot be read: {error}") from None
+    job = Job(graphs, **others)
+    _check_classes(job, name)
+    return job
+
+
+def _check_classes(job: Job, label: str) -> None:
+    """Refuse a folded job whose classes hold impossible ranks or point to graphs that are not there."""
+    size = max(job.world_size, 0)
+    if size > MOST_RANKS or len(job.missing_ranks) > MOST_RANKS:
+        raise corrupt(label, "it claims an impossible number of ranks")
+    for each in job.classes:
+        for first, last, step in each.ranks:
+            if not (0 <= first <= last < size and step > 0 and (last - first) % step == 0):
+                raise corrupt(label, "its classes hold ranks that the job does not have")
+        if not NONE <= each.graph < len(job.graphs) or not each.ranks:
+            raise corrupt(label, "its classes point to graphs that are not there")
 
 
 def _saved_member(file: FoundFile, notes: list[str], step_region: str | None) -> list[ExecutionGraph]:
     """A saved file's graphs; one found in a directory that cannot be read is noted."""
     try:
-        return _load_saved(file.path, step_region).graphs
+        return load_job(file.path, step_region=step_region).graphs
     except GraphFileError as error:
         if file.named:
             raise

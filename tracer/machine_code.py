@@ -20,11 +20,12 @@ import os
 import sys
 import threading
 import zlib
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
@@ -41,24 +42,40 @@ _LOADING = threading.RLock()
 _NOTHING = ctypes.c_char * 0
 
 
+def columns(record: type, source: object) -> tuple[np.ndarray, ...]:
+    """Return the arrays of a record, of the types that it says and without gaps."""
+    return tuple(np.ascontiguousarray(getattr(source, name), dtype) for name, dtype in _dtypes(record).items())
+
+
+@lru_cache
+def _dtypes(record: type) -> dict[str, np.dtype[Any]]:
+    """Return the type of each of a record's arrays, as its annotations say."""
+    return {name: np.dtype(get_args(get_args(of)[1])[0]) for name, of in get_type_hints(record).items()}
+
+
 class KeptLoop:
     """A function over arrays and numbers, as machine code; called as the function would be.
 
     Args:
         function: takes what ``types`` say, by position, and returns an int64. It allocates nothing and raises nothing:
             what it needs to work in is handed to it.
-        types: of each argument: of C-contiguous arrays ``"int64[:]"`` or ``"int8[:,:]"``, of numbers ``"float64"``.
+        types: of each argument: of C-contiguous arrays ``"int64[:]"`` or ``"int8[:,:]"``, of numbers ``"float64"``. A
+            class stands for a record: arrays of one dimension by the names and types of its annotations. One is given
+            as an object that has them, or as ``columns`` of it.
         inner: functions it calls, those first that others of them call.
         apart: what one of ``inner`` writes it reads through no other of its arguments (an array may be handed to it
             twice for rows that differ), so that it may work on several numbers of a row at once.
     """
 
-    def __init__(self, function: Callable[..., Any], types: Sequence[str],
+    def __init__(self, function: Callable[..., Any], types: Sequence[str | type],
                  inner: Sequence[Callable[..., Any]] = (), apart: bool = False) -> None:
         self.__doc__, self.__name__ = function.__doc__, function.__name__
-        self.function, self.types, self.inner, self.apart = function, tuple(types), tuple(inner), apart
-        self.dtypes = [np.dtype(kind.partition("[")[0].replace("boolean", "bool")) for kind in types]
-        self._arrays = [(at, self.dtypes[at], kind.count(":")) for at, kind in enumerate(types) if "[" in kind]
+        self.function, self.inner, self.apart = function, tuple(inner), apart
+        self._records = [{} if isinstance(given, str) else _dtypes(given) for given in types]
+        self.types = tuple(kind for given, record in zip(types, self._records, strict=True) for kind in (
+            [f"{dtype}[:]".replace("bool[", "boolean[") for dtype in record.values()] or [str(given)]))
+        dtypes = [np.dtype(kind.partition("[")[0].replace("boolean", "bool")) for kind in self.types]
+        self._arrays = [(at, dtypes[at], kind.count(":")) for at, kind in enumerate(self.types) if "[" in kind]
 
     def __call__(self, *arguments: Any) -> int:
         """Run the loop. Arrays that are one value, kept once (``np.broadcast_to``), are handed over as copies.
@@ -66,11 +83,15 @@ class KeptLoop:
         Raises:
             TypeError: an argument is of another type than was said.
         """
-        if len(arguments) != len(self.types):
-            raise TypeError(f"{self.__name__} takes {len(self.types)} arguments, not {len(arguments)}.")
-        passed, given, shapes = list(arguments), {}, []  # what is given lives until the loop ends
+        if len(arguments) != len(self._records):
+            raise TypeError(f"{self.__name__} takes {len(self._records)} arguments, not {len(arguments)}.")
+        given: list[Any] = []  # lives until the loop ends
+        for argument, record in zip(arguments, self._records, strict=True):
+            given += argument if isinstance(argument, tuple) else [getattr(argument, name)
+                                                                   for name in record] or [argument]
+        passed, shapes = list(given), []
         for at, dtype, dimensions in self._arrays:
-            array = arguments[at]
+            array = given[at]
             if array.ndim and not array.flags.writeable and array.strides == (0,) * array.ndim:
                 array = given[at] = array.copy()  # a column of one value, kept once
             if array.dtype != dtype or array.ndim != dimensions or not array.flags.c_contiguous:
@@ -117,7 +138,8 @@ class KeptLoop:
         """Return what code is good for: this source and that of what it calls, and what surrounds it."""
         modules = dict.fromkeys(each.__module__ for each in (self.function, *self.inner))
         source = b"".join(Path(sys.modules[name].__file__ or "").read_bytes() for name in modules)
-        parts = (str(VERSION), *self.types, *surroundings)
+        names = [name for record in self._records for name in record]
+        parts = (str(VERSION), *self.types, *names, *surroundings)
         return hashlib.sha256(source + "\0".join(parts).encode()).hexdigest()[:24]
 
     @property
@@ -157,10 +179,11 @@ class KeptLoop:
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write(f"Compiling {self.__name__}, once after installation ...\n")
         scope = {name: value for one in (*self.inner, self.function) for name, value in one.__globals__.items()}
+        # Nothing is allocated: counting references to arrays would take longer than the loops over records do.
         for one in self.inner:
-            compiled = numba.njit(FunctionType(one.__code__, scope, one.__name__))
+            compiled = numba.njit(_nrt=False)(FunctionType(one.__code__, scope, one.__name__))
             scope[one.__name__] = _apart(compiled) if self.apart else compiled
-        function = numba.njit(FunctionType(self.function.__code__, scope, self.__name__))
+        function = numba.njit(_nrt=False)(FunctionType(self.function.__code__, scope, self.__name__))
         entry = numba.cfunc(self._numba_types(numba.types))(self._over_pointers(function, numba.carray))
         return str(entry.inspect_llvm()).replace(entry.native_name, ENTRY)
 
@@ -178,12 +201,16 @@ class KeptLoop:
             shape = "".join(f"sizes[{taken + i}], " for i in range(dimensions))
             taken += dimensions
             handed.append(f"carray(a{at}, ({shape}))" if dimensions else f"a{at}")
-        scope = {"carray": carray, "function": function}
+        scope: dict[str, Any] = {"carray": carray, "function": function}
+        for at, record in enumerate(self._records):  # the arguments before this one are one each by now
+            if record:
+                scope[f"record{at}"] = namedtuple(f"record{at}", list(record))  # type: ignore[misc]
+                handed[at:at + len(record)] = [f"record{at}({', '.join(handed[at:at + len(record)])})"]
         exec(f"def entry(sizes, {', '.join(given)}):\n    return function({', '.join(handed)})", scope)
         return scope["entry"]  # type: ignore[no-any-return]
 
 
-def kept_loop(*types: str, inner: Sequence[Callable[..., Any]] = (),
+def kept_loop(*types: str | type, inner: Sequence[Callable[..., Any]] = (),
               apart: bool = False) -> Callable[[Callable[..., Any]], KeptLoop]:
     """Decorate a function whose machine code is kept, see ``KeptLoop``."""
     return lambda function: KeptLoop(function, types, inner, apart)

@@ -1,18 +1,67 @@
-"""Writing an output file whole or not at all, and never through a link."""
+"""Files that are written: checked before the long work, then whole or not at all; and exclusive use of a directory."""
 
 from __future__ import annotations
 
 import errno
 import os
 import secrets
+import shutil
 import stat
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
-from tracer.disk import FULL, free_text
 from tracer.errors import ForetraceError
+
+FULL = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT") if hasattr(errno, name))
+"""No space, or no quota, left."""
+SCARCE_BYTES = 1 << 30
+"""Free bytes below which a trace that broke off is put down to the disk: three steps of a large model take 1 GB."""
+_PROBE_BYTES = 1 << 20
+
+
+def full_disk_error(error: BaseException | None) -> OSError | None:
+    """The error of a full disk that an exception is or came from; ``None`` if it did not."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def writing_error(folder: Path) -> OSError | None:
+    """Return what writing a megabyte to a folder fails with now; ``None`` if it does not.
+
+    For writers that do not tell: torch's C++ side prints a line and leaves a short file, or none.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error
+    return None
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Bytes that can be written in a folder (its quota apart); ``None`` where the system does not say."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def free_text(folder: Path) -> str:
+    """``free_bytes`` in words, for the brackets of a sentence; empty if not known."""
+    free = free_bytes(folder)
+    return "" if free is None else f"{free / 1e6:,.1f} MB are free there"
+
 
 PathLike = str | os.PathLike[str]
 _SYSTEM_LINKS = ("/dev/", "/proc/")
@@ -117,3 +166,73 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+LOCK = ".lock"
+_PATIENCE_S = 1.0
+"""Another rank that only checks whether it could write holds the lock for milliseconds."""
+_PAUSE_S = 0.02
+
+
+class Busy(Exception):
+    """Another process has the lock."""
+
+
+class DirectoryLock:
+    """Held from construction to ``release``; a process that ends, however it ends, gives it up.
+
+    Where the system or the file system has no locks, nothing is locked.
+
+    Raises:
+        Busy: another process has it.
+        OSError: the lock's file cannot be made, or something else lies there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        self._file: IO[bytes] | None = None
+        until = time.monotonic() + _PATIENCE_S
+        while not self._taken():
+            if time.monotonic() > until:
+                raise Busy
+            time.sleep(_PAUSE_S)
+
+    def release(self) -> None:
+        """Give it up and remove its file. Safe to repeat."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # while it is still ours
+                self._path.unlink()
+            file.close()
+
+    def _taken(self) -> bool:
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return True
+        # Neither through a link, nor waiting for the reader of a pipe.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.fdopen(os.open(self._path, flags, 0o666), "ab")
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_size:  # ours has no content
+            file.close()
+            raise OSError(errno.EEXIST, f"{self._path} is no lock of foretrace")
+        try:
+            # A record lock is the process's own: forked data loaders that outlive it do not keep it.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The one who had it before may have removed the file between our opening and our locking it.
+            is_current = self._path.exists() and os.path.samestat(os.fstat(file.fileno()), self._path.stat())
+        except OSError as error:
+            file.close()
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            if isinstance(error, FileNotFoundError):
+                return False
+            with suppress(OSError):
+                self._path.unlink()
+            return True
+        if not is_current:
+            file.close()
+            return False
+        self._file = file
+        return True

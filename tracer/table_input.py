@@ -1,4 +1,7 @@
-"""Tables of users: CSV, TSV, JSON lines and Parquet, read as what their names say, or refused in one sentence."""
+"""Tables of users: CSV, TSV, JSON lines and Parquet, read as what their names say, or refused in one sentence.
+
+Parquet is read only if it holds no more than its bytes can, as a few bytes may stand for billions of equal cells.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from tracer.errors import ForetraceError, reason_of
 from tracer.input_file import open_anywhere, why_unopened
-from tracer.parquet_input import read_parquet
 
 if TYPE_CHECKING:
     import pandas
+    import pyarrow
+
 
 PathLike = str | os.PathLike[str]
 FORMATS = {".csv": "CSV", ".tsv": "TSV", ".jsonl": "JSON lines", ".parquet": "Parquet"}
@@ -61,7 +65,7 @@ def read_frame(path: PathLike, known: tuple[str, ...] = TABLES, *, comment: str 
     except ForetraceError:
         raise
     except Exception as error:  # a URL's back end raises types of its own
-        raise TableInputError(_why_unopened(name, error)) from error
+        raise TableInputError(why_unopened(name, error)) from error
 
 
 def _check_content(name: str, head: bytes, ending: str, known: tuple[str, ...]) -> None:
@@ -141,12 +145,47 @@ def _why_unparsed(error: Exception) -> str:
     return f"its lines are not of that form ({reason_of(error, _REASON)}); mend them, or write the table again"
 
 
-def _why_unopened(name: str, error: Exception) -> str:
-    """The sentence of a table that cannot be opened."""
-    if isinstance(error, OSError) and "://" not in name:
-        return why_unopened(name, error)
-    return f"{name} cannot be fetched ({type(error).__name__}: {reason_of(error, _REASON)}); check the address."
-
-
 def _either(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+CELLS_A_BYTE = 16
+"""Published tables of measurements hold up to 7.4 (by encoding of equal values), most less than one."""
+GROWTH = 200
+"""Bytes of values for each stored byte; as for traces."""
+_SMALL = 100_000
+"""Cells and bytes that every file may have."""
+
+
+def read_parquet(stream: BinaryIO) -> pyarrow.Table:
+    """Return the table of an open file.
+
+    Raises:
+        pyarrow.ArrowException: it is no Parquet, is damaged, or claims more than its bytes can hold.
+        OSError, ValueError: likewise, of pyarrow's own.
+    """
+    import pyarrow
+    import pyarrow.compute
+    from pyarrow import parquet
+
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(0)
+    plain = parquet.ParquetFile(stream).schema_arrow.remove_metadata()  # what another program adds is not believed
+    if len(set(plain.names)) < len(plain.names):
+        raise pyarrow.ArrowInvalid("two of its columns have one name")
+    texts = [field.name for field in plain if field.type in (pyarrow.string(), pyarrow.binary())]
+    # Texts as the numbers that stand for them: a long one may stand in every row.
+    file = parquet.ParquetFile(stream, read_dictionary=texts)
+    meta = file.metadata
+    cells = meta.num_rows * meta.num_columns
+    unpacked = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
+    if cells > CELLS_A_BYTE * size + _SMALL or unpacked > GROWTH * size + _SMALL:
+        raise pyarrow.ArrowInvalid(f"{meta.num_rows:,} rows in {size:,} bytes are more than measurements take")
+    table = file.read()
+    for name in texts:
+        column = table.column(name)
+        longest = max((pyarrow.compute.max(pyarrow.compute.binary_length(chunk.dictionary)).as_py() or 0
+                       for chunk in column.chunks if pyarrow.types.is_dictionary(chunk.type)), default=0)
+        if longest * meta.num_rows > GROWTH * size + _SMALL:
+            raise pyarrow.ArrowInvalid(f"a text of {longest:,} bytes stands in {meta.num_rows:,} rows")
+    return table.cast(plain)

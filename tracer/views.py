@@ -1,6 +1,14 @@
-"""Views of a graph for people: rows with decoded strings, pandas frames and decoded arguments.
+"""Views of a graph for people: rows with decoded strings, pandas frames, decoded arguments, and a networkx ``DiGraph``.
 
-Code that computes works on the columns; nothing here is used by the simulator.
+The simulator uses nothing of this. Dependencies are drawn as::
+
+    op ──nesting──▶ op            op ──forward_backward──▶ op
+     └──calls──▶ launch ──program_order──▶ launch
+                   └──launches──▶ kernel ──stream_order──▶ kernel
+                                    └──sync──▶ launch, kernel
+
+Nodes are ``("op", row)``, ``("launch", row)`` and ``("kernel", row)``. Each edge has a ``kind``, as drawn. It is
+acyclic: every edge leads to the same or a later time, and edges between equal times follow row order.
 """
 
 from __future__ import annotations
@@ -18,28 +26,17 @@ from tracer.decode import list_of
 from tracer.graph import (
     NONE,
     ExecutionGraph,
-    GapKind,
     KernelKind,
     LaunchKind,
     OpKind,
     Phase,
-    Place,
     SyncKind,
-    WaitSource,
 )
 
 if TYPE_CHECKING:
+    import networkx
     import pandas
 
-# Integer columns that are members of an enumeration, by table.
-_ENUMS: dict[str, dict[str, type]] = {
-    "ops": {"kind": OpKind, "phase": Phase, "place": Place},
-    "launches": {"kind": LaunchKind},
-    "kernels": {"kind": KernelKind},
-    "syncs": {"kind": SyncKind},
-    "gaps": {"kind": GapKind},
-    "collectives": {"wait_source": WaitSource},
-}
 
 _MOST_NESTED = 2
 """Lists within lists of tensors."""
@@ -93,8 +90,8 @@ def row(graph: ExecutionGraph, table: str, index: int) -> Row:
         value = column[index].item()
         if name in kind.STRING_COLUMNS:
             value = graph.strings[value] if value >= 0 else None
-        elif name in _ENUMS.get(table, {}):
-            value = _ENUMS[table][name](value) if value >= 0 else None
+        elif name in kind.ENUMS:
+            value = kind.ENUMS[name](value) if value >= 0 else None
         elif value == NONE and not name.endswith("_ns"):
             value = None
         values[name] = value
@@ -118,8 +115,8 @@ def to_pandas(graph: ExecutionGraph, table: str) -> pandas.DataFrame:
             texts, position = np.unique([graph.strings[code] for code in used.tolist()], return_inverse=True)
             codes = _categorical_codes(column, used, position) if len(used) else column
             frame[name] = pandas.Categorical.from_codes(codes, categories=texts.astype(object))
-        elif name in _ENUMS.get(table, {}):
-            members = list(_ENUMS[table][name])  # type: ignore[call-overload]
+        elif name in kind.ENUMS:
+            members = list(kind.ENUMS[name])
             frame[name] = pandas.Categorical.from_codes(column, categories=[member.name.lower() for member in members])
         else:
             frame[name] = column
@@ -185,3 +182,159 @@ def _strides(value: Any, shape: tuple[Any, ...] | None) -> tuple[Any, ...] | Non
     if all(type(size) is int for size in shape):
         return tuple(value) if all(type(part) is int and 0 <= part <= _MOST_ELEMENTS for part in value) else None
     return tuple(_strides(part, one) or () for part, one in zip(value, shape, strict=True))
+
+
+Pairs = list[tuple[int, int]]
+
+
+def dependency_graph(graph: ExecutionGraph) -> networkx.DiGraph:
+    """All operations, calls and device work with what each must wait for.
+
+    Sync edges come from recorded synchronisations only: the last work a sync waits for leads to the first call of
+    the waiting thread after it, or to the first kernel of the waiting stream. Inferred waits are the simulator's.
+    """
+    import networkx
+
+    result = networkx.DiGraph(source=graph.meta.source, rank=graph.meta.rank)
+    _add_nodes(result, graph)
+    ops, launches, kernels = graph.ops, graph.launches, graph.kernels
+    starts = _kernel_times(graph)
+
+    def add(kind: str, source: str, target: str, pairs: Pairs) -> None:
+        result.add_edges_from(((source, a), (target, b), {"kind": kind}) for a, b in pairs)
+
+    add("nesting", "op", "op", _known(ops.parent))
+    add("calls", "op", "launch", _known(launches.op))
+    add("launches", "launch", "kernel", _known(kernels.launch))
+    add("program_order", "launch", "launch", _chains([launches.thread], launches.start_ns))
+    add("stream_order", "kernel", "kernel", _chains([kernels.device, kernels.stream], kernels.start_ns))
+    add("forward_backward", "op", "op", forward_backward_pairs(graph))
+    for target, source_row, target_row in _sync_waits(graph, starts):
+        result.add_edge(("kernel", source_row), (target, target_row), kind="sync")
+    return result
+
+
+def forward_backward_pairs(graph: ExecutionGraph) -> Pairs:
+    """Rows of (forward operation, backward operation), by autograd's sequence number.
+
+    Several nested forward operations carry one number; the innermost (latest to start) created the autograd node.
+    Numbers count per forward thread; the host thread behind a forward thread's number is the one with most matches.
+    """
+    ops = graph.ops
+    backward = (ops.sequence >= 0) & (ops.forward_thread > 0)
+    if not backward.any():
+        backward = (ops.sequence >= 0) & (ops.phase == Phase.BACKWARD)
+    forward = np.flatnonzero((ops.sequence >= 0) & ~backward)
+    latest: dict[int, dict[int, int]] = {}
+    for row in forward[np.argsort(ops.start_ns[forward], kind="stable")].tolist():
+        latest.setdefault(int(ops.thread[row]), {})[int(ops.sequence[row])] = row
+    first: dict[int, dict[int, int]] = {}
+    rows = np.flatnonzero(backward)
+    for row in rows[np.argsort(ops.start_ns[rows], kind="stable")].tolist():
+        first.setdefault(int(ops.forward_thread[row]), {}).setdefault(int(ops.sequence[row]), row)
+    pairs: Pairs = []
+    for by_sequence in first.values():
+        host = max(latest.values(), key=lambda known: len(known.keys() & by_sequence.keys()), default={})
+        pairs.extend((host[number], row) for number, row in by_sequence.items() if number in host)
+    return [(a, b) for a, b in pairs if ops.start_ns[a] < ops.start_ns[b]]
+
+
+def _add_nodes(result: networkx.DiGraph, graph: ExecutionGraph) -> None:
+    strings = graph.strings
+    ops, launches, kernels = graph.ops, graph.launches, graph.kernels
+    for row, (name, kind, thread, start, duration, phase, module, step) in enumerate(zip(
+        ops.name.tolist(), ops.kind.tolist(), ops.thread.tolist(), ops.start_ns.tolist(), ops.duration_ns.tolist(),
+        ops.phase.tolist(), ops.module.tolist(), ops.step.tolist(), strict=True,
+    )):
+        result.add_node(
+            ("op", row), type="op", name=strings[name] if name >= 0 else "",
+            kind=OpKind(kind).name.lower() if kind >= 0 else "", thread=thread, start_ns=start, duration_ns=duration,
+            phase=Phase(phase).name.lower() if phase >= 0 else "", module=strings[module] if module >= 0 else "",
+            step=step,
+        )
+    for row, (name, kind, thread, start, duration, step) in enumerate(zip(
+        launches.name.tolist(), launches.kind.tolist(), launches.thread.tolist(), launches.start_ns.tolist(),
+        launches.duration_ns.tolist(), launches.step.tolist(), strict=True,
+    )):
+        result.add_node(
+            ("launch", row), type="launch", name=strings[name] if name >= 0 else "",
+            kind=LaunchKind(kind).name.lower() if kind >= 0 else "", thread=thread, start_ns=start,
+            duration_ns=duration, step=step,
+        )
+    for row, (name, kind, device, stream, start, duration, step) in enumerate(zip(
+        kernels.name.tolist(), kernels.kind.tolist(), kernels.device.tolist(), kernels.stream.tolist(),
+        kernels.start_ns.tolist(), kernels.duration_ns.tolist(), kernels.step.tolist(), strict=True,
+    )):
+        result.add_node(
+            ("kernel", row), type="kernel", name=strings[name] if name >= 0 else "",
+            kind=KernelKind(kind).name.lower() if kind >= 0 else "", device=device, stream=stream, start_ns=start,
+            duration_ns=duration, step=step,
+        )
+
+
+def _known(column: np.ndarray) -> Pairs:
+    """(referred row, row) of all rows that refer to one."""
+    rows = np.flatnonzero(column >= 0)
+    return list(zip(column[rows].tolist(), rows.tolist(), strict=True))
+
+
+def _chains(keys: list[np.ndarray], start: Int64) -> Pairs:
+    """(row, next row) in time order among the rows that agree in all keys."""
+    order = np.lexsort((np.arange(len(start)), start, *keys))
+    same = np.ones(max(len(order) - 1, 0), dtype=bool)
+    for key in keys:
+        same &= key[order[:-1]] == key[order[1:]]
+    return list(zip(order[:-1][same].tolist(), order[1:][same].tolist(), strict=True))
+
+
+def _kernel_times(graph: ExecutionGraph) -> Int64:
+    """For each kernel a time no edge into it leads back from: its start, or a later one where clocks disagree."""
+    kernels, launches = graph.kernels, graph.launches
+    time = kernels.start_ns.copy()
+    launched = np.flatnonzero(kernels.launch >= 0)
+    time[launched] = np.maximum(time[launched], launches.start_ns[kernels.launch[launched]])
+    for before, after in _chains([kernels.device, kernels.stream], kernels.start_ns):
+        time[after] = max(time[after], time[before])
+    return time
+
+
+def _sync_waits(graph: ExecutionGraph, starts: Int64) -> Iterator[tuple[str, int, int]]:
+    """("launch" or "kernel", waited-for kernel, waiting row) of every recorded sync that can be resolved."""
+    syncs, launches, kernels = graph.syncs, graph.launches, graph.kernels
+    by_correlation = {c: row for row, c in enumerate(launches.correlation.tolist()) if c >= 0}
+    launched = np.where(kernels.launch >= 0, launches.start_ns[kernels.launch], NONE) if len(launches) \
+        else np.full(len(kernels), NONE, np.int64)
+    for row in range(len(syncs)):
+        call = int(syncs.launch[row])
+        if call < 0:
+            continue
+        kind, stream = int(syncs.kind[row]), int(syncs.stream[row])
+        at = int(launches.start_ns[call])
+        record = by_correlation.get(int(syncs.record_correlation[row]), NONE)
+        recorded = int(launches.start_ns[record]) if record >= 0 else at
+        waited = int(syncs.wait_stream[row])
+        # A stream and a device sync wait for all work given before them, the others for that before the record.
+        mask = (kernels.launch >= 0) & (launched < (recorded if kind in _EVENT_SYNCS else at))
+        if kind in _EVENT_SYNCS:
+            if waited == NONE:
+                continue
+            mask &= kernels.stream == waited
+        elif kind == SyncKind.STREAM_SYNC:
+            mask &= kernels.stream == stream
+        before = np.flatnonzero(mask)
+        if not len(before):
+            continue
+        source = int(before[np.argmax(kernels.start_ns[before])])
+        if kind == SyncKind.STREAM_WAIT_EVENT:
+            after = np.flatnonzero((kernels.stream == stream) & (launched > at))
+            after = after[starts[after] > starts[source]]
+            if len(after):
+                yield "kernel", source, int(after[np.argmin(launched[after])])
+            continue
+        following = call + 1
+        if following < len(launches) and launches.thread[following] == launches.thread[call] \
+                and launches.start_ns[following] > starts[source]:
+            yield "launch", source, following
+
+
+_EVENT_SYNCS = (SyncKind.STREAM_WAIT_EVENT, SyncKind.EVENT_SYNC)

@@ -22,7 +22,7 @@ import numpy as np
 
 from graph_predictor.check.measure import BASELINE, COUNTS, CheckError, Count, Environment, Run, StoredCapture
 from graph_predictor.check.validate import Accuracy
-from graph_predictor.simulation.host_time import exclusive_time
+from graph_predictor.simulation.host_slices import exclusive_time
 from tracer.decode import DecodeError, convert, from_json
 from tracer.graph import ExecutionGraph, KernelKind, OpKind
 from tracer.input_file import read_input

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from graph_predictor.comm.report import communication_report
-from graph_predictor.recorded.gpu_active import step_active_ns
+from graph_predictor.recorded.facts import step_active_ns
 from tracer.capture_layout import COLLECTIVES, CONTEXT, EXECUTION_TRACE, find_parts, read_context
 from tracer.errors import ForetraceError
 from tracer.files import find_files

@@ -20,23 +20,22 @@ import numpy as np
 from graph_predictor.check.baseline import check_kind
 from graph_predictor.check.measure import CheckError, count_steps
 from graph_predictor.check.verdict import in_unit
-from graph_predictor.prediction.path_operations import OUTSIDE
+from graph_predictor.prediction.explain import OUTSIDE
 from graph_predictor.prediction.predictor import CPU
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.simulation.rank_view import view_rank
+from graph_predictor.simulation.ranks import view_rank
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.device_choice import find_device, traced_device
-from kernel_models.dtypes import itemsize, short_dtype
+from kernel_models.device_choice import find_device, shape_device
+from kernel_models.tensors import itemsize, short_dtype
 from tracer.decode import DecodeError, convert, from_json
+from tracer.device_memory import MemoryAccount
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
 from tracer.input_file import read_input
 from tracer.job import assemble_job
-from tracer.memory_account import MemoryAccount
 from tracer.output_file import whole_file
 
 if TYPE_CHECKING:
     from kernel_models.host.model import HostModel
-
 
 FORMAT = "foretrace-limits"
 VERSION = 1
@@ -196,7 +195,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> 
     """
     from tracer.shape_only import trace_step
 
-    graph = trace_step(build, traced_device(limits.device), world_size=limits.world_size)
+    graph = trace_step(build, shape_device(find_device(limits.device)), world_size=limits.world_size)
     baseline = baseline_of(assemble_job([graph]), device=find_device(limits.device), models=_models(limits.profile),
                            host=_host(limits.host_from))
     made = baseline.built.graphs
@@ -380,7 +379,7 @@ def _models(path: str | None) -> Any:
 def _host(text: str | None) -> HostModel | None:
     if text is None:
         return None
-    from graph_predictor.prediction.host_names import host_by_name
+    from graph_predictor.prediction.host_steps import host_by_name
     from tracer.job import read_job
 
     return host_by_name(text, lambda path: read_job([path]))

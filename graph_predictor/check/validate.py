@@ -24,7 +24,7 @@ import numpy as np
 
 from graph_predictor.check.measure import CheckError, StoredCapture
 from graph_predictor.figures import signed_percent
-from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.operation_costs import computing_operations
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import replay
 from graph_predictor.request.study import Configuration, Study
@@ -35,11 +35,10 @@ from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models, price
 from kernel_models.profile import load_profile
 from kernel_models.trace_calls import FAMILIES
-from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job, read_job
-from tracer.shown import Shown
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,7 +117,7 @@ def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]
     else:
         work = scenario.work
         rows = np.flatnonzero(work.sized).tolist()
-        pieces = [work.calls[work.group[row]] for row in rows], work.measured_ns[rows].astype(np.float64)
+        pieces = [work.calls[work.call_row[row]] for row in rows], work.measured_ns[rows].astype(np.float64)
         total = float(work.measured_ns.sum())
     calls, measured = pieces
     if not len(measured) or measured.sum() < LEAST_SIZED * total:

@@ -10,8 +10,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.figures import signed_percent
-from tracer.charts import MOST_BARS, Chart, ChartSeries
-from tracer.shown import Shown
+from tracer.shown import MOST_BARS, Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.request import memory_fit, program_memory, study
 from kernel_models import device_choice
-from tracer import memory_account
+from tracer import device_memory
 
 
 def fit_batch(
@@ -52,8 +52,8 @@ def fit_batch(
             report.line(text)
         report.table("Sizes that were traced", [Column(size), Column("expected"), Column("at least"), Column("at most"),
                                                 Column("", name=True)],
-                     ([f"{at:,}", memory_account.binary_size(memory.account.total),
-                       memory_account.binary_size(memory.low), memory_account.binary_size(memory.high),
+                     ([f"{at:,}", device_memory.binary_size(memory.account.total),
+                       device_memory.binary_size(memory.low), device_memory.binary_size(memory.high),
                        memory_fit.fit_of(memory, found.limit_bytes).value] for at, memory in found.tried.items()))
         report.notes(["Nothing was run: the peak is that of the program's storages, rounded as none are; contexts and "
                       "fragmentation beside it are assumed (docs/memory.md)."])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -20,6 +20,8 @@ import typer
 from typer.core import TyperGroup
 
 PACKAGES = ("tracer", "kernel_models", "graph_predictor", "planner")
+REGISTERING = ("kernel_models.families.", "kernel_models.heuristics.", "tracer.campaign.families.")
+"""Modules below these register something when they run, and are never late."""
 
 
 class LateModule(ModuleType):
@@ -31,7 +33,9 @@ class LateModule(ModuleType):
             loader = self.__dict__.pop("__late__", None)
             if loader is not None:
                 self.__loader__ = self.__spec__.loader = loader  # type: ignore[union-attr]
-                loader.exec_module(self)
+                # Command files alone import late: elsewhere an import may be there for what it registers.
+                with nullcontext() if ".cli." in self.__name__ else imported_at_once():
+                    loader.exec_module(self)
                 self.__class__ = ModuleType  # type: ignore[assignment]
         return ModuleType.__getattribute__(self, name)
 
@@ -54,12 +58,23 @@ class LateFinder(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None,
                   target: ModuleType | None = None) -> ModuleSpec | None:
         """Return how a module is loaded; None of others', which Python finds itself."""
-        if path is None or fullname.partition(".")[0] not in PACKAGES:
+        if path is None or fullname.partition(".")[0] not in PACKAGES or fullname.startswith(REGISTERING):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             spec.loader = LateLoader(spec.loader)
         return spec
+
+
+@contextmanager
+def imported_at_once() -> Iterator[None]:
+    """Import modules as Python does, within ``imported_late`` too."""
+    finders = sys.meta_path[:]
+    sys.meta_path[:] = [each for each in finders if not isinstance(each, LateFinder)]
+    try:
+        yield
+    finally:
+        sys.meta_path[:] = finders
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from graph_predictor.cli.options import Debug, Json, StepRegion, Top, Window, sh
 from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.figures import percent
 from graph_predictor.request import program_memory, study
+from tracer import device_memory, memory_snapshot
 from tracer import graph as tracer_graph
-from tracer import memory_account, memory_timeline
 from tracer.errors import ForetraceError
 
 SNAPSHOTS = (".pickle", ".pkl", ".p")
@@ -39,25 +39,25 @@ def memory(
     A snapshot is read as plain values: nothing in it is run. foretrace memory snapshot.pickle --code train.py:build
     """
     with one_sentence(debug):
-        measured: memory_timeline.MemoryTimeline | None = None
-        predicted: memory_timeline.MemoryTimeline | None = None
+        measured: device_memory.MemoryTimeline | None = None
+        predicted: device_memory.MemoryTimeline | None = None
         graph: tracer_graph.ExecutionGraph | None = None
         if len(source) == 1 and source[0].lower().endswith(SNAPSHOTS):
             with working("Reading"):
-                measured = memory_timeline.snapshot_timeline(source[0], gpu)
+                measured = memory_snapshot.snapshot_timeline(source[0], gpu)
         elif study.is_script(source, step_region):
             code = source[0]
         else:
             graph = read(source, window, step_region=step_region).graphs[0]
             if len(graph.allocations):
-                found = memory_timeline.memory_timeline(graph, gpu)
+                found = device_memory.memory_timeline(graph, gpu)
                 measured, predicted = (None, found) if not found.inferred else (found, None)
         if predicted is None and (code is not None or (graph is not None and graph.meta.workload)):
             with working("Tracing"):
                 predicted = program_memory.program_memory(graph, code, sizes or (), device)
         if measured is None and predicted is None:
             assert graph is not None
-            memory_timeline.memory_timeline(graph, gpu)
+            device_memory.memory_timeline(graph, gpu)
             raise ForetraceError("Nothing is known of the step's memory.")
         if json:
             print_json({"measured": None if measured is None else measured.to_json(),
@@ -66,24 +66,24 @@ def memory(
             _report(measured, predicted, top or DEFAULT_TOP)
 
 
-def _report(measured: memory_timeline.MemoryTimeline | None, predicted: memory_timeline.MemoryTimeline
+def _report(measured: device_memory.MemoryTimeline | None, predicted: device_memory.MemoryTimeline
             | None, top: int) -> None:
     report = Report()
     known = [(name, one) for name, one in (("measured", measured), ("predicted", predicted)) if one is not None]
     report.line()
     for name, one in known:
-        report.line(f"Peak {name} ({one.source}): {memory_account.binary_size(one.peak_bytes)}", style="bold")
+        report.line(f"Peak {name} ({one.source}): {device_memory.binary_size(one.peak_bytes)}", style="bold")
     parts = [one.at_peak.parts for _, one in known]
     holds = list(dict.fromkeys(name for each in parts for name in each))
     report.table("At the peak, by what it holds", [Column("holds", name=True), *(Column(name) for name, _ in known)],
-                 ([name.replace("_", " "), *(memory_account.binary_size(each.get(name, 0)) for each in parts)]
+                 ([name.replace("_", " "), *(device_memory.binary_size(each.get(name, 0)) for each in parts)]
                   for name in holds))
     for name, one in known:
         places = list(one.places.items())
         if places:
             report.table(f"At the peak, by who allocated it: largest of {len(places)} ({name})",
                          [Column("place", name=True), Column("bytes"), Column("share")],
-                         ([place, memory_account.binary_size(size), percent(size / max(one.peak_bytes, 1))]
+                         ([place, device_memory.binary_size(size), percent(size / max(one.peak_bytes, 1))]
                           for place, size in places[:top]))
     notes = [note for _, one in known for note in one.notes]
     if measured is not None and measured.inferred:

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 
 import typer
 
-from tracer.disk import FULL
 from tracer.errors import ForetraceError, reason_of
+from tracer.output_file import FULL
 
 MOST_TEXT = 3000
 """Characters of a sentence; of a longer one the middle is left out, as its end says what to do."""

@@ -16,12 +16,13 @@ from graph_predictor.sizes import named_sizes
 from kernel_models import device_choice
 from tracer import graph as tracer_graph
 from tracer import job as tracer_job
-from tracer import shape_only, store, workloads
+from tracer import shape_only, workloads
 from tracer.errors import CaptureError
 from tracer.lookup_data import indices as lookup_data_indices
 from tracer.lookup_data import noted
 from tracer.output_kind import GRAPH, check_output
-from tracer.shape_only import devices, script
+from tracer.shape_only import devices
+from tracer.shape_only import trace as shape_only_trace
 
 
 def trace(
@@ -53,7 +54,7 @@ def trace(
             raise CaptureError("Name what to trace: SCRIPT.py:FUNCTION, or a workload with --workload.")
         check_output(out, [], GRAPH)
         given = None if indices is None else lookup_data_indices.read_indices(indices)
-        traced_for = device_choice.traced_device(device)
+        traced_for = device_choice.shape_device(device_choice.find_device(device))
         with working("Tracing"):
             if workload is not None:
                 if selected is not None:
@@ -70,13 +71,13 @@ def trace(
             for graph in job.graphs:
                 graph.meta.loss.notes += noted.note_indices(graph, given)
         if len(job.graphs) > 1 or job.classes:
-            store.save_job(job, out)
+            tracer_job.save_job(job, out)
         else:
             job.graphs[0].save(out)
         _report(job, out, json)
 
 
-def _workload(name: str, assignments: list[str], preset: str, device: str | devices.TracedDevice, world_size: int
+def _workload(name: str, assignments: list[str], preset: str, device: devices.TracedDevice, world_size: int
               | None, rank: int | None, parallel: str | None) -> tracer_job.Job:
 
     settings = workloads.parse(name, assignments, preset=preset)
@@ -86,11 +87,12 @@ def _workload(name: str, assignments: list[str], preset: str, device: str | devi
     return tracer_job.assemble_job([graph])
 
 
-def _function(target: str, assignments: list[str], device: str | devices.TracedDevice, world_size: int | None,
+def _function(target: str, assignments: list[str], device: devices.TracedDevice, world_size: int | None,
               rank: int, selected: float | None) -> tracer_graph.ExecutionGraph:
 
     _, sizes = named_sizes.parse_sets(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them
-    return script.trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes, selected=selected)
+    return shape_only_trace.trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes,
+                                         selected=selected)
 
 
 def _report(job: tracer_job.Job, output: str, json: bool) -> None:

@@ -11,16 +11,93 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from graph_predictor.simulation.beside import Beside, KernelsBeside
 from graph_predictor.simulation.build import Built, build_program
-from kernel_models.collectives.readers.traces import kind_of
+from kernel_models.collectives.recorded import kind_of
 from kernel_models.spreads import END
 from tracer.arrays import Bool, Float64, Int8, Int32, Int64
+from tracer.columns import covered
 from tracer.graph import NONE, ExecutionGraph, KernelKind
+
+
+@dataclass(frozen=True, slots=True)
+class Overlapping:
+    """Shares of each kernel's time, 0 to 1.
+
+    Attributes:
+        transfer, waiting: of computing kernels, beside a collective that transfers, and beside one that only waits.
+        computing: of collectives, what of their transfer lies beside computing kernels, on the rank where most does:
+            all move at the pace of the slowest.
+    """
+
+    transfer: Float64
+    waiting: Float64
+    computing: Float64
+
+
+@dataclass(frozen=True)
+class OverlappingKernels:
+    """The kernels of a job whose shares are asked for, and those they are looked for beside: found once for all times.
+
+    Attributes:
+        size: the number of kernels.
+        ranks: of each rank that has both, the rows of all that compute and of those asked for, and of all collectives
+            and of those asked for.
+        met: rows of kernels of a rendezvous, and ``group`` its number.
+    """
+
+    size: int
+    ranks: list[tuple[Int64, Int64, Int64, Int64]]
+    met: Int64
+    group: Int64
+
+    @classmethod
+    def of(cls, kernel_ptr: Int64, kind: Int8, group: Int64, asked: Bool | None = None) -> OverlappingKernels:
+        """Find them.
+
+        Args:
+            kernel_ptr: kernels of rank r are rows ``kernel_ptr[r]`` to ``kernel_ptr[r + 1]``.
+            kind: a ``KernelKind`` each.
+            group: the rendezvous that each kernel is of, -1 for none.
+            asked: kernels whose shares are asked for (of a rendezvous all or none), all by default; others get 0.
+        """
+        ranks = []
+        for low, high in pairwise(kernel_ptr.tolist()):
+            own, of = (low + np.flatnonzero(kind[low:high] == each) for each in (
+                KernelKind.COMPUTE, KernelKind.COLLECTIVE))
+            some, met_by = (each if asked is None else each[asked[each]] for each in (own, of))
+            if len(own) and len(of):
+                ranks.append((own, some, of, met_by))
+        met = np.flatnonzero(group >= 0)
+        return cls(len(kind), ranks, met, group[met])
+
+    def shares(self, start: Int64, end: Int64, transfer_ns: Int64) -> Overlapping:
+        """Look at all kernels, recorded or simulated.
+
+        Args:
+            start, end: ns, on one clock within a rank.
+            transfer_ns: of each collective, how long before its end all ranks had arrived.
+        """
+        found = Overlapping(*(np.zeros(self.size) for _ in range(3)))
+        for own, some, of, met_by in self.ranks:
+            arrived, until = np.maximum(end[of] - transfer_ns[of], start[of]), end[of]
+            begin, stop = start[some], end[some]
+            length = np.maximum(stop - begin, 1)
+            transfer = covered((arrived, until), begin, stop) / length
+            found.transfer[some] = transfer
+            found.waiting[some] = covered((start[of], until), begin, stop) / length - transfer
+            stop = end[met_by]
+            begin = np.maximum(stop - transfer_ns[met_by], start[met_by])
+            found.computing[met_by] = covered((start[own], end[own]), begin, stop) / np.maximum(stop - begin, 1)
+        most = np.zeros(int(self.group.max(initial=-1)) + 1)
+        np.maximum.at(most, self.group, found.computing[self.met])
+        found.computing[self.met] = most[self.group]
+        return found
+
 
 ALONE = 0.02
 """Share of its time up to which a kernel counts as alone."""
@@ -98,7 +175,7 @@ class Contention:
         """Return whether anything is known to slow anything down."""
         return bool(self.of_transfer.any() or self.of_waiting.any() or self.of_computing.any())
 
-    def log_factor(self, shares: Beside) -> Float64:
+    def log_factor(self, shares: Overlapping) -> Float64:
         """Return the logarithm of how much longer than alone each kernel takes at some shares."""
         found: Float64 = (self.of_transfer * shares.transfer + self.of_waiting * shares.waiting
                           + self.of_computing * shares.computing)
@@ -110,7 +187,7 @@ def contention(built: Built) -> Contention:
     program = built.program
     kind = kernel_kinds(built.graphs)
     transfer_ns = recorded_transfers(built)
-    shares = KernelsBeside.of(program.kernel_ptr, kind, program.kernel_group).shares(
+    shares = OverlappingKernels.of(program.kernel_ptr, kind, program.kernel_group).shares(
         program.recorded_kernel_start, program.recorded_kernel_end, transfer_ns)
     own = kind == KernelKind.COMPUTE
     recorded = program.recorded_kernel_end - program.recorded_kernel_start
@@ -132,7 +209,7 @@ def contention_of(graphs: Sequence[ExecutionGraph]) -> dict[str, SlowDown]:
             "transfers beside kernels": found.computing}
 
 
-def fitted(code: Int64, own: Bool, logs: Float64, shares: Beside, used: Bool) -> Contention:
+def fitted(code: Int64, own: Bool, logs: Float64, shares: Overlapping, used: Bool) -> Contention:
     """Fit slow-downs to the ``used`` ones of some instances.
 
     Args:

@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_time import exclusive_time
+from graph_predictor.simulation.host_slices import exclusive_time
 from graph_predictor.simulation.program import Program
-from graph_predictor.simulation.rendezvous import HOST_RANGE
+from graph_predictor.simulation.ranks import HOST_RANGE
 from kernel_models.collectives import (
     CollectiveCall,
     CollectiveKind,
@@ -40,7 +40,7 @@ from kernel_models.collectives import (
     Topology,
     price_calls,
 )
-from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
+from kernel_models.collectives.recorded import element_bytes, kind_of, payload_bytes
 from kernel_models.device import DeviceSpec
 from tracer.arrays import Float64, Int64
 from tracer.decode import list_of

@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import on_host
-from graph_predictor.recorded.unknown_work import check_device_work
-from graph_predictor.simulation.clocks import job_clock
-from graph_predictor.simulation.rank_view import view_rank
-from graph_predictor.simulation.rendezvous import match_collectives
+from graph_predictor.recorded.facts import check_device_work
+from graph_predictor.simulation.ranks import job_clock, match_collectives, view_rank
 from kernel_models.collectives import CollectiveKind, bus_factor
-from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
+from kernel_models.collectives.recorded import element_bytes, kind_of, payload_bytes
 from tracer.arrays import Int64
+from tracer.columns import covered, union
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind
-from tracer.intervals import covered, union
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ from graph_predictor.diff.places import HunkCause, Places
 from graph_predictor.diff.result import UNEXPLAINED, DifferenceKind, Part
 from graph_predictor.diff.step_times import Resource
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
-from graph_predictor.recorded.names import is_collective, plain_name
+from graph_predictor.recorded.module_paths import is_collective, plain_name
 from tracer.arrays import Float64, Int64
 from tracer.graph import Phase
 

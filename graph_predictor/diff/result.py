@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from graph_predictor.figures import as_shown
 from graph_predictor.prediction.result import which_times
 from graph_predictor.recorded.facts import RecordedFacts
-from tracer.charts import MOST_BARS, Chart, ChartSeries
-from tracer.shown import Shown
+from tracer.shown import MOST_BARS, Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

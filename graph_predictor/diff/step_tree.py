@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.recorded.alignment_loop import most_alike_pairs
-from graph_predictor.simulation.host_time import operation_of
+from graph_predictor.simulation.host_slices import operation_of
 from tracer.arrays import Bool, Int64
+from tracer.columns import outermost
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
-from tracer.trees import outermost
 
 UInt64 = npt.NDArray[np.uint64]
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.overheads import WRITTEN_OUT
-from graph_predictor.prediction.replacement import Replacement, Rewriting, Units
+from graph_predictor.prediction.operation_costs import WRITTEN_OUT
+from graph_predictor.prediction.rewriting import units_of
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import units_of
-from kernel_models.dtypes import itemsize
+from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits
 from kernel_models.families.attention import attention
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of
-from tracer.dependencies import forward_backward_pairs
+from kernel_models.tensors import itemsize
+from tracer.columns import within
 from tracer.graph import ExecutionGraph, Phase
-from tracer.trees import within
+from tracer.views import forward_backward_pairs
 
 BETWEEN = frozenset({Family.ELEMENTWISE, Family.COPY, Family.RANDOM, Family.REDUCTION, Family.OTHER})
 """Families of work between the products beside the softmax: scale, mask, dropout, copies, rows masked throughout."""
@@ -90,7 +90,7 @@ def _refusal(call: OpCall, on_host: bool) -> str:
     return "" if head == value else "On a CPU PyTorch has no fused attention for values of another size than keys"
 
 
-def replace_attention(scenario: Scenario, units: Units) -> Rewriting:
+def replace_attention(scenario: Scenario, units: WorkUnits) -> Rewriting:
     """Replacements of every attention that a fused kernel takes, forward and backward."""
     found: list[Replacement] = []
     backward: dict[int, dict[int, list[int]]] = {}
@@ -107,19 +107,20 @@ def replace_attention(scenario: Scenario, units: Units) -> Rewriting:
     return Rewriting(found)
 
 
-def _attentions(scenario: Scenario, units: Units) -> Iterator[_WrittenOut]:
+def _attentions(scenario: Scenario, units: WorkUnits) -> Iterator[_WrittenOut]:
     """Every attention that is written out, rank by rank."""
     for rank, graph in enumerate(scenario.built.graphs):
         for members, ops, call in _forward(units, _alive(units, rank), graph):
             yield _WrittenOut(rank, members, ops, call)
 
 
-def _alive(units: Units, rank: int) -> np.ndarray:
+def _alive(units: WorkUnits, rank: int) -> np.ndarray:
     """A rank's units that are still there and have an operation."""
     return np.flatnonzero((units.rank == rank) & units.alive & (units.op >= 0))
 
 
-def _forward(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[tuple[np.ndarray, np.ndarray, OpCall]]:
+def _forward(units: WorkUnits, mine: np.ndarray,
+             graph: ExecutionGraph) -> Iterator[tuple[np.ndarray, np.ndarray, OpCall]]:
     """Units, operations and the new call of each attention in forward."""
     names = np.array([text in WRITTEN_OUT for text in graph.strings] or [False], np.bool_)
     taken = np.zeros(len(units), np.bool_)
@@ -144,7 +145,7 @@ def _forward(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[
     yield from _written_out(units, mine[~taken[mine]], graph)
 
 
-def _written_out(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[
+def _written_out(units: WorkUnits, mine: np.ndarray, graph: ExecutionGraph) -> Iterator[
         tuple[np.ndarray, np.ndarray, OpCall]]:
     """Two batched products with one softmax of the scores between them."""
     rows = mine[units.phase[mine] != Phase.BACKWARD].tolist()
@@ -170,7 +171,8 @@ def _written_out(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> Itera
         yield members, np.union1d(between, np.flatnonzero(within(ops.parent, last))), made
 
 
-def _product(units: Units, rows: list[int], at: int, direction: int, scores: int, keys: int, *, is_scores: bool) -> \
+def _product(units: WorkUnits, rows: list[int], at: int, direction: int, scores: int, keys: int, *,
+             is_scores: bool) -> \
         int | None:
     """Position of the batched product before (that makes the scores) or after (that reads them) a softmax."""
     for distance in range(1, MOST_BETWEEN + 1):
@@ -188,12 +190,12 @@ def _product(units: Units, rows: list[int], at: int, direction: int, scores: int
     return None
 
 
-def _one(units: Units, u: int, family: Family) -> OpCall | None:
+def _one(units: WorkUnits, u: int, family: Family) -> OpCall | None:
     calls = [call for call in units.calls[u] if call.family is family and "unsized" not in call.flags]
     return calls[0] if calls else None
 
 
-def _products(units: Units, members: np.ndarray) -> OpCall | None:
+def _products(units: WorkUnits, members: np.ndarray) -> OpCall | None:
     """The fused call of an attention by its first and last product: [batch·heads, queries, keys, head size]."""
     products = [call for call in (_one(units, int(u), Family.GEMM) for u in members) if call is not None]
     if len(products) < 2:
@@ -231,7 +233,7 @@ def _backward_call(forward: OpCall) -> OpCall:
     return made
 
 
-def _backward_units(units: Units, mine: np.ndarray, graph: ExecutionGraph) -> dict[int, list[int]]:
+def _backward_units(units: WorkUnits, mine: np.ndarray, graph: ExecutionGraph) -> dict[int, list[int]]:
     """Units of the backward function of each forward operation."""
     of_op: dict[int, list[int]] = defaultdict(list)
     parent = graph.ops.parent

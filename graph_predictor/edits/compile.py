@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.edits.generated_kernels import generated_kernels
-from graph_predictor.prediction.overheads import computing_operations
-from graph_predictor.prediction.replacement import Rewriting, Units
+from graph_predictor.prediction.operation_costs import computing_operations
+from graph_predictor.prediction.rewriting import host_weight, units_of
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import host_weight, units_of
+from graph_predictor.prediction.work import Rewriting, WorkUnits
 from kernel_models.spreads import COMPILED_HOST, COMPILED_KERNELS
 from tracer.arrays import Float64
 from tracer.graph import Phase
@@ -49,7 +49,7 @@ class Compile:
                             "there is nothing to compile; record it with shapes, or trace it by shapes.")
         if not share:
             raise EditError("No operation of the step is in its forward or backward: there is nothing to compile.")
-        kernels = np.where(scenario.cycle.kernel & (scenario.work.piece >= 0), COMPILED_KERNELS, 0.0)
+        kernels = np.where(scenario.cycle.kernel & (scenario.work.kernel_group >= 0), COMPILED_KERNELS, 0.0)
         return replace(
             scenario, rewrites={**scenario.rewrites, "3 compile": compiled},
             host=scenario.host.scaled(weight).widened(COMPILED_HOST * share),
@@ -58,14 +58,14 @@ class Compile:
                     "the host's time in forward and backward is left.")
 
 
-def compiled(_: Scenario | None, units: Units) -> Rewriting:
+def compiled(_: Scenario | None, units: WorkUnits) -> Rewriting:
     """The compiler's kernels."""
     return Rewriting(generated_kernels(units))
 
 
 def _host(scenario: Scenario) -> tuple[Float64, float]:
     """Factor on each piece of host time, and the share of the host's time then left that it is unsure of."""
-    pieces = scenario.pieces
+    pieces = scenario.slices
     on_cpu = scenario.built.computes_on_host
     before = [np.isin(graph.ops.phase, (Phase.FORWARD, Phase.BACKWARD)) for graph in scenario.built.graphs]
     # What a CPU's operations compute is no overhead.

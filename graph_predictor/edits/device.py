@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graph_predictor.prediction.changes import CallEdit
-from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.scenario import CallEdit, EditError, Scenario
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.op_call import Family, OpCall

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.replacement import Replacement, Rewriting, Units, sized
+from graph_predictor.prediction.rewriting import units_of
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import units_of
+from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits, sized
 from kernel_models.op_call import Family, OpCall
 from tracer.graph import Phase
 
@@ -45,13 +45,13 @@ class FuseElementwise:
             "reads what the one before it wrote was taken from their sizes.")
 
 
-def fuse_elementwise(scenario: Scenario, units: Units) -> Rewriting:
+def fuse_elementwise(scenario: Scenario, units: WorkUnits) -> Rewriting:
     """Every chain's replacement."""
     return Rewriting([Replacement(np.array(chain, np.int64), (fused_call([units.calls[u][0] for u in chain]),))
                       for chain in chains(units, ELEMENTWISE)])
 
 
-def chains(units: Units, families: frozenset[Family]) -> Iterator[list[int]]:
+def chains(units: WorkUnits, families: frozenset[Family]) -> Iterator[list[int]]:
     """Runs of two or more units of the families that can be one kernel."""
     chain: list[int] = []
     for u in np.flatnonzero(units.alive).tolist():
@@ -73,7 +73,7 @@ def elements(call: OpCall) -> int:
     return call.dims[0]
 
 
-def _joins(units: Units, last: int, u: int, call: OpCall) -> bool:
+def _joins(units: WorkUnits, last: int, u: int, call: OpCall) -> bool:
     """Return whether a unit goes on with the chain that ends in ``last``."""
     same = all(column[last] == column[u] for column in (units.rank, units.lane, units.phase, units.step))
     between = units.follows[last + 1:u + 1]

@@ -22,9 +22,9 @@ from math import prod
 
 import numpy as np
 
-from graph_predictor.prediction.replacement import Replacement, Units, sized
-from kernel_models.dtypes import itemsize
+from graph_predictor.prediction.work import Replacement, WorkUnits, sized
 from kernel_models.op_call import Family, OpCall
+from kernel_models.tensors import itemsize
 from tracer.graph import Phase
 
 PERSISTENT_COLUMNS = 16384
@@ -274,7 +274,7 @@ class _Step:
         return kernel
 
 
-def generated_kernels(units: Units) -> list[Replacement]:
+def generated_kernels(units: WorkUnits) -> list[Replacement]:
     """Return what the compiler's kernels replace, and its convolutions where they are other ones."""
     training = bool((units.phase[units.alive] == Phase.BACKWARD).any())
     turned = not units.on_host and channels_last(units, training)
@@ -384,7 +384,7 @@ MOST_NODES = 300
 """Nodes a convolution from which on a graph is no convolutional one."""
 
 
-def channels_last(units: Units, training: bool) -> bool:
+def channels_last(units: WorkUnits, training: bool) -> bool:
     """Return whether the compiler has a step's convolutions in channels last.
 
     Source: ``torch._inductor.graph.GraphLowering.decide_layout_opt``.

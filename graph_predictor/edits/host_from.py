@@ -19,7 +19,7 @@ from graph_predictor.prediction.scenario import EditError, Origin, Scenario
 from graph_predictor.prediction.unprofiled import unprofiled
 from graph_predictor.recorded.counted_steps import similar_steps
 from graph_predictor.simulation.build import build_program
-from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
+from graph_predictor.simulation.host_slices import HostSlices, host_slices
 from kernel_models.spreads import OTHER_HOST
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import ExecutionGraph
@@ -63,7 +63,7 @@ class HostFrom:
         if cycle is None:
             raise EditError(f"{self.name} has no steps, so that its host time is not known by step; give a trace "
                             "with steps.")
-        pieces = host_pieces(other)
+        pieces = host_slices(other)
         # The ratio of the hosts is of recorded times, and applies to whatever other edits made of them.
         ns = scenario.host_times()
         matched = total = 0.0
@@ -90,7 +90,7 @@ class HostFrom:
         recorded = self.apply(origin.scenario)
         there = recorded.host
         assert there.ns is not None and there.constants is not None
-        ns = scenario.host_times() * origin.host_factors(scenario.pieces, there.ns)
+        ns = scenario.host_times() * origin.host_factors(scenario.slices, there.ns)
         constants = [there.constants[min(rank, len(there.constants) - 1)] for rank in origin.ranks]
         return replace(
             scenario, host=replace(scenario.host.widened(there.spread), ns=ns, constants=constants),
@@ -98,10 +98,10 @@ class HostFrom:
             notes=tuple(dict.fromkeys((*scenario.notes, *recorded.notes))))
 
 
-def _rank(scenario: Scenario, rank: int, pieces: HostPieces, cycle: Cycle, other_rank: int, ns: Float64) -> tuple[
+def _rank(scenario: Scenario, rank: int, pieces: HostSlices, cycle: Cycle, other_rank: int, ns: Float64) -> tuple[
         float, float]:
     """Put the other's times into ``ns`` for one rank; (time matched in place, all time), of the source, ns."""
-    mine = operation_costs(scenario.cycle, scenario.pieces, rank, outermost_operations(scenario.built.graphs[rank]))
+    mine = operation_costs(scenario.cycle, scenario.slices, rank, outermost_operations(scenario.built.graphs[rank]))
     theirs = operation_costs(cycle, pieces, other_rank, outermost_operations(cycle.built.graphs[other_rank]))
     inside, before, tail = mine.inside.mean(axis=0), mine.before.mean(axis=0)[:-1], float(mine.before[:, -1].mean())
     partner = partners(mine, theirs)
@@ -116,14 +116,14 @@ def _rank(scenario: Scenario, rank: int, pieces: HostPieces, cycle: Cycle, other
     other_tail = float(theirs.before[:, -1].mean())
     after = other_tail / tail if tail > 0 else overall
     fetch = theirs.fetch / mine.fetch if mine.fetch > 0 and theirs.fetch > 0 else overall
-    factors = mine.by_piece(
-        scenario.pieces, np.where(known, _ratio(other_inside, inside), overall),
+    factors = mine.by_slice(
+        scenario.slices, np.where(known, _ratio(other_inside, inside), overall),
         np.append(np.where(known, _ratio(other_before, before), overall), after), fetch, overall)
-    rows = np.flatnonzero((scenario.pieces.rank == rank) & scenario.cycle.working[scenario.pieces.item])
+    rows = np.flatnonzero((scenario.slices.rank == rank) & scenario.cycle.working[scenario.slices.item])
     ns[rows] *= factors[rows]
     matched = float((inside + before)[in_place].sum()) + (tail if other_tail > 0 else 0.0) + (
         mine.fetch if theirs.fetch > 0 else 0.0)
-    return matched * scenario.cycle.steps, float(scenario.pieces.ns[rows].sum())
+    return matched * scenario.cycle.steps, float(scenario.slices.ns[rows].sum())
 
 
 def _times(mine: OperationCosts, theirs: OperationCosts, partner: Int64) -> tuple[Float64, Float64, Bool]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from graph_predictor.prediction.changes import Loading
-from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.scenario import EditError, Loading, Scenario
 from graph_predictor.simulation.program import NEVER
 
 
@@ -85,7 +84,7 @@ def waits_for_batches(scenario: Scenario) -> bool:
 
 def loading_ns(scenario: Scenario) -> float:
     """Return the host time that the step's own threads spend on loading, as recorded, ns."""
-    pieces = scenario.pieces
+    pieces = scenario.slices
     return float(pieces.ns[pieces.data & scenario.cycle.working[pieces.item]].sum())
 
 

@@ -12,11 +12,11 @@ from kernel_models.families.embedding import with_tables
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from tracer.arrays import Float64
+from tracer.columns import nearest
 from tracer.graph import ExecutionGraph
 from tracer.lookup_data.indices import Indices, read_indices
 from tracer.lookup_data.noted import find_lookups, note_indices, noted_tables
 from tracer.lookup_data.tables import EmbeddingTable
-from tracer.trees import nearest
 
 Noted = dict[int, tuple[EmbeddingTable, ...]]
 """Row of ``graph.ops`` → tables it looks up."""
@@ -50,7 +50,7 @@ class OtherIndices:
         if scenario.built.computes_on_host:
             return _on_cpu(scenario, tables)
         work, kernels = scenario.work, scenario.kernels
-        calls = [kernels.calls.get(number, work.calls[number]) for number in work.group.tolist()]
+        calls = [kernels.calls.get(number, work.calls[number]) for number in work.call_row.tolist()]
         new = [tuple(with_tables(call, tables[rank].get(op, ())) for call in own)
                for own, rank, op in zip(calls, work.rank.tolist(), work.op.tolist(), strict=True)]
         if new == calls:
@@ -69,7 +69,7 @@ def _tables_with(graph: ExecutionGraph, indices: Indices) -> Noted:
 
 def _on_cpu(scenario: Scenario, tables: list[Noted]) -> Scenario:
     """The operations are the kernels: time in those that look rows up, parts within, × model(new) / model(old)."""
-    pieces = scenario.pieces
+    pieces = scenario.slices
     weight: Float64 = np.ones(len(pieces))
     differs = False
     for rank, graph in enumerate(scenario.built.graphs):

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.prediction.memory import OPTIMIZER
-from graph_predictor.prediction.replacement import Replacement, Rewriting, Units, sized
+from graph_predictor.prediction.rewriting import host_weight, units_of
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import host_weight, units_of
+from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits, sized
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Bool, Float64
 from tracer.graph import OpKind, Phase
@@ -57,7 +57,7 @@ class FusedOptimizer:
         return replace(scenario, rewrites={**scenario.rewrites, OPTIMIZER: fuse})
 
 
-def fuse(scenario: Scenario, units: Units) -> Rewriting:
+def fuse(scenario: Scenario, units: WorkUnits) -> Rewriting:
     """One fused operation a rank and step for the optimizer's operations."""
     mine = np.flatnonzero(_of_optimizer(units))
     kind = _kind(scenario)
@@ -78,19 +78,19 @@ def fuse(scenario: Scenario, units: Units) -> Rewriting:
     return Rewriting(found, _host_weight(scenario, heads))
 
 
-def _of_optimizer(units: Units) -> Bool:
+def _of_optimizer(units: WorkUnits) -> Bool:
     found: Bool = units.alive & (units.phase == Phase.OPTIMIZER)
     return found
 
 
-def _fused_already(scenario: Scenario, units: Units, mine: Bool) -> bool:
+def _fused_already(scenario: Scenario, units: WorkUnits, mine: Bool) -> bool:
     """Return whether an operation of the optimizer names itself fused."""
     names = {scenario.built.graphs[r].string(int(scenario.built.graphs[r].ops.name[op]))
              for r, op in zip(units.rank[mine].tolist(), units.op[mine].tolist(), strict=True) if op >= 0}
     return any("_fused_adam" in name or "_fused_sgd" in name or "_fused_adagrad" in name for name in names)
 
 
-def _parameters(scenario: Scenario, units: Units, own: np.ndarray) -> list[int]:
+def _parameters(scenario: Scenario, units: WorkUnits, own: np.ndarray) -> list[int]:
     """Elements of each parameter of a rank: every operation of an optimizer goes over all of them, most of them once a
     step. Of operations on lists the elements of each list."""
     sizes: dict[int, list[int]] = defaultdict(list)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.edits.launches import check_loading_is_known, loading_ns, waits_for_batches
-from graph_predictor.prediction.changes import Loading
-from graph_predictor.prediction.edited_copies import collective_rows, input_copies
-from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.edited_repeats import collective_rows, input_copies
+from graph_predictor.prediction.scenario import EditError, Loading, Scenario
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
-from graph_predictor.recorded.jitter import further_out
+from graph_predictor.recorded.facts import further_out
 from kernel_models.collectives import CollectiveModel, CommTimes, price_calls, topology_of
 from kernel_models.spreads import TRANSFER_ALONE
 from tracer.graph import KernelKind

@@ -9,14 +9,14 @@ import numpy as np
 
 from graph_predictor.edits.precision import PRODUCTS
 from graph_predictor.prediction.memory import kept_when_recomputed
+from graph_predictor.prediction.rewriting import host_weight
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.units import host_weight
-from graph_predictor.simulation.host_pieces import top_operations
+from graph_predictor.simulation.host_slices import top_operations
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of
 from tracer.arrays import Bool, Int64
+from tracer.columns import within
 from tracer.graph import ExecutionGraph, OpKind, Phase
-from tracer.trees import within
 
 LEAST_BLOCK = 3
 """Operations a repeated block has at least, where only the sequence of operations shows it."""
@@ -82,7 +82,7 @@ def _times(scenario: Scenario, chosen: list[Bool], factor: float) -> Scenario:
         within = np.append(found, False)
         low = int(program.kernel_ptr[rank])
         mine = low + np.flatnonzero(within[graph.kernels.op])
-        kernel[mine[scenario.work.piece[mine] >= 0]] *= factor
+        kernel[mine[scenario.work.kernel_group[mine] >= 0]] *= factor
     return replace(scenario, kernels=scenario.kernels.scaled(kernel), host=scenario.host.scaled(host))
 
 

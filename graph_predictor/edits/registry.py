@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tracer.errors import ForetraceError
 
 if TYPE_CHECKING:
-    from graph_predictor.prediction.edit import Edit
+    from graph_predictor.prediction.scenario import Edit
 
 Value = str | float | bool
 

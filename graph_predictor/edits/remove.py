@@ -9,11 +9,11 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from graph_predictor.prediction.replacement import Replacement, Rewriting, Units
 from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits
 from tracer.arrays import Bool
+from tracer.columns import within
 from tracer.graph import ExecutionGraph, OpKind
-from tracer.trees import within
 
 MOST_NAMES = 3
 
@@ -48,7 +48,7 @@ class Remove:
         if not any(mine.any() for mine in in_steps):
             raise EditError(self._unknown(graphs))
 
-        def rewriting(_: Scenario, units: Units) -> Rewriting:
+        def rewriting(_: Scenario, units: WorkUnits) -> Rewriting:
             gone = np.zeros(len(units), np.bool_)
             for rank, mine in enumerate(removed):
                 gone |= (units.rank == rank) & np.append(mine, False)[units.op]
@@ -79,7 +79,7 @@ class Remove:
 
     def _what(self, scenario: Scenario, operations: list[Bool], removed: list[Bool]) -> str:
         """Return what is removed, in a sentence: counts and times a step, of all ranks."""
-        pieces, program, steps = scenario.pieces, scenario.built.program, scenario.cycle.steps
+        pieces, program, steps = scenario.slices, scenario.built.program, scenario.cycle.steps
         mine = scenario.cycle.working[pieces.item] & (pieces.op >= 0)
         kernel = scenario.cycle.kernel & np.concatenate([np.append(inside, False)[graph.kernels.op]
                                                          for inside, graph in zip(removed, scenario.built.graphs,

@@ -70,7 +70,7 @@ class ScaleKernels:
             raise EditError("The trace has no GPU work, so that there is no kernel to scale; --host scales the host's "
                             "time.")
         factor = np.ones(len(scenario.built.program.kernel_item))
-        factor[(scenario.work.piece >= 0) | self.collectives] = self.factor
+        factor[(scenario.work.kernel_group >= 0) | self.collectives] = self.factor
         return replace(scenario, kernels=scenario.kernels.scaled(factor))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from graph_predictor.comm.recorded_calls import find_collectives
 from graph_predictor.edits.topology import fill_ratios
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
-from graph_predictor.recorded.jitter import further_out
+from graph_predictor.recorded.facts import further_out
 from kernel_models.collectives import CollectiveModel, CommError, price_calls, topology_of
 from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError

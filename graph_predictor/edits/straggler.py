@@ -53,7 +53,7 @@ class Straggler:
         pointer = scenario.built.program.kernel_ptr
         kernels = np.ones(len(scenario.built.program.kernel_item))
         mine = np.arange(int(pointer[found[0]]), int(pointer[found[0] + 1]))
-        kernels[mine[scenario.work.piece[mine] >= 0]] += self.slower
-        weight = np.ones(len(scenario.pieces))
-        weight[scenario.pieces.rank == found[0]] += self.slower
+        kernels[mine[scenario.work.kernel_group[mine] >= 0]] += self.slower
+        weight = np.ones(len(scenario.slices))
+        weight[scenario.slices.rank == found[0]] += self.slower
         return replace(scenario, kernels=scenario.kernels.scaled(kernels), host=scenario.host.scaled(weight))

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.profiler_cost import profiler_share
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.recorded.gpu_active import active_ns
-from graph_predictor.recorded.head_start import head_start_ns, runs_ahead
+from graph_predictor.prediction.unprofiled import profiler_share
+from graph_predictor.recorded.facts import active_ns, head_start_ns, runs_ahead
 from tracer.arrays import Float64
 from tracer.graph import KernelKind
 
@@ -37,7 +36,7 @@ class TakeOutProfiler:
         if (origin := scenario.origin) is not None:
             recorded = self.apply(origin.scenario)
             assert recorded.host.ns is not None
-            factors = origin.host_factors(scenario.pieces, recorded.host.ns)
+            factors = origin.host_factors(scenario.slices, recorded.host.ns)
             return replace(scenario.with_note(recorded.notes[-1]), profiled=False, host=replace(
                 scenario.host.widened(recorded.host.spread), ns=scenario.host_times() * factors))
         share = profiler_share(scenario)
@@ -68,7 +67,7 @@ class TakeOutProfiler:
 
 def _no_longer_than_devices(scenario: Scenario, ns: Float64) -> Float64:
     """Return host times of pieces (ns) such that each rank's add up to no more than its device computes and copies."""
-    pieces, cycle, pointer = scenario.pieces, scenario.cycle, scenario.built.program.kernel_ptr
+    pieces, cycle, pointer = scenario.slices, scenario.cycle, scenario.built.program.kernel_ptr
     left = ns.copy()
     for rank, graph in enumerate(scenario.built.graphs):
         kernels = graph.kernels

@@ -19,62 +19,10 @@ from enum import IntEnum
 
 import numpy as np
 
+from graph_predictor.exports.work_graph_loop import longest_path
 from graph_predictor.prediction.simulated_job import SimulatedJob
-from graph_predictor.simulation.program import NEVER, Anchor, Program
-from kernel_models.compiled import compiled
+from graph_predictor.simulation.program import NEVER, LaunchReference, Program
 from tracer.arrays import Int8, Int64
-
-# mypy: disable-error-code="no-untyped-def"
-
-
-@compiled()
-def longest_path(after_ptr, after, waits, duration, group, member_ptr, member):
-    """Return when each node ends, and its place in an order of dependencies; -1 for those on a cycle.
-
-    ``after`` lists by node those that depend on it, ``waits`` is how many each depends on. Members of a group start
-    together, when the last is ready.
-    """
-    count = len(waits)
-    end = np.full(count, -1, np.int64)
-    place = np.full(count, -1, np.int64)
-    ready = np.zeros(count, np.int64)
-    left = waits.copy()
-    group_left = member_ptr[1:] - member_ptr[:-1]
-    group_ready = np.zeros(len(group_left), np.int64)
-    queue = np.empty(count, np.int64)
-    head, tail, done = 0, 0, 0
-    for node in range(count):
-        if left[node] == 0:
-            queue[tail] = node
-            tail += 1
-    while head < tail:
-        node = queue[head]
-        head += 1
-        meets = group[node]
-        first, last = 0, 1
-        if meets >= 0:
-            group_ready[meets] = max(group_ready[meets], ready[node])
-            group_left[meets] -= 1
-            if group_left[meets] > 0:
-                continue
-            first, last = member_ptr[meets], member_ptr[meets + 1]
-        for at in range(first, last):
-            now = node
-            start = ready[node]
-            if meets >= 0:
-                now = member[at]
-                start = group_ready[meets]
-            end[now] = start + duration[now]
-            place[now] = done
-            done += 1
-            for i in range(after_ptr[now], after_ptr[now + 1]):
-                other = after[i]
-                ready[other] = max(ready[other], end[now])
-                left[other] -= 1
-                if left[other] == 0:
-                    queue[tail] = other
-                    tail += 1
-    return end, place
 
 
 class WorkKind(IntEnum):
@@ -177,7 +125,7 @@ class WorkGraph:
         members = members[np.argsort(self.group[members], kind="stable")]
         member_ptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         return longest_path(pointer, owner[order].astype(np.int64), np.diff(self.before_ptr).astype(np.int64),
-                            np.ascontiguousarray(duration, np.int64), self.group, member_ptr, members.astype(np.int64))
+                            duration, self.group, member_ptr, members.astype(np.int64))
 
 
 @dataclass(slots=True)
@@ -292,19 +240,19 @@ class _Builder:
     def _launches(self) -> None:
         p, s = self.job.program, self.job.simulated
         launched = np.flatnonzero(p.kernel_item >= 0)
-        call, latency, anchor = p.kernel_item[launched], p.kernel_latency[launched], p.kernel_anchor[launched]
+        call, latency, anchor = p.kernel_item[launched], p.kernel_latency[launched], p.kernel_reference[launched]
         duration = s.kernel_end[launched] - s.kernel_start[launched]
         cost = s.item_end[call] - s.item_start[call]
         target = self.start_of_kernel + launched
-        after = (anchor == Anchor.CALL_END) & (latency >= 0)
+        after = (anchor == LaunchReference.CALL_END) & (latency >= 0)
         self.edges.add(self.end_of_item + call[after], target[after], latency[after], After.LAUNCH)
-        since = np.where(anchor == Anchor.CALL_START, latency,
-                         cost + latency - np.where(anchor == Anchor.STAGED, duration, 0))
+        since = np.where(anchor == LaunchReference.CALL_START, latency,
+                         cost + latency - np.where(anchor == LaunchReference.STAGED, duration, 0))
         self.edges.add(call[~after], target[~after], np.maximum(since, 0)[~after], After.LAUNCH)
         # What its own call waits for is submitted once there is a slot.
         slot = np.full(self.items, -1)
         slot[self.queued] = self.slots
-        inside = (anchor == Anchor.CALL_START) & (slot[call] >= 0)
+        inside = (anchor == LaunchReference.CALL_START) & (slot[call] >= 0)
         self.edges.add(self.end_of_kernel + slot[call[inside]], target[inside], latency[inside], After.LAUNCH_QUEUE)
         held = np.flatnonzero(p.kernel_external > NEVER)
         self._at(self.start_of_kernel + held, p.kernel_external[held])
@@ -430,7 +378,7 @@ class _Builder:
     def _work(self) -> _Work:
         """Host work before each item, cut by operation in proportion to the pieces of the recording."""
         job, p = self.job, self.job.program
-        pieces, piece_ns = job.host_pieces()
+        pieces, piece_ns = job.host_slices()
         rows = np.flatnonzero(~pieces.is_cost & (piece_ns > 0))
         # By item, then in time; neighbours of one operation are one.
         rows = rows[np.lexsort((pieces.start_ns[rows], pieces.item[rows]))]

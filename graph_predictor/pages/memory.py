@@ -26,9 +26,8 @@ from graph_predictor.prediction.memory import memory_account
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.request.memory_fit import Fit, fit_of, with_waste
 from kernel_models.device import DeviceSpec
+from tracer.device_memory import KINDS, PEAK, MemoryAccount, MemoryTimeline, binary_size, memory_timeline
 from tracer.graph import ExecutionGraph
-from tracer.memory_account import PEAK, MemoryAccount, binary_size
-from tracer.memory_timeline import KINDS, MemoryTimeline, memory_timeline
 
 _COLOURS = {"parameters": "compute", "buffers": "copy", "gradients": "backward", "optimizer_state": "optimizer",
             "activations": "forward", "temporaries": "host", "other": "other", "reserved": "sync",

@@ -36,8 +36,7 @@ from graph_predictor.pages.timeline import timeline_section
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.prediction.result import Prediction, which_times
-from graph_predictor.recorded.damage import folded_notes
-from graph_predictor.recorded.facts import RecordedFacts
+from graph_predictor.recorded.facts import RecordedFacts, folded_notes
 from graph_predictor.reports.breakdown import Breakdown, breakdown
 from graph_predictor.reports.call_tree import call_tree
 from graph_predictor.reports.facts import recorded_line, savings_line, step_line
@@ -46,10 +45,10 @@ from graph_predictor.reports.opportunities import Opportunities, opportunities
 from graph_predictor.reports.ranks.report import JobReport, rank_report, replayed_ranks
 from graph_predictor.reports.ranks.times import JobTimes, predicted_times
 from graph_predictor.synthesis.baseline import baseline_of
+from tracer.device_memory import MemoryTimeline
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, LossReport
 from tracer.job import Job
-from tracer.memory_timeline import MemoryTimeline
 
 COLOURS = {"host": "host", "launch": "launch", "compute": "compute", "memory copy": "copy",
            "exposed communication": "comm", "waiting for rank": "waiting", "data loading": "loading", "sync": "sync",

@@ -96,18 +96,18 @@ def _points(times: JobTimes, scenario: Scenario, predicted: bool) -> list[RoofPo
     ns: Float64 = (times.simulated.kernel_end - times.simulated.kernel_start)[kernels].astype(np.float64)
     if not predicted:
         ns = times.built.recorded_program.kernel_duration[rows].astype(np.float64)
-    piece = work.piece[rows]
+    piece = work.kernel_group[rows]
     known = piece >= 0
     known[known] = work.sized[piece[known]]
     piece, ns = piece[known], ns[known]
-    group: Int64 = work.group[piece]
+    group: Int64 = work.call_row[piece]
     time = np.bincount(group, weights=ns, minlength=len(work.calls))
     different = np.unique(piece)
     # A recorded piece is repeated in every window it is in; its kernels' number says how often.
-    kernels_of = np.bincount(work.piece[work.piece >= 0], minlength=len(work.group))
-    seen = np.bincount(piece, minlength=len(work.group))
+    kernels_of = np.bincount(work.kernel_group[work.kernel_group >= 0], minlength=len(work.call_row))
+    seen = np.bincount(piece, minlength=len(work.call_row))
     times_of = np.where(kernels_of > 0, seen / np.maximum(kernels_of, 1), 0.0)
-    count = np.bincount(work.group[different], weights=times_of[different], minlength=len(work.calls))
+    count = np.bincount(work.call_row[different], weights=times_of[different], minlength=len(work.calls))
     found = []
     for number in np.flatnonzero(time > 0).tolist():
         calls = scenario.kernels.calls.get(number, work.calls[number]) if predicted else work.calls[number]

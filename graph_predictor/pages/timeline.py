@@ -14,8 +14,8 @@ from graph_predictor.pages.parts import PageSection, TrackEvents
 from graph_predictor.reports.ranks.report import median_step
 from graph_predictor.reports.ranks.times import JobTimes, Window
 from graph_predictor.reports.timeline import carried, known_times, lanes
-from graph_predictor.simulation.critical_path import Bound, Path, path_back
-from graph_predictor.simulation.program import ItemKind
+from graph_predictor.simulation.critical_path import Path, path_back
+from graph_predictor.simulation.program import Bound, ItemKind
 from tracer.arrays import Bool, Int64
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind, OpKind, Phase
 
@@ -247,7 +247,7 @@ class _Shown:
         times = self.times
         rank = int(times.program.thread_rank[self.thread_of[items[0]]])
         clock = times.built.clock_ns[rank]
-        known, after = known_times(times.built.recorded_program, times.simulated, times.pieces, times.host_ns, items,
+        known, after = known_times(times.built.recorded_program, times.simulated, times.slices, times.host_ns, items,
                                    times.item[items], clock)
         before = known - clock
         inside = (start >= before[0]) & (end <= before[-1])

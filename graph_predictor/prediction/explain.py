@@ -1,32 +1,230 @@
-"""The critical path of one period of a steady state, by bound and operation."""
+"""Why a step takes its time: its bottleneck, its critical path by bound and operation, and the sources of its times."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.prediction.deciding import deciding
-from graph_predictor.prediction.edited_host import kinds_of
-from graph_predictor.prediction.path_operations import step_names
+from graph_predictor.prediction.edited_repeats import GRAPH_LAUNCH_NS, EditedHost, kinds_of
+from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.result import PathItem
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.steady_state import SAME, Steady
-from graph_predictor.recorded.gpu_active import active_ns
-from graph_predictor.simulation.critical_path import (
-    Bound,
-    Causes,
-    Path,
-    PathStart,
-    kernel_bounds,
-    sums_back,
-    walks_back,
-)
-from tracer.arrays import Int8, Int64
-from tracer.graph import ExecutionGraph, KernelKind
+from graph_predictor.recorded.facts import active_ns
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.critical_path import Causes, Path, PathStart, kernel_bounds, sums_back, walks_back
+from graph_predictor.simulation.host_slices import HostSlices
+from graph_predictor.simulation.program import Bound, ItemKind, Simulated, StartCause, pointers
+from kernel_models.model import Source
+from tracer.arrays import Float64, Int8, Int64
+from tracer.graph import NONE, ExecutionGraph, KernelKind
 
-_LABELS = tuple(bound.label for bound in Bound)
+HOST = "host"
+_MERGED = {Bound.HOST: HOST, Bound.LAUNCH: HOST, Bound.SYNC: HOST}
+"""Bounds that count together where one word names what decides: launch calls and return lags are the host's. (A gap
+between two queued kernels is a launch too, but never decides.)"""
+_WORDS = {bound.label: _MERGED.get(bound, bound.label) for bound in Bound}
+
+
+def bottleneck(bounds: dict[str, float]) -> str:
+    """The largest of the bounds (by their labels) along the path of what decides, the host's parts taken together.
+
+    In a steady state everything happens one step time later from step to step. Whatever falls behind fastest decides:
+    the host where the host decides, a stream of the device where the device does, even while the host still runs ahead
+    and fills the launch queue, so that the recorded step itself waited for nothing::
+
+        host      |== step 1 ==|== step 2 ==|== step 3 ==|                  5 ms from end to end
+        stream    #### of step 1 ####|#### of step 2 ####|#### of step 3 ####    8 ms: the device decides
+
+    The word is the largest part of the critical path of that steady state. What a host, a GPU or a network that takes
+    no time would save is its evidence (``Prediction.savings_us``).
+    """
+    merged: dict[str, float] = defaultdict(float)
+    for label, word in _WORDS.items():
+        merged[word] += bounds.get(label, 0.0)
+    return max(merged, key=lambda name: merged[name])
+
+
+OUTSIDE = "outside any op"
+GRAPH_LAUNCH = "CUDA graph launch"
+
+
+@dataclass(frozen=True, slots=True)
+class PathTimes:
+    """Parts of a path, in no order; those of one segment add up to its length.
+
+    Attributes:
+        segment: row of the path.
+        name: a number of ``OperationNames``; -1 for none.
+        ns: length.
+    """
+
+    segment: Int64
+    name: Int64
+    ns: Float64
+
+
+class OperationNames:
+    """What the operations of a step's kernels and host time are called, by rows of the recorded program.
+
+    Of a path, host work is split by what its slices take after the edits.
+
+    ::
+
+        path       ── host work before a call ──[ call ]──[ kernel ]──
+        time of    add   mul (half as long)      call's    kernel's operation
+
+    Args:
+        built: the job.
+        slices: its host time.
+        ns: what each slice takes.
+        kernel_labels, slice_labels: names of work that has taken the place of other work.
+        graphed: whether calls are one launch of a CUDA graph.
+    """
+
+    def __init__(self, built: Built, slices: HostSlices, ns: Float64, *, kernel_labels: Mapping[int, str] | None = None,
+                 slice_labels: Mapping[int, str] | None = None, graphed: bool = False) -> None:
+        self._graphs = built.graphs
+        self._offset = np.concatenate([[0], np.cumsum([len(graph.strings) for graph in built.graphs])])
+        self._more: list[str] = []
+        self._kernel = np.concatenate([np.zeros(0, np.int64), *(
+            self._numbers(rank, graph, graph.kernels.op, graph.kernels.name)
+            for rank, graph in enumerate(built.graphs))])
+        self._label(self._kernel, kernel_labels or {})
+        rows = np.flatnonzero(~slices.is_cost & (ns > 0))
+        rows = rows[np.argsort(slices.item[rows], kind="stable")]
+        program = built.program
+        of_slice: Int64 = np.full(len(slices), NONE, np.int64)
+        self._item: Int64 = np.full(len(program.item_kind), NONE, np.int64)
+        for rank, graph in enumerate(built.graphs):
+            mine = slices.of_rank(rank)
+            of_slice[mine] = self._numbers(rank, graph, slices.op[mine])
+        self._label(of_slice, slice_labels or {})
+        self._of_row, self._ns = of_slice[rows], ns[rows]
+        count = np.bincount(slices.item[rows], minlength=len(program.item_kind))
+        self._pointer = pointers(count)
+        self._total = np.bincount(slices.item[rows], weights=ns[rows], minlength=len(program.item_kind))
+        # A marker is in the operation that most of the host time before it was spent in.
+        longest = rows[np.argsort(ns[rows], kind="stable")]
+        self._item[slices.item[longest]] = of_slice[longest]
+        is_call = program.item_kind == ItemKind.CALL
+        rank_of = program.thread_rank[program.item_thread()]
+        for rank, graph in enumerate(built.graphs):
+            calls = np.flatnonzero(is_call & (rank_of == rank))
+            self._item[calls] = self._numbers(rank, graph, graph.launches.op[program.item_row[calls]])
+        self._own = np.where(is_call, self._number(GRAPH_LAUNCH), self._item) if graphed else self._item
+
+    def text(self, number: int) -> str:
+        """Return the name of a number; ``OUTSIDE`` for -1."""
+        if number < 0:
+            return OUTSIDE
+        if number >= self._offset[-1]:
+            return self._more[number - int(self._offset[-1])]
+        rank = int(np.searchsorted(self._offset, number, side="right")) - 1
+        return self._graphs[rank].strings[number - int(self._offset[rank])]
+
+    def along(self, path: Path, simulated: Simulated, item: Int64, kernel: Int64) -> PathTimes:
+        """Return the operations of a path's time.
+
+        Args:
+            path: of any program.
+            simulated: its times.
+            item, kernel: the recorded row that each row of that program is, or is a copy of.
+        """
+        length, name = (path.end_ns - path.start_ns).astype(np.float64), np.full(len(path.start_ns), NONE, np.int64)
+        on_kernel, on_item = path.kernel >= 0, (path.kernel < 0) & (path.item >= 0)
+        name[on_kernel] = self._kernel[kernel[path.kernel[on_kernel]]]
+        own = on_item & ~path.is_work
+        waits = ~np.isin(path.bound[own], (Bound.HOST, Bound.LAUNCH))
+        rows = item[path.item[own]]
+        name[own] = np.where(waits, self._item[rows], self._own[rows])
+        # Time until a thread goes on after another one's work is a lag of the hand-over, and no operation's.
+        work = np.flatnonzero(on_item & path.is_work)
+        work = work[simulated.item_start_cause[path.item[work]] != StartCause.OTHER_THREAD]
+        of = item[path.item[work]]
+        known = self._total[of] > 0
+        work, of = work[known], of[known]
+        count = np.diff(self._pointer)[of]
+        segment = np.repeat(work, count)
+        row = np.arange(len(segment)) + np.repeat(self._pointer[of] - (np.cumsum(count) - count), count)
+        share = self._ns[row] / np.repeat(self._total[of], count) * length[segment]
+        whole = np.ones(len(length), np.bool_)
+        whole[work] = False
+        return PathTimes(np.concatenate([np.flatnonzero(whole), segment]),
+                         np.concatenate([name[whole], self._of_row[row]]), np.concatenate([length[whole], share]))
+
+    def _numbers(self, rank: int, graph: ExecutionGraph, op: np.ndarray, otherwise: np.ndarray | int = NONE) -> Int64:
+        """Return numbers of the names of a rank's operations, or where there is none (-1), of the other string."""
+        code = np.where(op >= 0, np.append(graph.ops.name, NONE)[op], otherwise).astype(np.int64)
+        return np.where(code >= 0, code + self._offset[rank], NONE)
+
+    def _number(self, text: str) -> int:
+        """Return the number of a name that no graph has."""
+        if text not in self._more:
+            self._more.append(text)
+        return int(self._offset[-1]) + self._more.index(text)
+
+    def _label(self, numbers: Int64, labels: Mapping[int, str]) -> None:
+        for row, text in labels.items():
+            numbers[row] = self._number(text)
+
+
+def step_names(scenario: Scenario, host: EditedHost) -> OperationNames:
+    """Return what the operations of an edited step are called; made once for all with the same host."""
+    on_host, labels = scenario.built.computes_on_host, host.labels
+    return scenario.shared.once("names", (scenario.built, scenario.slices, host), lambda: OperationNames(
+        scenario.built, scenario.slices, host.ns, kernel_labels={} if on_host else labels,
+        slice_labels=labels if on_host else {}, graphed=scenario.launches.graphed))
+
+
+ROUNDING = 1e-6
+"""A factor on host time that is this near to one is one, but for rounding."""
+
+
+def time_sources(scenario: Scenario, host: EditedHost, times: KernelTimes) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the shares of all host and device time of a step by the label of their source, the surest first, and those
+    of device time alone; of all ranks together, whatever of it the step waits for.
+
+    Time that an edit takes away counts for none. Host time that an edit has changed is anchored at best.
+
+    Args:
+        scenario: the step with its edits.
+        host: its host.
+        times: its kernels.
+    """
+    shared = scenario.shared
+    device = shared.once("device sources", (times, scenario.cycle), lambda: _sums(
+        times.source[scenario.cycle.kernel], times.ns[scenario.cycle.kernel]))
+    own = shared.once("host sources", (host, scenario.cycle, scenario.slices, int(scenario.host.source)),
+                      lambda: _of_host(scenario, host))
+    return _shares(device + own), _shares(device)
+
+
+def _of_host(scenario: Scenario, host: EditedHost) -> Float64:
+    """Host time by source, ns."""
+    slices, source = scenario.slices, scenario.host.source
+    mine = scenario.cycle.working[slices.item]
+    ns, was = host.ns[mine], slices.ns[mine]
+    changed = np.abs(ns - was) > ROUNDING * was
+    sums = _sums(np.where(changed, max(source, Source.ANCHORED), source), ns)
+    if scenario.launches.graphed:
+        sums[Source.HEURISTIC] += GRAPH_LAUNCH_NS * scenario.host.factor * len(scenario.built.graphs)
+    return sums
+
+
+def _sums(source: np.ndarray, ns: Float64) -> Float64:
+    return np.bincount(source, weights=ns, minlength=len(Source)).astype(np.float64)
+
+
+def _shares(ns: Float64) -> dict[str, float]:
+    total = float(ns.sum()) or 1.0
+    return {source.label: float(ns[source]) / total for source in Source if ns[source] > 0}
+
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +249,16 @@ def explain(scenario: Scenario, steady: Steady) -> list[Explained]:
     causes = Causes(steady.copies.launches, steady.simulated, layout.bounds)
     starts = [PathStart(at, causes.end_ns(at), int(stop))
               for at, stop in zip(steady.periods.at, steady.periods.stop_ns, strict=True)]
-    return [_of_rank(steady, rank, causes, start, sums, layout) for rank, (start, sums) in enumerate(
-        zip(starts, sums_back(causes, starts).tolist(), strict=True))]
+    found, simulated = [], steady.simulated
+    for start, sums, own, device in zip(
+            starts, sums_back(causes, starts).tolist(), layout.computing, layout.device, strict=True):
+        bounds = {bound.label: float(ns) for bound, ns in zip(Bound, sums, strict=True)}
+        active = active_ns(simulated.kernel_start[own], simulated.kernel_end[own], device)
+        found.append(Explained(bounds, bottleneck(bounds), active, causes, start))
+    return found
 
 
-def deciding_rank(period_ns: Int64, ranks: list[Explained]) -> int:
+def bottleneck_rank(period_ns: Int64, ranks: list[Explained]) -> int:
     """Return the rank whose path is the job's: of the slowest ranks the one that waits least for others.
 
     Ranks that meet in collectives all take as long as the one they wait for.
@@ -82,14 +285,6 @@ class _Layout:
                      for low, high, kind in zip(pointer[:-1], pointer[1:], kinds, strict=True)]
         device = np.concatenate([graph.kernels.device for graph in graphs])[repeated.kernel]
         return cls(kernel_bounds(kinds), computing, [device[rows] for rows in computing])
-
-
-def _of_rank(steady: Steady, rank: int, causes: Causes, start: PathStart, sums: list[int],
-             layout: _Layout) -> Explained:
-    bounds = {label: float(ns) for label, ns in zip(_LABELS, sums, strict=True)}
-    own, simulated = layout.computing[rank], steady.simulated
-    active = active_ns(simulated.kernel_start[own], simulated.kernel_end[own], layout.device[rank])
-    return Explained(bounds, deciding(bounds), active, causes, start)
 
 
 def path_entries(scenario: Scenario, steady: Steady, path: Path) -> list[PathItem]:

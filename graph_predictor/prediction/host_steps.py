@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graph_predictor.prediction.operation_costs import OperationCosts, operation_costs, operations_named
 from graph_predictor.prediction.predictor import Baseline
-from graph_predictor.prediction.profiler_cost import profiler_share
+from graph_predictor.prediction.unprofiled import profiler_share
+from graph_predictor.recorded.facts import damage_notes
 from graph_predictor.simulation.program import whole_ns
 from kernel_models.host.events import LISTS, HostStep, is_flat
+from kernel_models.host.fitting import ToldHost, fit_host, left_out
+from kernel_models.host.model import HostModel, host_names, is_host_file, read_host, shipped_host
+from kernel_models.spreads import SMALL_PROGRAMS
 from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph
+from tracer.job import Job, read_job
 
 if TYPE_CHECKING:
     from kernel_models.datasets.traces import HostWork
-    from kernel_models.host.model import HostModel
 
 
 def recorded_host_steps(graphs: Sequence[ExecutionGraph]) -> list[HostStep]:
@@ -106,15 +111,15 @@ def _recorded(baseline: Baseline) -> HostStep:
 
 def _measured(baseline: Baseline) -> tuple[OperationCosts, float]:
     """Return what a recording's operations cost without the profiler, and what is left of its calls' time: a share."""
-    scenario, pieces = baseline.scenario, baseline.scenario.pieces
+    scenario, slices = baseline.scenario, baseline.scenario.slices
     graph = scenario.built.graphs[0]
     owner = operations_named(graph, (name for name in graph.strings if is_flat(name)))
     of_calls = 1.0
     if scenario.profiled:
         share = profiler_share(scenario)
-        of_calls = 1.0 - float(share.calls.sum()) / max(float(pieces.ns[pieces.is_cost].sum()), 1.0)
-        pieces = replace(pieces, ns=whole_ns(pieces.ns - share.ns))
-    return operation_costs(scenario.cycle, pieces, 0, owner), of_calls
+        of_calls = 1.0 - float(share.calls.sum()) / max(float(slices.ns[slices.is_cost].sum()), 1.0)
+        slices = replace(slices, ns=whole_ns(slices.ns - share.ns))
+    return operation_costs(scenario.cycle, slices, 0, owner), of_calls
 
 
 def _step(graph: ExecutionGraph, rows: Int64, before: np.ndarray, inside: np.ndarray,
@@ -153,3 +158,94 @@ def _tensors(graph: ExecutionGraph, rows: Int64, names: Iterable[str]) -> Iterab
         listed = (len(each.shape) for each in graph.arguments(row)
                   if isinstance(each.shape, tuple) and each.shape and isinstance(each.shape[0], tuple))
         yield max(listed, default=0) or int(parts[row])
+
+
+@dataclass(frozen=True, slots=True)
+class HostCalibration:
+    """A host's costs by its small programs.
+
+    Attributes:
+        model: of all of them; its interval is for programs unlike them.
+        programs: each as the others tell it.
+    """
+
+    model: HostModel
+    programs: list[ToldHost]
+
+
+def read_rounds(folder: Path) -> dict[str, HostStep]:
+    """Return the usual step of each program of a folder of ``PROGRAM/roundN``. Raises ``ForetraceError`` for captures
+    that cannot be read."""
+    found = {}
+    for path in sorted(each for each in folder.iterdir() if each.is_dir()):
+        rounds = [recorded_host_steps(read_job(one).graphs)[0] for one in sorted(path.glob("round*"))]
+        if rounds:
+            found[path.name] = usual_step(rounds)
+    return found
+
+
+def calibrated(steps: Mapping[str, HostStep], name: str) -> HostCalibration:
+    """Return a host's model, and how well its programs tell each other.
+
+    Args:
+        steps: of the small programs, by name.
+        name: how to call the host.
+
+    Raises:
+        ForetraceError: there is no host time in them.
+    """
+    model = fit_host(list(steps.values()), name)
+    counted = None if model.counted is None else _for_others(model.counted)
+    return HostCalibration(replace(_for_others(model), counted=counted), left_out(steps))
+
+
+def _for_others(model: HostModel) -> HostModel:
+    """Small programs are more alike than those that a model will be asked for."""
+    return replace(model, spread=float(np.hypot(model.spread, SMALL_PROGRAMS)))
+
+
+def host_by_name(text: str, read: Callable[[str], Job]) -> HostModel:
+    """Return what is known of a host.
+
+    Args:
+        text: a shipped host's name, a file of ``foretrace calibrate --host``, or captures on one host, separated by
+            commas.
+        read: of a capture's path its job.
+
+    Raises:
+        ForetraceError: a file or capture cannot be read, is damaged, or has no steps that ran; or a list is not of
+            captures of one kind, each named once.
+    """
+    name = text.strip()
+    if name in host_names():
+        return shipped_host(name)
+    if is_host_file(name):
+        return read_host(Path(name))
+    paths = [path.strip() for path in text.split(",") if path.strip()] or [text]
+    if len(set(paths)) < len(paths):
+        raise ForetraceError(f"--host-from {text}: a capture is named twice; each counts as a program of its own.")
+    if len(paths) > 1 and (other := next((one for one in paths if one in host_names() or is_host_file(one)), None)):
+        raise ForetraceError(f"--host-from {text}: {other} is a host, and a list is of captures; give it alone, or "
+                             "captures alone.")
+    steps = [_step_of(path, read) for path in paths]
+    launching = [path for path, step in zip(paths, steps, strict=True) if not step.compute_ns.any()]
+    if 0 < len(launching) < len(paths):
+        raise ForetraceError(f"--host-from {text}: operations of {launching[0]} run on a GPU and those of others on "
+                             "their host, which cost it differently; give captures of one kind.")
+    return host_model(steps, text)
+
+
+def _step_of(path: str, read: Callable[[str], Job]) -> HostStep:
+    """The step of a capture's first rank, which teaches; errors say of which capture."""
+    try:
+        graphs = read(path).graphs[:1]
+        step = recorded_host_steps(graphs)[0]
+        if graphs[0].meta.loss.truncated_bytes:
+            raise ForetraceError(f"{damage_notes(graphs)[0]} It would teach what a part of a step costs: record it "
+                                 "again, or leave it out.")
+        return step
+    except ForetraceError as error:
+        known = "" if Path(path).exists() or "/" in path or "." in path else (
+            f" Hosts that are known by name: {', '.join(host_names())}.")
+        said = str(error)
+        raise type(error)(f"{said if path in said else f'{path}: {said}'}{known}") from None

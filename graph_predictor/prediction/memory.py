@@ -16,11 +16,11 @@ from dataclasses import replace
 import numpy as np
 
 from graph_predictor.prediction.scenario import Scenario
-from kernel_models.dtypes import itemsize, short_dtype
-from tracer.arrays import Bool, Float64
+from kernel_models.tensors import itemsize, short_dtype
+from tracer.arrays import Bool
 from tracer.decode import list_of
+from tracer.device_memory import PEAK, MemoryAccount, memory_moments, scaled_account
 from tracer.graph import ExecutionGraph
-from tracer.memory_account import PEAK, MemoryAccount
 
 SIZES = "sizes"
 """The edit whose factor temporaries share; recomputation's is on activations alone."""
@@ -34,22 +34,8 @@ def memory_account(scenario: Scenario) -> MemoryAccount | None:
     sizes, fused = factors.get(SIZES, 1.0), OPTIMIZER in scenario.rewrites
     weights = np.array([1.0, math.prod(factors.values()), sizes, 0.0 if fused else 1.0])
     known = [graph for graph in scenario.built.graphs if PEAK in graph.meta.memory]
-    accounts = (_at_peak(graph, weights) for graph in known)
+    accounts = (scaled_account(graph, weights) for graph in known)
     return max(accounts, key=lambda account: account.total, default=None)
-
-
-def _at_peak(graph: ExecutionGraph, weights: Float64) -> MemoryAccount:
-    """Memory at the moment that needs most, with factors on the columns of ``_moments``."""
-    traced = MemoryAccount.of_trace(graph.meta.memory)
-    if (weights == 1.0).all():
-        return traced
-    moments = _moments(graph) * weights
-    stays, activations, *temporaries = moments[np.argmax(moments.sum(axis=1))].tolist()
-    # Of what stays only gradients come and go within a step.
-    account = replace(traced, gradients=0, activations=0, temporaries=0)
-    gradients = stays - account.total
-    account = replace(account, gradients=gradients) if gradients >= 0 else MemoryAccount(other=stays)
-    return replace(account, activations=activations, temporaries=sum(temporaries))
 
 
 def peak_memory(scenario: Scenario) -> int | None:
@@ -63,22 +49,9 @@ def with_sizes(scenario: Scenario, factor: float) -> Scenario:
     return replace(scenario, activation_factors={**scenario.activation_factors, SIZES: factor})
 
 
-def _moments(graph: ExecutionGraph) -> Float64:
-    """Bytes that stay, of activations, of temporaries and of the optimizer's temporaries, [moments, 4]."""
-    if graph.meta.memory_moments:
-        return np.array(graph.meta.memory_moments, np.float64)
-    # Traced by an earlier version: what the peak consists of, and an estimate of the optimizer's step, where gradients
-    # are all there, and foreach operations make one more value for every parameter.
-    account = MemoryAccount.of_trace(graph.meta.memory)
-    foreach = any(text.startswith("aten::_foreach_") for text in graph.strings)
-    others = graph.meta.memory.get("other", 0) + account.buffers + account.optimizer_state
-    return np.array([[account.total - account.activations, account.activations, 0, 0],
-                     [2 * account.parameters + others, 0, 0, account.parameters * foreach]], np.float64)
-
-
 def most_activations(graph: ExecutionGraph) -> int:
     """The most bytes of activations that are alive at once, as far as the trace says; at the peak there may be none."""
-    return int(_moments(graph)[:, 1].max()) if PEAK in graph.meta.memory else 0
+    return int(memory_moments(graph)[:, 1].max()) if PEAK in graph.meta.memory else 0
 
 
 def lacking_memory(scenario: Scenario) -> str | None:

@@ -10,7 +10,7 @@ take their times from.
 
 Which operations have a row is the caller's: every one (its self time), the outermost ones, or the outermost of some
 names. Host time that is in no row lies before the next one to begin. Waiting is in none, nor is loading a batch in the
-training process, which has a law of its own (``fetching``).
+training process, which has a law of its own (``data_loading``).
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.prediction.fetching import fetched_ns
-from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.data_loading import data_loading_ns
 from graph_predictor.prediction.repeat import Cycle
-from graph_predictor.simulation.host_pieces import HostPieces, fetching_operations, top_operations
+from graph_predictor.simulation.host_slices import HostSlices, data_loading_operations, top_operations
+from kernel_models.op_call import Family
+from kernel_models.operation import family_of
 from tracer.alignment import align_windows
 from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import nearest
 from tracer.graph import NONE, ExecutionGraph, OpKind
-from tracer.trees import nearest
+
+WRITTEN_OUT = frozenset({"aten::_scaled_dot_product_attention_math"})
+"""Operators of a family that other families' operations compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +44,18 @@ class OperationCosts:
     Attributes:
         graph: the rank's.
         op: row of ``graph.ops`` of each.
-        of_op: for every row of ``graph.ops`` the row of this table that it lies in; -1 for none.
         before: host time before each and outside of any row, [steps, rows + 1].
         inside: host time in each, [steps, rows].
         calls_before, calls_inside: of these two, that of calls.
         compute: of ``inside``, a CPU's own computation, [steps, rows].
         device: time of its kernels, [steps, rows].
         fetch: a step's loading of its batch in the training process.
-        piece, row, within: which pieces of the rank's host time lie in the table: the row of each (the number of rows:
-            after the last one), and whether in it or before it.
+        slice_row, row, within: which slices of the rank's host time lie in the table: the row of each (the
+            number of rows: after the last one), and whether in it or before it.
     """
 
     graph: ExecutionGraph
     op: Int64
-    of_op: Int64
     before: Float64
     inside: Float64
     calls_before: Float64
@@ -61,25 +63,25 @@ class OperationCosts:
     compute: Float64
     device: Float64
     fetch: float
-    piece: Int64
+    slice_row: Int64
     row: Int64
     within: Bool
 
     def __len__(self) -> int:
         return len(self.op)
 
-    def by_piece(self, pieces: HostPieces, inside: Float64, before: Float64, fetch: float, other: float) -> Float64:
-        """Values of the rank's pieces of host time, [pieces of all ranks]; ``other`` of those that belong to no row.
+    def by_slice(self, slices: HostSlices, inside: Float64, before: Float64, fetch: float, other: float) -> Float64:
+        """Values of the rank's slices of host time, [slices of all ranks]; ``other`` of those that belong to no row.
 
         Args:
-            pieces: the table is made of them.
+            slices: the table is made of them.
             inside: of what lies in each row, [rows].
             before: of what lies before each, and after the last one, [rows + 1].
             fetch: of loading batches.
             other: of the rest.
         """
-        found: Float64 = np.where(pieces.fetched, fetch, other)
-        found[self.piece] = np.where(self.within, np.append(inside, other)[self.row], before[self.row])
+        found: Float64 = np.where(slices.fetched, fetch, other)
+        found[self.slice_row] = np.where(self.within, np.append(inside, other)[self.row], before[self.row])
         return found
 
 
@@ -116,16 +118,14 @@ def operations_named(graph: ExecutionGraph, names: Iterable[str]) -> Int64:
     return owner.astype(np.int64)
 
 
-def operation_costs(cycle: Cycle, pieces: HostPieces, rank: int, owner: Int64, kernel_op: Int64 | None = None) -> \
-        OperationCosts:
+def operation_costs(cycle: Cycle, slices: HostSlices, rank: int, owner: Int64) -> OperationCosts:
     """Make the table of one rank.
 
     Args:
         cycle: the repeated steps.
-        pieces: the job's host time.
+        slices: the job's host time.
         rank: position in the job.
         owner: for every row of ``ops`` the operation with a row of its own that it lies in; -1 for none.
-        kernel_op: operation of each of the rank's kernels; by default the one that launched it.
     """
     graph, program = cycle.built.graphs[rank], cycle.built.program
     ops, steps = graph.ops, cycle.steps
@@ -140,8 +140,8 @@ def operation_costs(cycle: Cycle, pieces: HostPieces, rank: int, owner: Int64, k
     of_op = np.append(of_owner[owner], NONE)
     begins = np.array([begin for begin, _ in spans], np.int64)
 
-    piece = np.flatnonzero((pieces.rank == rank) & cycle.working[pieces.item] & ~pieces.fetched)
-    start, op = pieces.start_ns[piece], pieces.op[piece]
+    slice_row = np.flatnonzero((slices.rank == rank) & cycle.working[slices.item] & ~slices.fetched)
+    start, op = slices.start_ns[slice_row], slices.op[slice_row]
     step = np.clip(np.searchsorted(begins, start, side="right") - 1, 0, steps - 1)
     row = of_op[op]
     within = np.append(owner, NONE)[op] >= 0
@@ -149,29 +149,29 @@ def operation_costs(cycle: Cycle, pieces: HostPieces, rank: int, owner: Int64, k
         mine = ~within & (step == number)
         row[mine] = np.append(place, size)[np.searchsorted(ops.start_ns[one], start[mine], side="left")]
     kept = row >= 0
-    piece, step, row, within = piece[kept], step[kept], row[kept], within[kept]
+    slice_row, step, row, within = slice_row[kept], step[kept], row[kept], within[kept]
 
     def table(chosen: Bool | Int64, width: int) -> Float64:
-        sums = np.bincount(step[chosen] * width + row[chosen], weights=pieces.ns[piece[chosen]],
+        sums = np.bincount(step[chosen] * width + row[chosen], weights=slices.ns[slice_row[chosen]],
                            minlength=steps * width)
         return np.asarray(sums.reshape(steps, width), np.float64)
 
     compute: Float64 = np.zeros((steps, size))
     if graph.computes_on_host:
-        compute = table(within & ~pieces.is_cost[piece] & np.append(computing_operations(graph), False)[
-            pieces.op[piece]], size)
+        compute = table(within & ~slices.is_cost[slice_row] & np.append(computing_operations(graph), False)[
+            slices.op[slice_row]], size)
     low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
-    of_kernel = of_op[graph.kernels.op if kernel_op is None else kernel_op]
-    launched = np.append(ops.start_ns, 0)[graph.kernels.op if kernel_op is None else kernel_op]
+    of_kernel = of_op[graph.kernels.op]
+    launched = np.append(ops.start_ns, 0)[graph.kernels.op]
     at = np.clip(np.searchsorted(begins, launched, side="right") - 1, 0, steps - 1)
     mine = (of_kernel >= 0) & cycle.kernel[low:high]
     device: Float64 = np.bincount(at[mine] * size + of_kernel[mine], weights=program.kernel_duration[low:high][mine],
                          minlength=steps * size).astype(np.float64)
-    called = pieces.is_cost[piece]
+    called = slices.is_cost[slice_row]
     return OperationCosts(
-        graph, reference, of_op[:-1], table(~within, size + 1), table(within, size), table(~within & called, size + 1),
-        table(within & called, size), compute, device.reshape(steps, size), float(fetched_ns(cycle, pieces)[rank]),
-        piece, row, within)
+        graph, reference, table(~within, size + 1), table(within, size), table(~within & called, size + 1),
+        table(within & called, size), compute, device.reshape(steps, size), float(data_loading_ns(cycle, slices)[rank]),
+        slice_row, row, within)
 
 
 def step_spans(cycle: Cycle, rank: int) -> list[tuple[int, int]]:
@@ -224,4 +224,25 @@ def _by_thread(graph: ExecutionGraph, op: Int64) -> Int64:
 
 
 def _counted(graph: ExecutionGraph) -> Bool:
-    return (graph.ops.kind == OpKind.OPERATION) & ~fetching_operations(graph)
+    return (graph.ops.kind == OpKind.OPERATION) & ~data_loading_operations(graph)
+
+
+def computing_operations(graph: ExecutionGraph) -> Bool:
+    """Return which operations compute: the innermost ones of each family (``aten::addmm`` in ``aten::linear``).
+
+    What is written out in operations of other families (``WRITTEN_OUT``) is computed by these alone.
+    """
+    ops = graph.ops
+    numbers = {family: number for number, family in enumerate(Family)}
+    family = np.array([*(numbers[family_of(name)] for name in graph.strings), numbers[Family.OTHER]])[ops.name]
+    known = (family != numbers[Family.OTHER]) & (ops.kind == OpKind.OPERATION)
+    wraps = np.zeros(len(ops), np.bool_)
+    written_out = np.array([*(name in WRITTEN_OUT for name in graph.strings), False], np.bool_)[ops.name]
+    inner = np.flatnonzero(known)
+    above = ops.parent[inner]
+    while len(inner):
+        inside = above >= 0
+        inner, above = inner[inside], above[inside]
+        wraps[above[(family[above] == family[inner]) | written_out[above]]] = True
+        above = ops.parent[above]
+    return known & ~wraps

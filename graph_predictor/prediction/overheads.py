@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.recorded.unknown_work import check_device_work
+from graph_predictor.prediction.operation_costs import computing_operations
+from graph_predictor.recorded.facts import check_device_work
 from graph_predictor.simulation.build import build_program
-from graph_predictor.simulation.host_time import exclusive_time, waits
+from graph_predictor.simulation.host_slices import exclusive_time, waits
 from kernel_models.host.overheads import (
     ANY,
     Distribution,
@@ -28,14 +29,8 @@ from kernel_models.host.overheads import (
 )
 from kernel_models.host.segments import HostIntervals, Overhead
 from kernel_models.launch_constants import LaunchConstants
-from kernel_models.op_call import Family
-from kernel_models.operation import family_of
-from tracer.arrays import Bool
-from tracer.graph import ExecutionGraph, KernelKind, OpKind
+from tracer.graph import ExecutionGraph, KernelKind
 from tracer.job import Job
-
-WRITTEN_OUT = frozenset({"aten::_scaled_dot_product_attention_math"})
-"""Operators of a family that other families' operations compute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,24 +213,3 @@ def _computing(graph: ExecutionGraph) -> HostIntervals:
     own = exclusive_time(graph)
     computes = computing_operations(graph)[own.op]
     return HostIntervals.merged(own.thread[computes], own.start_ns[computes], own.end_ns[computes])
-
-
-def computing_operations(graph: ExecutionGraph) -> Bool:
-    """Return which operations compute: the innermost ones of each family (``aten::addmm`` in ``aten::linear``).
-
-    What is written out in operations of other families (``WRITTEN_OUT``) is computed by these alone.
-    """
-    ops = graph.ops
-    numbers = {family: number for number, family in enumerate(Family)}
-    family = np.array([*(numbers[family_of(name)] for name in graph.strings), numbers[Family.OTHER]])[ops.name]
-    known = (family != numbers[Family.OTHER]) & (ops.kind == OpKind.OPERATION)
-    wraps = np.zeros(len(ops), np.bool_)
-    written_out = np.array([*(name in WRITTEN_OUT for name in graph.strings), False], np.bool_)[ops.name]
-    inner = np.flatnonzero(known)
-    above = ops.parent[inner]
-    while len(inner):
-        inside = above >= 0
-        inner, above = inner[inside], above[inside]
-        wraps[above[(family[above] == family[inner]) | written_out[above]]] = True
-        above = ops.parent[above]
-    return known & ~wraps

@@ -16,47 +16,50 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from graph_predictor.comm.contention import Overlapping
 from graph_predictor.figures import signed_percent
-from graph_predictor.prediction.changes import BatchChange, DeviceChange
-from graph_predictor.prediction.closing import Closing, closing
-from graph_predictor.prediction.contended import matters, slowed, steady_shares
-from graph_predictor.prediction.deciding import HOST
-from graph_predictor.prediction.edit import Edit, is_edit
-from graph_predictor.prediction.edited_copies import HOSTS_KEPT, NUMBERS_KEPT, EditedCopies, KernelRows
-from graph_predictor.prediction.edited_host import EditedHost, edit_host
-from graph_predictor.prediction.explain import Explained, deciding_rank, explain, path_entries
-from graph_predictor.prediction.fetching import Fetching
-from graph_predictor.prediction.host_spread import (
+from graph_predictor.prediction.data_loading import DataLoading, loader_of
+from graph_predictor.prediction.edited_repeats import (
+    HOSTS_KEPT,
+    NUMBERS_KEPT,
+    EditedHost,
+    EditedRepeats,
+    KernelRows,
+    edit_host,
+)
+from graph_predictor.prediction.explain import HOST, Explained, bottleneck_rank, explain, path_entries, time_sources
+from graph_predictor.prediction.interval import ActiveErrors, FamilyRows, KernelVariants, TimeErrors, spread_by
+from graph_predictor.prediction.memory import lacking_memory, peak_memory
+from graph_predictor.prediction.pricing import KernelTimes, measured_times, price_kernels
+from graph_predictor.prediction.repeat import KEPT, Cycle, Repeated, choose_steps, steps_of
+from graph_predictor.prediction.replay import ReplayErrors, check_recorded, replay_error
+from graph_predictor.prediction.result import Prediction, RankPrediction, SourceFacts, SteadyStep
+from graph_predictor.prediction.rewriting import Rewritten, replaced_kernels, rewrite
+from graph_predictor.prediction.scenario import (
+    OTHER_RANKS,
+    BatchChange,
+    DeviceChange,
+    Edit,
+    EditError,
+    Scenario,
+    is_edit,
+)
+from graph_predictor.prediction.steady_state import Steady, matters, slowed, steady_shares, steady_state
+from graph_predictor.prediction.step_spread import (
+    StepKinds,
     drift,
     least_spread,
     mean_spread,
+    step_kinds,
     step_totals,
-    unblocked_totals,
     unprofiled_stretches,
 )
-from graph_predictor.prediction.interval import ActiveErrors, TimeErrors, spread_by
-from graph_predictor.prediction.kernel_variants import FamilyRows, KernelVariants
-from graph_predictor.prediction.loader import loader_of
-from graph_predictor.prediction.memory import lacking_memory, peak_memory
-from graph_predictor.prediction.pricing import KernelTimes, measured_times, price_kernels
-from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, steps_of
-from graph_predictor.prediction.replay import check_recorded
-from graph_predictor.prediction.result import Prediction, RankPrediction, SteadyStep
-from graph_predictor.prediction.rewriting import Rewritten, replaced_kernels, rewrite
-from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
-from graph_predictor.prediction.shared import KEPT
-from graph_predictor.prediction.source_facts import SourceFacts
-from graph_predictor.prediction.steady_state import Steady, steady_state
-from graph_predictor.prediction.step_kinds import StepKinds, step_kinds
-from graph_predictor.prediction.time_sources import time_sources
 from graph_predictor.prediction.unprofiled import unprofiled
 from graph_predictor.prediction.work import COLLECTIVE, Work
-from graph_predictor.recorded.counted_steps import CountedSteps, alike_steps, compared_steps, similar_steps
-from graph_predictor.recorded.facts import RecordedFacts, recorded_facts
-from graph_predictor.recorded.step_lengths import typical
-from graph_predictor.simulation.beside import Beside
+from graph_predictor.recorded.counted_steps import CountedSteps, alike_steps, compared_steps, similar_steps, typical
+from graph_predictor.recorded.facts import RecordedFacts, rank_number, recorded_facts
 from graph_predictor.simulation.build import Built, build_program
-from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
+from graph_predictor.simulation.host_slices import HostSlices, host_slices
 from graph_predictor.simulation.program import MOST_FACTOR
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
 from kernel_models.device import device as device_named
@@ -70,6 +73,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CPU = "cpu"
+"""The device of a step without device work."""
 CONTENTION_ROUNDS = 2
 """Times that shares and kernels' times are found in turn."""
 UNLIKE_MEASURED = 0.02
@@ -92,7 +96,7 @@ class Spreads:
 
 
 class Baseline:
-    """A job made ready for predictions: built, described and cut into pieces once, edited any number of times.
+    """A job made ready for predictions: built, described and cut into slices once, edited any number of times.
 
     ``synthesis.baseline.baseline_of`` makes one of any job.
 
@@ -139,10 +143,10 @@ class Baseline:
         if not profiled:
             built = unprofiled(built, similar)
         cycle = steps_of(built, similar if steps is None else steps)
-        pieces = host_pieces(built)
-        scenario = Scenario(built, cycle, pieces, DeviceChange(device or recorded_device(graphs[0]), models),
+        slices = host_slices(built)
+        scenario = Scenario(built, cycle, slices, DeviceChange(device or recorded_device(graphs[0]), models),
                             batches=BatchChange(loader_of(built, cycle)), profiled=built.profiled)
-        spreads = _spreads(built, cycle, pieces, similar, counted)
+        spreads = _spreads(built, cycle, slices, similar, counted)
         # Repeated are at most six steps of one kind; recorded are all that count, or those that were asked for.
         asked = None if steps is None else cycle.numbers
         return cls(scenario, spreads, notes, recorded_facts=recorded_facts(graphs, counted, asked))
@@ -158,9 +162,9 @@ class Baseline:
         return self.scenario.cycle
 
     @property
-    def pieces(self) -> HostPieces:
-        """The job's host time in pieces."""
-        return self.scenario.pieces
+    def slices(self) -> HostSlices:
+        """The job's host time in slices."""
+        return self.scenario.slices
 
     def with_models(self, profiles: Mapping[str, Models]) -> Baseline:
         """The same with fitted models of the device it was recorded on, if there are any under its name."""
@@ -179,7 +183,7 @@ class Baseline:
         interval, prices and evidence."""
         run = _Run(self, self.scenario, [], once=True)
         ranks = explain(run.scenario, run.steady)
-        return run.steady_step(ranks, deciding_rank(run.steady.period_ns, ranks))
+        return run.steady_step(ranks, bottleneck_rank(run.steady.period_ns, ranks))
 
     def predict(self, edits: Sequence[Edit] = (), *, price_per_hour: float | None = None,
                 path: bool = True, evidence: bool = False) -> Prediction:
@@ -212,16 +216,16 @@ class Baseline:
         return SourceFacts.of(self.built)
 
     @cached_property
-    def closing(self) -> Closing:
+    def replay_error(self) -> ReplayErrors:
         """Return what the replay of the recording this rests on misses; of a step by models alone, nothing."""
         if self.origin is not None:
-            return self.origin.closing
+            return self.origin.replay_error
         if not self.ran:
-            return Closing()
+            return ReplayErrors()
         measured = self.measured_ns
         unedited_ns = self._unedited.step_ns
         apart = math.log(measured / unedited_ns) if measured and unedited_ns else 0.0
-        return replace(closing(self.built, self.cycle), apart=apart)
+        return replace(replay_error(self.built, self.cycle), apart=apart)
 
     @cached_property
     def _unedited(self) -> _Run:
@@ -240,8 +244,8 @@ class Baseline:
         return self.contention if self.ran and self.origin is None and self.contention.known else None
 
     @cached_property
-    def unedited_shares(self) -> Beside:
-        """Return what lies beside collectives in the unedited step."""
+    def unedited_shares(self) -> Overlapping:
+        """Return what overlaps collectives in the unedited step."""
         return steady_shares(self._unedited.steady, self._unedited.kinds)
 
     @cached_property
@@ -339,8 +343,8 @@ class _Run:
         if edits and (found := baseline.known_contention) is not None:
             self._contend(found)
 
-    def _edited(self, repeated: Repeated) -> tuple[EditedCopies, KernelRows]:
-        copies = EditedCopies.once(repeated, self.scenario, self.host)
+    def _edited(self, repeated: Repeated) -> tuple[EditedRepeats, KernelRows]:
+        copies = EditedRepeats.once(repeated, self.scenario, self.host)
         return copies, copies.kernels_once("expected", self.times, lambda: KernelVariants(
             self.times.ns[copies.rows.kernels, None]))
 
@@ -348,7 +352,7 @@ class _Run:
         return steady_state(self.scenario.cycle, self._edited, once=self.once)
 
     def _contend(self, found: Contention) -> None:
-        """Let the kernels take what they take beside what they are beside now."""
+        """Scale each kernel by the slowdown it suffers from what overlaps it in the edited step."""
         recorded, alone = self.baseline.unedited_shares, self.times
         for _ in range(CONTENTION_ROUNDS):
             change = found.log_factor(steady_shares(self.steady, self.kinds)) - found.log_factor(recorded)
@@ -363,9 +367,9 @@ class _Run:
         """Expected time of a step, of the slowest rank."""
         return float(self.steady.period_ns.max()) / self.scenario.cycle.steps
 
-    def steady_step(self, ranks: list[Explained], deciding: int, *, path: bool = True) -> SteadyStep:
+    def steady_step(self, ranks: list[Explained], bottleneck: int, *, path: bool = True) -> SteadyStep:
         """Return the step's steady state, given its ranks' critical paths and the rank that decides."""
-        chosen, steps = ranks[deciding], self.scenario.cycle.steps
+        chosen, steps = ranks[bottleneck], self.scenario.cycle.steps
         per_rank = [self._rank(rank, explained) for rank, explained in enumerate(ranks)]
         return SteadyStep(
             self.step_ns / 1e3, max(rank.gpu_active_us for rank in per_rank), chosen.bound,
@@ -375,22 +379,21 @@ class _Run:
     def prediction(self, price_per_hour: float | None, path: bool) -> Prediction:
         scenario, steady = self.scenario, self.steady
         ranks = explain(scenario, steady)
-        slowest, step_ns = deciding_rank(steady.period_ns, ranks), self.step_ns
-        low, high = self.baseline.closing.widened(*self._interval(step_ns))
+        slowest, step_ns = bottleneck_rank(steady.period_ns, ranks), self.step_ns
+        low, high = self.baseline.replay_error.widened(*self._interval(step_ns))
         found = self.steady_step(ranks, slowest, path=path)
         families = self._of_times("device time", slowest, lambda: self._device_time(slowest))
-        sources = time_sources(scenario, self.host, self.times)
+        sources, device_sources = time_sources(scenario, self.host, self.times)
         target = scenario.scaled_device()
         flops = self._flops(slowest)
         facts, rests_on = self.baseline.facts, self.baseline.origin or self.baseline
         world, ran = facts.world_size, rests_on.ran
         return Prediction(
-            step_time_us=found.step_time_us, interval_us=(low / 1e3, high / 1e3), gpu_active_us=found.gpu_active_us,
-            gpu_active_interval_us=self._active_interval(found.per_rank), bound=found.bound,
-            per_rank=found.per_rank, bounds_us=found.bounds_us, families_us=dict(families),
-            critical_path=found.critical_path,
+            found.step_time_us, found.gpu_active_us, found.bound, found.bounds_us, found.critical_path, found.per_rank,
+            interval_us=(low / 1e3, high / 1e3),
+            gpu_active_interval_us=self._active_interval(found.per_rank), families_us=dict(families),
             profiled=scenario.profiled, ran=ran,
-            sources=sources.step, kernel_sources=sources.device, recorded=rests_on.recorded_facts,
+            sources=sources, kernel_sources=device_sources, recorded=rests_on.recorded_facts,
             steps=rests_on.cycle.names,
             device=target.name if target is not None else facts.device,
             recorded_on="" if not ran else scenario.devices.source.name if scenario.devices.source else facts.device,
@@ -424,7 +427,7 @@ class _Run:
             # As it is, the GPU is active as it was recorded to be.
             active_ns = facts.ranks[rank].gpu_active_ns or 0.0
         return RankPrediction(
-            graph.meta.rank if graph.meta.rank >= 0 else rank, float(self.steady.period_ns[rank]) / steps / 1e3,
+            rank_number(graph, rank), float(self.steady.period_ns[rank]) / steps / 1e3,
             active_ns / 1e3, explained.bound,
             {name: ns / steps / 1e3 for name, ns in explained.bounds.items()})
 
@@ -467,14 +470,14 @@ class _Run:
         work, rows = self.scenario.work, self.scenario.cycle.kernel_rows(rank)
         if self.rewritten is not None:
             rows = np.setdiff1d(rows, self.rewritten.removed())
-        pieces = np.unique(work.piece[rows])
-        pieces = pieces[pieces >= 0]
-        time = work.measured_ns[pieces]
-        if not len(pieces) or time[~work.sized[pieces]].sum() > 0.1 * time.sum():
+        groups = np.unique(work.kernel_group[rows])
+        groups = groups[groups >= 0]
+        time = work.measured_ns[groups]
+        if not len(groups) or time[~work.sized[groups]].sum() > 0.1 * time.sum():
             return 0.0
         by_group = np.array([sum(c.flops for c in self.scenario.kernels.calls.get(i, calls))
                              for i, calls in enumerate(work.calls)])
-        return float(by_group[work.group[pieces]].sum()) / self.scenario.cycle.steps
+        return float(by_group[work.call_row[groups]].sum()) / self.scenario.cycle.steps
 
     def _peak(self, target: DeviceSpec) -> float:
         """Peak rate of the type most floating-point operations are of, 10¹² operations/s."""
@@ -513,8 +516,8 @@ class _Run:
             # The step is the longer of two that know nothing of each other: the training process, and its workers.
             at_least = scenario.batches.workers.step_at_least()
             low, high = max(low, at_least[0]), max(high, at_least[1])
-        if scenario.batches.fetching is not None:
-            low, high = self._with_fetching(scenario.batches.fetching, low, high, step_ns)
+        if scenario.batches.data_loading is not None:
+            low, high = self._with_data_loading(scenario.batches.data_loading, low, high, step_ns)
         # A step that an edit has changed is no surer than the recorded one it starts from: what steps differ by goes
         # with the host time that an edit takes away, and comes back with whatever decides instead.
         least = self.baseline.spreads.least
@@ -526,13 +529,13 @@ class _Run:
             low, high = min(low, step_ns * kinds.shortest), max(high, step_ns * kinds.longest)
         return low, high
 
-    def _with_fetching(self, fetching: Fetching, low: float, high: float, step_ns: float) -> tuple[float, float]:
+    def _with_data_loading(self, fetching: DataLoading, low: float, high: float, step_ns: float) -> tuple[float, float]:
         """An interval widened by what is not known of batches that the training process loads."""
         at = []
         for factor in (fetching.low, fetching.high):
-            batches = replace(self.scenario.batches, fetching=replace(fetching, expected=factor))
+            batches = replace(self.scenario.batches, data_loading=replace(fetching, expected=factor))
             host = edit_host(replace(self.scenario, batches=batches), self.rewritten)
-            copies = EditedCopies(self.steady.repeated, self.scenario, host)
+            copies = EditedRepeats(self.steady.repeated, self.scenario, host)
             at.append(float(copies.periods_ns(self.steady.kernels, [1.0])[0]) / self.scenario.cycle.steps)
         return (step_ns - math.hypot(step_ns - low, max(step_ns - at[0], 0.0)),
                 step_ns + math.hypot(high - step_ns, max(at[1] - step_ns, 0.0)))
@@ -551,7 +554,7 @@ class _Run:
             found.append(f"Host time changed by {signed_percent(np.expm1(self.baseline.spreads.drift), 0)} from the "
                          f"first to the last of the {'repeated' if self.scenario.profiled else 'timed'} steps: the "
                          "machine was changing its speed, and steps to come may go on with it.")
-        found += self.baseline.closing.warnings()
+        found += self.baseline.replay_error.warnings()
         if (kinds := self.baseline.kinds) is not None:
             found.append(f"{kinds.text} The prediction is of steps like {', '.join(self._steps())}, and its interval "
                          "covers the others; capture more steps for what all of them take.")
@@ -597,12 +600,12 @@ def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
         return edit_host(scenario, rewritten)
     changes = [getattr(group, field.name) for group in (scenario.host, scenario.launches, scenario.batches)
                for field in fields(group)]
-    of = (scenario.built, scenario.cycle, scenario.pieces, *changes)
-    most = min(max(NUMBERS_KEPT // max(len(scenario.pieces), 1), KEPT), HOSTS_KEPT)
+    of = (scenario.built, scenario.cycle, scenario.slices, *changes)
+    most = min(max(NUMBERS_KEPT // max(len(scenario.slices), 1), KEPT), HOSTS_KEPT)
     return scenario.shared.once("host", of, lambda: edit_host(scenario, None), most=most)
 
 
-def _spreads(built: Built, cycle: Cycle, pieces: HostPieces, similar: range | None, counted: CountedSteps) -> Spreads:
+def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | None, counted: CountedSteps) -> Spreads:
     """Return what the steps of a cycle differ by, with others around the ``similar`` steps it was taken from; or what
     those do that were timed without the profiler."""
     if not built.profiled:
@@ -617,8 +620,8 @@ def _spreads(built: Built, cycle: Cycle, pieces: HostPieces, similar: range | No
         alike = choose_steps(built, alike_steps(graphs, similar)) or cycle
         lengths = counted.longest_ns(similar.start)[counted.undamaged()[similar.start:]]
     around_ns = float(lengths[typical(lengths)].mean())
-    return Spreads(mean_spread(step_totals(built, compared, pieces)), least_spread(lengths, around_ns),
-                   drift(unblocked_totals(built, alike, pieces)))
+    return Spreads(mean_spread(step_totals(built, compared, slices)), least_spread(lengths, around_ns),
+                   drift(step_totals(built, alike, slices, unblocked=True)))
 
 
 def recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:

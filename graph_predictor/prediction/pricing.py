@@ -3,27 +3,117 @@
 *Measured* times stay where nothing changed. *Anchored* ones are measured × model(new) / model(old): what a model gets
 wrong about an operation in the same way before and after cancels. The interval of such a ratio is that of the models,
 less what cancels: between two devices a fifth of the variance, on one device all of it but what the change itself is
-unsure of.
-"""
+unsure of."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from graph_predictor.prediction.anchoring import CallGroups, anchored, prices_of
+from graph_predictor.prediction.repeat import KEPT
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.shared import KEPT
-from graph_predictor.prediction.typical import Ladders, typical_ratios
 from graph_predictor.prediction.work import COLLECTIVE
 from graph_predictor.simulation.program import Program
+from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
-from kernel_models.op_call import Family
+from kernel_models.op_call import Family, OpCall
+from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price
 from kernel_models.spreads import MEASURED_KERNELS, TYPICAL_WORK
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Bool, Float64, Int64
+
+RUNGS = 24
+"""Over a factor of 4,096 of work, each 1.4 times the one before."""
+
+
+@lru_cache
+def ladders(family: Family) -> tuple[tuple[OpCall, ...], ...]:
+    """Typical work of a family, as ladders of growing calls; the ratios of several ladders are averaged (log)."""
+    sizes = np.unique(np.rint(np.geomspace(1, 4096, RUNGS)).astype(int)).tolist()
+    if family is Family.CONV:
+        # Layers of ResNet-50 (He et al. 2016, table 1): the 3×3 and the 1×1 of a middle stage.
+        options = [[1, 1], [1, 1], [1, 1]]
+        of = [((128, 28, 28), (128, 128, 3, 3)), ((512, 28, 28), (128, 512, 1, 1))]
+        return tuple(tuple(_one("aten::convolution", [(n, *image), weight, None, *([None] * 6)],
+                                [None, None, None, options[0], [kernel // 2] * 2, options[2], False, [0, 0], 1])
+                           for n in sizes) for image, weight in of for kernel in [weight[-1]])
+    if family is Family.GEMM:
+        return (tuple(_one("aten::mm", [(16 * n, 1024), (1024, 1024)], None) for n in sizes),)
+    if family is Family.ATTENTION:
+        return (tuple(_one("aten::bmm", [(n, 512, 64), (n, 64, 512)], None) for n in sizes),)
+    return (tuple(_one("aten::add", [(n * 16384,), (n * 16384,)], None) for n in sizes),)
+
+
+def _one(name: str, shapes: Sequence[object], values: Sequence[object] | None) -> OpCall:
+    return calls_of(operation(name, shapes, "fp32", None, values))[0]
+
+
+def typical_calls(family: Family, source: DeviceSpec) -> list[list[OpCall]]:
+    """The ladders of a family, as calls that a device would run."""
+    calls = [list(rung) for rung in ladders(family)]
+    if family is Family.CONV and "tf32" in source.matrix_tflops:
+        # cuDNN's default: fp32 data, TF32 products.
+        return [[replace(call, dtype="tf32") for call in rung] for rung in calls]
+    return calls
+
+
+@dataclass(frozen=True)
+class Ladders:
+    """The ladders of some families, as calls to be priced together.
+
+    A trace without shapes still says how long each kernel took and, by the operation's name, of which family it is. A
+    ladder of typical calls of that family, from small to large, is priced on both devices; a kernel's ratio is read off
+    where the first device's price equals its measured time. Short kernels so stay at the floor of a launch, long ones
+    go by rates.
+
+    Attributes:
+        families: of the kernels.
+        source: where they were measured.
+    """
+
+    families: tuple[Family, ...]
+    source: DeviceSpec
+
+    @cached_property
+    def _rungs(self) -> dict[Family, list[list[OpCall]]]:
+        return {family: typical_calls(family, self.source) for family in dict.fromkeys(map(_ladder, self.families))}
+
+    @property
+    def calls(self) -> list[OpCall]:
+        """The calls of all, one behind the other."""
+        return [call for calls in self._rungs.values() for each in calls for call in each]
+
+    def times(self, times_us: Float64) -> dict[Family, list[Float64]]:
+        """Return times of the calls by family and ladder, µs."""
+        lengths = [len(each) for calls in self._rungs.values() for each in calls]
+        ladders = iter(np.split(times_us, np.cumsum(lengths)[:-1]))
+        found = {family: [next(ladders) for _ in calls] for family, calls in self._rungs.items()}
+        return {family: found[_ladder(family)] for family in self.families}
+
+
+def _ladder(family: Family) -> Family:
+    """The family whose ladders stand for one's."""
+    return family if family in (Family.CONV, Family.GEMM, Family.ATTENTION) else Family.OTHER
+
+
+def typical_ratios(log_us: Float64, before_us: Sequence[Float64], after_us: Sequence[Float64]) -> Float64:
+    """Time on the target over the time on the source, for kernels of a family and the time they took, [n].
+
+    Args:
+        log_us: logs of their times on the source, µs.
+        before_us, after_us: times of the family's ladders there and on the target.
+    """
+    logs = np.zeros(len(log_us))
+    for before, after in zip(before_us, after_us, strict=True):
+        order = np.argsort(before)
+        logs += np.interp(log_us, np.log(before[order]), np.log(after / before)[order])
+    return np.exp(logs / len(before_us))
+
 
 SHARED_VARIANCE = 0.2
 """Share of the variance of a model's error that it has in common on two devices. Calls of published tables that were
@@ -86,11 +176,14 @@ def _priced(scenario: Scenario) -> KernelTimes:
     high: Float64 = np.full(kernels, MEASURED_KERNELS)
     if scenario.kernels.sources is not None:
         source, low, high = (getattr(scenario.kernels.sources, name).copy() for name in ("source", "low", "high"))
-    notes: list[str] = []
-    ratio, ratio_low, ratio_high, changed, said = _shared_ratios(scenario)
-    notes += said
-    of = np.maximum(work.piece, 0)
-    inside = work.piece >= 0
+    devices, changes = scenario.devices, scenario.kernels
+    ratio, ratio_low, ratio_high, changed, said = scenario.shared.once("ratios", (
+        devices.clock, devices.bandwidth, work, devices.target, devices.source, devices.target_models,
+        devices.source_models, changes.calls, changes.change_known, changes.call_edits), lambda: _ratios(scenario),
+        most=min(max(NUMBERS_KEPT // max(len(work.call_row), 1), KEPT), RATIOS_KEPT))
+    notes = list(said)
+    of = np.maximum(work.kernel_group, 0)
+    inside = work.kernel_group >= 0
     if len(ratio):
         touched = inside & changed[of]
         ns[touched] *= ratio[of[touched]]
@@ -118,19 +211,6 @@ def _factors(scenario: Scenario) -> str:
         ("GPU clock", scenario.devices.clock), ("memory bandwidth", scenario.devices.bandwidth)) if factor != 1.0)
 
 
-def _shared_ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.ndarray, list[str]]:
-    """``_ratios`` and its notes; made once for each device with its factors, sizes and call edits."""
-    def make() -> tuple[Float64, Float64, Float64, np.ndarray, list[str]]:
-        notes: list[str] = []
-        return (*_ratios(scenario, notes), notes)
-
-    devices, kernels = scenario.devices, scenario.kernels
-    of = (devices.clock, devices.bandwidth, scenario.work, devices.target, devices.source, devices.target_models,
-          devices.source_models, kernels.calls, kernels.call_edits)
-    most = min(max(NUMBERS_KEPT // max(len(scenario.work.group), 1), KEPT), RATIOS_KEPT)
-    return scenario.shared.once("ratios", of, make, most=most)
-
-
 @dataclass(frozen=True)
 class _EditedCalls:
     """The calls of a scenario, whatever the device: made once for all that edit them alike.
@@ -138,7 +218,7 @@ class _EditedCalls:
     Attributes:
         new: what each group becomes, to be priced with the ladders of work without sizes.
         unlike: groups that become others.
-        unsized: pieces without sizes, and the logs of what they took, µs, by the code of their family.
+        unsized: kernel groups without sizes, and the logs of what they took, µs, by the code of their family.
         ladders: typical work of these families.
     """
 
@@ -157,9 +237,9 @@ class _EditedCalls:
         unlike = np.array([after is not before and after != before
                            for after, before in zip(new, work.calls, strict=True)], np.bool_)
         without = np.array([any("unsized" in call.flags for call in calls) for calls in work.calls], np.bool_)
-        rows = np.flatnonzero(without[work.group]) if len(without) else np.zeros(0, np.int64)
+        rows = np.flatnonzero(without[work.call_row]) if len(without) else np.zeros(0, np.int64)
         code = np.array([FAMILIES.index(calls[0].family) if calls else COLLECTIVE for calls in work.calls], np.int64)
-        family, log_us = code[work.group[rows]], np.log(np.maximum(work.measured_ns[rows] / 1e3, 0.1))
+        family, log_us = code[work.call_row[rows]], np.log(np.maximum(work.measured_ns[rows] / 1e3, 0.1))
         unsized = {each: (rows[family == each], log_us[family == each]) for each in np.unique(family).tolist()}
         families = tuple(FAMILIES[each] for each in unsized)
         ladders = Ladders(families, source) if families else None
@@ -167,10 +247,11 @@ class _EditedCalls:
         return cls(CallGroups(new, typical), unlike, unsized, ladders)
 
 
-def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Float64, np.ndarray]:
-    """Ratio of every piece with the logs of its interval's ends, and which pieces have one."""
+def _ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.ndarray, list[str]]:
+    """Ratio of every kernel group with the logs of its interval's ends, which kernel groups have one, and notes."""
     work, devices, kernels = scenario.work, scenario.devices, scenario.kernels
-    none = np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(len(work.group), np.bool_)
+    nothing: list[str] = []
+    none = np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(len(work.call_row), np.bool_), nothing
     if not work.calls or not (devices.moved or kernels.calls or kernels.call_edits):
         return none
     source, target = scenario.known_source(), scenario.known_target()
@@ -183,16 +264,16 @@ def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Flo
                                   lambda: prices_of(work.calls, source, models))
     after, typical_us = edited.new.prices(target, devices.models)
     found = anchored(before, after, np.sqrt(1 - SHARED_VARIANCE) if devices.elsewhere else None)
-    changed = (edited.unlike | devices.moved)[work.group]
-    ratio, low, high = (column[work.group] for column in (found.ratio, found.low, found.high))
-    if edited.ladders is not None:
-        _typical(scenario, edited, edited.ladders, typical_us, (ratio, low, high), changed, notes)
-    return ratio, low, high, changed
+    changed = (edited.unlike | devices.moved)[work.call_row]
+    ratio, low, high = (column[work.call_row] for column in (found.ratio, found.low, found.high))
+    notes = [] if edited.ladders is None else _typical(
+        scenario, edited, edited.ladders, typical_us, (ratio, low, high), changed)
+    return ratio, low, high, changed, notes
 
 
 def _typical(scenario: Scenario, edited: _EditedCalls, ladders: Ladders, typical_us: Float64,
-             found: tuple[Float64, Float64, Float64], changed: Bool, notes: list[str]) -> None:
-    """Ratios of pieces without sizes (see ``typical``)."""
+             found: tuple[Float64, Float64, Float64], changed: Bool) -> list[str]:
+    """Fill in the ratios of kernel groups without sizes, by typical work; return what to say of it."""
     work, models = scenario.work, scenario.devices.source_models
     ratio, low, high = found
     before = scenario.shared.once("typical times", (ladders, models), lambda: ladders.times(
@@ -210,7 +291,6 @@ def _typical(scenario: Scenario, edited: _EditedCalls, ladders: Ladders, typical
         unsized_ns += int(work.measured_ns[own].sum())
         known += [] if family is Family.OTHER else [family.value]
     share = unsized_ns / max(work.measured_ns.sum(), 1)
-    if share > 0.005:
-        notes.append(f"{share:.0%} of the kernels' time is of operations whose sizes the trace does not have; they "
-                     f"were scaled as typical work of their families ({', '.join(known) or 'none known'}), in fp32, "
-                     "that takes as long.")
+    return [] if share <= 0.005 else [
+        f"{share:.0%} of the kernels' time is of operations whose sizes the trace does not have; they were scaled as "
+        f"typical work of their families ({', '.join(known) or 'none known'}), in fp32, that takes as long."]

@@ -5,37 +5,106 @@ constants per trace: only kernel durations and unblocked host time are as record
 every prediction stands on.
 
 Where only some ranks of a job were recorded, its collectives keep their recorded durations: the other ranks' late
-arrival is an external part of them, and is not scaled.
-"""
+arrival is an external part of them, and is not scaled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import exp
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graph_predictor.figures import signed_percent
-from graph_predictor.prediction.counted_span import CountedSpan, RecordedEvents
+from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.unprofiled import on_unprofiled_clock, unprofiled
-from graph_predictor.recorded.counted_steps import CountedSteps
-from graph_predictor.recorded.damage import damage_notes
-from graph_predictor.recorded.unknown_work import check_device_work
+from graph_predictor.recorded.counted_steps import CountedSteps, StepLengths
+from graph_predictor.recorded.facts import check_device_work, damage_notes, rank_number
 from graph_predictor.simulation.build import Built, build_program
-from graph_predictor.simulation.critical_path import step_items
-from graph_predictor.simulation.engine import Simulated, simulate
-from graph_predictor.simulation.program import MOST_FACTOR, Program, whole_ns
-from graph_predictor.simulation.residuals import with_residuals
+from graph_predictor.simulation.changed_program import with_residuals
+from graph_predictor.simulation.critical_path import PathStart
+from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.program import MOST_FACTOR, EventTimes, Program, Simulated, step_items, whole_ns
 from tracer.arrays import Int64
-from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import AnyJob, graphs_of
-from tracer.shown import Shown
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Event = tuple[str, int]
+"""("item" or "kernel", row of the program)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CountedSpan:
+    """A step of one rank, or the rank's whole window.
+
+    The same span gives the step's measured time, its simulated time, and where the walk along its path begins.
+
+    Attributes:
+        program: what the events are of, or any other program of the same rows.
+        rank: position in the job.
+        since: the event at whose end it begins; ``None`` of a window.
+        until: the event at whose end it ends; ``None`` of a window, which ends with its last event.
+        from_start: whether it begins at the start of ``since``.
+    """
+
+    program: Program
+    rank: int
+    since: Event | None = None
+    until: Event | None = None
+    from_start: bool = False
+
+    @classmethod
+    def of_step(cls, program: Program, rank: int, lengths: StepLengths, row: int, begin: int, end: int) -> CountedSpan:
+        """Return the span of a step.
+
+        Args:
+            program: the recorded one.
+            rank: its position in the job.
+            lengths: of the rank's steps.
+            row: of the step in ``graph.steps``.
+            begin: item of the step's begin.
+            end: item of its end.
+        """
+        if not lengths.on_device[row]:
+            return cls(program, rank, ("item", begin), ("item", end))
+        first = int(program.kernel_ptr[rank])
+        return cls(program, rank, ("kernel", first + int(lengths.since[row])),
+                   ("kernel", first + int(lengths.last[row])), bool(lengths.from_start[row]))
+
+    def path_start(self, times: Simulated | EventTimes) -> PathStart:
+        """Return where the walk along its path begins, and where it stops."""
+        if self.since is None or self.until is None:
+            return self._window_start(times)
+        kind, row = self.since
+        begin = times.kernel_start if self.from_start else times.item_end if kind == "item" else times.kernel_end
+        kind, last = self.until
+        end = times.item_end if kind == "item" else times.kernel_end
+        return PathStart(self.until, int(end[last]), int(begin[row]))
+
+    def _window_start(self, times: Simulated | EventTimes) -> PathStart:
+        """Return where the path of the rank's whole window begins, at its last event."""
+        program = self.program
+        items = np.nonzero(program.thread_rank[program.item_thread()] == self.rank)[0]
+        kernels = np.arange(program.kernel_ptr[self.rank], program.kernel_ptr[self.rank + 1])
+        starts = np.concatenate([times.item_start[items], times.kernel_start[kernels]])
+        ends = np.concatenate([times.item_end[items], times.kernel_end[kernels]])
+        if not len(ends):
+            return PathStart(None, 0, 0)
+        last = int(np.argmax(ends))
+        at = ("item", int(items[last])) if last < len(items) else ("kernel", int(kernels[last - len(items)]))
+        return PathStart(at, int(ends[last]), int(starts.min()))
+
+    def length_ns(self, times: Simulated | EventTimes) -> int:
+        """Return the time from begin to end, ns."""
+        start = self.path_start(times)
+        return start.end_ns - start.stop_ns
+
 
 REPRODUCIBLE_SHARE = 0.005
 """Above this share of unexplained delay, the GPU timeline is said not to be reproducible."""
@@ -259,7 +328,7 @@ def replayed_steps(built: Built, program: Program, simulated: Simulated, under: 
         simulated: its times.
         under: times under the profiler.
     """
-    counted, recorded, found = CountedSteps.of(built.graphs), RecordedEvents.of(program), []
+    counted, recorded, found = CountedSteps.of(built.graphs), program.recorded, []
     for rank, row, begin, end in step_items(program):
         graph, lengths = built.graphs[rank], counted.ranks[rank]
         span = CountedSpan.of_step(program, rank, lengths, row, begin, end)
@@ -308,16 +377,63 @@ def scaled_durations(program: Program, graphs: Sequence[ExecutionGraph], factor:
     return np.where(kinds == KernelKind.COLLECTIVE, program.kernel_duration, scaled)
 
 
-def rank_number(graph: ExecutionGraph, position: int) -> int:
-    """Return the rank the trace names, else its place in the job."""
-    return graph.meta.rank if graph.meta.rank >= 0 else position
-
-
 def _whole_window(built: Built, program: Program, simulated: Simulated, under: Simulated, rank: int) -> ReplayedStep:
     """Return a rank's whole window as one step, from its first host item or kernel to its last."""
     items = np.flatnonzero(program.thread_rank[program.item_thread()] == rank)
     begin, end = (int(items[0]), int(items[-1])) if len(items) else (NONE, NONE)
     span = CountedSpan(program, rank)
     return ReplayedStep(
-        rank_number(built.graphs[rank], rank), WINDOW, span.length_ns(RecordedEvents.of(program)),
+        rank_number(built.graphs[rank], rank), WINDOW, span.length_ns(program.recorded),
         span.length_ns(simulated), span.length_ns(under), begin, end, span)
+
+
+MOST_UNEXPLAINED = 0.95
+"""Unexplained delays of several streams add up to more than the window; no interval gets wider than a factor of 20."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayErrors:
+    """Error with which the rules give back the recorded steps that a prediction repeats.
+
+    Attributes:
+        error: largest absolute error of the replayed steps, a fraction.
+        unexplained: share of the worst rank's window that no rule explains.
+        apart: log of the measured step over the unedited predicted one. A steady state inferred from steps that were
+            none is a claim about steps that nobody measured: the truth may be either, whatever is edited.
+    """
+
+    error: float = 0.0
+    unexplained: float = 0.0
+    apart: float = 0.0
+
+    def widened(self, low: float, high: float) -> tuple[float, float]:
+        """An interval, made wider by what the replay misses, and on one side by as much as the measured step is off."""
+        factor = 1.0
+        if self.error > INEXACT:
+            factor *= 1.0 + self.error
+        if self.unexplained > REPRODUCIBLE_SHARE:
+            # Were the delay no part of the step, only the rest would be: recorded / (recorded - unexplained).
+            factor /= 1.0 - min(self.unexplained, MOST_UNEXPLAINED)
+        # What the replay misses may be why the two are apart: it counts once.
+        return low / max(factor, exp(-self.apart)), high * max(factor, exp(self.apart))
+
+    def warnings(self) -> list[str]:
+        """Sentences for a prediction."""
+        found = []
+        if self.error > INEXACT:
+            found.append(f"The recorded step itself is replayed {self.error:.1%} off (see foretrace replay): the "
+                         "interval is wider by that.")
+        if self.unexplained > REPRODUCIBLE_SHARE:
+            found.append(f"The recorded GPU timeline is not reproducible (see foretrace replay): no rule explains "
+                         f"{self.unexplained:.1%} of it. The kernels' times are not to be trusted, and the interval is "
+                         "wider by that.")
+        return found
+
+
+def replay_error(built: Built, cycle: Cycle) -> ReplayErrors:
+    """Replay the recorded steps of a cycle."""
+    program = built.recorded_program
+    simulated = simulate(program)
+    steps = replayed_steps(built, program, simulated, simulated)
+    error = max((abs(step.error) for step in steps if cycle.item[step.begin_item]), default=0.0)
+    return ReplayErrors(error, max((report.unexplained_share for report in built.reports), default=0.0))

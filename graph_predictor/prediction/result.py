@@ -7,12 +7,47 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.recorded.facts import RecordedFacts
-from tracer.charts import Chart, ChartSeries
-from tracer.shown import Shown
+import numpy as np
+
+from graph_predictor.recorded.facts import RecordedFacts, damage_notes
+from graph_predictor.simulation.build import Built
+from tracer.arrays import Int8
+from tracer.graph import KernelKind
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """Facts of a job.
+
+    Attributes:
+        kinds: ``KernelKind`` of all its kernels.
+        device: the name of the first rank's device, as the trace has it.
+        world_size: ranks that it ran on, or was traced for.
+        unrecorded: why its collectives keep their times, a sentence; empty where all ranks are there.
+        damage: what was lost of its traces, or assumed.
+    """
+
+    kinds: Int8
+    device: str
+    world_size: int
+    unrecorded: str
+    damage: tuple[str, ...]
+
+    @classmethod
+    def of(cls, built: Built) -> SourceFacts:
+        """Find them."""
+        graphs, there = built.graphs, len(built.graphs)
+        kinds = np.concatenate([graph.kernels.kind for graph in graphs])
+        world = max(graph.meta.world_size for graph in graphs)
+        unrecorded = ""
+        if world > there and (kinds == KernelKind.COLLECTIVE).any():
+            unrecorded = (f"{there} of {world} ranks were recorded: collectives keep their recorded durations, other "
+                          "ranks' late arrival among them (--ranks-alike leaves it out).")
+        return cls(kinds, graphs[0].meta.device, max(there, world), unrecorded, tuple(damage_notes(graphs)))
 
 
 def which_times(profiled: bool, *, ran: bool = True) -> str:
@@ -43,12 +78,17 @@ class PathItem:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SteadyStep:
     """The steady state of a step, µs a step: what a prediction says of it but its interval and prices.
 
     Attributes:
-        step_time_us, gpu_active_us, bound, bounds_us, critical_path, per_rank: as in ``Prediction``.
+        step_time_us: expected time of a step.
+        gpu_active_us: time a step in which device work other than collectives runs, of the most active rank.
+        bound: what decides the step time: "host", "compute", "memory copy", "exposed communication", …
+        bounds_us: critical path of the rank that decides (see ``bottleneck_rank``) by bound; adds up to the step time.
+        critical_path: its largest entries, the longest first.
+        per_rank: the same by rank.
     """
 
     step_time_us: float
@@ -60,18 +100,12 @@ class SteadyStep:
 
 
 @dataclass(slots=True, repr=False)
-class Prediction(Shown):
+class Prediction(SteadyStep, Shown):
     """The steady state of a (changed) training step.
 
     Attributes:
-        step_time_us, interval_us: expected time of a step and its 80% interval.
-        gpu_active_us: time a step in which device work other than collectives runs, of the most active rank;
-            ``gpu_active_interval_us`` is its 80% interval.
-        bound: what decides the step time: "host", "compute", "memory copy", "exposed communication", …
-        per_rank: the same by rank.
-        bounds_us: critical path of the rank that decides (see ``deciding_rank``) by bound; adds up to the step time.
+        interval_us, gpu_active_interval_us: 80% intervals of the step time and of the GPU's active time.
         families_us: device time a step by family of work, of the rank that decides.
-        critical_path: its largest entries, the longest first.
         sources: share of all host and device time of the step, of all ranks, by its source.
         kernel_sources: share of the device time by source.
         profiled: whether times are those under the profiler; else they are those of the step without it.
@@ -88,14 +122,8 @@ class Prediction(Shown):
         warnings: what makes the number less reliable; notes: what was assumed.
     """
 
-    step_time_us: float
     interval_us: tuple[float, float]
-    gpu_active_us: float
-    bound: str
-    per_rank: list[RankPrediction]
-    bounds_us: dict[str, float]
     families_us: dict[str, float]
-    critical_path: list[PathItem]
     sources: dict[str, float]
     kernel_sources: dict[str, float]
     profiled: bool = True

@@ -6,8 +6,7 @@ else about the scenario is known. So the order of the edits does not matter.
 
 Kernels that vanish take no time, nor do the gaps before them; an operation all of whose kernels vanish takes no host
 time, launches among it, and waits for nothing. Python between the operations stays. Work whose place nothing takes is
-removed: the operations that an edit removes, and nothing around them.
-"""
+removed: the operations that an edit removes, and nothing around them."""
 
 from __future__ import annotations
 
@@ -16,23 +15,130 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from graph_predictor.prediction.anchoring import prices_of, size_of_change
+from graph_predictor.prediction.operation_costs import computing_operations
 from graph_predictor.prediction.pricing import KernelTimes
-from graph_predictor.prediction.replacement import Gone, Replacement, Units
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.simulation.program import ItemKind
+from graph_predictor.prediction.work import Gone, Replacement, WorkUnits
+from graph_predictor.simulation.program import ItemKind, owners
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
+from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models
 from kernel_models.spreads import REPLACED_ON_CPU
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Bool, Float64, Int64
-from tracer.graph import ExecutionGraph
-from tracer.trees import within
+from tracer.columns import nearest, within
+from tracer.graph import NONE, ExecutionGraph
+
+
+def units_of(scenario: Scenario) -> WorkUnits:
+    """The units of a scenario's cycle, with its edits of sizes and precision."""
+    return _host_units(scenario) if scenario.built.computes_on_host else _device_units(scenario)
+
+
+def _device_units(scenario: Scenario) -> WorkUnits:
+    work, program, cycle = scenario.work, scenario.built.program, scenario.cycle
+    mine = np.flatnonzero(cycle.kernel & (work.kernel_group >= 0))
+    rank = program.kernel_rank()
+    stream = np.concatenate([g.kernels.stream for g in scenario.built.graphs]).astype(np.int64)
+    order = mine[np.lexsort((mine, program.recorded_kernel_start[mine], stream[mine], rank[mine]))]
+    groups, first_at, count = np.unique(work.kernel_group[order], return_index=True, return_counts=True)
+    by_time = np.argsort(first_at, kind="stable")
+    groups, first, count = groups[by_time], order[first_at[by_time]], count[by_time]
+    last = np.full(len(work.call_row), NONE, np.int64)
+    last[work.kernel_group[order]] = order  # the last one written stays
+    # What starts a kernel beside its launch and its stream's previous one, and what waits for it.
+    previous = program.kernel_previous[first]
+    owner = owners(program.edge_ptr)
+    other = program.edge_kernel != program.kernel_previous[owner]
+    awaits = np.zeros(len(program.kernel_item), np.bool_)
+    awaits[owner[other]] = True
+    seen = np.zeros(len(program.kernel_item), np.bool_)
+    seen[program.edge_kernel[other]] = True
+    seen[program.wait_kernel] = True
+    watched_group = np.zeros(len(work.call_row), np.bool_)
+    watched_group[work.kernel_group[np.flatnonzero(seen & (work.kernel_group >= 0))]] = True
+    follows = np.zeros(len(groups), np.bool_)
+    follows[1:] = (previous[1:] == last[groups[:-1]]) & ~awaits[first[1:]]
+    new = [tuple(n for call in scenario.kernels.calls.get(number, calls) for n in scenario.kernels.edited(call))
+           for number, calls in enumerate(work.calls)]
+    calls = [new[number] for number in work.call_row[groups].tolist()]
+    op = work.op[groups]
+    phase, step = (_of_ops(scenario, work.rank[groups], op, name) for name in ("phase", "step"))
+    return WorkUnits(work.rank[groups], stream[first], groups, op, phase, step, program.recorded_kernel_start[first],
+                     count,
+                 follows, watched_group[groups], calls, np.ones(len(groups), np.bool_), False)
+
+
+def _host_units(scenario: Scenario) -> WorkUnits:
+    slices, parts = scenario.slices, []
+    calls: list[tuple[OpCall, ...]] = []
+    for rank, graph in enumerate(scenario.built.graphs):
+        rows = np.flatnonzero((slices.rank == rank) & (slices.op >= 0) & scenario.cycle.working[slices.item])
+        op = np.unique(slices.op[rows])
+        op = op[computing_operations(graph)[op]]
+        op = op[np.lexsort((graph.ops.start_ns[op], graph.ops.thread[op]))]
+        thread = graph.ops.thread[op].astype(np.int64)
+        # What one operation that computes does before and after another inside it lies between that one's neighbours.
+        around = _around(graph.ops.parent, op)
+        follows = np.zeros(len(op), np.bool_)
+        follows[1:] = (thread[1:] == thread[:-1]) & (around[1:] == around[:-1])
+        parts.append((np.full(len(op), rank, np.int64), thread, op, graph.ops.start_ns[op], follows))
+        known: dict[tuple[int, ...], tuple[OpCall, ...]] = {}
+        table = graph.ops
+        for row in op.tolist():
+            key = tuple(int(c[row]) for c in (table.name, table.shapes, table.dtypes, table.strides, table.scalars))
+            if key not in known:
+                known[key] = tuple(new for call in calls_of(Operation.from_graph(graph, row))
+                                   for new in scenario.kernels.edited(call))
+            calls.append(known[key])
+    rank_of, lane, op, start, follows = (np.concatenate([part[i] for part in parts]) for i in range(5))
+    phase, step = (_of_ops(scenario, rank_of, op, name) for name in ("phase", "step"))
+    return WorkUnits(rank_of, lane, op, op, phase, step, start, np.ones(len(op), np.int64), follows,
+                 np.zeros(len(op), np.bool_), calls, np.ones(len(op), np.bool_), True)
+
+
+def _around(parent: npt.NDArray[np.integer], op: Int64) -> Int64:
+    """The nearest of the operations that each of them lies in; -1 for none."""
+    among = np.zeros(len(parent), np.bool_)
+    among[op] = True
+    return nearest(parent, among, parent[op].astype(np.int64))
+
+
+def _of_ops(scenario: Scenario, rank: Int64, op: Int64, column: str) -> Int64:
+    """A column of ``ops`` for operations of several ranks; -1 for none."""
+    found = np.full(len(op), NONE, np.int64)
+    for number, graph in enumerate(scenario.built.graphs):
+        mine = (rank == number) & (op >= 0)
+        found[mine] = getattr(graph.ops, column)[op[mine]]
+    return found
+
+
+def host_weight(scenario: Scenario, chosen: list[Bool], factor: float, before: list[Bool] | None = None) -> Float64:
+    """Factor on each slice of host time, where chosen operations take another time.
+
+    Args:
+        scenario: of the host time.
+        chosen: operations of each rank, on whose time the factor is.
+        factor: on their time and on that before them; time of loading data stays.
+        before: operations before which time has the factor; by default the chosen ones.
+    """
+    slices = scenario.slices
+    weight = np.ones(len(slices))
+    for rank in range(len(scenario.built.graphs)):
+        rows = np.flatnonzero((slices.rank == rank) & ~slices.data)
+        op, following = slices.op[rows], slices.following[rows]
+        ahead = np.append(chosen[rank] if before is None else before[rank], False)
+        weight[rows[np.where(op >= 0, np.append(chosen[rank], False)[op], ahead[following])]] = factor
+    return weight
+
 
 LEAST_US = 1e-3
+"""No work is taken to be shorter, to divide by: a nanosecond."""
 
 
 @dataclass(slots=True)
@@ -43,14 +149,14 @@ class Rewritten:
         units: the units, after all replacements.
         replacements: in the order they are carried out.
         ratio, low, high: of each: time after over time before, and the logs of its 80% interval's ends.
-        host_weight: factor on each piece of host time; zero where it vanishes.
+        host_weight: factor on each slice of host time; zero where it vanishes.
         host_spread: log half width of what it adds to the interval of the host's time.
         gone: what vanishes.
-        members: of each, the kernels whose place it takes, or on a CPU the pieces of host time; the new work is the
+        members: of each, the kernels whose place it takes, or on a CPU the slices of host time; the new work is the
             first of them.
     """
 
-    units: Units
+    units: WorkUnits
     replacements: list[Replacement]
     ratio: Float64
     low: Float64
@@ -61,12 +167,12 @@ class Rewritten:
     members: list[Int64] = field(default_factory=list)
 
     def removed(self) -> Int64:
-        """Return the kernels, or on a CPU the pieces of host time, whose place nothing takes."""
+        """Return the kernels, or on a CPU the slices of host time, whose place nothing takes."""
         return np.concatenate([_NONE, *(rows for one, rows in zip(self.replacements, self.members, strict=True)
                                         if not one.calls)])
 
     def labels(self) -> dict[int, str]:
-        """Return what reports call new work, by its kernel, or on a CPU by its piece of host time."""
+        """Return what reports call new work, by its kernel, or on a CPU by its slice of host time."""
         return {int(rows[0]): one.label for one, rows in zip(self.replacements, self.members, strict=True) if one.label}
 
 
@@ -74,12 +180,10 @@ def rewrite(scenario: Scenario) -> Rewritten | None:
     """Carry out a scenario's rewrites, in the order of their names; ``None`` where there are none."""
     if not scenario.rewrites:
         return None
-    from graph_predictor.prediction.units import units_of
-
     units = units_of(scenario)
     found: list[Replacement] = []
     before: list[tuple[OpCall, ...]] = []
-    weight: Float64 = np.ones(len(scenario.pieces))
+    weight: Float64 = np.ones(len(scenario.slices))
     removed: list[Bool] = [np.zeros(len(graph.ops), np.bool_) for graph in scenario.built.graphs]
     for name in sorted(scenario.rewrites):
         rewriting = scenario.rewrites[name](scenario, units)
@@ -116,7 +220,7 @@ def replaced_kernels(done: Rewritten | None, times: KernelTimes) -> KernelTimes:
 
 
 def replaced_host(done: Rewritten | None, ns: Float64) -> Float64:
-    """Return the times of the host's pieces with all replacements, ns."""
+    """Return the times of the host's slices with all replacements, ns."""
     if done is None:
         return ns
     result = ns * done.host_weight
@@ -135,34 +239,34 @@ def replaced_host(done: Rewritten | None, ns: Float64) -> Float64:
 _NONE = np.zeros(0, np.int64)
 
 
-def _host_pieces(scenario: Scenario, units: Units, found: list[Replacement]) -> list[Int64]:
-    """The pieces of a CPU's host time whose place each replacement takes: first the largest of its first operation."""
-    pieces = scenario.pieces
+def _host_slices(scenario: Scenario, units: WorkUnits, found: list[Replacement]) -> list[Int64]:
+    """The slices of a CPU's host time whose place each replacement takes: first the largest of its first operation."""
+    slices = scenario.slices
     rows_of = _rows_by_operation(scenario)
     result = []
     for replacement in found:
         rows = [rows_of.get((int(units.rank[u]), int(units.op[u])), _NONE) for u in replacement.units.tolist()]
-        first = rows[0][np.argsort(-pieces.ns[rows[0]], kind="stable")]
+        first = rows[0][np.argsort(-slices.ns[rows[0]], kind="stable")]
         result.append(np.concatenate([first, *rows[1:]]))
     return result
 
 
 def _rows_by_operation(scenario: Scenario) -> dict[tuple[int, int], Int64]:
-    pieces = scenario.pieces
-    rows = np.flatnonzero((pieces.op >= 0) & ~pieces.is_cost & scenario.cycle.working[pieces.item])
-    rows = rows[np.lexsort((pieces.op[rows], pieces.rank[rows]))]
-    changes = np.flatnonzero((np.diff(pieces.op[rows]) != 0) | (np.diff(pieces.rank[rows]) != 0)) + 1
-    return {(int(pieces.rank[part[0]]), int(pieces.op[part[0]])): part for part in np.split(rows, changes) if len(part)}
+    slices = scenario.slices
+    rows = np.flatnonzero((slices.op >= 0) & ~slices.is_cost & scenario.cycle.working[slices.item])
+    rows = rows[np.lexsort((slices.op[rows], slices.rank[rows]))]
+    changes = np.flatnonzero((np.diff(slices.op[rows]) != 0) | (np.diff(slices.rank[rows]) != 0)) + 1
+    return {(int(slices.rank[part[0]]), int(slices.op[part[0]])): part for part in np.split(rows, changes) if len(part)}
 
 
-def _priced(scenario: Scenario, units: Units, found: list[Replacement], before: list[tuple[OpCall, ...]],
+def _priced(scenario: Scenario, units: WorkUnits, found: list[Replacement], before: list[tuple[OpCall, ...]],
             weight: Float64, removed: list[Bool]) -> Rewritten:
     ratio, low, high = np.zeros(len(found)), np.zeros(len(found)), np.zeros(len(found))
     new = np.flatnonzero([bool(one.calls) for one in found])
     if len(new):
         ratio[new], low[new], high[new] = ratios_of(
             [before[i] for i in new], [found[i].calls for i in new], scenario.known_target(), scenario.devices.models)
-    members = (_host_pieces if units.on_host else _kernels)(scenario, units, found)
+    members = (_host_slices if units.on_host else _kernels)(scenario, units, found)
     kernel_gone = _removed_kernels(scenario, removed)
     for one, rows in zip(found, members, strict=True) if not units.on_host else ():
         kernel_gone[rows[1 if one.calls else 0:]] = True
@@ -176,10 +280,10 @@ def _priced(scenario: Scenario, units: Units, found: list[Replacement], before: 
     calls = _calls_in(scenario, operations)
     calls &= _calls_in(scenario, removed) | ~_wait_for(scenario, ~kernel_gone)
     gone = Gone(operations, kernel_gone, calls)
-    pieces = scenario.pieces
+    slices = scenario.slices
     for rank, mine in enumerate(operations):
-        rows = np.flatnonzero((pieces.rank == rank) & (pieces.op >= 0))
-        weight[rows[mine[pieces.op[rows]]]] = 0.0
+        rows = np.flatnonzero((slices.rank == rank) & (slices.op >= 0))
+        weight[rows[mine[slices.op[rows]]]] = 0.0
     return Rewritten(units, found, ratio, low, high, weight, 0.0, gone, members)
 
 
@@ -196,12 +300,12 @@ def ratios_of(before: Sequence[tuple[OpCall, ...]], after: Sequence[tuple[OpCall
     return ratio, -unsure * np.hypot(now.low, was.high), unsure * np.hypot(now.high, was.low)
 
 
-def _kernels(scenario: Scenario, units: Units, found: list[Replacement]) -> list[Int64]:
+def _kernels(scenario: Scenario, units: WorkUnits, found: list[Replacement]) -> list[Int64]:
     """The cycle's kernels of each replacement, the new work's first."""
-    piece = scenario.work.piece
-    rows = np.flatnonzero(scenario.cycle.kernel & (piece >= 0))
-    rows = rows[np.lexsort((rows, scenario.built.program.recorded_kernel_start[rows], piece[rows]))]
-    pointer = np.searchsorted(piece[rows], np.arange(len(scenario.work.group) + 1))
+    kernel_group = scenario.work.kernel_group
+    rows = np.flatnonzero(scenario.cycle.kernel & (kernel_group >= 0))
+    rows = rows[np.lexsort((rows, scenario.built.program.recorded_kernel_start[rows], kernel_group[rows]))]
+    pointer = np.searchsorted(kernel_group[rows], np.arange(len(scenario.work.call_row) + 1))
     return [np.concatenate([rows[pointer[p]:pointer[p + 1]] for p in units.row[one.units].tolist()]) for one in found]
 
 
@@ -225,7 +329,7 @@ def _calls_in(scenario: Scenario, operations: list[Bool]) -> Bool:
 def _wait_for(scenario: Scenario, kernels: Bool) -> Bool:
     """Return which items of the recorded program wait for any of the kernels."""
     program = scenario.built.program
-    item = np.repeat(np.arange(len(program.item_kind)), np.diff(program.wait_ptr))
+    item = owners(program.wait_ptr)
     found = np.zeros(len(program.item_kind), np.bool_)
     found[item[kernels[program.wait_kernel]]] = True
     return found
@@ -244,7 +348,7 @@ def _dead(graph: ExecutionGraph, gone: Bool, removed: Bool) -> Bool:
     return _within_dead(graph, op[own & gone], op[own])
 
 
-def _dead_on_cpu(graph: ExecutionGraph, units: Units, rank: int, removed: Bool) -> Bool:
+def _dead_on_cpu(graph: ExecutionGraph, units: WorkUnits, rank: int, removed: Bool) -> Bool:
     """The same on a CPU: operations all of whose computing operations vanish."""
     mine = np.flatnonzero(units.rank == rank)
     mine = mine[~removed[units.op[mine]]]
@@ -273,8 +377,8 @@ def _counts_up(parent: np.ndarray, op: Int64) -> Int64:
 def _cpu_spread(scenario: Scenario, done: Rewritten) -> float:
     """Return what a CPU's replaced work adds to the interval of the host's time: its share × its own,
     ``REPLACED_ON_CPU`` at least."""
-    pieces = scenario.pieces
+    slices = scenario.slices
     unsure = 0.0
     for rows, ratio, low, high in zip(done.members, done.ratio, done.low, done.high, strict=True):
-        unsure += float(pieces.ns[rows].sum()) * ratio * max(REPLACED_ON_CPU, -low, high)
-    return unsure / (float(pieces.ns[scenario.cycle.working[pieces.item]].sum()) or 1.0)
+        unsure += float(slices.ns[rows].sum()) * ratio * max(REPLACED_ON_CPU, -low, high)
+    return unsure / (float(slices.ns[scenario.cycle.working[slices.item]].sum()) or 1.0)

@@ -1,29 +1,200 @@
-"""``Scenario``: a recorded job and what edits change of it. Edits fill in fields; nothing is computed until it is
+"""``Shared``: results that several predictions need, made once: of one recording, one source, one cycle of steps.
+
+Functions of plain values keep theirs with ``functools``; here results depend on objects too large to compare.
+
+``Scenario``: a recorded job and what edits change of it. Edits fill in fields; nothing is computed until it is
 priced.
 
-Each field of its groups (``changes``) is one independent change, resolved in one order whatever the order of the edits:
-edits of different fields therefore commute. Two edits that set the same field differently are refused.
+Each field of its groups (the classes above it) is one independent change, resolved in one order whatever the order of
+the edits: edits of different fields therefore commute. Two edits that set the same field differently are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, Protocol
 
 import numpy as np
 
-from graph_predictor.prediction.changes import BatchChange, DeviceChange, HostChange, KernelChange, LaunchChange
-from graph_predictor.prediction.fetching import fetching_of
-from graph_predictor.prediction.repeat import Cycle
-from graph_predictor.prediction.replacement import Rewriting, Units
-from graph_predictor.prediction.shared import Shared
-from graph_predictor.prediction.work import Work, describe_work
+from graph_predictor.prediction.data_loading import DataLoading, Loader, data_loading_of
+from graph_predictor.prediction.repeat import Cycle, Shared
+from graph_predictor.prediction.work import Rewriting, Work, WorkUnits, describe_work
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_pieces import HostPieces
+from graph_predictor.simulation.host_slices import HostSlices
 from kernel_models.device import DeviceSpec
-from tracer.arrays import Float64
+from kernel_models.device_choice import scaled_device
+from kernel_models.launch_constants import LaunchConstants
+from kernel_models.model import Source
+from kernel_models.op_call import OpCall
+from kernel_models.pricing import Models
+from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
+
+CallEdit = Callable[[OpCall], "tuple[OpCall, ...]"]
+
+
+@dataclass(frozen=True)
+class DeviceChange:
+    """The device of the recording and the one predicted for; ``None`` where nobody knows, or where it is the same.
+
+    Attributes:
+        source, target: their figures.
+        source_models, target_models: fitted models of them, if there are any.
+        clock, bandwidth: factors on the device's clock and memory bandwidth.
+    """
+
+    source: DeviceSpec | None = None
+    source_models: Models | None = None
+    target: DeviceSpec | None = None
+    target_models: Models | None = None
+    clock: float = 1.0
+    bandwidth: float = 1.0
+
+    @property
+    def elsewhere(self) -> bool:
+        """Return whether the step runs on another device."""
+        return self.target is not None and self.target != self.source
+
+    @property
+    def moved(self) -> bool:
+        """Return whether the step runs on another device, or on the same at other rates."""
+        return self.elsewhere or self.clock != 1.0 or self.bandwidth != 1.0
+
+    @property
+    def models(self) -> Models | None:
+        """Return the fitted models of the device predicted for."""
+        return self.target_models if self.elsewhere else self.source_models
+
+    def scaled(self) -> DeviceSpec | None:
+        """Return the figures of the device predicted for, with the factors on its clock and bandwidth."""
+        spec = self.target or self.source
+        return None if spec is None else scaled_device(spec, clock=self.clock, bandwidth=self.bandwidth)
+
+
+@dataclass(frozen=True)
+class KernelSources:
+    """The sources of kernels' times before any edit: a ``Source`` each, and the logs of their 80% intervals' ends."""
+
+    source: Int64
+    low: Float64
+    high: Float64
+
+
+@dataclass(frozen=True)
+class KernelChange:
+    """Device work, by kernel of the recorded program.
+
+    Attributes:
+        calls: new calls of groups of slices (see ``Work.calls``) that an edit changed.
+        call_edits: changes of every call that has not been replaced, by name of the edit, applied in the names' order.
+        factor: on the duration of each kernel; ``spread`` the log half width of its 80% interval.
+        change_known: how work changes on one device was measured, so that ``spread`` alone is the interval of changed
+            kernels, not that of the models whose ratio was taken.
+        sources: where the times come from; ``None`` where all are measured.
+    """
+
+    calls: dict[int, tuple[OpCall, ...]] = field(default_factory=dict)
+    call_edits: dict[str, CallEdit] = field(default_factory=dict)
+    factor: Float64 | None = None
+    spread: Float64 | None = None
+    change_known: bool = False
+    sources: KernelSources | None = None
+
+    def scaled(self, factor: Float64) -> KernelChange:
+        """Return the same with one more factor on each kernel's duration."""
+        return replace(self, factor=factor if self.factor is None else factor * self.factor)
+
+    def widened(self, spread: Float64) -> KernelChange:
+        """Return the same with one more log half width for each kernel's interval."""
+        return replace(self, spread=spread if self.spread is None else np.hypot(spread, self.spread))
+
+    def edited(self, call: OpCall) -> tuple[OpCall, ...]:
+        """Return a call after all edits of calls, in the order of their names."""
+        found: tuple[OpCall, ...] = (call,)
+        for name in sorted(self.call_edits):
+            found = tuple(new for old in found for new in self.call_edits[name](old))
+        return found
+
+
+@dataclass(frozen=True)
+class HostChange:
+    """Host time, by slice of ``Scenario.slices``.
+
+    Attributes:
+        ns: times of another host, or at other sizes; ``None`` for those recorded.
+        spread: log half width of what changes add to the interval of the host's time.
+        factor: on all host time.
+        weight: factor on each slice.
+        constants: launch constants of another host, by rank.
+        source: where the times come from before any edit.
+    """
+
+    ns: Float64 | None = None
+    spread: float = 0.0
+    factor: float = 1.0
+    weight: Float64 | None = None
+    constants: list[LaunchConstants] | None = None
+    source: Source = Source.MEASURED
+
+    def scaled(self, weight: Float64) -> HostChange:
+        """Return the same with one more factor on each slice."""
+        return replace(self, weight=weight if self.weight is None else weight * self.weight)
+
+    def widened(self, spread: float) -> HostChange:
+        """Return the same with one more log half width of host time."""
+        return replace(self, spread=float(np.hypot(self.spread, spread)))
+
+
+@dataclass(frozen=True)
+class LaunchChange:
+    """Launches, and what is waited for.
+
+    Attributes:
+        graphed: launches are replayed from a CUDA graph.
+        cost: launch calls cost the host something, and their kernels start later than they return.
+        waits: the host waits for the device where it did.
+        hidden_collectives: collectives run beside everything else, and are never waited for.
+    """
+
+    graphed: bool = False
+    cost: bool = True
+    waits: bool = True
+    hidden_collectives: bool = False
+
+
+class Loading(Enum):
+    """The place where a step's batch is loaded."""
+
+    INLINE = "inline"
+    BACKGROUND = "background"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class BatchChange:
+    """Batches, and where they are loaded.
+
+    Attributes:
+        loader: worker processes that make batches, where there are any.
+        data_loading: what another number of samples makes of loading batches in the training process.
+        loading: where batches are loaded: by the training thread, as recorded; beside it; or nowhere.
+    """
+
+    loader: Loader | None = None
+    data_loading: DataLoading | None = None
+    loading: Loading = Loading.INLINE
+
+    @property
+    def workers(self) -> Loader | None:
+        """Return the worker processes that the step waits for, if it does."""
+        return self.loader if self.loading is Loading.INLINE else None
+
+    def with_samples(self, factor: float) -> BatchChange:
+        """Return the same with ``factor`` times as many samples a batch, as far as workers make them."""
+        return self if self.loader is None else replace(self, loader=self.loader.scaled(factor))
+
 
 OTHER_RANKS = "the ranks that were not recorded"
 """The claim of an edit that says how they behave."""
@@ -44,8 +215,8 @@ class Origin(Protocol):
     def ranks(self) -> list[int]:
         """Return the recorded rank of each traced one."""
 
-    def host_factors(self, pieces: HostPieces, ns: Float64) -> Float64:
-        """Return a factor on each piece of the traced job's host time, where an edit makes ``ns`` of the recorded
+    def host_factors(self, slices: HostSlices, ns: Float64) -> Float64:
+        """Return a factor on each slice of the traced job's host time, where an edit makes ``ns`` of the recorded
         job's."""
 
 
@@ -54,7 +225,7 @@ class Scenario:
     """A recorded job and its changes, from which a step is predicted.
 
     Attributes:
-        built, cycle, pieces: the recorded job, the steps repeated and its host time.
+        built, cycle, slices: the recorded job, the steps repeated and its host time.
         devices, kernels, host, launches, batches: what edits change of each.
         rewrites: work replaced by other work, by name (see ``rewriting``).
         activation_factors: on the memory that activations take, by edit.
@@ -70,7 +241,7 @@ class Scenario:
 
     built: Built
     cycle: Cycle
-    pieces: HostPieces
+    slices: HostSlices
     devices: DeviceChange = field(default_factory=DeviceChange)
     kernels: KernelChange = field(default_factory=KernelChange)
     host: HostChange = field(default_factory=HostChange)
@@ -100,14 +271,14 @@ class Scenario:
 
     def with_samples(self, factor: float, batch: int | None = None, grown: float | None = None) -> Scenario:
         """Return the same with ``factor`` times as many samples a batch, as far as a loader's workers make them, or the
-        training process itself; ``batch`` and ``grown`` as of ``fetching_of``."""
+        training process itself; ``batch`` and ``grown`` as of ``data_loading_of``."""
         recorded = self if self.origin is None else self.origin.scenario
         ranks = range(len(recorded.built.graphs)) if self.origin is None else self.origin.ranks
-        fetching = fetching_of(recorded.built, recorded.cycle, recorded.pieces, ranks, factor, batch, grown)
+        data_loading = data_loading_of(recorded.built, recorded.cycle, recorded.slices, ranks, factor, batch, grown)
         batches = self.batches.with_samples(factor)
-        if fetching is None:
+        if data_loading is None:
             return replace(self, batches=batches)
-        return self.with_note(fetching.note(), batches=replace(batches, fetching=fetching))
+        return self.with_note(data_loading.note(), batches=replace(batches, data_loading=data_loading))
 
     def with_note(self, note: str, **changes: Any) -> Scenario:
         """Return the same with changed fields and one more sentence on what was assumed."""
@@ -134,9 +305,30 @@ class Scenario:
                                 devices.scaled)
 
     def host_times(self) -> Float64:
-        """Return a time for each piece of host time before any factor, ns."""
-        return (self.pieces.ns if self.host.ns is None else self.host.ns).astype(np.float64)
+        """Return a time for each slice of host time before any factor, ns."""
+        return (self.slices.ns if self.host.ns is None else self.host.ns).astype(np.float64)
 
 
-Rewrite = Callable[[Scenario, Units], Rewriting]
+Rewrite = Callable[[Scenario, WorkUnits], Rewriting]
 """Makes the replacements of one edit, of a scenario's units as the edits before left them."""
+
+
+class Edit(Protocol):
+    """A change of a recorded step. Its class's text says what it assumes."""
+
+    def describe(self) -> str:
+        """Return one phrase for reports."""
+        ...
+
+    def apply(self, scenario: Scenario) -> Scenario:
+        """Return the scenario with the change.
+
+        Raises:
+            EditError: it cannot be done; the scenario stays as it is.
+        """
+        ...
+
+
+def is_edit(value: object) -> bool:
+    """Return whether something is an edit, and no class of edits."""
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in ("describe", "apply"))

@@ -8,21 +8,34 @@ largest difference between two copies over all threads and streams, and it is fo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graph_predictor.prediction.edited_copies import EditedCopies, KernelRows
+from graph_predictor.comm.contention import Overlapping, OverlappingKernels
+from graph_predictor.figures import signed_percent
+from graph_predictor.prediction.edited_repeats import EditedRepeats, KernelRows
+from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
-from graph_predictor.simulation.engine import Simulated, simulate
-from graph_predictor.simulation.program import Program
-from tracer.arrays import Int64
+from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.program import Program, Simulated
+from kernel_models.model import Source
+from kernel_models.spreads import CONTENTION
+from tracer.arrays import Float64, Int8, Int64
 from tracer.errors import ForetraceError
+from tracer.graph import KernelKind
+
+if TYPE_CHECKING:
+    from graph_predictor.comm.contention import Contention
+
 
 FIRST_COPIES = 4
+"""Two consecutive periods take three copies, behind a first one that nothing is before."""
 MOST_COPIES = 64
 MOST_EVENTS = 4_000_000
+"""Copies, and items and kernels in them, beyond which a period that still changes is reported instead."""
 SAME = 1e-4
 """Two consecutive periods that differ by no more than this share are the steady state."""
 
@@ -79,7 +92,7 @@ class Steady:
         periods: their periods.
     """
 
-    copies: EditedCopies
+    copies: EditedRepeats
     kernels: KernelRows
     simulated: Simulated
     periods: Periods
@@ -105,20 +118,19 @@ class Steady:
         return self.periods.period_ns
 
 
-def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedCopies, KernelRows]],
-                 copies: int = FIRST_COPIES, *, once: bool = False) -> Steady:
+def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedRepeats, KernelRows]], *,
+                 once: bool = False) -> Steady:
     """Repeat a cycle until its period no longer changes (or ``MOST_COPIES``).
 
     Args:
         cycle: the steps to repeat.
         edit: puts the edits into copies.
-        copies: how many to begin with.
         once: nothing else will be asked of these copies, so that an order that all share is not worth finding.
 
     Raises:
         ForetraceError: nothing happens in the cycle, so that it cannot be repeated.
     """
-    size = int(cycle.item.sum() + cycle.kernel.sum())
+    copies, size = FIRST_COPIES, int(cycle.item.sum() + cycle.kernel.sum())
     if not cycle.item.any():
         raise ForetraceError("Nothing happens in the chosen step (its marker has no length, or no call lies in it), so "
                              "that it cannot be repeated; choose another with --step.")
@@ -130,3 +142,60 @@ def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedCopies, Ke
         if periods.reached or 2 * copies > MOST_COPIES or 2 * copies * size > MOST_EVENTS:
             return Steady(edited, kernels, simulated, periods)
         copies *= 2
+
+
+NOTHING = 1e-4
+"""Change of device time, as a share of the step, that is left alone."""
+TOLD = 0.01
+"""Change of a kernel's time from which it is no longer measured."""
+
+
+def steady_shares(steady: Steady, kinds: Int8) -> Overlapping:
+    """Return the shares of each recorded kernel in a copy that has others before and behind it; 0 of the others'."""
+    repeated, simulated = steady.repeated, steady.simulated
+    program = repeated.program
+
+    def asked() -> tuple[Int64, Int64, Int64, OverlappingKernels]:
+        mine, kind = repeated.copy_of_kernel == repeated.copies - 2, kinds[repeated.kernel]
+        rows = np.flatnonzero(mine)
+        return rows, repeated.kernel[rows], np.flatnonzero(kind == KernelKind.COLLECTIVE), OverlappingKernels.of(
+            program.kernel_ptr, kind, program.kernel_group, mine)
+
+    rows, recorded, collectives, overlapping = repeated.shared.once("overlapping", (kinds,), asked)
+    transfer = np.zeros(len(program.kernel_group), np.int64)
+    length = (simulated.kernel_end - simulated.kernel_start)[collectives]
+    transfer[collectives] = np.where(program.kernel_group[collectives] >= 0, np.minimum(
+        steady.kernel_duration[collectives], length), length)
+    found = overlapping.shares(simulated.kernel_start, simulated.kernel_end, transfer)
+    shares = []
+    for values in (found.transfer, found.waiting, found.computing):
+        by_recorded = np.zeros(len(kinds))
+        by_recorded[recorded] = values[rows]
+        shares.append(by_recorded)
+    return Overlapping(*shares)
+
+
+def matters(change: Float64, times: KernelTimes, steady: Steady) -> bool:
+    """Return whether a change of the kernels' times (logarithms) is worth simulating."""
+    moved = float((np.abs(np.expm1(change)) * times.ns).sum())
+    return moved > NOTHING * float(steady.period_ns.max()) * steady.repeated.program.ranks
+
+
+def slowed(times: KernelTimes, change: Float64, contention: Contention) -> KernelTimes:
+    """Return the kernels' times with a logarithm each added, and a note that says so.
+
+    Recorded times hold what an overlapping collective cost. Where an edit changes what overlaps what, each kernel's
+    time changes by the slow-down that the recording's own instances show (``comm.contention``) times the change of its
+    share. Shares follow from times and times from shares, so that both are found in turn.
+    """
+    touched = np.abs(change) > TOLD
+    wide, ns = CONTENTION * np.abs(change), times.ns * np.exp(change)
+    notes = list(times.notes)
+    if touched.any():
+        seen = [f"× {one.factor:.2f} beside {what}" for one, what in (
+            (contention.transfer, "one that transfers"), (contention.waiting, "one that waits")) if one.known]
+        middle = f" (in this recording kernels take {', '.join(seen)}, in the middle)" if seen else ""
+        notes.append(f"Other kernels run beside collectives than recorded: {touched.sum():,} of them take "
+                     f"{signed_percent(ns[touched].sum() / times.ns[touched].sum() - 1)} in all{middle}.")
+    return replace(times, ns=ns, low=-np.hypot(times.low, wide), high=np.hypot(times.high, wide), notes=tuple(notes),
+                   source=np.where(touched, np.maximum(times.source, Source.ANCHORED), times.source))

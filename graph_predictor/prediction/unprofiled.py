@@ -1,36 +1,189 @@
-"""A recorded job with the host times it has without the profiler.
-
-A profiler makes every recorded operation and call longer, so that a recording is not the step its user runs. Where a
-capture timed that step too, the profiler's cost (``profiler_cost``) is taken out of the recorded host times first,
-before anything else looks at them: whatever is edited then is the step without the profiler, and nothing later goes
-back to the recorded one.
-
-::
-
-    recorded        |= op =|prof|= op =|prof|── gap ──|
-    without         |= op =|= op =|── gap ──|
-"""
+"""Host time without the profiler: what the profiler cost, and a recorded job without it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.loader import waits_for_workers
-from graph_predictor.prediction.profiler_cost import profiler_cost, without_profiler
+from graph_predictor.prediction.data_loading import waits_for_workers
 from graph_predictor.prediction.repeat import Cycle, choose_steps
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.recorded.counted_steps import similar_steps
 from graph_predictor.simulation.build import Built, WithoutProfiler
-from graph_predictor.simulation.host_pieces import HostPieces, host_pieces, with_host
+from graph_predictor.simulation.host_slices import HostSlices, host_slices, operation_of, with_host
 from graph_predictor.simulation.program import NEVER, ItemKind, Program, total_ratio, whole_ns
+from kernel_models.host.overheads import CALL_EVENTS, PYTHON_EVENTS, event_cost
+from kernel_models.spreads import PROFILER_CALL, PROFILER_EVENT, TWO_PHASES
 from tracer.arrays import Float64, Int64
+from tracer.graph import NONE, ExecutionGraph
+
+MOST_TAKEN = 0.6
+"""Share of a host's time that events are believed to cost where no step was timed without them: 0.15 to 0.49 of 27
+programs'. Where operations that only call others take longer than that allows, the host is slow for another reason."""
+LEAST_LEFT = 0.1
+"""Share of a slice of host time that is left in any case: an event's cost is a mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerCost:
+    """Cost of one recorded event, ns, and the factor on the host time that is left.
+
+    A capture times steps with nothing watching before it profiles others, so that the difference is known. It has two
+    causes: each recorded operation and call costs something, and the machine may have been slower or faster in one of
+    the two phases. How much of it is whose follows from what events are known to cost, and from how far two phases
+    differ by chance. The profiler reads the clock last when an operation begins and first when it ends:
+
+    ::
+
+        recorded    |= aten::linear =|~~prof~~|= aten::addmm =|~~prof~~|= aten::linear =|
+
+    so that an event's cost lies in the time around its operation, that of the operation it is inside of, or of no
+    operation. On a CPU, where host time is all there is, a factor on what is left then makes the recorded steps take
+    exactly what they took unprofiled.
+    """
+
+    event_ns: float
+    factor: float
+
+
+def profiler_cost(scenario: Scenario) -> ProfilerCost | None:
+    """Return the cost of a recorded job; ``None`` where it was not timed without the profiler."""
+    if not (timed := scenario.built.graphs[0].meta.unprofiled_step_ns):
+        return None
+    unprofiled = float(np.median(timed))
+    cycle, slices = scenario.cycle, scenario.slices
+    events = events_of(scenario)
+    mine = cycle.working[slices.item] & (slices.rank == 0)
+    profiled = float(np.median(cycle.recorded_ns(0)))
+    event_ns = _event_ns(scenario, float(events[mine].sum()) / cycle.steps, profiled - unprofiled, unprofiled)
+    if not scenario.built.computes_on_host:
+        return ProfilerCost(event_ns, 1.0)
+    left = float(_less(slices.ns[mine].astype(np.float64), events[mine], event_ns).sum()) / cycle.steps
+    return ProfilerCost(event_ns, unprofiled / left if left > 0 else 1.0)
+
+
+def without_profiler(scenario: Scenario, ns: Float64, cost: ProfilerCost) -> Float64:
+    """Times of the host's slices without the profiler's cost, ns."""
+    return _less(ns, events_of(scenario), cost.event_ns) * cost.factor
+
+
+def _event_ns(scenario: Scenario, events: float, difference_ns: float, unprofiled_ns: float) -> float:
+    """Cost of one event, from what events are known to cost and what a capture's two phases differ by, each as far as
+    it is sure. Where a device computes, the difference alone: only the part that the device does not hide is felt."""
+    if events < 1.0:
+        return 0.0
+    if not scenario.built.computes_on_host:
+        return max(difference_ns, 0.0) / events
+    usual = event_cost(scenario.built.graphs[0])
+    known, felt = 1.0 / max(usual.spread_ns, 1.0) ** 2, (events / (TWO_PHASES * unprofiled_ns)) ** 2
+    return max((known * usual.ns + felt * difference_ns / events) / (known + felt), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerShare:
+    """The profiler's share of a recorded job's host time, by what its events cost.
+
+    Attributes:
+        ns: of each slice.
+        calls: of each slice, what of it is calls' rather than operations'.
+        event_ns: cost of an event, by rank.
+        events, step_ns: events of a step, and what they cost, by rank.
+        believed: the recording's word for it was taken on all ranks (see ``MOST_TAKEN``).
+    """
+
+    ns: Float64
+    calls: Float64
+    event_ns: Float64
+    events: Float64
+    step_ns: Float64
+    believed: bool
+
+    def ends(self, ns: Float64) -> tuple[float, float]:
+        """Return what is left of host times (ns, of each slice) in the mean at both ends of the 80% interval."""
+        operations, calls = float((self.ns - self.calls).sum()), float(self.calls.sum())
+        total = float(ns.sum())
+        if not self.believed:
+            return LEAST_LEFT * total, total
+        apart = math.hypot(math.expm1(PROFILER_EVENT) * operations, math.expm1(PROFILER_CALL) * calls)
+        left = total - operations - calls
+        return max(left - apart, LEAST_LEFT * total), min(left + apart, total)
+
+
+def profiler_share(scenario: Scenario) -> ProfilerShare:
+    """Return the profiler's share of a recorded job where no step was timed without it."""
+    slices, graphs = scenario.slices, scenario.built.graphs
+    ns = scenario.host_times()
+    costs = np.array([event_cost(graph).ns for graph in graphs])
+    on_device = np.array([len(graph.kernels) > 0 for graph in graphs])[slices.rank]
+    events = events_of(scenario) + np.where(slices.is_cost & on_device, CALL_EVENTS - 1.0, 0.0)
+    for rank, graph in enumerate(graphs):
+        mine = slices.rank == rank
+        events[mine] += PYTHON_EVENTS * graph.meta.python_events * ns[mine] / max(float(ns[mine].sum()), 1.0)
+    cost = events * costs[slices.rank]
+    left = _less(ns, events, costs[slices.rank])
+    # An event's cost is a mean: what slices shorter than it cannot hold lies in the others.
+    believed = True
+    for rank in range(len(graphs)):
+        mine = slices.rank == rank
+        total, costs_ns = float(ns[mine].sum()), float(cost[mine].sum())
+        believed &= costs_ns <= MOST_TAKEN * total
+        left[mine] *= (total - min(costs_ns, MOST_TAKEN * total)) / max(float(left[mine].sum()), 1.0)
+    taken = ns - left
+    working = scenario.cycle.working[slices.item]
+    per_step, taken_ns = (
+        np.bincount(slices.rank[working], weights=of[working], minlength=len(graphs)) / scenario.cycle.steps
+        for of in (events, taken))
+    return ProfilerShare(taken, np.where(slices.is_cost, taken, 0.0), costs, per_step, taken_ns,
+                         believed)
+
+
+def events_of(scenario: Scenario) -> Float64:
+    """Recorded events whose cost each slice of host time holds: its call, and of the operations inside its operation
+    (in a gap: of those inside none) the share that goes with its length."""
+    slices = scenario.slices
+    count = slices.is_cost.astype(np.float64)
+    for rank, graph in enumerate(scenario.built.graphs):
+        rows = np.flatnonzero((slices.rank == rank) & ~slices.is_cost)
+        inside, within = slices.op[rows] >= 0, rows[slices.op[rows] >= 0]
+        op, first = np.unique(slices.op[within], return_index=True)
+        around = _around(graph)[op]
+        owner = np.where(around >= 0, around, len(graph.ops) + slices.item[within[first]])
+        place = np.where(inside, slices.op[rows], len(graph.ops) + slices.item[rows])
+        size = int(max(owner.max(initial=0), place.max(initial=0))) + 1
+        events = np.bincount(owner, minlength=size)
+        length = np.bincount(place, weights=slices.ns[rows], minlength=size)
+        count[rows] += events[place] * slices.ns[rows] / np.maximum(length[place], 1.0)
+        # Where there is no slice of the time around, the operation's own holds it.
+        homeless = length[owner] <= 0
+        count[within[first[homeless]]] += 1.0
+    return count
+
+
+def _around(graph: ExecutionGraph) -> Int64:
+    """For every row of ``ops`` the operation that it is inside of; -1 for none."""
+    above = graph.ops.parent
+    return np.where(above >= 0, np.append(operation_of(graph), NONE)[above], NONE)
+
+
+def _less(ns: Float64, events: Float64, event_ns: float | Float64) -> Float64:
+    return np.maximum(ns - events * event_ns, LEAST_LEFT * ns)
 
 
 def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
     """A recorded job with host times without the profiler; the job itself where no step was timed without it.
+
+    A profiler makes every recorded operation and call longer, so that a recording is not the step its user runs. Where
+    a capture timed that step too, the profiler's cost is taken out of the recorded host times first, before anything
+    else looks at them: whatever is edited then is the step without the profiler, and nothing later goes back to the
+    recorded one.
+
+    ::
+
+        recorded        |= op =|prof|= op =|prof|── gap ──|
+        without         |= op =|= op =|── gap ──|
 
     The profiler's cost is one for the whole job: that with which the chosen steps take, in the mean, what the steps
     timed without it took. Outliers are not among them, as the median of the timed ones knows none.
@@ -45,8 +198,8 @@ def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
     cycle = None if steps is None else choose_steps(built, steps)
     if cycle is None:
         return built
-    pieces = host_pieces(built)
-    scenario = Scenario(built, cycle, pieces)
+    slices = host_slices(built)
+    scenario = Scenario(built, cycle, slices)
     cost = profiler_cost(scenario)
     if cost is None:
         return built
@@ -54,16 +207,16 @@ def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
     if any(waited):
         # What such steps take beyond the host's work is waiting for a batch: no reason to make the work longer.
         cost = replace(cost, factor=min(cost.factor, 1.0))
-    recorded = pieces.ns.astype(np.float64)
+    recorded = slices.ns.astype(np.float64)
     left = without_profiler(scenario, recorded, cost)
-    whole = replace(pieces, ns=whole_ns(left))
+    whole = replace(slices, ns=whole_ns(left))
     item_work, item_cost = with_host(built.program, whole, whole.ns.astype(np.float64))
-    mine = cycle.working[pieces.item]
+    mine = cycle.working[slices.item]
     share = total_ratio(recorded[mine], left[mine])
     lag = whole_ns(built.program.after_lag * share)
     program = replace(built.program, item_work=item_work, item_cost=item_cost, after_lag=lag,
                       item_external=_arrivals(built, cycle, waited, share))
-    shares = [_shares(pieces, whole, rank, len(graph.ops)) for rank, graph in enumerate(built.graphs)]
+    shares = [_shares(slices, whole, rank, len(graph.ops)) for rank, graph in enumerate(built.graphs)]
     return replace(built, program=program, without_profiler=WithoutProfiler(built.program, whole, shares))
 
 
@@ -105,7 +258,7 @@ def _arrivals(built: Built, cycle: Cycle, waited: Sequence[bool], share: float) 
     return external
 
 
-def _shares(recorded: HostPieces, left: HostPieces, rank: int, operations: int) -> Float64:
+def _shares(recorded: HostSlices, left: HostSlices, rank: int, operations: int) -> Float64:
     """Share of a rank's recorded host time that is left, by operation; the last one is of time outside any."""
     rows = recorded.of_rank(rank)
     op = np.where(recorded.op[rows] >= 0, recorded.op[rows], operations)

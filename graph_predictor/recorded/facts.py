@@ -1,4 +1,6 @@
-"""What is true of a recording's step before anything is simulated: made once, and printed by every command.
+"""Damage of the traces that were read, and recordings that lack their device's work, which cannot be predicted from.
+
+What is true of a recording's step before anything is simulated: made once, and printed by every command.
 
 ::
 
@@ -12,13 +14,231 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
+from graph_predictor.figures import signed_percent
 from graph_predictor.recorded.counted_steps import CountedSteps
-from graph_predictor.recorded.gpu_active import mean_active_ns
-from tracer.graph import ExecutionGraph
+from tracer.arrays import Bool, Int64
+from tracer.columns import union_ns
+from tracer.errors import ForetraceError
+from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, KernelKind
+from tracer.job import Job
+from tracer.lost_launches import captured_launches, captured_of_steps
+
+
+def rank_number(graph: ExecutionGraph, position: int) -> int:
+    """Return the rank the trace names, else its place in the job."""
+    return graph.meta.rank if graph.meta.rank >= 0 else position
+
+
+def by_rank(notes: Sequence[tuple[int, str]], ranks: int) -> list[str]:
+    """Notes of several ranks, each given once, with the ranks it is about unless it is about all of them."""
+    told: dict[str, list[int]] = {}
+    for rank, note in notes:
+        told.setdefault(note, []).append(rank)
+    return [note if len(of) == ranks else f"Rank {', '.join(map(str, of))}: {note}" for note, of in told.items()]
+
+
+def damage_notes(graphs: Sequence[ExecutionGraph]) -> list[str]:
+    """The loss reports' sentences of the ranks whose files were damaged or that were traced by shapes alone, which say
+    what was left out or assumed; empty if there are none."""
+    notes = [
+        (rank_number(graph, position), note)
+        for position, graph in enumerate(graphs)
+        if graph.meta.loss.truncated_bytes or graph.meta.loss.dropped_events or graph.meta.loss.repaired_events
+        or graph.meta.loss.mistimed_kernels or graph.meta.era == SHAPE_ONLY
+        or any("left out" in note or "damaged" in note for note in graph.meta.loss.notes)
+        for note in graph.meta.loss.notes
+    ]
+    return by_rank(notes, len(graphs))
+
+
+def folded_notes(job: Job) -> list[str]:
+    """Return what to say where one graph stands for many ranks and only the graphs are simulated."""
+    if not job.classes:
+        return []
+    ranks = ", ".join(str(graph.meta.rank) for graph in job.graphs[:8]) + (", …" if len(job.graphs) > 8 else "")
+    only = f"rank {ranks} is" if len(job.graphs) == 1 else f"ranks {ranks} are"
+    return [f"The job is folded: only {only} simulated, for all {job.known_ranks:,} ranks that do the same work; they "
+            "are taken to arrive together at every collective."]
+
+
+_NOT_KNOWN = ("What the step rests on is not known, so that nothing is predicted from it. Recordings of NVIDIA and AMD "
+              "GPUs and of CPUs can be read; foretrace inspect shows what is known of this one.")
+
+
+def check_device_work(graphs: Sequence[ExecutionGraph]) -> None:
+    """Raise ``ForetraceError`` if what a job's devices did is not known: it cannot be read, is lost, or never ran."""
+    if why := unknown_device_work(graphs):
+        raise ForetraceError(why)
+
+
+def unknown_device_work(graphs: Sequence[ExecutionGraph]) -> str:
+    """Say of which file what a device did is not known, why, and what to do; empty where it is, or none was used."""
+    for graph in graphs:
+        if why := _unknown_of_rank(graph):
+            return f"{graph.meta.source}: {why}"
+    launches = _only_captured(graphs)
+    return f"{graphs[0].meta.source}: {_a_capture(launches)}" if launches else ""
+
+
+def _unknown_of_rank(graph: ExecutionGraph) -> str:
+    loss, launching = graph.meta.loss, np.isin(graph.launches.kind, LAUNCHING)
+    # A few unknown events beside many kernels are a tool's own (counters, marks); more than the kernels are the work.
+    if (unread := loss.unreadable_device_events) > len(graph.kernels):
+        return f"its device's work cannot be read: {unread:,} events are of a kind that this version does not know. " \
+            + _NOT_KNOWN
+    if launches := _only_captured([graph]):
+        return _a_capture(launches)
+    if launching.any() and not len(graph.kernels):
+        return (f"it has {int(launching.sum()):,} launches and no device work: the profiler lost it, or was not "
+                "allowed to see it. Record the device too (ProfilerActivity.CUDA; foretrace doctor says what a "
+                "machine lacks).")
+    if calls := loss.unreadable_device_calls:
+        return (f"its device's work cannot be read: {calls:,} calls of an accelerator's runtime have no device work "
+                "that this version knows. " + _NOT_KNOWN)
+    return ""
+
+
+def _only_captured(graphs: Sequence[ExecutionGraph]) -> int:
+    """Return the launches that only recorded a CUDA graph, where each step has some on one of the ranks; else 0.
+
+    Where ranks recorded different numbers of steps, the last ones are the same.
+    """
+    fewest = min((len(graph.steps) for graph in graphs), default=0)
+    if fewest:
+        captured = np.sum([captured_of_steps(graph)[-fewest:] for graph in graphs], axis=0)
+        return int(captured.sum()) if (captured > 0).all() else 0
+    launches = sum(int(captured_launches(graph).sum()) for graph in graphs)
+    every = sum(int(np.isin(graph.launches.kind, LAUNCHING).sum()) for graph in graphs)
+    return launches if launches > every / 2 else 0
+
+
+def _a_capture(launches: int) -> str:
+    return (f"it is the recording of a CUDA graph's capture: {launches:,} launches only recorded the graph and ran "
+            "nothing, so that the step is not the one that the program runs. Record steps that launch the graph: more "
+            "warm-up steps before the profiler's window.")
+
+
+def active_ns(start: Int64, end: Int64, device: np.ndarray) -> int:
+    """Return how long the most active device works, ns.
+
+    Device work other than collectives counts, as a collective's kernel mostly waits for other ranks. Work of several
+    streams at one time counts once. Of several devices the one that is active longest counts.
+
+    Args:
+        start, end: of device work other than collectives, ns.
+        device: of each piece of it.
+    """
+    devices = np.unique(device)
+    if len(devices) <= 1:
+        return union_ns(start, end)
+    return max(union_ns(start[device == one], end[device == one]) for one in devices.tolist())
+
+
+def step_active_ns(graph: ExecutionGraph, step: int) -> int:
+    """Return how long the GPU is active with the work that a recorded step launched, ns."""
+    kernels = graph.kernels
+    rows = np.flatnonzero((kernels.step == step) & (kernels.kind != KernelKind.COLLECTIVE))
+    start = kernels.start_ns[rows]
+    return active_ns(start, start + kernels.duration_ns[rows], kernels.device[rows])
+
+
+def mean_active_ns(graph: ExecutionGraph, steps: Bool) -> float:
+    """Return the mean of ``step_active_ns`` of some steps, ns.
+
+    Args:
+        graph: a rank's.
+        steps: which, [steps].
+    """
+    kernels = graph.kernels
+    chosen = np.append(steps, False)[kernels.step] & (kernels.kind != KernelKind.COLLECTIVE)
+    rows = np.flatnonzero(chosen)
+    if not len(rows):
+        return 0.0
+    start, step = kernels.start_ns[rows] - kernels.start_ns[rows].min(), kernels.step[rows].astype(np.int64)
+    # Each step's work on a stretch of time of its own, so that one union is the sum of the steps'.
+    start += step * (int(start.max()) + int(kernels.duration_ns[rows].max()) + 1)
+    return active_ns(start, start + kernels.duration_ns[rows], kernels.device[rows]) / int(steps.sum())
+
+
+AHEAD = 0.05
+"""Share of a step that a host must be ahead. Hosts that decide are 0.01 to 0.06 ms ahead, 0.1% of their steps or less;
+those of two jobs whose devices decide, without the profiler, 15% to 100% of theirs (benchmarks/jobs.py)."""
+
+
+def head_start_ns(graph: ExecutionGraph) -> int:
+    """Return how long after its call the first launched kernel began, as far as work launched before the recording kept
+    its device busy until then; 0 where no such work was recorded.
+
+    ::
+
+        host     … launches |window opens|──[ first call ]──
+        device   ══ work launched before the window ══════════|== the first call's kernel ==|
+                                              └─ head start ──┘
+
+    A host that decides how long its steps take has its device waiting: what it launches starts at once. A device that
+    still has work for milliseconds when the profiler looks for the first time belongs to a host that runs ahead.
+    """
+    kernels = graph.kernels
+    launched = np.flatnonzero(kernels.launch >= 0)
+    before = kernels.launch < 0
+    if not len(launched) or not before.any():
+        return 0
+    call = graph.launches.start_ns[kernels.launch[launched]]
+    first = int(launched[np.argmin(call)])
+    start, called = int(kernels.start_ns[first]), int(call.min())
+    busy = np.minimum(kernels.start_ns[before] + kernels.duration_ns[before], start) - np.maximum(
+        kernels.start_ns[before], called)
+    return min(start - called, int(np.maximum(busy, 0).sum()))
+
+
+def runs_ahead(graph: ExecutionGraph) -> bool:
+    """Return whether a rank's host was ahead of its device by more than one that decides ever is."""
+    if not len(graph.steps):
+        return False
+    return head_start_ns(graph) > AHEAD * float(np.median(graph.steps.duration_ns))
+
+
+def further_out(graphs: Sequence[ExecutionGraph], ranks: int, of: int) -> tuple[float, str]:
+    """Return how much longer (log) kernels of the slowest of ``of`` ranks take than of the slowest of ``ranks``, where
+    ranks' kernels vary as these graphs' do from step to step; and a sentence that says so."""
+    sigma = kernel_jitter(graphs)
+    if sigma is None:
+        return 0.0, "No rank has two steps alike, so that nobody knows how kernels vary: none is taken to be slower."
+    further = sigma * (slowest_of(of) - slowest_of(ranks))
+    return further, (f"Ranks' kernels vary by {sigma:.2%} from step to step, so that the slowest rank's take "
+                     f"{signed_percent(np.expm1(further), 2)}.")
+
+
+def slowest_of(ranks: int) -> float:
+    """Return how far the largest of so many normal values lies from their mean, in standard deviations (Blom 1958)."""
+    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+def kernel_jitter(graphs: Sequence[ExecutionGraph]) -> float | None:
+    """Return the standard deviation of the log of what a rank's own kernels take, from step to step.
+
+    Steps that launch other kernels are not compared; ``None`` where no rank has two alike.
+    """
+    deviations, freedom = 0.0, 0
+    for graph in graphs:
+        kernels = graph.kernels
+        own = (kernels.kind == KernelKind.COMPUTE) & (kernels.step >= 0)
+        steps = len(graph.steps)
+        count = np.bincount(kernels.step[own], minlength=steps)
+        total = np.bincount(kernels.step[own], weights=kernels.duration_ns[own], minlength=steps)
+        if not count.any():
+            continue
+        usual = np.bincount(count[count > 0]).argmax()
+        logs = np.log(total[(count == usual) & (total > 0)])
+        deviations += float(((logs - logs.mean()) ** 2).sum())
+        freedom += max(len(logs) - 1, 0)
+    return float(np.sqrt(deviations / freedom)) if freedom else None
+
 
 SHOWN = 4
 """Steps that do not count of which a sentence names the reason."""
@@ -121,7 +341,7 @@ def recorded_facts(graphs: Sequence[ExecutionGraph], steps: CountedSteps | None 
             counts = np.zeros(len(counts), np.bool_)
             counts[list(chosen)] = True
         ranks.append(RankFacts(
-            graph.meta.rank if graph.meta.rank >= 0 else rank, float(steps.ranks[rank].length_ns[counts].mean()),
+            rank_number(graph, rank), float(steps.ranks[rank].length_ns[counts].mean()),
             mean_active_ns(graph, counts) if len(graph.kernels) else None))
     slowest = int(np.argmax([rank.step_ns for rank in ranks]))
     graph, counts = graphs[slowest], steps.counts[slowest]

@@ -3,8 +3,7 @@
 A trace names modules where Python called them, and backward operations run outside of them. Autograd's sequence number
 ties a backward node to the forward operation that made it (the last one that ran under the number); what a node runs
 belongs to it. A gradient is added up by ``AccumulateGrad``, which has no number, right after the node that computed it.
-Operations that a checkpoint runs again are called without the modules around it, and get the path they had before.
-"""
+Operations that a checkpoint runs again are called without the modules around it, and get the path they had before."""
 
 from __future__ import annotations
 
@@ -14,6 +13,17 @@ import numpy as np
 
 from tracer.arrays import Int64
 from tracer.graph import NONE, ExecutionGraph, OpKind, OpTable, Phase
+
+
+def is_collective(name: str) -> bool:
+    """Return whether an operation is torch.distributed's."""
+    return name.startswith(("c10d::", "_c10d_functional::", "record_param_comms", "gloo:", "nccl:"))
+
+
+def plain_name(name: str) -> str:
+    """An operation's name without autograd's own words."""
+    return name.removeprefix("autograd::engine::evaluate_function: ")
+
 
 _ACCUMULATE = "AccumulateGrad"
 

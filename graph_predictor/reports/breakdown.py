@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.prediction.deciding import deciding
+from graph_predictor.prediction.explain import bottleneck
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, slowest_mean_ns
 from graph_predictor.prediction.result import PathItem, SteadyStep, which_times
-from graph_predictor.prediction.step_kinds import step_kinds
+from graph_predictor.prediction.step_spread import step_kinds
 from graph_predictor.recorded.facts import RecordedFacts
 from graph_predictor.reports.call_tree import OperationSums, StepTables
-from graph_predictor.simulation.critical_path import Bound, Causes
-from tracer.charts import Chart, ChartSeries
+from graph_predictor.simulation.critical_path import Causes
+from graph_predictor.simulation.program import Bound
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
-from tracer.shown import Shown
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -224,7 +224,7 @@ class Breakdown(Shown):
     @property
     def bound(self) -> str:
         """What decides the step, in one word."""
-        return deciding(self.bounds_us) if self.steady is None else self.steady.bound
+        return bottleneck(self.bounds_us) if self.steady is None else self.steady.bound
 
     @property
     def critical_path(self) -> list[PathItem]:

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from tracer.grouping_loop import COUNT, GROUP, add, hand_over
+from tracer.columns_loop import COUNT, GROUP, add, after, hand_over
 from tracer.machine_code import kept_loop
-from tracer.searching import after
 
 CALLS, HOST, WAITING, GPU = range(4)
 """The four sums."""

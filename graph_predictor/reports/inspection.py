@@ -7,15 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.prediction.step_kinds import step_kinds
-from graph_predictor.recorded.damage import by_rank
-from graph_predictor.recorded.facts import RankFacts, RecordedFacts, recorded_facts
-from graph_predictor.recorded.gpu_active import active_ns
-from graph_predictor.recorded.unknown_work import unknown_device_work
+from graph_predictor.prediction.step_spread import step_kinds
+from graph_predictor.recorded.facts import (
+    RankFacts,
+    RecordedFacts,
+    active_ns,
+    by_rank,
+    recorded_facts,
+    unknown_device_work,
+)
+from tracer.device_memory import MemoryAccount, binary_size
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
 from tracer.job import Job
-from tracer.memory_account import MemoryAccount, binary_size
-from tracer.rank_classes import RankClass
+from tracer.ranks import RankClass
 
 
 @dataclass(slots=True)

@@ -24,10 +24,8 @@ import numpy as np
 
 from graph_predictor.prediction.replay import Replay
 from graph_predictor.prediction.simulated_job import SimulatedJob, replayed_job
-from graph_predictor.simulation.causes import KernelCause
-from graph_predictor.simulation.engine import Simulated
-from graph_predictor.simulation.host_pieces import HostPieces
-from graph_predictor.simulation.program import ItemKind, Program
+from graph_predictor.simulation.host_slices import HostSlices
+from graph_predictor.simulation.program import ItemKind, KernelCause, Program, Simulated
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, OpKind
 from tracer.output_file import whole_file
@@ -178,7 +176,7 @@ def json_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def known_times(recorded: Program, simulated: Simulated, pieces: HostPieces, ns: Float64, items: Int64, rows: Int64,
+def known_times(recorded: Program, simulated: Simulated, pieces: HostSlices, ns: Float64, items: Int64, rows: Int64,
                 clock_ns: int) -> tuple[Int64, Int64]:
     """Return times of one thread that are known on the job's clock as recorded and as simulated, ns, both in order.
 
@@ -289,7 +287,7 @@ TimelinePart = SliceBlock | ArrowBlock | CountBlock
 
 def job_timeline(job: SimulatedJob) -> Iterator[tuple[TrackList, Iterator[TimelinePart]]]:
     """Yield the processes of a job's timeline and their parts; a process's tracks are known once its parts are read."""
-    pieces, ns = job.host_pieces()
+    pieces, ns = job.host_slices()
     for position in range(len(job.graphs)):
         rows = _RankRows(job, position, pieces, ns)
         rank = job.rank_of(position)
@@ -304,7 +302,7 @@ def job_timeline(job: SimulatedJob) -> Iterator[tuple[TrackList, Iterator[Timeli
 class _RankRows:
     """The parts of one rank."""
 
-    def __init__(self, job: SimulatedJob, position: int, pieces: HostPieces, ns: Float64) -> None:
+    def __init__(self, job: SimulatedJob, position: int, pieces: HostSlices, ns: Float64) -> None:
         self.job, self.position, self.graph = job, position, job.graphs[position]
         self.pieces, self.ns = pieces, ns
         self.clock = job.built.clock_ns[position]

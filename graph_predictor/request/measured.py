@@ -122,7 +122,7 @@ def device_work(trace: str, spec: DeviceSpec | None) -> StepWork:
     if len(scenario.built.graphs) > 1:
         raise DataError(f"{trace} is a job of {len(scenario.built.graphs)} ranks; a table of steps takes those of one "
                         "device, as others' waiting is no device's time.")
-    pieces = np.unique(work.piece[cycle.kernel & (work.piece >= 0)])
+    pieces = np.unique(work.kernel_group[cycle.kernel & (work.kernel_group >= 0)])
     if not len(pieces):
         where = f"on {spec.name} " if spec is not None else ""
         raise DataError(f"{trace} has no device work {where}to learn from: of CPUs whole steps teach nothing yet.")
@@ -132,7 +132,7 @@ def device_work(trace: str, spec: DeviceSpec | None) -> StepWork:
         raise DataError(f"{trace}: {unsized:.0%} of its device time is of kernels whose sizes were not recorded; "
                         "record it with shapes (foretrace capture does).")
     calls: Counter[OpCall] = Counter()
-    for group, times in zip(*np.unique(work.group[pieces], return_counts=True), strict=True):
+    for group, times in zip(*np.unique(work.call_row[pieces], return_counts=True), strict=True):
         for call in work.calls[int(group)]:
             calls[call] += float(times) / cycle.steps  # type: ignore[assignment]
     steady = baseline.predict()

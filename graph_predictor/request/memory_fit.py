@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from tracer.memory_account import MemoryAccount
+from tracer.device_memory import MemoryAccount
 
 CONTEXT = 0.6e9
 """Bytes of a CUDA context with its loaded kernels: an assumption."""

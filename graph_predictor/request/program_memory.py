@@ -19,11 +19,9 @@ from graph_predictor.sizes.named_sizes import MOST, parse_sets
 from graph_predictor.sizes.retrace import trace_again
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, shape_device
-from tracer.charts import Chart, ChartSeries
+from tracer.device_memory import MemoryAccount, MemoryTimeline, binary_size, memory_timeline
 from tracer.graph import ExecutionGraph
-from tracer.memory_account import MemoryAccount, binary_size
-from tracer.memory_timeline import MemoryTimeline, memory_timeline
-from tracer.shown import Shown
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,24 +1,13 @@
 # mypy: disable-error-code="no-untyped-def"
-"""Whether dependencies have a cycle at all, compiled: nodes that nothing is left to wait for are taken away in turn."""
+"""Orders of dependencies, compiled: nodes that nothing is left to wait for are taken away in turn."""
 
 from __future__ import annotations
 
-import numpy as np
-
-from tracer.arrays import Int64
 from tracer.machine_code import kept_loop
 
 
-def has_cycle(source: Int64, target: Int64, nodes: int) -> bool:
-    """Return whether the edges from ``source`` to ``target`` close a cycle; an edge of a node to itself is one."""
-    edges = len(source)
-    return _take_away(np.ascontiguousarray(source, np.int64), np.ascontiguousarray(target, np.int64),
-                      np.zeros(nodes, np.int64), np.zeros(nodes + 1, np.int64),
-                      np.empty(edges, np.int64), np.empty(nodes, np.int64)) < nodes
-
-
 @kept_loop(*["int64[:]"] * 6)
-def _take_away(source, target, waits, first, out, free):
+def take_away(source, target, waits, first, out, free):
     """Returns how many nodes could be taken away. A node waits for ``waits`` others; ``out`` has targets by source."""
     nodes, edges = waits.shape[0], source.shape[0]
     for e in range(edges):

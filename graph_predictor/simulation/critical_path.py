@@ -9,21 +9,16 @@ send, it goes on with that rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Protocol
 
 import numpy as np
 
-from graph_predictor.simulation.causes import Bound
-from graph_predictor.simulation.engine import Simulated
-from graph_predictor.simulation.path_loop import AT_ITEM, AT_KERNEL, AT_NOTHING, walk_back
-from graph_predictor.simulation.program import ItemKind, Program
-from tracer.arrays import Int8, Int64
+from graph_predictor.simulation.path_loop import AT_ITEM, AT_KERNEL, AT_NOTHING, PathSegments, Walks, walk_back
+from graph_predictor.simulation.program import Bound, Program, Simulated
+from tracer.arrays import Bool, Int8, Int64
 from tracer.graph import ExecutionGraph, KernelKind
-
-__all__ = ["Bound", "Causes", "Path", "PathStart", "Paths", "critical_path", "path_back", "step_items",
-           "step_start", "sums_back", "walks_back", "window_start"]
+from tracer.machine_code import columns
 
 ROOM = 1024
 """Segments that there is room for at first; it doubles where that is too few."""
@@ -39,7 +34,7 @@ class Path:
     bound: Int8
     item: Int64
     kernel: Int64
-    is_work: np.ndarray
+    is_work: Bool
     """True where the segment is host work before ``item`` rather than ``item`` itself."""
 
     @property
@@ -51,26 +46,6 @@ class Path:
         """Nanoseconds by bound; every bound is present."""
         sums = np.bincount(self.bound, weights=(self.end_ns - self.start_ns).astype(np.float64), minlength=len(Bound))
         return {b.label: int(sums[b]) for b in Bound}
-
-
-class EventTimes(Protocol):
-    """Starts and ends of a program's items and kernels, ns: simulated, or as recorded."""
-
-    @property
-    def item_start(self) -> Int64:
-        """Return the starts of items."""
-
-    @property
-    def item_end(self) -> Int64:
-        """Return the ends of items."""
-
-    @property
-    def kernel_start(self) -> Int64:
-        """Return the starts of kernels."""
-
-    @property
-    def kernel_end(self) -> Int64:
-        """Return the ends of kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +68,7 @@ class Paths:
     def one(self, number: int) -> Path:
         """Return one of them."""
         low, high = int(self.first[number]), int(self.first[number + 1])
-        joined = self.joined
-        return Path(joined.start_ns[low:high], joined.end_ns[low:high], joined.bound[low:high], joined.item[low:high],
-                    joined.kernel[low:high], joined.is_work[low:high])
+        return Path(*(getattr(self.joined, each.name)[low:high] for each in fields(Path)))
 
 
 class Causes:
@@ -113,28 +86,44 @@ class Causes:
         self._bounds = kernel_bounds(kinds) if isinstance(kinds, list) else kinds
 
     @cached_property
-    def columns(self) -> tuple[Any, ...]:
-        """What ``walk_back`` takes first."""
-        p, s = self.program, self.simulated
-        first = np.zeros(len(p.item_kind) + 1, np.int8)
-        first[p.thread_ptr[:-1]] = 1
-        wanted = (s.item_start, s.item_end, s.item_start_cause, s.item_start_source, s.item_end_cause,
-                  s.item_end_source, s.kernel_start, s.kernel_end, s.kernel_cause, s.kernel_source, s.group_last,
-                  p.item_queue, p.after_item, first, p.kernel_item, p.kernel_anchor, p.kernel_group, p.edge_kernel,
-                  p.edge_fraction, self._bounds)
-        return tuple(np.ascontiguousarray(each, dtype) for each, dtype in zip(wanted, walk_back.dtypes, strict=False))
+    def _columns(self) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], Int8]:
+        """The program, its times, and which items are their thread's first."""
+        first = np.zeros(len(self.program.item_kind) + 1, np.int8)
+        first[self.program.thread_ptr[:-1]] = 1
+        return columns(Program, self.program), columns(Simulated, self.simulated), first
 
-    def no_sums(self, walks: int) -> Int64:
-        """Return room for the sums of walks by bound, [walks, bounds]."""
-        return np.zeros((walks, len(Bound)), np.int64)
+    def walk(self, starts: Sequence[PathStart], room: int, across: bool) -> tuple[PathSegments, Int64, Int64]:
+        """Walk back from several places.
+
+        Args:
+            starts: the places.
+            room: segments that there is room for at first; 0 where none is kept.
+            across: as for ``path_back``.
+
+        Returns:
+            Segments, with room behind them; where those of each walk begin; and sums by bound, [walks, bounds], ns.
+        """
+        program, simulated, first = self._columns
+        walks = Walks(
+            np.array([AT_NOTHING if each.at is None else _AT[each.at[0]] for each in starts], np.int8),
+            np.array([-1 if each.at is None else each.at[1] for each in starts], np.int64),
+            np.array([each.end_ns for each in starts], np.int64), np.array([each.stop_ns for each in starts], np.int64),
+            # No segments, the first walk, at none of its places yet.
+            np.array([0, 0, -1, -1, 0], np.int64), np.zeros(len(starts) + 1, np.int64), first, self._bounds)
+        found = PathSegments(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int8),
+                             np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.bool_))
+        sums = np.zeros((len(starts), len(Bound)), np.int64)
+        while walk_back(program, simulated, walks, found, int(across), sums) < len(starts):
+            found = PathSegments(*(np.concatenate([column, np.empty_like(column)]) for column in (
+                getattr(found, each.name) for each in fields(found))))
+        return found, walks.first, sums
 
     def end_ns(self, at: tuple[str, int]) -> int:
         """Return the simulated end of an item or kernel."""
         return int((self.simulated.item_end if at[0] == "item" else self.simulated.kernel_end)[at[1]])
 
 
-def critical_path(program: Program, simulated: Simulated, graphs: list[ExecutionGraph], begin: int, end: int, *,
-                  causes: Causes | None = None) -> Path:
+def critical_path(program: Program, simulated: Simulated, graphs: list[ExecutionGraph], begin: int, end: int) -> Path:
     """Walk back from item ``end`` to the time of item ``begin`` (both items of one thread).
 
     Args:
@@ -143,36 +132,13 @@ def critical_path(program: Program, simulated: Simulated, graphs: list[Execution
         graphs: The job's graphs, one a rank of the program.
         begin: Item of the step's begin.
         end: Item of the step's end.
-        causes: Of the program, where paths of several steps are wanted.
     """
-    causes = causes or Causes(program, simulated, _kinds(graphs))
-    return walks_back(causes, [step_start(simulated, begin, end)]).one(0)
-
-
-def step_start(simulated: Simulated, begin: int, end: int) -> PathStart:
-    """Return where the path of a step begins: at its end's item, back to the time of its begin's."""
-    return PathStart(("item", end), int(simulated.item_end[end]), int(simulated.item_end[begin]))
-
-
-def window_start(program: Program, times: EventTimes, rank: int) -> PathStart:
-    """Return where the path of a rank's whole window begins, at its last event."""
-    items = np.nonzero(program.thread_rank[program.item_thread()] == rank)[0]
-    kernels = np.arange(program.kernel_ptr[rank], program.kernel_ptr[rank + 1])
-    starts = np.concatenate([times.item_start[items], times.kernel_start[kernels]])
-    ends = np.concatenate([times.item_end[items], times.kernel_end[kernels]])
-    if not len(ends):
-        return PathStart(None, 0, 0)
-    last = int(np.argmax(ends))
-    at = ("item", int(items[last])) if last < len(items) else ("kernel", int(kernels[last - len(items)]))
-    return PathStart(at, int(ends[last]), int(starts.min()))
-
-
-def _kinds(graphs: list[ExecutionGraph]) -> list[Int8]:
-    return [g.kernels.kind for g in graphs]
+    return path_back(program, simulated, [g.kernels.kind for g in graphs], ("item", end),
+                     int(simulated.item_end[begin]))
 
 
 def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tuple[str, int], stop_ns: int, *,
-              across: bool = False, causes: Causes | None = None) -> Path:
+              across: bool = False) -> Path:
     """Walk back from the end of any item or kernel to a time.
 
     Args:
@@ -182,44 +148,20 @@ def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tup
         at: ("item" or "kernel", row) where the path ends.
         stop_ns: Where it begins, on the simulated clock.
         across: At a collective go on with the rank that arrived last, rather than wait for it.
-        causes: Of the program, where several paths are wanted.
     """
-    causes = causes or Causes(program, simulated, kinds)
+    causes = Causes(program, simulated, kinds)
     return walks_back(causes, [PathStart(at, causes.end_ns(at), stop_ns)], across=across).one(0)
 
 
 def walks_back(causes: Causes, starts: Sequence[PathStart], *, across: bool = False) -> Paths:
     """Walk back from several places, all in one pass; ``across`` as for ``path_back``."""
-    times: Int64 = np.empty((2, ROOM), np.int64)
-    runs: Int64 = np.empty((2, ROOM), np.int64)
-    kinds: Int8 = np.empty((2, ROOM), np.int8)
-    first, state = np.zeros(len(starts) + 1, np.int64), _fresh()
-    where, sums = _where(starts), causes.no_sums(len(starts))
-    while walk_back(*causes.columns, *where, int(across), 1, state, times, runs, kinds, first, sums) < len(starts):
-        times, runs, kinds = (np.concatenate([each, np.empty_like(each)], axis=1) for each in (times, runs, kinds))
-    found = int(state[0])
-    return Paths(Path(times[0, :found], times[1, :found], kinds[0, :found], runs[0, :found], runs[1, :found],
-                      kinds[1, :found].astype(np.bool_)), first)
+    found, first, _ = causes.walk(starts, ROOM, across)
+    return Paths(Path(*(getattr(found, each.name)[:first[-1]] for each in fields(Path))), first)
 
 
 def sums_back(causes: Causes, starts: Sequence[PathStart]) -> Int64:
     """Return the nanoseconds of each path by bound, [paths, bounds], without the paths themselves."""
-    none, sums = np.empty((2, 0), np.int64), causes.no_sums(len(starts))
-    walk_back(*causes.columns, *_where(starts), 0, 0, _fresh(), none, none, np.empty((2, 0), np.int8),
-              np.zeros(0, np.int64), sums)
-    return sums
-
-
-def _where(starts: Sequence[PathStart]) -> tuple[Int8, Int64, Int64, Int64]:
-    """Kind and row of what walks begin at, and their ends and stops, ns."""
-    return (np.array([AT_NOTHING if each.at is None else _AT[each.at[0]] for each in starts], np.int8),
-            np.array([-1 if each.at is None else each.at[1] for each in starts], np.int64),
-            np.array([each.end_ns for each in starts], np.int64), np.array([each.stop_ns for each in starts], np.int64))
-
-
-def _fresh() -> Int64:
-    """The state of a walk that has not begun: no segments, the first walk, at none of its places yet."""
-    return np.array([0, 0, -1, -1, 0], np.int64)
+    return causes.walk(starts, 0, False)[2]
 
 
 def kernel_bounds(kinds: list[Int8]) -> Int8:
@@ -229,14 +171,3 @@ def kernel_bounds(kinds: list[Int8]) -> Int8:
     found[kind == KernelKind.COMPUTE] = Bound.COMPUTE
     found[kind == KernelKind.COLLECTIVE] = Bound.EXPOSED_COMMUNICATION
     return found
-
-
-def step_items(program: Program) -> list[tuple[int, int, int, int]]:
-    """(rank, step row, begin item, end item) of every step of every rank, in order."""
-    thread = program.item_thread()
-    begins = np.nonzero(program.item_kind == ItemKind.STEP_BEGIN)[0]
-    ends = {(int(thread[i]), int(program.item_row[i])): int(i)
-            for i in np.nonzero(program.item_kind == ItemKind.STEP_END)[0]}
-    found = [(int(program.thread_rank[thread[i]]), int(program.item_row[i]), int(i),
-              ends[int(thread[i]), int(program.item_row[i])]) for i in begins]
-    return sorted(found)

@@ -18,18 +18,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.simulation.allocation_waits import AllocationWaits
+from graph_predictor.simulation.host_waits import AllocationWaits
 from graph_predictor.simulation.program import NEVER, ItemKind
-from graph_predictor.simulation.rank_view import RankView, running_maximum
+from graph_predictor.simulation.ranks import RankView, running_maximum
 from tracer.arrays import Int8, Int32, Int64
+from tracer.columns import covered, union
 from tracer.graph import NONE, OpKind, Phase
-from tracer.intervals import covered, union
 
 HAND_OVER_GAP_NS = 100_000
 """An autograd thread's pause this long, with its caller busy, ends a backward pass."""
 RESUME_GAP_NS = 20_000
 """A caller's pause this long, with the autograd thread busy, is a wait for it."""
 MOSTLY = 0.5
+"""Share of a pause from which on the other thread's work fills it."""
 LOADER_WAIT_NS = 1_000_000
 """A multi-process loader's largest pause inside ``__next__``, if longer, is the wait for the batch; a ready batch is
 unpacked in 0.1–0.3 ms (8×A100 trace)."""

@@ -1,16 +1,16 @@
 # mypy: disable-error-code="no-untyped-def"
-"""``host_time``'s inner loops, compiled."""
+"""``host_slices``'s inner loops, compiled."""
 
 from __future__ import annotations
 
+from tracer.columns_loop import after, since
 from tracer.graph import OpKind
 from tracer.machine_code import kept_loop
-from tracer.searching import after, since
 
 OPERATION = int(OpKind.OPERATION)
 """Compiled code knows plain numbers only."""
 COUNT, QUERY = range(2)
-"""Places of ``cut_queries``' state: of pieces found, and of the query to go on with."""
+"""Places of ``cut_queries``' state: of slices found, and of the query to go on with."""
 
 
 @kept_loop("int8[:]", "int32[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]", "int64[:]",
@@ -54,13 +54,13 @@ def innermost_times(kind, thread, start, duration, open_row, open_end, of_thread
 def cut_queries(thread, start, end, op, of_query, begins, until, state, query, found_op, found_start, found_ns):
     """Cut queried intervals of threads at the borders of others; returns how many queries are done.
 
-    Of each query first the pieces that lie in an interval, then those that lie in none (-1). Where there is no more
-    room for pieces it returns early, to be called again with more and the same ``state``.
+    Of each query first the slices that lie in an interval, then those that lie in none (-1). Where there is no more
+    room for slices it returns early, to be called again with more and the same ``state``.
 
     Args:
         thread, start, end, op: disjoint intervals by thread and start.
         of_query, begins, until: thread, start and end of each query.
-        query, found_op, found_start, found_ns: room for pieces.
+        query, found_op, found_start, found_ns: room for slices.
     """
     room, many = query.shape[0], thread.shape[0]
     low, high, at, now = 0, 0, 0, -2

@@ -3,8 +3,18 @@
 
 from __future__ import annotations
 
-from graph_predictor.simulation.causes import Bound, EndCause, KernelCause, StartCause
-from graph_predictor.simulation.program import Anchor
+from dataclasses import dataclass
+
+from graph_predictor.simulation.program import (
+    Bound,
+    EndCause,
+    KernelCause,
+    LaunchReference,
+    Program,
+    Simulated,
+    StartCause,
+)
+from tracer.arrays import Bool, Int8, Int64
 from tracer.machine_code import kept_loop
 
 # Compiled code knows plain numbers only.
@@ -12,7 +22,7 @@ PROGRAM_ORDER, OTHER_THREAD = int(StartCause.PROGRAM_ORDER), int(StartCause.OTHE
 OWN_COST = int(EndCause.OWN_COST)
 END_KERNEL, END_QUEUE, END_EXTERNAL = (int(EndCause[n]) for n in ("KERNEL", "QUEUE", "EXTERNAL"))
 BY_LAUNCH, BY_STREAM, BY_EDGE = (int(KernelCause[n]) for n in ("LAUNCH", "STREAM", "EDGE"))
-CALL_START, STAGED = int(Anchor.CALL_START), int(Anchor.STAGED)
+CALL_START, STAGED = int(LaunchReference.CALL_START), int(LaunchReference.STAGED)
 HOST, LAUNCH, WAITING_FOR_RANK, DATA_LOADING, SYNC = (
     int(Bound[n]) for n in ("HOST", "LAUNCH", "WAITING_FOR_RANK", "DATA_LOADING", "SYNC"))
 AT_ITEM, AT_KERNEL, AT_NOTHING = 0, 1, 2
@@ -23,175 +33,188 @@ MOST = 4
 """Segments that one move along the path may add."""
 
 
-def _segment(start, bound, item, kernel, work, stop, walk, keep, time, state, times, runs, kinds, sums):
+@dataclass(slots=True)
+class Walks:
+    """Any number of walks: where each begins and ends, and what was found.
+
+    Attributes:
+        at_kind, at_row: what each begins at: one of the above, and its row.
+        until, stops: when it ends, and where it stops, ns.
+        state: kept where the room for segments is full.
+        first: segments of each walk begin there.
+        first_item: whether an item is its thread's first one.
+        bound_of: the ``Bound`` of each kernel's own time.
+    """
+
+    at_kind: Int8
+    at_row: Int64
+    until: Int64
+    stops: Int64
+    state: Int64
+    first: Int64
+    first_item: Int8
+    bound_of: Int8
+
+
+@dataclass(slots=True)
+class PathSegments:
+    """Room for the segments of paths, columns as of ``critical_path.Path``; none where only sums are asked for."""
+
+    start_ns: Int64
+    end_ns: Int64
+    bound: Int8
+    item: Int64
+    kernel: Int64
+    is_work: Bool
+
+
+def _segment(start, bound, item, kernel, work, walk, time, w, found, sums):
     """Close [start, time) with a bound, clipped to where the walk ends; returns where it begins."""
-    start = min(max(start, stop), time)
-    if keep and start < time:
-        at = state[COUNT]
-        times[0, at], times[1, at] = start, time
-        runs[0, at], runs[1, at] = item, kernel
-        kinds[0, at], kinds[1, at] = bound, work
-        state[COUNT] = at + 1
+    start = min(max(start, w.stops[walk]), time)
+    if found.item.shape[0] > 0 and start < time:
+        at = w.state[COUNT]
+        found.start_ns[at], found.end_ns[at], found.bound[at] = start, time, bound
+        found.item[at], found.kernel[at], found.is_work[at] = item, kernel, work
+        w.state[COUNT] = at + 1
     sums[walk, bound] += time - start
     return start
 
 
-def _along_thread(row, time, stop, walk, item_start, item_end, item_start_cause, item_end_cause, item_queue, first_item,
-                  sums):
+def _along_thread(row, time, stop, walk, p, s, w, sums):
     """Go back along a thread as far as items wait for nothing but the one before; returns the item and time reached.
     Most paths are mostly such items, and of sums alone nothing else has to be looked at."""
     launch, all_time = 0, time
-    while (item_end_cause[row] == OWN_COST and item_start_cause[row] == PROGRAM_ORDER and not first_item[row]
-           and item_end[row - 1] > stop):
-        start = min(item_start[row], time)
-        if item_queue[row] >= 0:
+    while (s.item_end_cause[row] == OWN_COST and s.item_start_cause[row] == PROGRAM_ORDER and not w.first_item[row]
+           and s.item_end[row - 1] > stop):
+        start = min(s.item_start[row], time)
+        if p.item_queue[row] >= 0:
             launch += time - start
         row -= 1
-        time = min(item_end[row], start)
+        time = min(s.item_end[row], start)
     sums[walk, LAUNCH] += launch
     sums[walk, HOST] += all_time - time - launch
     return row, time
 
 
-def _along_stream(row, time, stop, walk, kernel_start, kernel_end, kernel_cause, kernel_source, kernel_group, bound_of,
-                  sums):
+def _along_stream(row, time, stop, walk, p, s, w, sums):
     """Go back along a stream as far as kernels wait for the one before alone; as ``_along_thread``."""
-    while kernel_group[row] < 0 and kernel_cause[row] == BY_STREAM and kernel_end[kernel_source[row]] > stop:
-        start = min(kernel_start[row], time)
-        before = kernel_source[row]
-        end = min(kernel_end[before], start)
-        sums[walk, bound_of[row]] += time - start
+    while p.kernel_group[row] < 0 and s.kernel_cause[row] == BY_STREAM and s.kernel_end[s.kernel_source[row]] > stop:
+        start = min(s.kernel_start[row], time)
+        before = s.kernel_source[row]
+        end = min(s.kernel_end[before], start)
+        sums[walk, w.bound_of[row]] += time - start
         sums[walk, LAUNCH] += start - end
         row, time = before, end
     return row, time
 
 
-def _in_time_order(low, high, times, runs, kinds):
-    """Turn the segments of one walk round, which were found last first."""
-    high -= 1
+def _turned(column, low, high):
+    """Turn a stretch of a column round."""
     while low < high:
-        for row in range(2):
-            times[row, low], times[row, high] = times[row, high], times[row, low]
-            runs[row, low], runs[row, high] = runs[row, high], runs[row, low]
-            kinds[row, low], kinds[row, high] = kinds[row, high], kinds[row, low]
+        column[low], column[high] = column[high], column[low]
         low += 1
         high -= 1
 
 
-@kept_loop(
-    "int64[:]", "int64[:]", "int8[:]", "int32[:]", "int8[:]", "int32[:]",
-    "int64[:]", "int64[:]", "int8[:]", "int32[:]", "int32[:]",
-    "int64[:]", "int64[:]", "int8[:]", "int64[:]", "int8[:]", "int64[:]", "int64[:]", "float64[:]", "int8[:]",
-    "int8[:]", "int64[:]", "int64[:]", "int64[:]", "int64", "int64",
-    "int64[:]", "int64[:,:]", "int64[:,:]", "int8[:,:]", "int64[:]", "int64[:,:]",
-    inner=(_segment, _along_thread, _along_stream, _in_time_order))
-def walk_back(
-    item_start, item_end, item_start_cause, item_start_source, item_end_cause, item_end_source,
-    kernel_start, kernel_end, kernel_cause, kernel_source, group_last,
-    item_queue, after_item, first_item, kernel_item, kernel_anchor, kernel_group, edge_kernel, edge_fraction, bound_of,
-    at_kind, at_row, until, stops, across, keep,
-    state, times, runs, kinds, first, sums,
-):
+def _in_time_order(low, high, found):
+    """Turn the segments of one walk round, which were found last first."""
+    _turned(found.start_ns, low, high)
+    _turned(found.end_ns, low, high)
+    _turned(found.bound, low, high)
+    _turned(found.item, low, high)
+    _turned(found.kernel, low, high)
+    _turned(found.is_work, low, high)
+
+
+@kept_loop(Program, Simulated, Walks, PathSegments, "int64", "int64[:,:]",
+           inner=(_segment, _along_thread, _along_stream, _turned, _in_time_order))
+def walk_back(p, s, w, found, across, sums):
     """Walk from each place and time back to its stop; returns how many walks are done.
 
-    Segments are columns of ``times`` (start, end), ``runs`` (item, kernel) and ``kinds`` (bound, work before the
-    item); those of one walk begin at its ``first``. Where they are full it returns early, to be called again with more
-    room and the same ``state``. ``sums`` [walks, bounds] are there in any case.
+    Where the room for segments is full it returns early, to be called again with more. ``sums`` [walks, bounds] are
+    there in any case.
     """
-    walks = at_row.shape[0]
-    walk, at, row, time = state[WALK], state[AT], state[ROW], state[TIME]
+    keep = found.item.shape[0] > 0
+    walks = w.at_row.shape[0]
+    walk, at, row, time = w.state[WALK], w.state[AT], w.state[ROW], w.state[TIME]
     while walk < walks:
-        stop = stops[walk]
+        stop = w.stops[walk]
         if at < 0:
-            at, row, time = at_kind[walk], at_row[walk], until[walk]
+            at, row, time = w.at_kind[walk], w.at_row[walk], w.until[walk]
         before = -1  # an item on whose thread the path goes on
-        if keep and state[COUNT] + MOST > times.shape[1]:
+        if keep and w.state[COUNT] + MOST > found.item.shape[0]:
             break
         if time <= stop or at == AT_NOTHING:
             # Nothing before: the window opened here with this already under way.
-            time = _segment(stop, HOST, -1, -1, 0, stop, walk, keep, time, state, times, runs, kinds, sums)
+            time = _segment(stop, HOST, -1, -1, False, walk, time, w, found, sums)
             if keep:
-                _in_time_order(first[walk], state[COUNT], times, runs, kinds)
-                first[walk + 1] = state[COUNT]
+                _in_time_order(w.first[walk], w.state[COUNT] - 1, found)
+                w.first[walk + 1] = w.state[COUNT]
             walk += 1
             at = -1
             continue
         if at == AT_ITEM:
             if not keep:
-                row, time = _along_thread(row, time, stop, walk, item_start, item_end, item_start_cause,
-                                          item_end_cause, item_queue, first_item, sums)
-            cause = item_end_cause[row]
+                row, time = _along_thread(row, time, stop, walk, p, s, w, sums)
+            cause = s.item_end_cause[row]
             if cause in (END_KERNEL, END_QUEUE):
-                kernel = item_end_source[row]
+                kernel = s.item_end_source[row]
                 own = SYNC if cause == END_KERNEL else LAUNCH
-                time = _segment(kernel_end[kernel], own, row, -1, 0, stop, walk, keep, time, state, times,
-                                runs, kinds, sums)
+                time = _segment(s.kernel_end[kernel], own, row, -1, False, walk, time, w, found, sums)
                 at, row = AT_KERNEL, kernel
                 continue
-            own = DATA_LOADING if cause == END_EXTERNAL else (LAUNCH if item_queue[row] >= 0 else HOST)
-            time = _segment(item_start[row], own, row, -1, 0, stop, walk, keep, time, state, times,
-                            runs, kinds, sums)
+            own = DATA_LOADING if cause == END_EXTERNAL else (LAUNCH if p.item_queue[row] >= 0 else HOST)
+            time = _segment(s.item_start[row], own, row, -1, False, walk, time, w, found, sums)
             before = row
         else:
             if not keep:
-                row, time = _along_stream(row, time, stop, walk, kernel_start, kernel_end, kernel_cause, kernel_source,
-                                          kernel_group, bound_of, sums)
-            bound = bound_of[row]
-            if kernel_group[row] >= 0:
-                last = group_last[kernel_group[row]]
-                time = _segment(kernel_start[last], bound, -1, row, 0, stop, walk, keep, time, state, times,
-                                runs, kinds, sums)
+                row, time = _along_stream(row, time, stop, walk, p, s, w, sums)
+            bound = w.bound_of[row]
+            if p.kernel_group[row] >= 0:
+                last = s.group_last[p.kernel_group[row]]
+                time = _segment(s.kernel_start[last], bound, -1, row, False, walk, time, w, found, sums)
                 if across:
                     row = last
-                time = _segment(kernel_start[row], WAITING_FOR_RANK, -1, row, 0, stop, walk, keep, time, state, times,
-                                runs, kinds, sums)
-            cause, source = kernel_cause[row], kernel_source[row]
-            if cause == BY_LAUNCH and kernel_anchor[row] == STAGED:
-                time = _segment(item_end[source], bound, -1, row, 0, stop, walk, keep, time, state, times,
-                                runs, kinds, sums)
+                time = _segment(s.kernel_start[row], WAITING_FOR_RANK, -1, row, False, walk, time, w, found, sums)
+            cause, source = s.kernel_cause[row], s.kernel_source[row]
+            if cause == BY_LAUNCH and p.kernel_reference[row] == STAGED:
+                time = _segment(s.item_end[source], bound, -1, row, False, walk, time, w, found, sums)
                 at, row = AT_ITEM, source
                 continue
-            time = _segment(kernel_start[row], bound, -1, row, 0, stop, walk, keep, time, state, times,
-                            runs, kinds, sums)
+            time = _segment(s.kernel_start[row], bound, -1, row, False, walk, time, w, found, sums)
             if cause == BY_STREAM:
-                time = _segment(kernel_end[source], LAUNCH, -1, row, 0, stop, walk, keep, time, state, times,
-                                runs, kinds, sums)
+                time = _segment(s.kernel_end[source], LAUNCH, -1, row, False, walk, time, w, found, sums)
                 at, row = AT_KERNEL, source
                 continue
             if cause == BY_EDGE:
-                other = edge_kernel[source]
-                if edge_fraction[source] == 1.0:
-                    time = _segment(kernel_end[other], SYNC, -1, row, 0, stop, walk, keep, time, state, times,
-                                    runs, kinds, sums)
+                other = p.edge_kernel[source]
+                if p.edge_fraction[source] == 1.0:
+                    time = _segment(s.kernel_end[other], SYNC, -1, row, False, walk, time, w, found, sums)
                 else:  # held back for lack of room: the time since the blocker began is the blocker's
-                    time = _segment(kernel_start[other], bound_of[other], -1, other, 0, stop, walk, keep, time, state,
-                                    times, runs, kinds, sums)
+                    time = _segment(s.kernel_start[other], w.bound_of[other], -1, other, False, walk, time, w, found,
+                                    sums)
                 at, row = AT_KERNEL, other
                 continue
             # Held back by something that was not recorded: what it was held from is its launch, where that was.
-            launch = source if cause == BY_LAUNCH else kernel_item[row]
+            launch = source if cause == BY_LAUNCH else p.kernel_item[row]
             if launch < 0:
                 at = AT_NOTHING
                 continue
-            if kernel_anchor[row] != CALL_START:
-                time = _segment(item_end[launch], LAUNCH, -1, row, 0, stop, walk, keep, time, state, times,
-                                runs, kinds, sums)
+            if p.kernel_reference[row] != CALL_START:
+                time = _segment(s.item_end[launch], LAUNCH, -1, row, False, walk, time, w, found, sums)
                 at, row = AT_ITEM, launch
                 continue
             # A copy its own call waits for: the latency lies inside the call; go on before the call.
-            time = _segment(item_start[launch], LAUNCH, -1, row, 0, stop, walk, keep, time, state, times,
-                            runs, kinds, sums)
+            time = _segment(s.item_start[launch], LAUNCH, -1, row, False, walk, time, w, found, sums)
             before = launch
-        if item_start_cause[before] == OTHER_THREAD:
-            other = after_item[item_start_source[before]]
-            time = _segment(item_end[other], HOST, before, -1, 1, stop, walk, keep, time, state, times,
-                            runs, kinds, sums)
+        if s.item_start_cause[before] == OTHER_THREAD:
+            other = p.after_item[s.item_start_source[before]]
+            time = _segment(s.item_end[other], HOST, before, -1, True, walk, time, w, found, sums)
             at, row = AT_ITEM, other
-        elif first_item[before]:
+        elif w.first_item[before]:
             at = AT_NOTHING
         else:
-            time = _segment(item_end[before - 1], HOST, before, -1, 1, stop, walk, keep, time, state, times,
-                            runs, kinds, sums)
+            time = _segment(s.item_end[before - 1], HOST, before, -1, True, walk, time, w, found, sums)
             at, row = AT_ITEM, before - 1
-    state[WALK], state[AT], state[ROW], state[TIME] = walk, at, row, time
+    w.state[WALK], w.state[AT], w.state[ROW], w.state[TIME] = walk, at, row, time
     return walk

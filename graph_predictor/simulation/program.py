@@ -9,11 +9,11 @@ order), of all ranks. Waiting is nowhere in it: a blocked call has its unblocked
                              │ latency            ▲ return lag
     stream            ──────[ kernel ]──gap──[ kernel ]─────
 
-Times are int64 nanoseconds on the job's clock; ``NEVER`` stands for "no external event".
-"""
+Times are int64 nanoseconds on the job's clock; ``NEVER`` stands for "no external event"."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
@@ -22,6 +22,51 @@ import numpy.typing as npt
 
 from tracer.arrays import Float64, Int8, Int32, Int64
 from tracer.errors import ForetraceError
+from tracer.graph import NONE
+
+
+class StartCause(IntEnum):
+    """The cause of a host item's start."""
+
+    PROGRAM_ORDER = 0
+    OTHER_THREAD = 1
+
+
+class EndCause(IntEnum):
+    """The cause of a host item's end."""
+
+    OWN_COST = 0
+    KERNEL = 1
+    QUEUE = 2
+    EXTERNAL = 3
+
+
+class KernelCause(IntEnum):
+    """The cause of a kernel's start."""
+
+    LAUNCH = 0
+    STREAM = 1
+    EDGE = 2
+    EXTERNAL = 3
+
+
+class Bound(IntEnum):
+    """The bound of a microsecond of the step: what it was spent on."""
+
+    HOST = 0
+    LAUNCH = 1
+    COMPUTE = 2
+    MEMORY_COPY = 3
+    EXPOSED_COMMUNICATION = 4
+    WAITING_FOR_RANK = 5
+    DATA_LOADING = 6
+    SYNC = 7
+
+    @property
+    def label(self) -> str:
+        """The name people read."""
+        return self.name.lower().replace("_", " ")
+
 
 NEVER = np.int64(-(2**62))
 """Time of an external event that does not exist."""
@@ -68,7 +113,7 @@ class ItemKind(IntEnum):
     """The end of a multi-process data loader's wait: an external event."""
 
 
-class Anchor(IntEnum):
+class LaunchReference(IntEnum):
     """The point from which a kernel's launch latency counts."""
 
     CALL_END = 0
@@ -116,7 +161,7 @@ class Program:
     kernel_ptr: Int64
     """Kernels of rank r are rows ``kernel_ptr[r]`` to ``kernel_ptr[r + 1]``, in the order of ``graph.kernels``."""
     kernel_item: Int64
-    kernel_anchor: Int8
+    kernel_reference: Int8
     kernel_latency: Int64
     kernel_previous: Int64
     kernel_gap: Int64
@@ -145,11 +190,17 @@ class Program:
 
     def kernel_rank(self) -> Int64:
         """Rank index (position in the job) of every kernel."""
-        return np.repeat(np.arange(self.ranks, dtype=np.int64), np.diff(self.kernel_ptr))
+        return owners(self.kernel_ptr)
 
     def item_thread(self) -> Int64:
         """Thread index of every host item."""
-        return np.repeat(np.arange(len(self.thread_rank), dtype=np.int64), np.diff(self.thread_ptr))
+        return owners(self.thread_ptr)
+
+    @property
+    def recorded(self) -> EventTimes:
+        """The recorded times."""
+        return EventTimes(self.recorded_item_start, self.recorded_item_end, self.recorded_kernel_start,
+                             self.recorded_kernel_end)
 
     def with_durations(self, kernel_duration: Int64) -> Program:
         """The same program with other kernel durations (ns)."""
@@ -158,3 +209,91 @@ class Program:
     def copy(self) -> Program:
         """A deep copy, for edits."""
         return Program(**{f.name: getattr(self, f.name).copy() for f in fields(self)})
+
+
+@dataclass(slots=True)
+class Simulated:
+    """Simulated times (ns) of every item and kernel, and what each was bound by.
+
+    Attributes:
+        item_start, item_end, kernel_start, kernel_end: times.
+        item_start_cause, item_end_cause, kernel_cause: a ``StartCause``, ``EndCause`` and ``KernelCause`` each.
+        item_start_source, item_end_source, kernel_source: the item, kernel or edge behind it.
+        group_last: the kernel that arrived last at each rendezvous.
+        order: items by their row and kernels by theirs behind all items, in an order in which they became known.
+    """
+
+    item_start: Int64
+    item_end: Int64
+    item_start_cause: Int8
+    item_start_source: Int32
+    item_end_cause: Int8
+    item_end_source: Int32
+    kernel_start: Int64
+    kernel_end: Int64
+    kernel_cause: Int8
+    kernel_source: Int32
+    group_last: Int32
+    order: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class EventTimes:
+    """The recorded times (ns) of a program's items and kernels."""
+
+    item_start: Int64
+    item_end: Int64
+    kernel_start: Int64
+    kernel_end: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The order within a program, whatever anything takes: rows by what they point to, each with a pointer.
+
+    Attributes:
+        launched: kernels by the item that launches them; ``successor``: by the kernel before them on their stream.
+        out_edge: edges by the kernel they begin at, ``owner`` the kernel each ends at.
+        member: kernels by their rendezvous.
+    """
+
+    launched_ptr: Int64
+    launched: Int64
+    successor_ptr: Int64
+    successor: Int64
+    out_ptr: Int64
+    out_edge: Int64
+    member_ptr: Int64
+    member: Int64
+    owner: Int64
+
+
+def pointers(counts: np.ndarray | Sequence[int]) -> Int64:
+    """Return where each group of rows begins, and where the last one ends, of their numbers."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def owners(pointer: Int64) -> Int64:
+    """Return the group of each row."""
+    return np.repeat(np.arange(len(pointer) - 1), np.diff(pointer))
+
+
+def entries_waited_for(p: Program) -> Int64:
+    """The entry of the launch queues whose leaving makes room for each item's; -1 where there is room anyway."""
+    if not len(p.queue_depth):
+        return np.full(len(p.item_kind), NONE, np.int64)
+    channel = np.maximum(p.item_channel, 0)
+    depth = p.queue_depth[channel]
+    waits = (p.item_channel >= 0) & (depth > 0) & (p.item_queue >= depth)
+    return np.where(waits, p.queue_ptr[channel] + p.item_queue - depth, NONE)
+
+
+def step_items(program: Program) -> list[tuple[int, int, int, int]]:
+    """(rank, step row, begin item, end item) of every step of every rank, in order."""
+    thread = program.item_thread()
+    begins = np.nonzero(program.item_kind == ItemKind.STEP_BEGIN)[0]
+    ends = {(int(thread[i]), int(program.item_row[i])): int(i)
+            for i in np.nonzero(program.item_kind == ItemKind.STEP_END)[0]}
+    found = [(int(program.thread_rank[thread[i]]), int(program.item_row[i]), int(i),
+              ends[int(thread[i]), int(program.item_row[i])]) for i in begins]
+    return sorted(found)

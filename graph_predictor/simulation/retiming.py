@@ -22,9 +22,17 @@ from functools import cached_property
 
 import numpy as np
 
-from graph_predictor.simulation.engine import Simulated, Structure, simulate_in_order
-from graph_predictor.simulation.program import NEVER, ItemKind, Program
-from graph_predictor.simulation.tape import Rows, Tape, TimeNumbers, constants_of, entries_waited_for
+from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.program import (
+    NEVER,
+    ItemKind,
+    Program,
+    Simulated,
+    Structure,
+    entries_waited_for,
+    pointers,
+)
+from graph_predictor.simulation.tape import Rows, Tape, TimeNumbers, constants_of
 from graph_predictor.simulation.tape_loop import LANES, play, play_variants
 from tracer.arrays import Bool, Int8, Int32, Int64
 from tracer.graph import NONE
@@ -93,11 +101,11 @@ class WorkingOrder:
     def __init__(self, program: Program, structure: Structure, rows: Rows, items: Int64, kernels: Int64) -> None:
         self.program, self.structure, self.rows = program, structure, rows
         self.items, self.kernels = items, kernels
-        self.times = TimeNumbers.of(program)
+        self.times = TimeNumbers(program)
 
     @cached_property
     def _nodes(self) -> Int64:
-        return simulate_in_order(self.program, structure=self.structure)[1]
+        return simulate(self.program, structure=self.structure).order
 
     @cached_property
     def _tape(self) -> _SharedTape:
@@ -128,7 +136,7 @@ class WorkingOrder:
             item_start=times[begins], item_end=times[ends], item_start_cause=cause[begins],
             item_start_source=source[begins], item_end_cause=cause[ends], item_end_source=source[ends],
             kernel_start=times[kernels], kernel_end=times[t.kernel_end:t.left], kernel_cause=cause[kernels],
-            kernel_source=source[kernels], group_last=source[t.met:])
+            kernel_source=source[kernels], group_last=source[t.met:], order=self._nodes)
 
     def host_lanes(self, host: HostRows, program: Int64) -> HostLanes:
         """Return the host time of variants, each that of one of the programs, as ``ends`` takes it."""
@@ -187,7 +195,7 @@ class _SharedTape:
         row[own] = row_of
         shown = own[first]
         lengths = shown - begins[shown] + 1
-        pointer = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        pointer = pointers(lengths)
         chain = np.arange(pointer[-1]) + np.repeat(begins[shown] - pointer[:-1], lengths)
         nodes = order._nodes
         nodes = nodes[~np.concatenate([taken, np.zeros(order.times.kernels, np.bool_)])[nodes]]

@@ -14,52 +14,30 @@ its kernel are one operation, and items that only the next one of their thread w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 
-from graph_predictor.simulation.causes import EndCause, KernelCause, StartCause
-from graph_predictor.simulation.engine import Structure
-from graph_predictor.simulation.program import NEVER, Anchor, Program
-from graph_predictor.simulation.tape_loop import (
-    BESIDE,
-    CALL,
-    CAUSE,
-    CODE,
-    COLUMNS,
-    CONSTANTS,
-    END,
-    FLOOR,
-    ITEM,
-    KERNEL,
-    KERNEL_ROW,
-    LATER,
-    LAUNCH,
-    LEAST,
-    LEAVES,
-    LEFT,
-    OF,
-    OF_THE_LEFT,
-    OPEN,
-    PART,
-    QUEUED_LAUNCH,
-    ROW,
-    RUN,
-    SAME,
-    SET,
-    SOURCE,
-    STAGED,
-    START,
-    TAKEN,
-    TO,
-    TO_LEFT,
-    TO_START,
-    place,
+from graph_predictor.simulation import tape_loop as op
+from graph_predictor.simulation.program import (
+    NEVER,
+    EndCause,
+    KernelCause,
+    LaunchReference,
+    Program,
+    StartCause,
+    Structure,
+    entries_waited_for,
+    owners,
 )
 from tracer.arrays import Bool, Int32, Int64
 from tracer.graph import NONE
 
-Columns = dict[int, "Int64 | int"]
-"""Values of operations by the column they are in."""
+_CONSTANTS = ("lag", "latency", "gap")
+"""Constants of operations."""
+_TIMES = ("thread_start", "item_external", "item_return", "after_lag", "wait_lag", "kernel_external", "kernel_latency",
+          "kernel_gap", "edge_lag")
+"""Columns of a program that they are taken from."""
 _BEFORE, _START, _AFTER, _END, _ROOM, _WAITS, _LEAST, _FLOOR = range(8)
 """What is worked out of an item, one after the other."""
 
@@ -79,50 +57,16 @@ class Rows:
     floor: Int64
 
 
-@dataclass(frozen=True, slots=True)
 class TimeNumbers:
-    """How the times of a program are numbered: starts of items, then their ends, starts of kernels, their ends, when
-    queue entries have left, when all of a rendezvous have arrived."""
+    """How the times of a program are numbered, where each kind begins: starts of items, then their ends (``item_end``),
+    starts of kernels, their ends, when queue entries have ``left``, when all of a rendezvous have ``met``."""
 
-    items: int
-    kernels: int
-    entries: int
-    groups: int
-
-    @classmethod
-    def of(cls, program: Program) -> TimeNumbers:
-        """Those of a program."""
-        return cls(len(program.item_kind), len(program.kernel_item), len(program.queue_kernel), len(program.group_size))
-
-    @property
-    def item_end(self) -> int:
-        """Number of the first item's end."""
-        return self.items
-
-    @property
-    def kernel_start(self) -> int:
-        """Number of the first kernel's start."""
-        return 2 * self.items
-
-    @property
-    def kernel_end(self) -> int:
-        """Number of the first kernel's end."""
-        return 2 * self.items + self.kernels
-
-    @property
-    def left(self) -> int:
-        """Number of the time by which the first entry has left."""
-        return 2 * (self.items + self.kernels)
-
-    @property
-    def met(self) -> int:
-        """Number of the time at which all of the first rendezvous have arrived."""
-        return self.left + self.entries
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return self.met + self.groups
+    def __init__(self, program: Program) -> None:
+        self.items, self.kernels = len(program.item_kind), len(program.kernel_item)
+        self.item_end, self.kernel_start = self.items, 2 * self.items
+        self.kernel_end, self.left = self.kernel_start + self.kernels, self.kernel_start + 2 * self.kernels
+        self.met = self.left + len(program.queue_kernel)
+        self.count = self.met + len(program.group_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,55 +103,50 @@ class Tape:
         stays[kept] = True
         at: Int64 = np.full(count, NONE, np.int64)
         until, first = at.copy(), np.full(max(len(operations), 1), NONE, np.int64)
-        places = place(operations, stays, until, first, np.empty(count, np.int64), np.empty(count, np.int64), at)
+        places = op.place(operations, stays, until, first, np.empty(count, np.int64), np.empty(count, np.int64), at)
         return replace(self, operations=operations), at[kept], places
 
 
 def constants_of(program: Program) -> Int64:
     """A program's lags and other times that are no durations, one behind the other; the first is 0."""
-    p = program
-    return np.concatenate([np.zeros(1, np.int64), p.thread_start, p.item_external, p.item_return, p.after_lag,
-                           p.wait_lag, p.kernel_external, p.kernel_latency, p.kernel_gap, p.edge_lag])
-
-
-class _Constants:
-    """Where each column of constants begins in ``constants_of``."""
-
-    def __init__(self, p: Program) -> None:
-        items, kernels = len(p.item_kind), len(p.kernel_item)
-        lengths = (1, len(p.thread_start), items, items, len(p.after_lag), len(p.wait_lag), kernels, kernels, kernels)
-        (self.thread_start, self.item_external, self.item_return, self.after_lag, self.wait_lag, self.kernel_external,
-         self.kernel_latency, self.kernel_gap, self.edge_lag) = np.cumsum(lengths).tolist()
+    return np.concatenate([np.zeros(1, np.int64), *(getattr(program, name) for name in _TIMES)])
 
 
 class _Sheet:
     """Operations of one program, each with its place in the order: that of its item or kernel, and one within it."""
 
-    def __init__(self, program: Program, nodes: Int64, structure: Structure, rows: Rows,
-                 follows: Int64) -> None:
+    def __init__(self, program: Program, nodes: Int64, structure: Structure, rows: Rows, follows: Int64) -> None:
         self.p, self.rows, self.follows, self.structure = program, rows, follows, structure
-        self.times, self.constants = TimeNumbers.of(program), _Constants(program)
+        self.times = TimeNumbers(program)
+        begins = np.cumsum([1, *(len(getattr(program, name)) for name in _TIMES)]).tolist()
+        self.constants = SimpleNamespace(**dict(zip(_TIMES, begins, strict=False)))  # where each column begins
         items, kernels = self.times.items, self.times.kernels
-        self.parts: list[tuple[Int64, Columns, Columns]] = []
+        self.parts: list[tuple[Int64, dict[str, Int64 | int]]] = []
         known: Int64 = np.full(items + kernels, NONE, np.int64)
         known[nodes] = np.arange(len(nodes))
         # Those of one rendezvous are known together.
         group = program.kernel_group
         met = np.flatnonzero(group >= 0)
-        first = np.full(self.times.groups, len(nodes), np.int64)
+        first = np.full(len(program.group_size), len(nodes), np.int64)
         np.minimum.at(first, group[met], known[items + met])
         known[items + met] = first[group[met]]
         self.item_at, self.kernel_at = known[:items], known[items:]
         # Items that each takes in: those of its thread between it and the one it follows.
         begin = np.repeat(program.thread_ptr[:-1], np.diff(program.thread_ptr))
         self.taken = np.arange(items) - np.where(follows >= 0, follows + 1, begin)
+        inside = np.flatnonzero((program.kernel_reference == LaunchReference.CALL_START) & (program.kernel_item >= 0))
+        # When in the order each item starts: where a kernel works within its call, before that.
+        self.begins = self.item_at.copy()
+        np.minimum.at(self.begins, program.kernel_item[inside], self.kernel_at[inside])
+        # Items that follow another one and wait for no other thread, and whose start is only known with them.
+        self.plain = (follows >= 0) & (np.diff(program.after_ptr) == 0) & (self.item_at >= 0)
+        self.plain[program.kernel_item[inside]] = False
         self.within = 4 * (len(nodes) + 2)  # places within one item or kernel, of its inputs; beyond them is its end
 
-    def add(self, code: int, at: Int64, within: Int64 | int, columns: Columns,
-            constants: Columns | None = None) -> None:
-        """Add operations of one kind at places of the order."""
+    def add(self, code: int, at: Int64, within: Int64 | int, **columns: Int64 | int) -> None:
+        """Add operations of one kind at places of the order, with their columns and constants by name."""
         if len(at):
-            self.parts.append((at * (3 * self.within) + within, {CODE: code, **columns}, constants or {}))
+            self.parts.append((at * (3 * self.within) + within, {"code": code, **columns}))
 
     def tape(self) -> Tape:
         """Make all operations, and put them in order."""
@@ -215,15 +154,16 @@ class _Sheet:
         self._items(launches)
         self._queues(launches)
         self._kernels(launches, alone)
-        key = np.concatenate([key for key, _, _ in self.parts]) if self.parts else np.zeros(0, np.int64)
-        operations: Int32 = np.full((len(key), COLUMNS), NONE, np.int32)
-        constant: Int64 = np.zeros((len(key), CONSTANTS), np.int64)
+        key = np.concatenate([key for key, _ in self.parts]) if self.parts else np.zeros(0, np.int64)
+        operations: Int32 = np.full((len(key), op.COLUMNS), NONE, np.int32)
+        constant: Int64 = np.zeros((len(key), op.CONSTANTS), np.int64)
         at = 0
-        for keys, columns, constants in self.parts:
-            for column, values in columns.items():
-                operations[at:at + len(keys), column] = values
-            for number, values in constants.items():
-                constant[at:at + len(keys), number] = values
+        for keys, columns in self.parts:
+            for name, values in columns.items():
+                if name in _CONSTANTS:
+                    constant[at:at + len(keys), _CONSTANTS.index(name)] = values
+                else:
+                    operations[at:at + len(keys), getattr(op, name.upper())] = values
             at += len(keys)
         order = np.argsort(key, kind="stable")
         return Tape(operations[order], constant[order])
@@ -236,73 +176,64 @@ class _Sheet:
         read = np.zeros(times.kernels, np.bool_)  # starts that others wait for
         read[before[(p.kernel_gap < 0) & (before >= 0)]] = True
         read[p.edge_kernel[p.edge_fraction != 1.0]] = True
-        alone = ((p.kernel_group < 0) & (call >= 0) & (before >= 0) & (p.kernel_anchor == Anchor.CALL_END)
+        alone = ((p.kernel_group < 0) & (call >= 0) & (before >= 0) & (p.kernel_reference == LaunchReference.CALL_END)
                  & (p.kernel_external <= NEVER) & (np.diff(p.edge_ptr) == 0) & ((p.kernel_gap >= 0) | (before < 0)))
         alone &= ~read
         launches: Int64 = np.full(times.items, NONE, np.int64)
         known = np.flatnonzero(alone)
         known = known[self.kernel_at[before[known]] < self.item_at[call[known]]]
         launches[call[known]] = known
-        pointer = self.structure.launched[0]
-        plain = (np.diff(pointer) == 1) & self._plain() & (np.diff(p.wait_ptr) == 0) & (p.item_external <= NEVER)
+        pointer = self.structure.launched_ptr
+        plain = (np.diff(pointer) == 1) & self.plain & (np.diff(p.wait_ptr) == 0) & (p.item_external <= NEVER)
         return np.where(plain & (self.rows.floor < 0), launches, NONE), alone
 
-    def _plain(self) -> Bool:
-        """Items that follow another one and wait for no other thread, and whose start is only known with them."""
-        p = self.p
-        inside = np.zeros(self.times.items, np.bool_)
-        calls = p.kernel_item[(p.kernel_anchor == Anchor.CALL_START) & (p.kernel_item >= 0)]
-        inside[calls] = True
-        return (self.follows >= 0) & (np.diff(p.after_ptr) == 0) & ~inside & (self.item_at >= 0)
-
-    def _submitted(self) -> Int64:
-        """Return when in the order each item starts: where a kernel works within its call, before that."""
-        p = self.p
-        found = self.item_at.copy()
-        inside = np.flatnonzero((p.kernel_anchor == Anchor.CALL_START) & (p.kernel_item >= 0))
-        np.minimum.at(found, p.kernel_item[inside], self.kernel_at[inside])
-        return found
-
     def _items(self, launches: Int64) -> None:
-        p, times, constants, row = self.p, self.times, self.constants, self.rows.item
-        plain = self._plain()
-        rows = np.flatnonzero(plain & (launches < 0))
-        shown = np.diff(self.structure.launched[0])[rows] > 0
-        self.add(ITEM, self.item_at[rows], _END, {
-            TO: times.item_end + rows, TO_START: np.where(shown, rows, NONE), OF: times.item_end + self.follows[rows],
-            ROW: row[rows], TAKEN: self.taken[rows]})
-        begins = self._submitted()
-        there = (self.item_at >= 0) & ~plain
-        rows = np.flatnonzero(there & (self.follows >= 0))
-        self.add(START, begins[rows], _START, {TO: rows, OF: times.item_end + self.follows[rows], ROW: row[rows],
-                                               TAKEN: self.taken[rows]})
-        rows = np.flatnonzero(there & (self.follows < 0))
-        self.add(OPEN, begins[rows], _START, {TO: rows, ROW: row[rows], TAKEN: self.taken[rows]},
-                 {0: constants.thread_start + np.searchsorted(p.thread_ptr, rows, side="right") - 1})
-        rows = np.flatnonzero(there)
-        self.add(END, self.item_at[rows], _END, {TO: times.item_end + rows, OF: rows, ROW: row[rows]})
-        edge, item = _owners(p.after_ptr)
-        self.add(LATER, begins[item], _AFTER, {
-            TO: item, OF: times.item_end + p.after_item, CAUSE: int(StartCause.OTHER_THREAD), SOURCE: edge},
-            {0: constants.after_lag + edge})
-        edge, item = _owners(p.wait_ptr)
-        self.add(LATER, self.item_at[item], _WAITS, {
-            TO: times.item_end + item, OF: times.kernel_end + p.wait_kernel, CAUSE: int(EndCause.KERNEL),
-            SOURCE: p.wait_kernel}, {0: constants.wait_lag + edge})
-        rows = np.flatnonzero((p.item_external > NEVER) & (self.item_at >= 0))
-        self.add(LEAST, self.item_at[rows], _LEAST, {TO: times.item_end + rows, CAUSE: int(EndCause.EXTERNAL)},
-                 {0: constants.item_external + rows})
-        rows = np.flatnonzero((self.rows.floor >= 0) & (self.item_at >= 0))
-        self.add(FLOOR, self.item_at[rows], _FLOOR, {TO: times.item_end + rows, ROW: self.rows.floor[rows],
-                                                     CAUSE: int(EndCause.EXTERNAL)})
+        p, times, constants, begins = self.p, self.times, self.constants, self.begins
+        ends, there = times.item_end, self.item_at >= 0
+        rows = np.flatnonzero(self.plain & (launches < 0))
+        shown = np.diff(self.structure.launched_ptr)[rows] > 0
+        self._item(rows, np.where(shown, rows, NONE))
+        opens = there & ~self.plain
+        rows = np.flatnonzero(opens & (self.follows >= 0))
+        self.add(op.START, begins[rows], _START, to=rows, of=ends + self.follows[rows], row=self.rows.item[rows],
+                 taken=self.taken[rows])
+        rows = np.flatnonzero(opens & (self.follows < 0))
+        self.add(op.OPEN, begins[rows], _START, to=rows, row=self.rows.item[rows], taken=self.taken[rows],
+                 lag=constants.thread_start + np.searchsorted(p.thread_ptr, rows, side="right") - 1)
+        rows = np.flatnonzero(opens)
+        self.add(op.END, self.item_at[rows], _END, to=ends + rows, of=rows, row=self.rows.item[rows])
+        item = owners(p.after_ptr)
+        edge = np.arange(len(item))
+        self.add(op.LATER, begins[item], _AFTER, to=item, of=ends + p.after_item, cause=StartCause.OTHER_THREAD,
+                 source=edge, lag=constants.after_lag + edge)
+        item = owners(p.wait_ptr)
+        edge = np.arange(len(item))
+        self.add(op.LATER, self.item_at[item], _WAITS, to=ends + item, of=times.kernel_end + p.wait_kernel,
+                 cause=EndCause.KERNEL, source=p.wait_kernel, lag=constants.wait_lag + edge)
+        rows = np.flatnonzero((p.item_external > NEVER) & there)
+        self.add(op.LEAST, self.item_at[rows], _LEAST, to=ends + rows, cause=EndCause.EXTERNAL,
+                 lag=constants.item_external + rows)
+        rows = np.flatnonzero((self.rows.floor >= 0) & there)
+        self.add(op.FLOOR, self.item_at[rows], _FLOOR, to=ends + rows, row=self.rows.floor[rows],
+                 cause=EndCause.EXTERNAL)
+
+    def _item(self, rows: Int64, start: Int64) -> None:
+        """Add items that wait for the one before them alone; ``start`` is where their starts are kept, -1: nowhere."""
+        ends = self.times.item_end
+        self.add(op.ITEM, self.item_at[rows], _END, to=ends + rows, to_start=start, of=ends + self.follows[rows],
+                 row=self.rows.item[rows], taken=self.taken[rows])
+
+    def _room(self, rows: Int64) -> None:
+        """Let items end no earlier than there is room in the launch queue."""
+        self.add(op.LATER, self.item_at[rows], _ROOM, to=self.times.item_end + rows, cause=EndCause.QUEUE,
+                 of=self.times.left + self.entry[rows], source=op.OF_THE_LEFT, lag=self.constants.item_return + rows)
 
     def _queues(self, launches: Int64) -> None:
         """Let entries leave the queues as far as items wait for them."""
-        p, times, constants = self.p, self.times, self.constants
-        entry = entries_waited_for(p)
+        p, times = self.p, self.times
+        self.entry = entry = entries_waited_for(p)
         rows = np.flatnonzero((entry >= 0) & (self.item_at >= 0))
-        begins = self._submitted()
-        rows = rows[np.argsort(begins[rows], kind="stable")]
+        rows = rows[np.argsort(self.begins[rows], kind="stable")]
         none: Int64 = np.zeros(0, np.int64)
         leaving, before, first_asked = [none], [none], [none]
         for channel in range(len(p.queue_depth)):
@@ -324,126 +255,94 @@ class _Sheet:
         self.queued[asked[joined]] = entries[joined]
         for opens in (True, False):
             some = np.flatnonzero(~joined & ((earlier < 0) == opens))
-            columns: Columns = {TO: times.left + entries[some], SOURCE: kernel[some], CAUSE: 0}
-            of = times.kernel_end + kernel[some]
-            columns |= {OF: of} if opens else {OF: times.left + earlier[some], BESIDE: of}
-            self.add(SAME if opens else LEFT, begins[asked[some]], _BEFORE, columns)
-        rows = rows[launches[rows] < 0]
-        self.add(LATER, self.item_at[rows], _ROOM, {
-            TO: times.item_end + rows, OF: times.left + entry[rows], CAUSE: int(EndCause.QUEUE), SOURCE: OF_THE_LEFT},
-            {0: constants.item_return + rows})
-        self.entry = entry
+            leaves = times.kernel_end + kernel[some]
+            self.add(op.SAME if opens else op.LEFT, self.begins[asked[some]], _BEFORE, to=times.left + entries[some],
+                     of=leaves if opens else times.left + earlier[some], other=NONE if opens else leaves,
+                     source=kernel[some], cause=0)
+        self._room(rows[launches[rows] < 0])
 
     def _kernels(self, launches: Int64, alone: Bool) -> None:
         p, times, constants, row = self.p, self.times, self.constants, self.rows.kernel
         items = np.flatnonzero(launches >= 0)
-        kernel = launches[items]
-        left = self.queued[items]
+        kernel, left = launches[items], self.queued[items]
         # Where the queue has room already, or an entry that left before is enough, the launch waits for none.
         waits = (self.entry[items] >= 0) & (left < 0)
-        for code, some in ((LAUNCH, np.flatnonzero((left < 0) & ~waits)), (QUEUED_LAUNCH, np.flatnonzero(left >= 0))):
-            n, k = items[some], kernel[some]
-            columns: Columns = {
-                TO: times.item_end + n, TO_START: times.kernel_end + k, OF: times.item_end + self.follows[n],
-                BESIDE: times.kernel_end + p.kernel_previous[k], ROW: self.rows.item[n], KERNEL_ROW: row[k],
-                TAKEN: self.taken[n]}
-            if code == QUEUED_LAUNCH:
-                entry = left[some]
-                columns |= {TO_LEFT: times.left + entry, CALL: times.left + entry - 1,
-                            LEAVES: times.kernel_end + p.queue_kernel[entry]}
-            self.add(code, self.item_at[n], _END, columns, {
-                0: constants.item_return + n, 1: constants.kernel_latency + k, 2: constants.kernel_gap + k})
-        n, k = items[waits], kernel[waits]
-        self.add(ITEM, self.item_at[n], _END, {TO: times.item_end + n, TO_START: n,
-                                               OF: times.item_end + self.follows[n], ROW: self.rows.item[n],
-                                               TAKEN: self.taken[n]})
-        self.add(LATER, self.item_at[n], _ROOM, {TO: times.item_end + n, OF: times.left + self.entry[n],
-                                                 CAUSE: int(EndCause.QUEUE), SOURCE: OF_THE_LEFT},
-                 {0: constants.item_return + n})
+        for queued in (False, True):
+            some = np.flatnonzero((left >= 0) if queued else (left < 0) & ~waits)
+            n, k, entry = items[some], kernel[some], left[some]
+            leaving = {"to_left": times.left + entry, "call": times.left + entry - 1,
+                       "leaves": times.kernel_end + p.queue_kernel[entry]} if queued else {}
+            self.add(op.QUEUED_LAUNCH if queued else op.LAUNCH, self.item_at[n], _END, to=times.item_end + n,
+                     to_start=times.kernel_end + k, of=times.item_end + self.follows[n],
+                     other=times.kernel_end + p.kernel_previous[k], row=self.rows.item[n], kernel_row=row[k],
+                     taken=self.taken[n], lag=constants.item_return + n, latency=constants.kernel_latency + k,
+                     gap=constants.kernel_gap + k, **leaving)
+        self._item(items[waits], items[waits])
+        self._room(items[waits])
         apart = alone.copy()
         apart[kernel[~waits]] = False
         k = np.flatnonzero(apart)
         call, before = p.kernel_item[k], p.kernel_previous[k]
         first = self.item_at[call] < self.kernel_at[before]
-        self.add(KERNEL, self.kernel_at[k], self.within, {
-            TO: times.kernel_end + k, OF: times.item_end + call, CALL: call, BESIDE: times.kernel_end + before,
-            KERNEL_ROW: row[k], CAUSE: np.where(first, int(KernelCause.LAUNCH), int(KernelCause.STREAM))},
-            {1: constants.kernel_latency + k, 2: constants.kernel_gap + k})
+        self.add(op.KERNEL, self.kernel_at[k], self.within, to=times.kernel_end + k, of=times.item_end + call,
+                 call=call, other=times.kernel_end + before, kernel_row=row[k], latency=constants.kernel_latency + k,
+                 gap=constants.kernel_gap + k, cause=np.where(first, KernelCause.LAUNCH, KernelCause.STREAM))
         self._inputs(np.flatnonzero(~alone))
 
     def _inputs(self, k: Int64) -> None:
         """Work out kernels step by step: their inputs in the order in which they become known, then their ends."""
         p, times, constants, row = self.p, self.times, self.constants, self.rows.kernel
         at, start = self.kernel_at, times.kernel_start
-        self.add(SET, at[k], 4, {TO: start + k, CAUSE: int(KernelCause.EXTERNAL)}, {0: constants.kernel_external + k})
+        self.add(op.SET, at[k], 4, to=start + k, cause=KernelCause.EXTERNAL, lag=constants.kernel_external + k)
         ready = np.zeros(times.kernels, np.int64)  # when the last input of each kernel is known
 
-        def inputs(code: int, rows: Int64, known: Int64, minor: int, of: Int64, cause: KernelCause, source: Int64,
-                   constant: Int64 | int, columns: Columns | None = None) -> None:
+        def inputs(code: int, rows: Int64, known: Int64, minor: int, **columns: Int64 | int) -> None:
             np.maximum.at(ready, rows, known + 1)
-            self.add(code, at[rows], 4 * (known + 2) + minor, {
-                TO: start + rows, OF: of, CAUSE: int(cause), SOURCE: source, **(columns or {})}, {0: constant})
+            self.add(code, at[rows], 4 * (known + 2) + minor, to=start + rows, **columns)
 
         launched = k[p.kernel_item[k] >= 0]
-        for anchor in Anchor:
-            mine = launched[p.kernel_anchor[launched] == anchor]
+        for reference in LaunchReference:
+            mine = launched[p.kernel_reference[launched] == reference]
             call = p.kernel_item[mine]
-            lag = constants.kernel_latency + mine
-            if anchor == Anchor.CALL_START:
+            lag, ended, cause = constants.kernel_latency + mine, times.item_end + call, KernelCause.LAUNCH
+            if reference == LaunchReference.CALL_START:
                 # Submitted within the call, as soon as the queue lets it in; the call may not have ended.
                 previous = np.where(self.follows[call] >= 0, self.item_at[self.follows[call]], NONE)
-                inputs(LATER, mine, previous, 1, call, KernelCause.LAUNCH, call, lag)
+                inputs(op.LATER, mine, previous, 1, of=call, cause=cause, source=call, lag=lag)
                 held = self.entry[call] >= 0
-                inputs(LATER, mine[held], previous[held], 1, times.left + self.entry[call[held]], KernelCause.LAUNCH,
-                       call[held], lag[held])
-            elif anchor == Anchor.STAGED:
-                inputs(STAGED, mine, self.item_at[call], 1, times.item_end + call, KernelCause.LAUNCH, call, lag,
-                       {BESIDE: call, KERNEL_ROW: row[mine]})
+                inputs(op.LATER, mine[held], previous[held], 1, of=times.left + self.entry[call[held]], cause=cause,
+                       source=call[held], lag=lag[held])
+            elif reference == LaunchReference.STAGED:
+                inputs(op.STAGED, mine, self.item_at[call], 1, of=ended, cause=cause, source=call, lag=lag, other=call,
+                       kernel_row=row[mine])
             else:
-                inputs(LATER, mine, self.item_at[call], 1, times.item_end + call, KernelCause.LAUNCH, call, lag)
-                inputs(LATER, mine, self.item_at[call], 1, call, KernelCause.LAUNCH, call, 0)
+                inputs(op.LATER, mine, self.item_at[call], 1, of=ended, cause=cause, source=call, lag=lag)
+                inputs(op.LATER, mine, self.item_at[call], 1, of=call, cause=cause, source=call, lag=0)
         mine = k[p.kernel_previous[k] >= 0]
         before = p.kernel_previous[mine]
-        inputs(LATER, mine, at[before], 0, times.kernel_end + before, KernelCause.STREAM, before,
-               constants.kernel_gap + mine)
+        inputs(op.LATER, mine, at[before], 0, of=times.kernel_end + before, cause=KernelCause.STREAM, source=before,
+               lag=constants.kernel_gap + mine)
         # With overlap (a negative gap) a kernel still does not start before its predecessor did.
         overlaps = p.kernel_gap[mine] < 0
-        inputs(LATER, mine[overlaps], at[before[overlaps]], 0, start + before[overlaps], KernelCause.STREAM,
-               before[overlaps], 0)
-        edge, owner = _owners(p.edge_ptr)
-        other = p.edge_kernel
-        for ended in (True, False):
-            some = np.flatnonzero((p.edge_fraction == 1.0) == ended)
-            of = other[some]
-            inputs(LATER if ended else PART, owner[some], at[of], 2, (times.kernel_end if ended else start) + of,
-                   KernelCause.EDGE, edge[some], constants.edge_lag + edge[some],
-                   {} if ended else {BESIDE: times.kernel_end + of, ROW: edge[some]})
+        mine, before = mine[overlaps], before[overlaps]
+        inputs(op.LATER, mine, at[before], 0, of=start + before, cause=KernelCause.STREAM, source=before, lag=0)
+        owner = owners(p.edge_ptr)
+        for ends in (True, False):
+            some = np.flatnonzero((p.edge_fraction == 1.0) == ends)
+            of, lag = p.edge_kernel[some], constants.edge_lag + some
+            part = {} if ends else {"other": times.kernel_end + of, "row": some}
+            inputs(op.LATER if ends else op.PART, owner[some], at[of], 2, cause=KernelCause.EDGE, source=some,
+                   of=(times.kernel_end if ends else start) + of, lag=lag, **part)
         group = p.kernel_group
         lone = k[group[k] < 0]
-        self.add(RUN, at[lone], 2 * self.within, {TO: times.kernel_end + lone, OF: start + lone, KERNEL_ROW: row[lone]})
+        self.add(op.RUN, at[lone], 2 * self.within, to=times.kernel_end + lone, of=start + lone, kernel_row=row[lone])
         met = k[group[k] >= 0]
         met = met[np.lexsort((ready[met], group[met]))]
         opens = np.ones(len(met), np.bool_)
         opens[1:] = group[met[1:]] != group[met[:-1]]
         for first in (True, False):
             some = met[opens == first]
-            self.add(SAME if first else LATER, at[some], self.within + (0 if first else 1 + ready[some]), {
-                TO: times.met + group[some], OF: start + some, CAUSE: 0, SOURCE: some})
-        self.add(RUN, at[met], 2 * self.within, {TO: times.kernel_end + met, OF: times.met + group[met],
-                                                 KERNEL_ROW: row[met]})
-
-
-def entries_waited_for(p: Program) -> Int64:
-    """The entry of the launch queues whose leaving makes room for each item's; -1 where there is room anyway."""
-    if not len(p.queue_depth):
-        return np.full(len(p.item_kind), NONE, np.int64)
-    channel = np.maximum(p.item_channel, 0)
-    depth = p.queue_depth[channel]
-    waits = (p.item_channel >= 0) & (depth > 0) & (p.item_queue >= depth)
-    return np.where(waits, p.queue_ptr[channel] + p.item_queue - depth, NONE)
-
-
-def _owners(pointer: Int64) -> tuple[Int64, Int64]:
-    """The rows of edges by their owner (CSR), and the owner of each."""
-    owner = np.repeat(np.arange(len(pointer[1:])), np.diff(pointer))
-    return np.arange(len(owner)), owner
+            self.add(op.SAME if first else op.LATER, at[some], self.within + (0 if first else 1 + ready[some]),
+                     to=times.met + group[some], of=start + some, cause=0, source=some)
+        self.add(op.RUN, at[met], 2 * self.within, to=times.kernel_end + met, of=times.met + group[met],
+                 kernel_row=row[met])

@@ -123,7 +123,7 @@ class Sizes:
                                 "capture says nothing of it; capture the step at a size nearer to it.")
         scenario.known_source()
         work = scenario.work
-        mine = np.unique(work.piece[scenario.cycle.kernel & (work.piece >= 0)])
+        mine = np.unique(work.kernel_group[scenario.cycle.kernel & (work.kernel_group >= 0)])
         unsized = work.measured_ns[mine[~work.sized[mine]]].sum() / max(int(work.measured_ns[mine].sum()), 1)
         if unsized > MOST_UNSIZED:
             raise EditError(f"The trace has no sizes for {unsized:.0%} of its kernels' time, so that they cannot be "
@@ -178,7 +178,7 @@ def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes)
         work = scenario.work
         rank, op, ns = work.rank, work.op, work.measured_ns
     else:
-        pieces = scenario.pieces
+        pieces = scenario.slices
         mine = scenario.cycle.working[pieces.item] & ~pieces.fetched
         rank, op, ns = pieces.rank[mine], pieces.op[mine], pieces.ns[mine]
     undecided = 0
@@ -196,9 +196,10 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
     work = scenario.work
     known: dict[tuple[Any, ...], tuple[tuple[OpCall, ...] | None, float]] = {}
     calls: list[tuple[OpCall, ...]] = []
-    factor = np.ones(len(work.group))
-    doubtful = np.zeros(len(work.group), np.bool_)
-    for i, (number, rank, op) in enumerate(zip(work.group.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)):
+    factor = np.ones(len(work.call_row))
+    doubtful = np.zeros(len(work.call_row), np.bool_)
+    rows = zip(work.call_row.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)
+    for i, (number, rank, op) in enumerate(rows):
         calls.append(work.calls[number])
         if op < 0:
             continue
@@ -213,16 +214,13 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
         calls[i], factor[i] = (calls[i], growth) if new is None else (new, 1.0)
         doubtful[i] = shapes.undecided(op)
     resized, after = work.regrouped(calls)
-    kernel_factor = np.where(work.piece >= 0, factor[np.maximum(work.piece, 0)], 1.0) if len(factor) else np.ones(
-        len(work.piece))
-    collectives, exchanged = _collectives(scenario, scaled)
-    kernel_factor = kernel_factor * collectives
+    kernel_factor, exchanged = _collectives(scenario, scaled)
+    inside, of = work.kernel_group >= 0, work.kernel_group[work.kernel_group >= 0]
+    kernel_factor[inside] *= factor[of]
     spread = np.where(kernel_factor != 1.0, RESIZED_WITH_DATA, 0.0)
-    if doubtful.any():
-        mine = (work.piece >= 0) & doubtful[np.maximum(work.piece, 0)]
-        spread = np.hypot(spread, np.where(mine, sizes.either, 0.0))
+    spread[inside] = np.hypot(spread[inside], np.where(doubtful[of], sizes.either, 0.0))
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
-    sized = (factor != 1.0) | np.isin(resized.group, list(after))
+    sized = (factor != 1.0) | np.isin(resized.call_row, list(after))
     scenario = sizes.warned(scenario, float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1))
     kernels = replace(scenario.kernels.scaled(kernel_factor).widened(spread), calls=after)
     changed = replace(scenario, regrouped=resized, kernels=kernels)
@@ -253,7 +251,7 @@ def _new_calls(old: tuple[OpCall, ...], before: Operation, after: Operation, gro
 def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Scenario:
     """On a CPU the operations are the kernels: the own time of those that compute × model(new sizes) / model(old)."""
     scenario = scenario.claim("the host's computation", "--set")
-    pieces, working = scenario.pieces, scenario.cycle.working[scenario.pieces.item]
+    pieces, working = scenario.slices, scenario.cycle.working[scenario.slices.item]
     was, factor = scenario.host_times(), np.ones(len(pieces))
     known: Bool = np.zeros(len(pieces), np.bool_)
     doubtful: Bool = np.zeros(len(pieces), np.bool_)
@@ -282,7 +280,7 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes
 
 def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[Float64, Bool, Bool]:
     """Return how much more a rank's pieces of host time compute, which compute, and which of these are undecided."""
-    pieces, graph = scenario.pieces, shapes.graph
+    pieces, graph = scenario.slices, shapes.graph
     costs = operation_costs(scenario.cycle, pieces, number, every_operation(graph))
     ops, numbers = graph.ops, dict[tuple[Any, ...], int]()
     columns = np.stack([ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars])[:, costs.op].T.tolist()
@@ -294,9 +292,9 @@ def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[F
     computes: Bool = computing_operations(graph)[costs.op] & takes_time
     undecided = computes & np.array([shapes.undecided(op) for op in examples], np.bool_)[kind]
     none = np.zeros(len(kind) + 1)
-    known, doubtful = (costs.by_piece(pieces, rows.astype(np.float64), none, 0.0, 0.0) > 0
+    known, doubtful = (costs.by_slice(pieces, rows.astype(np.float64), none, 0.0, 0.0) > 0
                        for rows in (computes, undecided))
-    return (costs.by_piece(pieces, np.where(computes, growth[kind], 1.0), none + 1.0, 1.0, 1.0), known, doubtful)
+    return (costs.by_slice(pieces, np.where(computes, growth[kind], 1.0), none + 1.0, 1.0, 1.0), known, doubtful)
 
 
 def _growth_of_work(scenario: Scenario, shapes: ScaledShapes, ops: list[int]) -> Float64:

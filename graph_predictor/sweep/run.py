@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from joblib import Parallel, delayed, parallel_config
 
-from graph_predictor.prediction.edited_copies import HOSTS_KEPT
+from graph_predictor.prediction.edited_repeats import HOSTS_KEPT
 from graph_predictor.request.study import Study, is_script, read_source
 from graph_predictor.sweep.files import Journal, draw_sweep, write_table
 from graph_predictor.sweep.rows import COLUMNS, row

@@ -13,7 +13,7 @@ import msgspec
 from graph_predictor.edits.registry import FACTOR, OPTIONS, EditOption, switched
 from graph_predictor.request.study import Configuration
 from tracer.errors import ForetraceError
-from tracer.rank_classes import MOST_RANKS
+from tracer.ranks import MOST_RANKS
 
 Value = str | int | float
 

@@ -9,15 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from graph_predictor.prediction.changes import BatchChange, DeviceChange, HostChange, KernelChange, KernelSources
-from graph_predictor.prediction.edit import Edit
-from graph_predictor.prediction.host_spread import RESOLVED
 from graph_predictor.prediction.predictor import Baseline, Spreads
 from graph_predictor.prediction.repeat import steps_of
 from graph_predictor.prediction.result import Prediction
-from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.recorded.damage import damage_notes
-from graph_predictor.simulation.host_pieces import host_pieces
+from graph_predictor.prediction.scenario import (
+    BatchChange,
+    DeviceChange,
+    Edit,
+    HostChange,
+    KernelChange,
+    KernelSources,
+    Scenario,
+)
+from graph_predictor.prediction.step_spread import RESOLVED
+from graph_predictor.recorded.facts import damage_notes
+from graph_predictor.simulation.host_slices import host_slices
 from kernel_models.device import DeviceSpec
 from kernel_models.pricing import Models
 from tracer.errors import ForetraceError
@@ -81,11 +87,11 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
     if not recorded.ran or not _shapes_only(graphs):
         raise ForetraceError("Times go from a recorded step to one that was traced by shapes alone; these are not of "
                              "these two kinds.")
-    from graph_predictor.synthesis.recorded_times import RecordedTimes
+    from graph_predictor.synthesis.recorded_times import StandInTimes
     from graph_predictor.synthesis.step import anchored_step
 
     was, spreads = recorded.scenario, recorded.spreads
-    times = RecordedTimes(was, spreads.host)
+    times = StandInTimes(was, spreads.host)
     step = anchored_step(graphs, times, collectives)
     scenario = _scenario(step, was.devices.source_models, None, profiled=was.profiled, origin=times.origin,
                          batches=BatchChange(was.batches.loader))
@@ -120,7 +126,7 @@ def _scenario(step: SynthesizedStep, models: Models | None, steps: str | int | r
     made = step.made
     cycle = steps_of(made.built, steps)
     return Scenario(
-        made.built, cycle, host_pieces(made.built), DeviceChange(step.device, models),
+        made.built, cycle, host_slices(made.built), DeviceChange(step.device, models),
         KernelChange(sources=KernelSources(made.source, made.low, made.high)),
         HostChange(spread=step.change_spread, source=step.host_source), warnings=step.warnings,
         **known)  # type: ignore[arg-type]

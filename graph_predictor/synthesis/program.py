@@ -23,19 +23,26 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from graph_predictor.simulation.acyclic import without_cycles
-from graph_predictor.simulation.assembly import RankRows, assemble, dissolve, with_edges, with_rendezvous
-from graph_predictor.simulation.build import Built, RankReport
-from graph_predictor.simulation.engine import Simulated, simulate
+from graph_predictor.simulation.build import (
+    Built,
+    RankReport,
+    RankRows,
+    assemble,
+    dissolve,
+    with_edges,
+    with_rendezvous,
+)
+from graph_predictor.simulation.changed_program import without_cycles
+from graph_predictor.simulation.device_waits import CUDA_DEPTH
+from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.host_items import HostItems
-from graph_predictor.simulation.launch_queue import CUDA_DEPTH
-from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program, whole_ns
-from graph_predictor.simulation.rank_view import STAGED_BYTES
-from graph_predictor.simulation.rendezvous import match_in_order
+from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, Simulated, whole_ns
+from graph_predictor.simulation.ranks import STAGED_BYTES, match_in_order
 from kernel_models.launch_constants import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT_NS, LaunchConstants
 from tracer.arrays import Float64, Int64
 from tracer.graph import (
     NONE,
+    CodeOf,
     ExecutionGraph,
     GapKind,
     GapTable,
@@ -46,10 +53,13 @@ from tracer.graph import (
     StepTable,
     SyncKind,
     SyncTable,
+    string_coder,
 )
 from tracer.shape_only.devices import CPU
 
 COMPUTE_STREAM, COMMUNICATION_STREAM = 7, 20
+SEND, RECEIVE = "send", "recv"
+STEP = "traced step"
 
 
 @dataclass(slots=True)
@@ -76,7 +86,7 @@ class DeviceWork:
 
     @property
     def staged(self) -> bool:
-        """Return whether the call feeds it piece by piece (a large copy from pageable memory, see ``rank_view``)."""
+        """Return whether the call feeds it piece by piece (a large copy from pageable memory, see ``ranks``)."""
         return (self.kind == KernelKind.MEMCPY and not self.in_call and "Pageable ->" in self.name
                 and self.moved > STAGED_BYTES)
 
@@ -114,9 +124,6 @@ class OperationTimes:
     fetch: float = 0.0
 
 
-SEND, RECEIVE = "send", "recv"
-
-
 def paired_transfers(graphs: Sequence[ExecutionGraph], kernel_ptr: Int64) -> list[tuple[int, int]]:
     """(receive, send) of every pair, kernels of the program whose ranks begin at ``kernel_ptr``.
 
@@ -132,9 +139,6 @@ def paired_transfers(graphs: Sequence[ExecutionGraph], kernel_ptr: Int64) -> lis
                 found[key][kind].append(low + int(table.kernel[row]))
     return [pair for ends in found.values() if len(ends[SEND]) == len(ends[RECEIVE])
             for pair in zip(ends[RECEIVE], ends[SEND], strict=True)]
-
-
-STEP = "traced step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ def plain_constants(latency_ns: int) -> LaunchConstants:
 def synthesize(ranks: Sequence[RankTimes]) -> Synthesized:
     """Make the program of a job whose ranks were traced by shapes."""
     parts = [_Rank(rank) for rank in ranks]
-    alone, item_offset = assemble([part.rows() for part in parts], [0] * len(parts))
+    alone = assemble([part.rows() for part in parts], [0] * len(parts))
     simulated = simulate(alone)
     alone = replace(alone, recorded_item_start=simulated.item_start, recorded_item_end=simulated.item_end,
                     recorded_kernel_start=simulated.kernel_start, recorded_kernel_end=simulated.kernel_end)
@@ -178,7 +182,7 @@ def synthesize(ranks: Sequence[RankTimes]) -> Synthesized:
     program, left_out = without_cycles(with_edges(program, pairs[:, 0], pairs[:, 1], np.zeros(len(pairs))))
     dissolve(rendezvous, program)
     works = [work for part in parts for work in part.works]
-    built = Built(program, graphs, [part.report() for part in parts], rendezvous, [0] * len(parts), item_offset,
+    built = Built(program, graphs, [part.report() for part in parts], rendezvous, [0] * len(parts),
                   [part.thread for part in parts], left_out)
     return Synthesized(built, np.array([work.source for work in works], np.int64),
                        np.array([work.low for work in works], np.float64),
@@ -228,8 +232,8 @@ class _Rank:
             wait_lag=np.array([constants.returns.get(self.calls[call].name, RETURN_DEFAULT_NS)
                                for call in wait_call.tolist()], np.int64),
             kernel_call=self.call_of_work if count else unknown,
-            kernel_anchor=np.select([in_call, staged], [Anchor.CALL_START, Anchor.STAGED],
-                                    Anchor.CALL_END).astype(np.int8),
+            kernel_reference=np.select([in_call, staged], [LaunchReference.CALL_START, LaunchReference.STAGED],
+                                    LaunchReference.CALL_END).astype(np.int8),
             kernel_latency=np.select([in_call, staged], [constants.latency_in_call[self.kind], constants.staged_tail],
                                      constants.latency[self.kind]).astype(np.int64),
             kernel_previous=previous,
@@ -248,7 +252,8 @@ class _Rank:
         start = simulated.item_start[item:item + len(self.at_item)]
         low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
         kernel_start, kernel_end = simulated.kernel_start[low:high], simulated.kernel_end[low:high]
-        strings = _Strings(self.graph.strings)
+        named = replace(self.graph, strings=list(self.graph.strings))
+        code = string_coder(named)
         ops = self.graph.ops.take(np.arange(len(self.graph.ops)))
         first = np.searchsorted(self.op_of_call, np.arange(len(ops)), side="left")
         past = np.searchsorted(self.op_of_call, np.arange(len(ops)), side="right")
@@ -256,13 +261,13 @@ class _Rank:
         ops.start_ns[:] = end[first] + self.begins - self.at_item[first]
         ops.duration_ns[:] = end[past] + self.ends - self.at_item[past] - ops.start_ns
         launches = LaunchTable.empty(len(self.calls))
-        launches.name[:] = [strings.code(call.name) for call in self.calls]
+        launches.name[:] = [code(call.name) for call in self.calls]
         launches.kind[:] = [call.kind for call in self.calls]
         launches.op[:], launches.thread[:], launches.step[:] = self.op_of_call, self.thread, ops.step[self.op_of_call]
         launches.start_ns[:], launches.duration_ns[:] = start[1:-1], (end - start)[1:-1]
         launches.correlation[:] = np.arange(len(self.calls))
         steps = StepTable.empty(1)
-        steps.name[:], steps.thread[:] = strings.code(STEP), self.thread
+        steps.name[:], steps.thread[:] = code(STEP), self.thread
         steps.start_ns[:], steps.duration_ns[:] = end[0], end[-1] - end[0]
         gaps = GapTable.empty(1 if self.fetch else 0)
         gaps.thread[:], gaps.start_ns[:], gaps.duration_ns[:] = self.thread, end[0], self.fetch
@@ -274,8 +279,8 @@ class _Rank:
         # Only a step traced by shapes tells by its format that the device it names is a CPU: recorded ones say "cpu".
         device = CPU if self.graph.computes_on_host else self.graph.meta.device
         return replace(
-            self.graph, ops=ops, launches=launches, kernels=self._kernels(ops.step, kernel_start, kernel_end, strings),
-            collectives=collectives, steps=steps, gaps=gaps, syncs=self._syncs(launches), strings=strings.texts,
+            self.graph, ops=ops, launches=launches, kernels=self._kernels(ops.step, kernel_start, kernel_end, code),
+            collectives=collectives, steps=steps, gaps=gaps, syncs=self._syncs(launches), strings=named.strings,
             meta=replace(self.graph.meta, era="", device=device, window_ns=window))
 
     def report(self) -> RankReport:
@@ -357,10 +362,10 @@ class _Rank:
                 source.append(kernel)
         return np.array(target, np.int64), np.array(source, np.int64)
 
-    def _kernels(self, step: Int64, start: Int64, end: Int64, strings: _Strings) -> KernelTable:
+    def _kernels(self, step: Int64, start: Int64, end: Int64, code: CodeOf) -> KernelTable:
         kernels = KernelTable.empty(len(self.works))
         op = self.op_of_call[self.call_of_work]
-        kernels.name[:] = [strings.code(work.name) for work in self.works]
+        kernels.name[:] = [code(work.name) for work in self.works]
         kernels.kind[:], kernels.stream[:], kernels.device[:] = self.kind, self.stream, 0
         kernels.launch[:], kernels.op[:], kernels.correlation[:] = self.call_of_work, op, self.call_of_work
         kernels.bytes[:] = [work.moved for work in self.works]
@@ -377,17 +382,3 @@ class _Rank:
         table.stream[:] = [self.calls[row].stream for row in rows]
         table.start_ns[:], table.duration_ns[:] = launches.start_ns[rows], launches.duration_ns[rows]
         return table
-
-
-class _Strings:
-    """A graph's strings, and more."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.texts = list(texts)
-        self._codes: dict[str, int] = {}
-
-    def code(self, text: str) -> int:
-        if text not in self._codes:
-            self._codes[text] = len(self.texts)
-            self.texts.append(text)
-        return self._codes[text]

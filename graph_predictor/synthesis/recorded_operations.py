@@ -40,8 +40,13 @@ from graph_predictor.simulation.program import ItemKind
 from kernel_models.kernel_names import uses_tf32
 from tracer.alignment import run_hashes
 from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import outermost
 from tracer.graph import NONE, ExecutionGraph
-from tracer.trees import outermost
+
+SAME_SIZE = 1e-9
+"""Logs of sizes that differ by no more are of equal ones."""
+NEAR, FAR = 1, 6
+"""Operations on either side whose names tell how alike two places are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ def recorded_operations(scenario: Scenario, rank: int, names: Iterable[str]) -> 
     built, cycle = scenario.built, scenario.cycle
     graph, program = built.graphs[rank], built.program
     owner = operations_named(graph, names)
-    costs = operation_costs(cycle, scenario.pieces, rank, owner)
+    costs = operation_costs(cycle, scenario.slices, rank, owner)
     spans = step_spans(cycle, rank)
     rows = [rows_within(graph, owner, *span) for span in spans]
     by_step = [_calls(built, rank, owner, one, span) for one, span in zip(rows, spans, strict=True)]
@@ -202,12 +207,6 @@ def _tf32(graph: ExecutionGraph, kernel: Int64, row: Int64, rows: int) -> Bool:
     found = np.zeros(rows, np.bool_)
     found[row[np.isin(graph.kernels.name[kernel], speaking)]] = True
     return found
-
-
-SAME_SIZE = 1e-9
-"""Logs of sizes that differ by no more are of equal ones."""
-NEAR, FAR = 1, 6
-"""Operations on either side whose names tell how alike two places are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A recorded job as the source of times for a step traced by shapes: ``RecordedTimes``.
+"""A recorded job as the source of times for a step traced by shapes: ``StandInTimes``.
 
 Each traced operation takes the host time, the calls and the device work of the recorded one that stands for it
 (``recorded_operations``). Where its arguments are the same, so is the time: *measured*. Where they changed, device work
@@ -20,8 +20,8 @@ import numpy as np
 from graph_predictor.prediction.anchoring import anchored, prices_of, resized_on_cpu, size_of_change
 from graph_predictor.prediction.operation_costs import OperationCosts
 from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.simulation.host_pieces import HostPieces
-from graph_predictor.simulation.rank_view import IN_CALL_COPIES
+from graph_predictor.simulation.host_slices import HostSlices
+from graph_predictor.simulation.ranks import IN_CALL_COPIES
 from graph_predictor.synthesis.parallel_host import with_hooks
 from graph_predictor.synthesis.program import DeviceWork, HostCall, OperationTimes
 from graph_predictor.synthesis.recorded_operations import (
@@ -37,12 +37,15 @@ from kernel_models.device import DeviceSpec
 from kernel_models.launch_constants import LaunchConstants
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation
-from kernel_models.placed import calls_at, host_work_ns, work_on_host_ns
+from kernel_models.operation import Operation, calls_at, host_work_ns, work_on_host_ns
 from kernel_models.spreads import MEASURED_KERNELS
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, Place
 from tracer.views import Argument
+
+MOST_UNSIZED = 0.05
+"""Share of the recorded work whose sizes may be missing."""
+_LAUNCH = "cudaLaunchKernel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class StandIn:
     costs: list[OperationCosts]
     row: list[Int64]
 
-    def host_factors(self, pieces: HostPieces, ns: Float64) -> Float64:
+    def host_factors(self, pieces: HostSlices, ns: Float64) -> Float64:
         """Factor on each piece of the traced job's host time.
 
         Args:
@@ -82,11 +85,11 @@ class StandIn:
     def _ratios(self, rank: int, ns: Float64) -> tuple[Float64, Float64, float, float]:
         """Time with the edit over time without: in each recorded operation and before it (and after the last one), of
         loading batches, and of all."""
-        pieces, cycle, costs = self.scenario.pieces, self.scenario.cycle, self.costs[rank]
+        pieces, cycle, costs = self.scenario.slices, self.scenario.cycle, self.costs[rank]
         mine = (pieces.rank == self.ranks[rank]) & cycle.working[pieces.item]
         # Where nothing was recorded, nothing tells another ratio than that of all.
         overall = float(_ratio(np.zeros(mine.sum(), np.int64), pieces.ns[mine], ns[mine], 1, 1.0)[0])
-        was, will = pieces.ns[costs.piece], ns[costs.piece]
+        was, will = pieces.ns[costs.slice_row], ns[costs.slice_row]
         inside, before = (_ratio(costs.row[rows], was[rows], will[rows], len(costs) + 1, overall)
                           for rows in (costs.within, ~costs.within))
         rows = mine & pieces.fetched
@@ -97,11 +100,6 @@ class StandIn:
 def _ratio(place: Int64, was: Int64, will: Float64, size: int, otherwise: float) -> Float64:
     before, after = (np.bincount(place, weights=column, minlength=size) for column in (was, will))
     return np.where(before > 0, after / np.maximum(before, 1e-9), otherwise)
-
-
-MOST_UNSIZED = 0.05
-"""Share of the recorded work whose sizes may be missing."""
-_LAUNCH = "cudaLaunchKernel"
 
 
 @dataclass(slots=True)
@@ -135,7 +133,7 @@ class _Change:
 
 
 @dataclass(slots=True)
-class RecordedTimes:
+class StandInTimes:
     """A recorded job whose operations stand for those of a trace.
 
     Args:
@@ -253,7 +251,7 @@ class RecordedTimes:
 class _Rank:
     """One traced rank and the recorded one that stands for it."""
 
-    def __init__(self, source: RecordedTimes, graph: ExecutionGraph, recorded: RecordedOperations,
+    def __init__(self, source: StandInTimes, graph: ExecutionGraph, recorded: RecordedOperations,
                  pairs: OperationMatch, changes: dict[tuple[int, ...], _Change]) -> None:
         self.source, self.graph, self.recorded, self.pairs, self.changes = source, graph, recorded, pairs, changes
         self.row_of = {int(op): row for row, op in enumerate(graph.collectives.op.tolist())}

@@ -28,9 +28,8 @@ from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.families.copy import memset, transfer
 from kernel_models.families.recurrent import recurrent
 from kernel_models.kernel_names import family_hint
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, TablePart
 from kernel_models.operation import Operation, backward_calls_of, calls_of, family_of, operation
-from kernel_models.table_parts import TablePart
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.families.family import Called, Constant, TensorArgument
 from tracer.campaign.lab import ZIPF_EXPONENT
@@ -38,11 +37,10 @@ from tracer.campaign.tables import quickest_visits
 from tracer.decode import DecodeError, from_json
 from tracer.errors import reason_of
 from tracer.input_file import read_input
-from tracer.lookup_data.reuse import histogram_of_zipf
+from tracer.lookup_data.tables import histogram_of_zipf
 
 if TYPE_CHECKING:
     import pandas
-
 
 _ALSO: dict[Family, frozenset[Family]] = {
     # What a family's kernels may be made of, as libraries implement it.

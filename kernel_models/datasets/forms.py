@@ -15,17 +15,16 @@ from kernel_models.datasets import campaign
 from kernel_models.datasets.samples import DataError, DeferredCalls, Samples, by_family
 from kernel_models.datasets.tables import DEVICE, Reader, check_sizes
 from kernel_models.device import DeviceSpec, resolve_device
-from kernel_models.dtypes import short_dtype
 from kernel_models.families.attention import attention
 from kernel_models.families.elementwise import elementwise
 from kernel_models.families.embedding import embedding
 from kernel_models.families.gemm import gemm
 from kernel_models.families.norm import norm
-from kernel_models.families.softmax import softmax
+from kernel_models.families.reduction import softmax
 from kernel_models.kernel_names import uses_tf32
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
 from kernel_models.operation import Operation, calls_of
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, short_dtype
 from tracer.errors import reason_of
 from tracer.table_input import read_frame
 from tracer.views import Argument

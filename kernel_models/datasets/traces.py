@@ -15,7 +15,7 @@ import numpy as np
 
 from kernel_models.datasets.samples import Samples, by_family
 from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device
-from kernel_models.heuristics import RooflineModel
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.trace_calls import Basis, TraceCalls, graph_calls

@@ -25,7 +25,7 @@ from graph_predictor.comm import traffic
 from kernel_models import device_choice
 from planner.cli.plan_report import plain, plain_exploration, report, report_exploration
 from planner.parallel import exploration, layer_costs, page, planning, search
-from planner.parallel import timeline as step_timeline
+from planner.parallel import timeline as parallel_timeline
 from tracer import output_kind
 from tracer.parallel_plan import PlanError
 
@@ -108,7 +108,6 @@ def plan(
         limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
         changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
         cases = exploration.cases_of(device, topology, price, changes, max(sizes))
-
         case = cases[0]
         request = planning.PlanRequest(
             source, sizes[0], settings=assignments or (), preset=preset, global_batch=global_batch, only=only,
@@ -116,9 +115,8 @@ def plan(
             launch_us=launch_us, host=host, host_from=host_from)
         if len(cases) > 1:
             for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
-                                ("--comm-choices", comm_choices),
-                                ("--calibrate", runs), ("--memory-limit", memory_limit), ("--timeline", timeline),
-                                ("--html", html)):
+                                ("--comm-choices", comm_choices), ("--calibrate", runs),
+                                ("--memory-limit", memory_limit), ("--timeline", timeline), ("--html", html)):
                 if value:
                     raise _of_one(name)
             if len(sizes) > 1:
@@ -159,7 +157,7 @@ def _write_timeline(found: Sequence[planning.Plans], path: str) -> None:
     if len(found) > 1:
         raise _of_one("--timeline")
     assert found[0].schedule is not None
-    step_timeline.write_step_timeline(step_timeline.StepTimeline.of(
+    parallel_timeline.write_step_timeline(parallel_timeline.StepTimeline.of(
         found[0].schedule, found[0].plans[0].estimate), path)
 
 

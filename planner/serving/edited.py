@@ -22,13 +22,19 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from graph_predictor.prediction.changes import DeviceChange, HostChange, KernelChange, KernelSources
-from graph_predictor.prediction.edit import Edit
 from graph_predictor.prediction.pricing import price_kernels
 from graph_predictor.prediction.repeat import steps_of
-from graph_predictor.prediction.scenario import OTHER_RANKS, Scenario
+from graph_predictor.prediction.scenario import (
+    OTHER_RANKS,
+    DeviceChange,
+    Edit,
+    HostChange,
+    KernelChange,
+    KernelSources,
+    Scenario,
+)
 from graph_predictor.prediction.work import COLLECTIVE, Work
-from graph_predictor.simulation.host_pieces import host_pieces
+from graph_predictor.simulation.host_slices import host_slices
 from graph_predictor.synthesis.program import (
     DeviceWork,
     HostCall,
@@ -38,7 +44,7 @@ from graph_predictor.synthesis.program import (
     synthesize,
 )
 from kernel_models.collectives import CollectiveCall, CommTimes
-from kernel_models.collectives.readers.traces import element_bytes
+from kernel_models.collectives.recorded import element_bytes
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
@@ -118,7 +124,7 @@ def served_scenario(kernels: Sequence[ServedKernel], host: ServedHost, device: D
     constants = replace(constants, gap=np.zeros_like(constants.gap))
     made = synthesize([RankTimes(graph, OperationTimes(before, np.zeros(len(graph.ops)), calls), constants)])
     return Scenario(
-        made.built, steps_of(made.built), host_pieces(made.built), DeviceChange(device, models),
+        made.built, steps_of(made.built), host_slices(made.built), DeviceChange(device, models),
         KernelChange(sources=KernelSources(made.source, made.low, made.high)), HostChange(source=Source.HEURISTIC),
         regrouped=_work(kernels, works), profiled=False)
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.prediction.edit import Edit
-from graph_predictor.prediction.scenario import EditError
+from graph_predictor.prediction.scenario import Edit, EditError
 from kernel_models.device import DeviceSpec
 from kernel_models.profile import DeviceProfile
 from planner.serving.edited import edited_model

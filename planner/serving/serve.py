@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graph_predictor.comm.clusters import cluster_of, measured_file
-from graph_predictor.prediction.edit import Edit
+from graph_predictor.prediction.scenario import Edit
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device

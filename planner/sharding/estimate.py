@@ -11,17 +11,16 @@ import numpy as np
 from kernel_models.collectives import CollectiveCall
 from kernel_models.lookups import backward_call, forward_call, unfused_calls
 from kernel_models.model import Source
-from kernel_models.op_call import OpCall
+from kernel_models.op_call import OpCall, TablePart
 from kernel_models.pricing import price
 from kernel_models.spreads import HOST_AT_CAPTURED
-from kernel_models.table_parts import TablePart
 from planner.sharding.choices import INPUT_COPIES, Choices, Scope
 from planner.sharding.problem import RESERVED_BYTES, ShardingPlan, ShardingProblem, WorkAnchor
 from planner.sharding.scoring import Scores
 from planner.sharding.step import INDEX, LENGTHS_BYTES, SENT, Assignment, PricedExchange, RankLoads
 from tracer.arrays import Float64
+from tracer.device_memory import MemoryAccount
 from tracer.lookup_data.plan_file import ShardKind
-from tracer.memory_account import MemoryAccount
 
 
 @dataclass(frozen=True)

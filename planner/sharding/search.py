@@ -18,8 +18,8 @@ from planner.sharding.problem import ShardingProblem
 from planner.sharding.scoring import LocalSearch, Scores, Standing
 from planner.sharding.step import EMPTY, INDEX, SENT, SUMS, Assignment, RankLoads, StepModel
 from tracer.arrays import Float64, Int64
+from tracer.device_memory import binary_size
 from tracer.lookup_data.plan_file import ShardingError, ShardKind
-from tracer.memory_account import binary_size
 
 MOST_TABLES, MOST_RANKS = 10, 4
 """Problems that are tried; larger ones have too many shardings. Of these ``choices`` leaves no way of a table out."""

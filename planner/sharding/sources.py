@@ -35,16 +35,15 @@ from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models, price
 from planner.sharding.problem import DenseWork
 from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import nearest, union_ns
+from tracer.device_memory import MemoryAccount
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind, Phase
 from tracer.input_file import open_input
-from tracer.intervals import union_ns
 from tracer.job import Job, read_job
 from tracer.lookup_data.files import read_tables
 from tracer.lookup_data.noted import BACKWARD, find_lookups, tables_of
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import QUANTIZED, EmbeddingTable
-from tracer.memory_account import MemoryAccount
-from tracer.trees import nearest
 
 COLLECTIVE_NAMES = ("c10d::", "record_param_comms", "nccl:", "gloo:", "_c10d_functional::")
 """Begins of the names of operations that are collectives."""
@@ -145,7 +144,7 @@ def _with_shapes(graph: ExecutionGraph, shapes: set[tuple[int, ...]]) -> Bool:
 
 def _of_host(found: Baseline, rank: int, part: Int64, length_ns: float) -> tuple[Float64, float]:
     """Own time of each part, and what of the step is collectives, µs."""
-    pieces, cycle = found.scenario.pieces, found.scenario.cycle
+    pieces, cycle = found.scenario.slices, found.scenario.cycle
     mine = (pieces.rank == rank) & cycle.working[pieces.item]
     ns = found.scenario.host_times()[mine]
     times = np.bincount(part[pieces.op[mine]], weights=ns, minlength=len(StepPart)) / cycle.steps / 1e3
@@ -163,9 +162,9 @@ def _of_device(found: Baseline, rank: int, part: Int64, length_ns: float) -> tup
     start, end = kernels.start_ns[rows], kernels.start_ns[rows] + kernels.duration_ns[rows]
     collective = kernels.kind[rows] == KernelKind.COLLECTIVE
     of_kernel = part[np.where(kernels.op[rows] < 0, NONE, kernels.op[rows])]
-    piece = scenario.work.piece[low:high][rows]
+    piece = scenario.work.kernel_group[low:high][rows]
     for i in np.flatnonzero(piece >= 0).tolist():  # fused look-ups are known by what the device did
-        calls = scenario.work.calls[int(scenario.work.group[piece[i]])]
+        calls = scenario.work.calls[int(scenario.work.call_row[piece[i]])]
         if calls and calls[0].family is Family.EMBEDDING:
             of_kernel[i] = StepPart.GRADIENTS if "backward" in calls[0].kind else StepPart.LOOKUPS
     of_kernel[~collective & (of_kernel >= StepPart.COLLECTIVE)] = StepPart.DENSE_FORWARD

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 from hypothesis import strategies as st
 
-from graph_predictor.simulation.program import NEVER, Anchor, ItemKind, Program
+from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program
 
 
 @dataclass
@@ -84,14 +84,14 @@ def _kernel_start(p: Program, out: ReferenceTimes, submitted: list[int | None], 
     terms = [int(p.kernel_external[k])]
     n = int(p.kernel_item[k])
     if n >= 0:
-        if p.kernel_anchor[k] == Anchor.CALL_START:
+        if p.kernel_reference[k] == LaunchReference.CALL_START:
             if submitted[n] is None:
                 return None
             terms.append(submitted[n] + int(p.kernel_latency[k]))
         else:
             if out.item_end[n] is None:
                 return None
-            feeds = int(p.kernel_duration[k]) if p.kernel_anchor[k] == Anchor.STAGED else 0
+            feeds = int(p.kernel_duration[k]) if p.kernel_reference[k] == LaunchReference.STAGED else 0
             terms.append(max(out.item_end[n] + int(p.kernel_latency[k]) - feeds, out.item_start[n]))
     previous = int(p.kernel_previous[k])
     if previous >= 0:
@@ -128,7 +128,7 @@ class _Kernel:
     rank: int
     stream: int
     item: int
-    anchor: Anchor
+    anchor: LaunchReference
     latency: int
     previous: int
     gap: int
@@ -183,7 +183,7 @@ class Draft:
             wait_lag=column([lag for i in items for _, lag in i.waits]),
             kernel_ptr=pointer([sum(k.rank == r for k in kernels) for r in ranks]),
             kernel_item=column([item_at[k.item] if k.item >= 0 else -1 for k in kernels]),
-            kernel_anchor=column([k.anchor for k in kernels], np.int8),
+            kernel_reference=column([k.anchor for k in kernels], np.int8),
             kernel_latency=column([k.latency for k in kernels]),
             kernel_previous=column([kernel_at[k.previous] if k.previous >= 0 else -1 for k in kernels]),
             kernel_gap=column([k.gap for k in kernels]), kernel_duration=column([k.duration for k in kernels]),
@@ -213,27 +213,27 @@ def programs(draw: st.DrawFn, *, negative_gaps: bool = True, staged: bool = True
     draft = Draft(threads, [draw(SMALL) for _ in threads], depths)
     draft.queues = [[] for _ in range(ranks)]
     gaps = st.integers(-3 if negative_gaps else 0, 4)
-    anchors = [Anchor.CALL_END, *([Anchor.STAGED] if staged else [])]
+    anchors = [LaunchReference.CALL_END, *([LaunchReference.STAGED] if staged else [])]
     for _ in range(draw(st.integers(0, 25))):
         rank = draw(st.integers(0, ranks - 1))
         kind = draw(st.sampled_from(["item", "item", "launch", "launch", "graph", "copy", "orphan", "rendezvous"]))
         if kind == "rendezvous" and ranks == 2:
             for member in range(ranks):
                 item = _draw_item(draw, draft, member, launches=True)
-                _draw_kernel(draw, draft, member, item, Anchor.CALL_END, gaps, group=draft.groups)
+                _draw_kernel(draw, draft, member, item, LaunchReference.CALL_END, gaps, group=draft.groups)
             draft.groups += 1
         elif kind == "orphan":
-            _draw_kernel(draw, draft, rank, -1, Anchor.CALL_END, gaps)
+            _draw_kernel(draw, draft, rank, -1, LaunchReference.CALL_END, gaps)
         else:
             item = _draw_item(draw, draft, rank, launches=kind != "item")
             if kind == "copy":
-                kernel = _draw_kernel(draw, draft, rank, item, Anchor.CALL_START, gaps)
+                kernel = _draw_kernel(draw, draft, rank, item, LaunchReference.CALL_START, gaps)
                 draft.items[item].waits.append((kernel, draw(st.integers(-2, 5))))
             elif kind == "launch":
                 _draw_kernel(draw, draft, rank, item, draw(st.sampled_from(anchors)), gaps)
             elif kind == "graph":
                 for _ in range(draw(st.integers(1, 3))):
-                    kernel = _draw_kernel(draw, draft, rank, item, Anchor.CALL_END, gaps, enters=False)
+                    kernel = _draw_kernel(draw, draft, rank, item, LaunchReference.CALL_END, gaps, enters=False)
                 draft.queues[rank] += [kernel] * draw(st.integers(1, 3))
     return draft.program()
 
@@ -254,8 +254,8 @@ def _draw_item(draw: st.DrawFn, draft: Draft, rank: int, launches: bool) -> int:
     return len(draft.items) - 1
 
 
-def _draw_kernel(draw: st.DrawFn, draft: Draft, rank: int, item: int, anchor: Anchor, gaps: st.SearchStrategy[int],
-                 group: int = -1, enters: bool = True) -> int:
+def _draw_kernel(draw: st.DrawFn, draft: Draft, rank: int, item: int, anchor: LaunchReference,
+                 gaps: st.SearchStrategy[int], group: int = -1, enters: bool = True) -> int:
     stream = draw(st.integers(0, 2))
     before = [k for k, kernel in enumerate(draft.kernels) if (kernel.rank, kernel.stream) == (rank, stream)]
     external = draw(st.integers(0, 200)) if item < 0 or draw(st.integers(0, 9)) == 0 else int(NEVER)
@@ -265,7 +265,7 @@ def _draw_kernel(draw: st.DrawFn, draft: Draft, rank: int, item: int, anchor: An
     if others and draw(st.integers(0, 2)) == 0:
         source = draw(st.sampled_from(others))
         # A staged copy that grows begins earlier, so a share of it is no monotone time; no builder makes such an edge.
-        whole = draft.kernels[source].anchor == Anchor.STAGED or draw(st.booleans())
+        whole = draft.kernels[source].anchor == LaunchReference.STAGED or draw(st.booleans())
         fraction = 1.0 if whole else draw(st.floats(0, 1, exclude_max=True))
         kernel.edges.append((source, fraction, draw(st.integers(-1, 5)) if whole else 0))
     draft.kernels.append(kernel)

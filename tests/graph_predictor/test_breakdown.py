@@ -17,12 +17,13 @@ from graph_predictor.prediction.replay import WINDOW, Replay, replay
 from graph_predictor.reports.breakdown import Breakdown, breakdown
 from graph_predictor.reports.breakdown_loop import HOST, WAITING, sum_steps
 from graph_predictor.reports.call_tree import OUTSIDE, OperationSums
-from graph_predictor.simulation.critical_path import Bound, Causes, step_start, walks_back
-from graph_predictor.simulation.host_time import HostTime, exclusive_time, operation_of, split
+from graph_predictor.simulation.critical_path import Causes, PathStart, walks_back
+from graph_predictor.simulation.host_slices import HostTime, exclusive_time, operation_of, split
+from graph_predictor.simulation.program import Bound
 from graph_predictor.synthesis.baseline import predict
+from tracer.columns import empty_room
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, OpKind
-from tracer.grouping import empty_room
 from tracer.job import read_job
 
 
@@ -165,7 +166,8 @@ def test_attributed_pieces_keep_every_segment_whole() -> None:
     host, operation = exclusive_time(result.graphs[0]), np.append(operation_of(result.graphs[0]), NONE)
     causes = Causes(result.program, result.simulated, [graph.kernels.kind for graph in result.graphs])
     for step in result.steps:
-        paths = walks_back(causes, [step_start(result.simulated, step.begin_item, step.end_item)])
+        paths = walks_back(causes, [PathStart(("item", step.end_item), *(
+            int(result.simulated.item_end[item]) for item in (step.end_item, step.begin_item)))])
         pieces = attribute_paths(result, paths, 0, host, operation)
         assert (pieces.ns > 0).all()
         sums = np.zeros(len(paths.joined.bound), np.int64)

@@ -10,8 +10,7 @@ from micro import Micro, read_ranks
 
 from graph_predictor import replay
 from graph_predictor.simulation.build import build_program
-from graph_predictor.simulation.clocks import job_clock
-from graph_predictor.simulation.rank_view import view_rank
+from graph_predictor.simulation.ranks import job_clock, view_rank
 from tracer.graph import ExecutionGraph
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

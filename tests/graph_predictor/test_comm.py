@@ -22,8 +22,8 @@ from graph_predictor.comm.traffic import (
 )
 from graph_predictor.prediction.tuned_workload import tune_workload
 from graph_predictor.simulation.build import build_program
-from graph_predictor.simulation.critical_path import step_items
 from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.program import step_items
 from kernel_models.collectives import (
     CollectiveKind,
     CollectiveModel,
@@ -35,7 +35,7 @@ from kernel_models.collectives import (
     price_calls,
 )
 from kernel_models.collectives.measurements import join
-from kernel_models.collectives.readers.traces import read_matched
+from kernel_models.collectives.recorded import read_matched
 from kernel_models.collectives.tuner import backends_of
 from tracer.job import read_job
 

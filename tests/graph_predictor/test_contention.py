@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graph_predictor.comm.contention import contention, fitted
+from graph_predictor.comm.contention import Overlapping, OverlappingKernels, contention, fitted
 from graph_predictor.edits.overlap import HideCollectives
 from graph_predictor.edits.scale import ScaleHost
-from graph_predictor.simulation.beside import Beside, KernelsBeside
 from graph_predictor.simulation.build import build_program
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.arrays import Bool, Float64, Int64
@@ -21,7 +20,7 @@ from tracer.job import read_job
 COMPUTE, COLLECTIVE = int(KernelKind.COMPUTE), int(KernelKind.COLLECTIVE)
 
 
-def planted(transfer: float, waiting: float, kernels: int = 8) -> tuple[Int64, Bool, Float64, Beside, Bool]:
+def planted(transfer: float, waiting: float, kernels: int = 8) -> tuple[Int64, Bool, Float64, Overlapping, Bool]:
     """Instances of some kernels, alone and beside collectives, that lose so much (factors) at full overlap."""
     random = np.random.default_rng(0)
     names, logs, shares = [], [], []
@@ -33,7 +32,7 @@ def planted(transfer: float, waiting: float, kernels: int = 8) -> tuple[Int64, B
                         + beside_transfer * np.log(transfer) + beside_waiting * np.log(waiting))
     of = np.array(shares)
     own = np.ones(len(names), np.bool_)
-    return np.array(names), own, np.array(logs), Beside(of[:, 0], of[:, 1], np.zeros(len(names))), own
+    return np.array(names), own, np.array(logs), Overlapping(of[:, 0], of[:, 1], np.zeros(len(names))), own
 
 
 def test_planted_slow_downs_are_found() -> None:
@@ -52,7 +51,7 @@ def test_few_kernels_say_nothing_of_others() -> None:
     names, own, logs, shares, used = planted(1.5, 1.0, kernels=3)
     names = np.append(names, 3)
     more = [np.append(values, last) for values, last in ((own, True), (logs, 10.0), (used, True))]
-    wider = Beside(*(np.append(values, 0.0) for values in (shares.transfer, shares.waiting, shares.computing)))
+    wider = Overlapping(*(np.append(values, 0.0) for values in (shares.transfer, shares.waiting, shares.computing)))
     found = fitted(names, more[0].astype(bool), more[1], wider, more[2].astype(bool))
     assert not found.transfer.known
     assert found.of_transfer[-1] == 0.0 and found.of_transfer[0] == pytest.approx(np.log(1.5), abs=0.01)
@@ -61,7 +60,7 @@ def test_few_kernels_say_nothing_of_others() -> None:
 def test_shares_beside_waiting_and_transfer() -> None:
     # Rank 0: a kernel over 0–100, a collective over 40–120 whose ranks have met at 80. Rank 1: nothing beside its own.
     kinds = np.array([COMPUTE, COLLECTIVE, COLLECTIVE], np.int8)
-    job = KernelsBeside.of(np.array([0, 2, 3]), kinds, np.array([-1, 0, 0]))
+    job = OverlappingKernels.of(np.array([0, 2, 3]), kinds, np.array([-1, 0, 0]))
     found = job.shares(np.array([0, 40, 80]), np.array([100, 120, 120]), np.array([0, 40, 40]))
     assert found.waiting[0] == pytest.approx(0.4) and found.transfer[0] == pytest.approx(0.2)
     # Half of the transfer lies beside the kernel, and that is so of the collective on every rank.
@@ -69,7 +68,7 @@ def test_shares_beside_waiting_and_transfer() -> None:
 
 
 def test_a_job_without_collectives_has_none() -> None:
-    job = KernelsBeside.of(np.array([0, 2]), np.array([COMPUTE, COMPUTE], np.int8), np.array([-1, -1]))
+    job = OverlappingKernels.of(np.array([0, 2]), np.array([COMPUTE, COMPUTE], np.int8), np.array([-1, -1]))
     found = job.shares(np.array([0, 5]), np.array([9, 9]), np.zeros(2, np.int64))
     assert not found.transfer.any() and not found.computing.any()
 

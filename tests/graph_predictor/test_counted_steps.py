@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from foretrace.commands import app
 from foretrace.edits import ScaleHost
-from graph_predictor.prediction.host_spread import RESOLVED, least_spread
 from graph_predictor.prediction.interval import spread_by
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.result import Prediction
+from graph_predictor.prediction.step_spread import RESOLVED, least_spread
 from graph_predictor.recorded.counted_steps import similar_steps
 from graph_predictor.reports.breakdown import breakdown
 from graph_predictor.synthesis.baseline import baseline_of

@@ -11,8 +11,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from graph_predictor.prediction.host_names import host_by_name
-from graph_predictor.prediction.host_steps import recorded_host_work
+from graph_predictor.prediction.host_steps import host_by_name, recorded_host_work
 from graph_predictor.request.measured import read_kernels
 from graph_predictor.request.study import Configuration, Study
 from graph_predictor.synthesis.baseline import baseline_of

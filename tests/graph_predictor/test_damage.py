@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graph_predictor import replay
-from graph_predictor.recorded.damage import by_rank, damage_notes
+from graph_predictor.recorded.facts import by_rank, damage_notes
 from tracer.errors import GraphFileError, TraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
@@ -78,7 +78,7 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
     import os
 
     os.mkfifo(tmp_path / "pipe.json")
-    with pytest.raises(TraceError, match="read only once"):
+    with pytest.raises(TraceError, match="a pipe or a device, not a file"):
         read_job(tmp_path / "pipe.json")
     write(tmp_path / "trace.json", EVENTS)
     assert len(read_job(tmp_path).graphs) == 1  # one found in a directory is passed over

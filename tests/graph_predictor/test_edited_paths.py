@@ -18,15 +18,14 @@ from test_micro_traces import full_queue
 
 from foretrace.edits import Device, Edit, FusedOptimizer, Remove
 from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS
-from graph_predictor.prediction.path_operations import GRAPH_LAUNCH, OUTSIDE
+from graph_predictor.prediction.explain import GRAPH_LAUNCH, OUTSIDE
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.result import PathItem
 from graph_predictor.reports.ranks.stragglers import NOT_YET, job_path
 from graph_predictor.reports.ranks.times import predicted_times
 from graph_predictor.simulation.build import build_program
-from graph_predictor.simulation.program import ItemKind
-from graph_predictor.simulation.removal import same_order, without
-from graph_predictor.simulation.tape import entries_waited_for
+from graph_predictor.simulation.changed_program import same_order, without
+from graph_predictor.simulation.program import ItemKind, entries_waited_for
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from tracer.errors import ForetraceError
@@ -77,7 +76,7 @@ def _holds(baseline: Baseline, edits: list[Edit]) -> tuple[list[PathItem], Simul
 def _given(step: SimulatedStep) -> tuple[dict[str, float], dict[str, float]]:
     """What a step gives each operation on its host and its devices, of all ranks, µs."""
     scenario, steady = step.scenario, step.steady
-    built, pieces, repeated, program = scenario.built, scenario.pieces, steady.repeated, steady.program
+    built, pieces, repeated, program = scenario.built, scenario.slices, steady.repeated, steady.program
     edited, on_cpu, steps = steady.copies.host, scenario.built.computes_on_host, scenario.cycle.steps
     host: dict[str, float] = defaultdict(float)
     devices: dict[str, float] = defaultdict(float)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graph_predictor.edits.generated_kernels import channels_last, generated_kernels
-from graph_predictor.prediction.replacement import Units
+from graph_predictor.prediction.work import WorkUnits
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import calls_of, operation
 from tracer.graph import Phase
@@ -20,11 +20,11 @@ TOKENS, WIDTH = (64, 197, 384), 384
 T = 64 * 197 * 384
 
 
-def units_of(calls: list[tuple[OpCall, ...]], phase: Phase = Phase.FORWARD) -> Units:
+def units_of(calls: list[tuple[OpCall, ...]], phase: Phase = Phase.FORWARD) -> WorkUnits:
     """Work that follows one after another on one stream."""
     n = len(calls)
     one, none = np.ones(n, np.int64), np.zeros(n, np.int64)
-    return Units(none, none, np.arange(n), np.arange(n), np.full(n, int(phase)), none, np.arange(n), one,
+    return WorkUnits(none, none, np.arange(n), np.arange(n), np.full(n, int(phase)), none, np.arange(n), one,
                  np.ones(n, np.bool_), np.zeros(n, np.bool_), calls, np.ones(n, np.bool_), False)
 
 

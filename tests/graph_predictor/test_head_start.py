@@ -10,7 +10,7 @@ from micro import Micro
 
 from foretrace.edits import TakeOutProfiler
 from graph_predictor import baseline_of
-from graph_predictor.recorded.head_start import head_start_ns, runs_ahead
+from graph_predictor.recorded.facts import head_start_ns, runs_ahead
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 

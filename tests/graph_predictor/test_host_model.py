@@ -15,8 +15,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from graph_predictor.prediction.host_names import host_by_name
-from graph_predictor.prediction.host_steps import recorded_host_steps, traced_host_step, usual_step
+from graph_predictor.prediction.host_steps import host_by_name, recorded_host_steps, traced_host_step, usual_step
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.host.events import HostStep, host_class, host_events, is_flat
 from kernel_models.host.fitting import fit_host

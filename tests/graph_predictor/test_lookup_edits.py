@@ -21,12 +21,11 @@ from kernel_models.op_call import Family
 from kernel_models.operation import Operation, calls_of, operation
 from kernel_models.pricing import price
 from tracer import workloads
+from tracer.columns import within
 from tracer.graph import ExecutionGraph
 from tracer.job import assemble_job, read_job
 from tracer.lookup_data.noted import find_lookups, note_tables
-from tracer.lookup_data.reuse import histogram_of_zipf
-from tracer.lookup_data.tables import EmbeddingTable
-from tracer.trees import within
+from tracer.lookup_data.tables import EmbeddingTable, histogram_of_zipf
 
 SIZES = {"preset": "tiny", "batch": 4096, "rows": 200_000, "embedding": 64, "pooling": 20}
 
@@ -120,20 +119,20 @@ def test_a_counted_batch_scales_to_other_batches() -> None:
 
 
 def test_a_captured_step_on_the_cpu_uses_its_counts_and_other_indices_move_look_ups_only(tmp_path: Path) -> None:
-    from tracer.capture import CaptureOptions
+    from tracer.capture import Capture, CaptureOptions
     from tracer.capture.script import run_workload
 
     settings = workloads.configure("dlrm", preset="tiny", skew=2.0, rows=200_000, embedding=32, batch=512, pooling=20,
                                    sparse=True, optimizer="sgd")
-    run_workload(settings, tmp_path / "run", CaptureOptions(steps=2, warmup=1, timed=2, execution_trace="none",
-                                                           lookups=True))
+    run_workload(settings, Capture(tmp_path / "run", CaptureOptions(steps=2, warmup=1, timed=2, execution_trace="none",
+                                                                   lookups=True)))
     job = read_job(tmp_path / "run")
     study = Study(job)
     plain = study.predict(Configuration())
     recorded = study._recorded
     assert recorded is not None
     edited = OtherIndices.parse("zipf:0").apply(recorded.scenario)
-    weight, pieces = edited.host.weight, edited.pieces
+    weight, pieces = edited.host.weight, edited.slices
     assert weight is not None
     graph = job.graphs[0]
     looks_up = np.zeros(len(graph.ops), np.bool_)

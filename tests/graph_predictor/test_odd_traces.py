@@ -12,8 +12,7 @@ from micro import Micro
 from said import Run
 
 from tracer.job import read_job
-from tracer.rank_classes import MOST_RANKS
-from tracer.ranks import rank_in_name
+from tracer.ranks import MOST_RANKS, rank_in_name
 
 
 def step(number: int = 1, at: float = 1000) -> Micro:

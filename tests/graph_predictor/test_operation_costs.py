@@ -49,11 +49,11 @@ def test_every_microsecond_of_a_step_is_in_an_operation_or_before_it(
     """At each level, with pauses of 30 and 50 us: 40 on average."""
     base = baseline_of(linear_steps(30, 50).read(tmp_path), range(2))
     graph = base.built.graphs[0]
-    found = operation_costs(base.cycle, base.pieces, 0, owner(graph))
+    found = operation_costs(base.cycle, base.slices, 0, owner(graph))
     assert [graph.string(int(code)) for code in graph.ops.name[found.op]] == names
     assert found.inside.mean(axis=0) / 1e3 == pytest.approx(inside)
     assert found.before.mean(axis=0) / 1e3 == pytest.approx(before)
-    assert found.before.sum() + found.inside.sum() == base.pieces.ns[base.cycle.working[base.pieces.item]].sum()
+    assert found.before.sum() + found.inside.sum() == base.slices.ns[base.cycle.working[base.slices.item]].sum()
     assert np.array_equal(partners(found, found), np.arange(len(found)))
 
 

@@ -16,9 +16,8 @@ pytest.importorskip("itables", reason="pages need the extra `report`")
 from graph_predictor.pages.memory import MOST_MOMENTS, MemoryMoments, memory_section, step_memory
 from graph_predictor.pages.parts import PagePlot
 from kernel_models.device_choice import find_device
+from tracer.device_memory import MemoryAccount, binary_size, memory_timeline
 from tracer.kineto import read_kineto
-from tracer.memory_account import MemoryAccount, binary_size
-from tracer.memory_timeline import memory_timeline
 
 CHANGES = [(20, 1, 100_000_000), (30, 2, 40_000_000), (40, 2, -40_000_000), (330, 3, 70_000_000),
            (340, 1, -100_000_000), (720, 4, 8_000_000), (730, 3, -70_000_000)]

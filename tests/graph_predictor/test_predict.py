@@ -30,7 +30,7 @@ from foretrace.edits import (
 )
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.simulation.host_pieces import with_host
+from graph_predictor.simulation.host_slices import with_host
 from graph_predictor.synthesis.baseline import baseline_of, predict
 from kernel_models.device import device
 from tracer.errors import ForetraceError
@@ -149,7 +149,7 @@ def test_without_kernels_there_is_nothing_to_scale(tmp_path: Path) -> None:
 def test_pieces_add_up_to_the_program(tmp_path: Path) -> None:
     baseline = baseline_of(waiting_steps().read(tmp_path))
     program = baseline.built.program
-    work, cost = with_host(program, baseline.pieces, baseline.pieces.ns.astype(float))
+    work, cost = with_host(program, baseline.slices, baseline.slices.ns.astype(float))
     assert np.array_equal(work, program.item_work)
     assert np.array_equal(cost, program.item_cost)
 

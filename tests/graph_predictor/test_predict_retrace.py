@@ -26,8 +26,7 @@ from graph_predictor.synthesis.baseline import baseline_of, retraced
 from graph_predictor.synthesis.recorded_operations import match, names_of_both, out_of_place, recorded_operations
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
-from kernel_models.power import sustained
-from kernel_models.pricing import price
+from kernel_models.pricing import price, sustained
 from tracer.errors import ForetraceError
 from tracer.graph import (
     NONE,
@@ -158,7 +157,7 @@ def test_a_cpu_capture_at_its_own_size(name: str) -> None:
     graph = again.built.graphs[0]
     found = recorded_operations(base.scenario, 0, names_of_both(graph))
     assert match(graph, found).own.mean() > 0.97
-    host_ns = base.pieces.ns[base.cycle.working[base.pieces.item]].sum() / base.cycle.steps
+    host_ns = base.slices.ns[base.cycle.working[base.slices.item]].sum() / base.cycle.steps
     assert found.host().sum() + found.tail + found.costs.fetch == pytest.approx(host_ns, rel=1e-6)
 
 
@@ -286,7 +285,7 @@ def _without_times(base: Baseline, names: set[str]) -> ExecutionGraph:
     """The operations of a recorded rank as a trace by shapes would show them."""
     graph = base.built.graphs[0]
     owner = operations_named(graph, names)
-    rows = operation_costs(base.cycle, base.pieces, 0, owner).op
+    rows = operation_costs(base.cycle, base.slices, 0, owner).op
     ops = graph.ops.take(rows)
     ops.place[:], ops.parent[:], ops.thread[:], ops.step[:] = Place.DEVICE, NONE, 0, 0
     ops.start_ns[:], ops.duration_ns[:] = np.arange(len(ops)), 0

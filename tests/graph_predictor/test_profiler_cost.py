@@ -10,9 +10,8 @@ from micro import Micro
 
 from foretrace.edits import Sizes, TakeOutProfiler
 from graph_predictor import baseline_of
-from graph_predictor.prediction.profiler_cost import events_of, profiler_cost
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.prediction.unprofiled import unprofiled
+from graph_predictor.prediction.unprofiled import events_of, profiler_cost, unprofiled
 from kernel_models.host.overheads import CALL_EVENTS, OBSERVED_NS, USUAL_NS, event_cost
 from tracer.graph import ExecutionGraph
 
@@ -60,7 +59,7 @@ def test_a_planted_cost_is_found_and_taken_out_where_it_was_put(tmp_path: Path, 
     assert cost.factor == pytest.approx(1.0, abs=0.06)
     left = unprofiled(recorded.built)
     assert left.without_profiler is not None
-    pieces, graph = left.without_profiler.pieces, left.graphs[0]
+    pieces, graph = left.without_profiler.slices, left.graphs[0]
     name = np.array([*graph.strings, "Python"])[np.append(graph.ops.name, -1)[pieces.op]]
     mine = recorded.cycle.working[pieces.item]
     for what, expected in (("aten::mm", WORK), ("planted::linear", OWN), ("Python", PYTHON)):

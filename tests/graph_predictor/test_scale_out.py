@@ -12,7 +12,7 @@ from test_topology_edit import ELEMENTS, TRANSFER, rank
 from foretrace.edits import ScaleOut
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.recorded.jitter import further_out, kernel_jitter, slowest_of
+from graph_predictor.recorded.facts import further_out, kernel_jitter, slowest_of
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import (
     CollectiveCall,

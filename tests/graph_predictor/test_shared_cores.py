@@ -64,6 +64,6 @@ def test_sharding_costs_the_host_its_hooks(llama: Baseline) -> None:
     """What FSDP adds beyond its collectives is milliseconds of Python, which no recording without it has."""
     plan, cpu = ParallelPlan.parse("fsdp2=2"), CollectiveModel(find_topology("cpu"))
     sharded = on_ranks(llama, plan, cpu)
-    host_ms = sharded.pieces.ns[sharded.pieces.rank == 0].sum() / 1e6
-    alone_ms = llama.pieces.ns.sum() / llama.cycle.steps / 1e6
+    host_ms = sharded.slices.ns[sharded.slices.rank == 0].sum() / 1e6
+    alone_ms = llama.slices.ns.sum() / llama.cycle.steps / 1e6
     assert host_ms > alone_ms + 3.0

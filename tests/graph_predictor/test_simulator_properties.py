@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from reference_simulator import Draft, _Item, _Kernel, programs, solve
 
-from graph_predictor.simulation.causes import KernelCause
+from graph_predictor.simulation.changed_program import with_residuals
 from graph_predictor.simulation.critical_path import critical_path
-from graph_predictor.simulation.engine import Simulated, SimulationStuck, simulate, simulate_in_order, structure_of
-from graph_predictor.simulation.program import NEVER, Anchor, Program
-from graph_predictor.simulation.residuals import with_residuals
+from graph_predictor.simulation.engine import SimulationStuck, simulate, structure_of
+from graph_predictor.simulation.program import NEVER, KernelCause, LaunchReference, Program, Simulated
 from graph_predictor.simulation.retiming import HostRows, WorkingOrder, lanes
 from graph_predictor.simulation.tape import Rows, Tape
 from graph_predictor.simulation.tape_loop import LAUNCH, QUEUED_LAUNCH
@@ -34,7 +33,7 @@ def two_threads_share_a_queue() -> Program:
     """
     draft = Draft([0, 0], [0, 50], [1], queues=[[0, 1, 2]])
     draft.items = [_Item(0, 0, 1, 0), _Item(1, 0, 1, 1), _Item(0, 0, 1, 2)]
-    draft.kernels = [_Kernel(0, 0, n, Anchor.CALL_END, 1, n - 1, 0, 10, int(NEVER)) for n in range(3)]
+    draft.kernels = [_Kernel(0, 0, n, LaunchReference.CALL_END, 1, n - 1, 0, 10, int(NEVER)) for n in range(3)]
     return draft.program()
 
 
@@ -42,7 +41,7 @@ def four_launches(depth: int) -> Program:
     """Four launches of one thread, one behind the other, into a queue of one stream."""
     draft = Draft([0], [0], [depth], queues=[[0, 1, 2, 3]])
     draft.items = [_Item(0, 1, 2, n) for n in range(4)]
-    draft.kernels = [_Kernel(0, 0, n, Anchor.CALL_END, 1, n - 1, 0, 10, int(NEVER)) for n in range(4)]
+    draft.kernels = [_Kernel(0, 0, n, LaunchReference.CALL_END, 1, n - 1, 0, 10, int(NEVER)) for n in range(4)]
     return draft.program()
 
 
@@ -51,7 +50,7 @@ def test_a_launch_and_its_kernel_are_one_operation() -> None:
     rows = np.arange(4)
     for depth, alone in ((1, [QUEUED_LAUNCH] * 2), (0, [LAUNCH] * 3)):
         program = four_launches(depth)
-        tape = Tape.of(program, simulate_in_order(program)[1], structure_of(program),
+        tape = Tape.of(program, simulate(program).order, structure_of(program),
                        Rows(rows, rows, np.full(4, -1)), np.arange(-1, 3))
         codes = tape.operations[:, 0].tolist()
         assert codes[-len(alone):] == alone
@@ -298,7 +297,7 @@ def test_cycle_is_an_error() -> None:
     """Two kernels of two streams that wait for each other; two threads that hand over to each other."""
     draft = Draft([0], [0], [0], queues=[[]])
     draft.items = [_Item(0, 0, 1, -1), _Item(0, 0, 1, -1)]
-    draft.kernels = [_Kernel(0, n, n, Anchor.CALL_END, 1, -1, 0, 10, int(NEVER)) for n in range(2)]
+    draft.kernels = [_Kernel(0, n, n, LaunchReference.CALL_END, 1, -1, 0, 10, int(NEVER)) for n in range(2)]
     draft.kernels[0].edges.append((1, 1.0, 0))
     simulate(draft.program())
     draft.kernels[1].edges.append((0, 1.0, 0))
@@ -314,7 +313,7 @@ def test_cycle_is_an_error() -> None:
 def test_call_that_waits_for_later_work_is_a_cycle() -> None:
     draft = Draft([0], [0], [0], queues=[[]])
     draft.items = [_Item(0, 0, 1, -1, waits=[(0, 0)]), _Item(0, 0, 1, -1)]
-    draft.kernels = [_Kernel(0, 0, 1, Anchor.CALL_END, 1, -1, 0, 10, int(NEVER))]
+    draft.kernels = [_Kernel(0, 0, 1, LaunchReference.CALL_END, 1, -1, 0, 10, int(NEVER))]
     with pytest.raises(SimulationStuck):
         simulate(draft.program())
 
@@ -324,7 +323,7 @@ def test_empty_and_lopsided_programs() -> None:
     empty = Draft([0, 0], [0, 0], [0], queues=[[]])
     assert len(simulate(empty.program()).item_end) == 0
     only_kernels = Draft([], [], [1022], queues=[[0, 1]])
-    only_kernels.kernels = [_Kernel(0, 0, -1, Anchor.CALL_END, 0, n - 1, 1, 10, 5) for n in range(2)]
+    only_kernels.kernels = [_Kernel(0, 0, -1, LaunchReference.CALL_END, 0, n - 1, 1, 10, 5) for n in range(2)]
     assert simulate(only_kernels.program()).kernel_end.tolist() == [15, 26]
     only_items = Draft([0, 0, 0], [0, 7, 9], [1022], queues=[[]])
     only_items.items = [_Item(1, 2, 3, 0)]
@@ -337,7 +336,7 @@ def test_times_far_from_zero() -> None:
     for origin in (1_800_000_000_000_000_000, -10_000):
         draft = Draft([0], [origin], [1], queues=[[0, 1]])
         draft.items = [_Item(0, 1, 2, 0), _Item(0, 1, 2, 1)]
-        draft.kernels = [_Kernel(0, 0, n, Anchor.CALL_END, 3, n - 1, 1, 10**15, int(NEVER)) for n in range(2)]
+        draft.kernels = [_Kernel(0, 0, n, LaunchReference.CALL_END, 3, n - 1, 1, 10**15, int(NEVER)) for n in range(2)]
         simulated = simulate(draft.program())
         assert (simulated.kernel_start - origin).tolist() == [6, 6 + 10**15 + 3]
         assert (simulated.item_end - origin).tolist() == [3, 6 + 10**15]

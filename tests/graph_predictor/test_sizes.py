@@ -13,8 +13,8 @@ from test_predict import waiting_steps
 
 from foretrace.edits import Sizes
 from graph_predictor.prediction.memory import OPTIMIZER, peak_memory, with_sizes
-from graph_predictor.prediction.replacement import Rewriting
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.prediction.work import Rewriting
 from graph_predictor.sizes.named_sizes import MOST, parse_also, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes, strided_maps
 from graph_predictor.sizes.scaling import payload_factors, unrolled_size

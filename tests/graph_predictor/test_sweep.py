@@ -18,7 +18,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from graph_predictor.prediction.edited_copies import HOSTS_KEPT
+from graph_predictor.prediction.edited_repeats import HOSTS_KEPT
 from graph_predictor.request.study import Configuration
 from graph_predictor.sweep import Axis, Goal, SweepError, SweepSpace, feasible, ranked, sweep
 from graph_predictor.sweep import run as running

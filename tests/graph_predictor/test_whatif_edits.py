@@ -446,7 +446,7 @@ def test_gaps_are_told_apart_within_one_long_step(tmp_path: Path) -> None:
         at = 1000.0 + 1000 * n
         trace.step(at, at + 900, n + 1).op("aten::mm", at + 100, at + 200).op("aten::relu", at + 500, at + 600)
     baseline = baseline_of(trace.read(tmp_path))
-    graph, pieces = baseline.built.graphs[0], baseline.pieces
+    graph, pieces = baseline.built.graphs[0], baseline.slices
     gaps = np.flatnonzero((pieces.op < 0) & baseline.cycle.working[pieces.item])
     found = [(graph.string(int(graph.ops.name[op])) if op >= 0 else "", int(ns), int(start))
              for op, ns, start in zip(pieces.following[gaps], pieces.ns[gaps], pieces.start_ns[gaps], strict=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel_models.op_call import Family, OpCall
-from kernel_models.placed import HOST_BYTES_PER_NS, HOST_TENSOR_NS, host_work_ns, placed_calls
+from kernel_models.operation import HOST_BYTES_PER_NS, HOST_TENSOR_NS, host_work_ns, placed_calls
 from tracer.graph import ExecutionGraph, Place
 
 torch = pytest.importorskip("torch")
@@ -120,7 +120,7 @@ def test_files_without_places_say_nothing_of_them(adam: ExecutionGraph) -> None:
     from dataclasses import replace
 
     from tracer.graph import OpTable
-    from tracer.store.tables import decode_table, encode_table
+    from tracer.store.container import decode_table, encode_table
 
     table = OpTable.empty(2)
     record, _ = encode_table(table)

@@ -64,7 +64,7 @@ def test_a_missing_file_and_a_directory(tmp_path: Path) -> None:
         read_kineto(tmp_path / "no.json")
     with pytest.raises(TraceError, match="directory"):
         read_kineto(tmp_path)
-    with pytest.raises(TraceError, match="could not be opened"):
+    with pytest.raises(TraceError, match="cannot be fetched"):
         read_kineto("nosuchprotocol://bucket/trace.json")
 
 

@@ -33,9 +33,8 @@ from tracer.graph import (
     SyncTable,
     Thread,
 )
-from tracer.job import Job
-from tracer.rank_classes import RankClass, checked_classes, groups_like, lattice, peers_like, spans
-from tracer.store import load_job, save_job
+from tracer.job import Job, load_job, save_job
+from tracer.ranks import RankClass, checked_classes, groups_like, lattice, peers_like, spans
 
 MB = 1 << 20
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tracer.grouping import SMALL, RowsByNumber, grouped, kinds_of, spans, tallied, totals
+from tracer.columns import SMALL, RowsByNumber, grouped, kinds_of, spans, tallied, totals
 
 
 @pytest.mark.parametrize("highest", [1, 50, SMALL * 3])

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.intervals import covered, union, union_ns
-from tracer.trees import depths, nearest, outermost, within
+from tracer.columns import covered, depths, nearest, outermost, union, union_ns, within
 
 PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12)
 

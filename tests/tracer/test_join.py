@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tracer.alignment import align_windows
 from tracer.execution_trace import read_execution_trace
-from tracer.execution_trace.profiler_form import profiler_arguments
+from tracer.execution_trace.trace import profiler_arguments
 from tracer.graph import NONE, CollectiveTable
 from tracer.join import join_execution_trace
 from tracer.kineto import read_kineto
@@ -194,7 +194,7 @@ def test_profiler_form_equals_what_the_profiler_wrote() -> None:
     join_execution_trace(graph, trace)
     compared = different = 0
     for row in np.flatnonzero((graph.ops.et_node != NONE) & (graph.ops.dtypes >= 0)).tolist():
-        at = trace.row_of(int(graph.ops.et_node[row]))
+        at = int(np.searchsorted(trace.id, graph.ops.et_node[row]))
         ours = profiler_arguments(*(trace.string(int(column[at])) for column in (
             trace.inputs, trace.input_shapes, trace.input_types, trace.input_strides)))
         theirs = json.loads(graph.string(int(graph.ops.dtypes[row])))

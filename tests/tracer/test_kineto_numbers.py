@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tracer.graph import LossReport
 from tracer.kineto.chunks import EventStream
-from tracer.kineto.events import EVENTS, Args, plain_text
-from tracer.kineto.numbers import MAX_US, decimal_nanoseconds, integer
+from tracer.kineto.events import EVENTS, MAX_US, Args, decimal_nanoseconds, integer, plain_text
 from tracer.kineto.scanner import EventBatch, Scanner
 
 

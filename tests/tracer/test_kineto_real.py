@@ -119,7 +119,7 @@ def test_tables_are_sorted_and_refer_to_existing_rows(name: str) -> None:
     for table, kind in ExecutionGraph.TABLES.items():
         columns = getattr(graph, table).columns()
         for column, values in columns.items():
-            assert values.dtype == np.dtype(kind.DTYPES[column]), (table, column)
+            assert values.dtype == kind.layout()[column], (table, column)
             assert len(values) == sizes[table]
         for column in kind.STRING_COLUMNS:
             assert columns[column].min(initial=0) >= NONE and columns[column].max(initial=NONE) < len(graph.strings)

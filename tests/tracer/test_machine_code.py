@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -81,8 +82,21 @@ def test_what_is_kept_in_a_private_folder_is_loaded_without_numba_and_damage_com
     [kept] = private.glob("*.o")
     kept.write_bytes(kept.read_bytes()[:-1])
     assert _ran(tmp_path / "code", tmp_path) == ["30", "-1.5", "True"]
-    private.chmod(0o777)  # others could have put something there
+
+
+@pytest.mark.parametrize("spoil", ["open to all", "a link", "a file"])
+def test_a_folder_of_others_is_not_trusted(spoil: str, tmp_path: Path) -> None:
+    private, other = tmp_path / f"foretrace-{os.getuid()}", tmp_path / "other"
+    other.mkdir(mode=0o700)
+    if spoil == "open to all":
+        private.mkdir()
+        private.chmod(0o777)
+    elif spoil == "a link":
+        private.symlink_to(other)
+    else:
+        private.touch()
     assert _ran(tmp_path / "code", tmp_path) == ["30", "-1.5", "True"]
+    assert not list(tmp_path.rglob("*.o"))
 
 
 def test_every_loop_is_shipped_as_it_is_and_runs_so_without_numba(tmp_path: Path) -> None:
@@ -137,3 +151,20 @@ def test_threads_run_a_loop_beside_each_other_each_with_the_sizes_of_its_own_arr
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(run, range(1, 400)))
+
+
+@pytest.mark.slow  # the whole of it: what can go wrong alone is above
+def test_a_read_only_installation_without_a_home_simulates(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    for package in ("tracer", "kernel_models", "graph_predictor"):
+        shutil.copytree(ROOT / package, site / package, ignore=shutil.ignore_patterns("__pycache__", "*.profile"))
+        for folder in [site / package, *(each for each in (site / package).rglob("*") if each.is_dir())]:
+            (folder / "__pycache__").touch()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "XDG"))}
+    ran = subprocess.run(
+        [sys.executable, "-c", "from foretrace.commands import main; main()", "replay",
+         str(ROOT / "traces" / "cpu-small"), "--json"], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**kept, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/dev/null",
+             "TMPDIR": str(tmp_path)})
+    assert ran.returncode == 0, ran.stderr
+    assert '"median_abs_error"' in ran.stdout

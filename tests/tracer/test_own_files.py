@@ -16,12 +16,11 @@ from tracer.campaign.plan import CampaignError
 from tracer.campaign.results import INDEX, MARK, SCRATCH, Results
 from tracer.capture.output import PartWriter
 from tracer.capture_layout import find_parts
-from tracer.directory_lock import LOCK, Busy, DirectoryLock
 from tracer.errors import CaptureError, ForetraceError
 from tracer.input_file import NotAFile, open_input, read_input
 from tracer.job import read_job
-from tracer.output_file import whole_file
-from tracer.parquet_input import read_parquet
+from tracer.output_file import LOCK, Busy, DirectoryLock, whole_file
+from tracer.table_input import read_parquet
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:

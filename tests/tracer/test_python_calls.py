@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graph_predictor.simulation.host_pieces import top_operations
-from tracer.capture.merge_python import merge_python, note_python_calls
+from graph_predictor.simulation.host_slices import top_operations
+from tracer.capture.merge import merge_python, note_python_calls
 from tracer.errors import TraceError
 from tracer.graph import NONE, ExecutionGraph
 from tracer.job import read_job
-from tracer.kineto.python_calls import count_python_calls
+from tracer.kineto.modules import count_python_calls
 from tracer.python_calls import PythonCalls
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"

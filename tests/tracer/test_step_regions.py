@@ -11,9 +11,9 @@ from kineto_support import event
 
 from tracer.errors import JobError, StepRegionError
 from tracer.graph import ExecutionGraph, StepSource
-from tracer.job import read_job
+from tracer.job import read_job, save_job
 from tracer.kineto import read_kineto
-from tracer.store import load_graph, save_graph, save_job
+from tracer.store import load_graph, save_graph
 
 
 def marked(names: list[str], *, period: float = 1000, length: float = 900, kernel_end: float = 700,

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from tracer.errors import GraphFileError
 from tracer.graph import NONE, ExecutionGraph, LossReport, Meta, Thread
-from tracer.job import Job
+from tracer.job import Job, load_job, save_job
 from tracer.kineto import read_kineto
-from tracer.store import container, graphs, is_graph_file, load_graph, load_job, save_graph, save_job, tables
-from tracer.store.tables import INLINE_ROWS
+from tracer.store import container, graphs, is_graph_file, load_graph, save_graph
+from tracer.store import container as tables
+from tracer.store.container import INLINE_ROWS
 
 # Small to large, with and without syncs, collectives, steps and shapes.
 TRACES = [
@@ -138,11 +139,11 @@ def random_graphs(draw) -> ExecutionGraph:
     known = sizes | {"threads": len(graph.threads)}
     for name, kind in ExecutionGraph.TABLES.items():
         table = kind.empty(sizes[name])
-        for column in kind.column_names():
-            target, members = graphs._REFERENCES[name].get(column), graphs._ENUMS.get(name, {}).get(column)
+        for column in kind.layout():
+            target, members = graphs._REFERENCES[name].get(column), kind.ENUMS.get(column)
             limit = len(graph.strings) if column in kind.STRING_COLUMNS else known[target] if target else None
             limit = limit if members is None else len(members)
-            info = np.iinfo(kind.column_dtype(column))
+            info = np.iinfo(kind.layout()[column])
             mode = draw(st.sampled_from(["none", "constant", "random"]))
             if mode != "none":
                 low, high = (info.min, info.max) if limit is None else (NONE, limit - 1)
@@ -226,7 +227,7 @@ def test_a_context_of_another_form_is_refused(tmp_path, meta: dict) -> None:
 def test_missing_file_and_folder(tmp_path) -> None:
     with pytest.raises(GraphFileError, match="does not exist"):
         load_graph(tmp_path / "none.foretrace")
-    with pytest.raises(GraphFileError, match="cannot be read"):
+    with pytest.raises(GraphFileError, match="is a directory"):
         load_graph(tmp_path)
     with pytest.raises(GraphFileError, match="cannot be written"):
         save_graph(empty_graph(), tmp_path / "no" / "folder.foretrace")

@@ -12,8 +12,13 @@ import pytest
 from dlrm_parts.tasks import NEUROSHARD_COLUMNS, dreamshard_task, neuroshard_task
 
 from tracer.lookup_data.files import PUBLISHED_BATCH, read_tables, table_of_published, write_tables
-from tracer.lookup_data.reuse import distinct_of_histogram, histogram_of_zipf, reuse_histogram
-from tracer.lookup_data.tables import EmbeddingTable, TableError
+from tracer.lookup_data.tables import (
+    EmbeddingTable,
+    TableError,
+    distinct_of_histogram,
+    histogram_of_zipf,
+    reuse_histogram,
+)
 
 TABLES = [EmbeddingTable("a", 1000, 64, bag=2.5, longest_bag=9, skew=1.1),
           EmbeddingTable("b, \"quoted\"", 50, 16, dtype="int8", reuse=histogram_of_zipf(300, 50, 0.5),

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from et_support import empty_graph, graph_of, real
 
-from tracer.dependencies import forward_backward_pairs
 from tracer.graph import (
     NONE,
     ExecutionGraph,
@@ -21,7 +20,7 @@ from tracer.graph import (
     Thread,
 )
 from tracer.kineto import read_kineto
-from tracer.views import Argument, arguments, row, to_pandas
+from tracer.views import Argument, arguments, forward_backward_pairs, row, to_pandas
 
 
 def test_row_decodes_strings_enumerations_and_nothing() -> None:
@@ -46,7 +45,7 @@ def test_pandas_frames_of_every_table() -> None:
     assert frame["shapes"].isna().all()
     assert frame["kind"].tolist() == ["operation"] * 3
     for name, kind in ExecutionGraph.TABLES.items():
-        assert tuple(to_pandas(graph, name).columns) == kind.column_names()
+        assert tuple(to_pandas(graph, name).columns) == tuple(kind.layout())
         assert len(to_pandas(empty_graph(), name)) == 0
 
 

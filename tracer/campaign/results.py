@@ -14,8 +14,8 @@ import msgspec
 from tracer.campaign.items import Item
 from tracer.campaign.plan import CampaignError
 from tracer.decode import DecodeError, from_json
-from tracer.directory_lock import LOCK, Busy, DirectoryLock
 from tracer.input_file import read_input
+from tracer.output_file import LOCK, Busy, DirectoryLock
 
 INDEX = "campaign.json"
 LINES = "items.jsonl"

@@ -25,7 +25,7 @@ from tracer.campaign.record import Answer, Task
 from tracer.campaign.results import ItemResult, Results, ended
 from tracer.campaign.source import ItemSource, PlanItems
 from tracer.campaign.tables import KERNELS, merge_parts, write_part
-from tracer.disk import FULL, free_text, full_disk_error, writing_error
+from tracer.output_file import FULL, free_text, full_disk_error, writing_error
 
 GRACE_S = 30.0
 """An item still running so long after the box has ended is stopped."""

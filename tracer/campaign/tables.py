@@ -11,7 +11,7 @@ from tracer.campaign.families import FAMILIES, CampaignFamily
 from tracer.campaign.plan import CampaignError
 from tracer.errors import reason_of
 from tracer.input_file import open_input
-from tracer.parquet_input import read_parquet
+from tracer.table_input import read_parquet
 
 if TYPE_CHECKING:
     import pandas

@@ -28,9 +28,17 @@ from tracer.capture_layout import (
     what_it_holds,
     window_name,
 )
-from tracer.directory_lock import Busy, DirectoryLock
-from tracer.disk import FULL, SCARCE_BYTES, free_bytes, free_text, full_disk_error, writing_error
 from tracer.errors import CaptureError, DiskFullError, GraphFileError, TraceError
+from tracer.output_file import (
+    FULL,
+    SCARCE_BYTES,
+    Busy,
+    DirectoryLock,
+    free_bytes,
+    free_text,
+    full_disk_error,
+    writing_error,
+)
 
 _SCRATCH = ".scratch-"
 _OWN_SCRATCH = re.compile(r"\.scratch-\d+$")
@@ -46,7 +54,6 @@ _ANONYMOUS = (
     (re.compile(rb'("(?:kernel_file|kernel_hash_file|traceName)":\s*")[^"]*/([^"/]*)"'), rb'\1\2"'),
     (re.compile(rb'(")[^"\s]*/torchinductor_[^"\s]*/([^"/]*")'), rb"\1\2"),
 )
-
 
 class PartWriter:
     """The directory of one rank, created, locked and checked on construction; give it back with ``close``.

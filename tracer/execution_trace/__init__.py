@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from tracer.lazy import lazily
 
 if TYPE_CHECKING:
-    from tracer.execution_trace.model import CommNode, ExecutionTrace
     from tracer.execution_trace.reader import is_execution_trace, read_execution_trace
+    from tracer.execution_trace.trace import CommNode, ExecutionTrace
 
 __all__ = ["CommNode", "ExecutionTrace", "is_execution_trace", "read_execution_trace"]
 
 __getattr__, __dir__ = lazily(__name__, {
-    **dict.fromkeys(("CommNode", "ExecutionTrace"), "tracer.execution_trace.model"),
+    **dict.fromkeys(("CommNode", "ExecutionTrace"), "tracer.execution_trace.trace"),
     **dict.fromkeys(("is_execution_trace", "read_execution_trace"), "tracer.execution_trace.reader")})

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tracer.columns import NONE
 from tracer.errors import TraceError
-from tracer.execution_trace.comms import comm_node, process_groups
-from tracer.execution_trace.model import COMM_NODE, NONE, PROCESS_GROUP_NODE, ExecutionTrace
+from tracer.execution_trace.trace import COMM_NODE, PROCESS_GROUP_NODE, ExecutionTrace, comm_node, process_groups
 from tracer.kineto.source import TraceSource
 
 KNOWN_SCHEMAS = frozenset({"1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1"})
@@ -33,9 +33,6 @@ class _File(msgspec.Struct):
     nodes: msgspec.Raw
     schema: str = ""
     pid: int = 0
-    time: str = ""
-    start_ts: int = 0
-    finish_ts: int = 0
 
 
 class _Values(msgspec.Struct):
@@ -68,22 +65,16 @@ class _FlatNode(msgspec.Struct):
     name: str
     parent: int = NONE
     rf_id: int = NONE
-    fw_parent: int = 0
     seq_id: int = NONE
-    scope: int = NONE
     tid: int = NONE
-    fw_tid: int = 0
-    op_schema: str = ""
     inputs: msgspec.Raw = _EMPTY_LIST
     input_shapes: msgspec.Raw = _EMPTY_LIST
     input_types: msgspec.Raw = _EMPTY_LIST
-    outputs: msgspec.Raw = _EMPTY_LIST
     output_shapes: msgspec.Raw = _EMPTY_LIST
-    output_types: msgspec.Raw = _EMPTY_LIST
 
 
-_NUMBERS = ("rf_id", "fw_parent", "seq_id", "scope", "tid", "fw_tid")
-_MISSING = {"rf_id": NONE, "fw_parent": 0, "seq_id": NONE, "scope": NONE, "tid": NONE, "fw_tid": 0}
+_NUMBERS = ("rf_id", "seq_id", "tid")
+"""Attributes that are read; ``NONE`` where a node lacks one."""
 
 
 def is_execution_trace(head: bytes) -> bool:
@@ -181,41 +172,25 @@ def _build(file: _File, nodes: list[Any], notes: list[str]) -> ExecutionTrace:
     intern = _Interner()
     attributes: list[dict[str, Any]] = []
     columns: dict[str, Any] = {}
-    flat = isinstance(nodes[0], _FlatNode)
-    if flat:
+    if isinstance(nodes[0], _FlatNode):
         numbers = {name: [getattr(node, name) for node in nodes] for name in _NUMBERS}
-        schemas: list[str] = [node.op_schema for node in nodes]
         parents = [node.parent for node in nodes]
-        for side in ("input", "output"):
-            for column, part in ((f"{side}s", f"{side}s"), *((f"{side}_{p}",) * 2 for p in ("shapes", "types"))):
-                columns[column] = intern.column(getattr(node, part) for node in nodes)
-            columns[f"{side}_strides"] = np.full(len(nodes), NONE, np.int32)
+        for column in ("inputs", "input_shapes", "input_types", "output_shapes"):
+            columns[column] = intern.column(getattr(node, column) for node in nodes)
+        columns["input_strides"] = np.full(len(nodes), NONE, np.int32)
     else:
         attributes = [{a.name: a.value for a in node.attrs} for node in nodes]
-        numbers = {name: [_int(found.get(name), _MISSING[name]) for found in attributes] for name in _NUMBERS}
-        schemas = [str(found.get("op_schema", "")) for found in attributes]
+        numbers = {name: [_int(found.get(name)) for found in attributes] for name in _NUMBERS}
         parents = [node.ctrl_deps for node in nodes]
-        for side in ("input", "output"):
-            groups = [getattr(node, f"{side}s") for node in nodes]
-            columns[f"{side}s"] = intern.column(group.values for group in groups)
-            for part in ("shapes", "types", "strides"):
-                columns[f"{side}_{part}"] = intern.column(getattr(group, part) for group in groups)
+        columns["inputs"] = intern.column(node.inputs.values for node in nodes)
+        for part in ("shapes", "types", "strides"):
+            columns[f"input_{part}"] = intern.column(getattr(node.inputs, part) for node in nodes)
+        columns["output_shapes"] = intern.column(node.outputs.shapes for node in nodes)
     columns["name"] = intern.column(node.name.encode() for node in nodes)
-    columns["op_schema"] = intern.column(schema.encode() for schema in schemas)
     trace = ExecutionTrace(
-        schema=file.schema, pid=file.pid, time=file.time, start_ts=file.start_ts, finish_ts=file.finish_ts,
-        strings=intern.strings(),
-        id=_int64(node.id for node in nodes),
-        parent=_int64(parents),
-        forward_parent=_positive(numbers["fw_parent"]),
-        record_id=_int64(numbers["rf_id"]),
-        sequence=_int64(numbers["seq_id"]),
-        scope=_int64(numbers["scope"]),
-        thread=_int64(numbers["tid"]),
-        forward_thread=_positive(numbers["fw_tid"]),
-        notes=notes,
-        **columns,
-    )
+        schema=file.schema, pid=file.pid, strings=intern.strings(), id=_int64(node.id for node in nodes),
+        parent=_int64(parents), record_id=_int64(numbers["rf_id"]), sequence=_int64(numbers["seq_id"]),
+        thread=_int64(numbers["tid"]), notes=notes, **columns)
     for row, node in enumerate(nodes):
         if node.name == COMM_NODE:
             _add_comm(trace, row, attributes[row] if attributes else {})
@@ -240,17 +215,10 @@ def _add_comm(trace: ExecutionTrace, row: int, attributes: dict[str, Any]) -> No
         trace.notes.append(f"communication node {int(trace.id[row])} does not name its collective and was skipped.")
 
 
-def _int(value: object, missing: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else missing
+def _int(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else NONE
 
 
 def _int64(values: Iterable[int]) -> np.ndarray:
     # Ids are uint64 in the format; anything beyond int64 is a "-1" PyTorch printed as unsigned.
     return np.array([value if -(1 << 63) <= value < 1 << 63 else NONE for value in values], dtype=np.int64)
-
-
-def _positive(values: list[int]) -> np.ndarray:
-    """The format's 0 for "no forward parent" and "no forward thread" becomes -1."""
-    column = _int64(values)
-    column[column <= 0] = NONE
-    return column

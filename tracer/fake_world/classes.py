@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tracer.fake_world.fit import check_plan, stage_sizes
 from tracer.parallel_plan import MeshPlace, ParallelPlan
-from tracer.rank_classes import RankClass, spans
+from tracer.ranks import RankClass, spans
 from tracer.workloads.places import pieces_of
 from tracer.workloads.settings import OptimizerKind, Settings
 

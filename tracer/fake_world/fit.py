@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tracer.errors import ForetraceError
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
-from tracer.rank_classes import MOST_RANKS
+from tracer.ranks import MOST_RANKS
 from tracer.workloads.places import pieces_of
 from tracer.workloads.settings import Settings, WorkloadError
 

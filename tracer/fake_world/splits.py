@@ -31,9 +31,8 @@ from tracer.fake_world.fit import FakeWorldError
 from tracer.parallel_plan import MeshPlace, ParallelPlan
 from tracer.workloads.data import Batch, StepBatch
 from tracer.workloads.models.sharded_tables import ShardedTables
-from tracer.workloads.precision import autocast, parameter_dtype, tf32
 from tracer.workloads.settings import DtypeMode
-from tracer.workloads.workload import Workload
+from tracer.workloads.workload import Workload, autocast, parameter_dtype, tf32
 
 
 class SpreadExperts(nn.Module):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tracer.columns import is_constant, named
 from tracer.decode import list_of
 from tracer.graph import (
     NONE,
@@ -25,20 +26,14 @@ from tracer.graph import (
 )
 from tracer.kineto.collectives import find_collectives
 from tracer.kineto.columns import MEMORY_COLUMNS, Collector
-from tracer.kineto.devices import base_time_ns, fill_meta
 from tracer.kineto.events import Args
-from tracer.kineto.gaps import find_gaps
-from tracer.kineto.linking import LinkedWork, adopt_gradient_sums, classify, count_losses, link
-from tracer.kineto.modules import module_lines, module_paths
+from tracer.kineto.linking import LinkedWork, adopt_gradient_sums, base_time_ns, classify, count_losses, fill_meta, link
+from tracer.kineto.modules import count_python_calls, module_lines, module_paths, phases
 from tracer.kineto.names import ANNOTATION_NAME, NameGroup, is_collective_kernel, sync_kind
-from tracer.kineto.nesting import Nesting, host_order, innermost, nest
-from tracer.kineto.phases import phases
-from tracer.kineto.python_calls import count_python_calls
-from tracer.kineto.regions import listed, region_steps, repeated_regions
-from tracer.kineto.step_faults import drop_step_faults, named
-from tracer.kineto.steps import find_steps, step_of
+from tracer.kineto.nesting import Nesting, find_gaps, host_order, innermost, nest
+from tracer.kineto.step_faults import drop_step_faults, first_names
+from tracer.kineto.steps import find_steps, listed, region_steps, repeated_regions, step_of
 from tracer.lost_launches import lost_launches
-from tracer.table import is_constant
 
 
 def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, source: str,
@@ -157,10 +152,8 @@ def _operations(collected: Collector, first: int) -> tuple[OpTable, Nesting, np.
     ops.start_ns = rows["start"]
     ops.duration_ns = nesting.end - rows["start"]
     ops.parent = nesting.parent
-    texts = list(collected.strings)
-    named = [code for code in np.unique(ops.name).tolist() if ANNOTATION_NAME.match(texts[code])]
-    ops.kind = np.where(rows["annotation"] | np.isin(ops.name, named), OpKind.ANNOTATION,
-                        OpKind.OPERATION).astype(np.int8)
+    annotation = rows["annotation"] | named(ops.name, list(collected.strings), ANNOTATION_NAME.match)
+    ops.kind = np.where(annotation, OpKind.ANNOTATION, OpKind.OPERATION).astype(np.int8)
     return ops, nesting, _rank_of(order)
 
 
@@ -209,9 +202,8 @@ def _device_work(collected: Collector, first: int) -> tuple[KernelTable, np.ndar
         for axis, letter in enumerate("xyz"):
             values = np.where(codes >= 0, extents[np.maximum(codes, 0), axis], NONE) if len(extents) else codes
             setattr(kernels, f"{name}_{letter}", values.astype(np.int32))
-    texts = list(collected.strings)
-    collective = [code for code in np.unique(kernels.name).tolist() if is_collective_kernel(texts[code])]
-    kernels.kind[(kernels.kind == KernelKind.COMPUTE) & np.isin(kernels.name, collective)] = KernelKind.COLLECTIVE
+    collective = named(kernels.name, list(collected.strings), is_collective_kernel)
+    kernels.kind[(kernels.kind == KernelKind.COMPUTE) & collective] = KernelKind.COLLECTIVE
     return kernels, _rank_of(order)
 
 
@@ -296,7 +288,7 @@ def _note_lost_work(graph: ExecutionGraph) -> None:
     if not len(rows):
         return
     are, do, they = ("is", "does", "it") if len(rows) == 1 else ("are", "do", "they")
-    names = named([graph.string(code) for code in graph.steps.name[rows].tolist()])
+    names = first_names([graph.string(code) for code in graph.steps.name[rows].tolist()])
     graph.meta.loss.lossy_steps = len(rows)
     graph.meta.loss.notes.append(
         f"{names} {are} damaged and {do} not count: {they} lost the device work of {int(lost.sum()):,} launches, which "

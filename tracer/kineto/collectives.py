@@ -14,8 +14,7 @@ import numpy as np
 from tracer.decode import list_of
 from tracer.graph import NONE, CollectiveTable, KernelKind, KernelTable, OpTable
 from tracer.kineto.columns import Interner
-from tracer.kineto.events import Args
-from tracer.kineto.numbers import integer
+from tracer.kineto.events import Args, integer
 
 _NOT_COLLECTIVES = {"wait", "init", "start_coalescing", "end_coalescing", "startcoalescing", "endcoalescing", "",
                     "barrier_wait", "destroy", "abort"}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from tracer.columns import grouped, is_constant
 from tracer.graph import NONE, LossReport
-from tracer.grouping import grouped
 from tracer.kineto.events import Args
 from tracer.kineto.names import (
     CATEGORY_GROUPS,
@@ -24,7 +24,6 @@ from tracer.kineto.names import (
     is_accelerator_call,
 )
 from tracer.kineto.scanner import EMPTY_TEXT, EventBatch, Scanner, TokenMap
-from tracer.table import is_constant
 
 if TYPE_CHECKING:
     from tracer.kineto.processes import ProcessPart

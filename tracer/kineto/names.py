@@ -73,6 +73,9 @@ ANNOTATION_NAME = re.compile(
     r"DistributedDataParallel\.|nccl:|gloo:|## .* ##$")
 """Names that mark a range although the 2020–21 category `Operator` does not tell it from an operation."""
 
+DATA_LOADER = re.compile(r"enumerate\(Data(?:Loader|Pipe)\)")
+"""Ranges in which the next batch is fetched."""
+
 OWN_FRAME = re.compile(r"(?!torch/|<).*\.py\(\d+\): ")
 """Python functions outside of PyTorch, as the profiler names them: "train.py(17): step"."""
 

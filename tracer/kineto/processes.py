@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.arrays import Bool, Int64
+from tracer.columns import named
 from tracer.errors import TraceError
 from tracer.graph import LAUNCHING
 from tracer.kineto.columns import Collector
@@ -63,7 +64,7 @@ def processes_of(collected: Collector, source: str) -> list[ProcessPart]:
         NameGroup.OPERATION, NameGroup.CALL, NameGroup.DEVICE, NameGroup.SYNC))
     of_operation, of_call = of_thread[operations["thread"]], of_thread[calls["thread"]]
     strings = list(collected.strings)
-    marks = np.isin(operations["name"], [code for code, text in enumerate(strings) if text.startswith("ProfilerStep")])
+    marks = named(operations["name"], strings, lambda text: text.startswith("ProfilerStep"))
     ranks = np.union1d(of_operation[marks], of_call[_launched(calls, of_call, work["correlation"], strings)])
     hosts = np.intersect1d(of_operation[~(marks | operations["annotation"])], ranks).tolist()
     if len(hosts) < 2:
@@ -121,7 +122,7 @@ def _launched(calls: dict[str, np.ndarray], of_call: Int64, ran: Int64, strings:
     """Return which calls a device noted, [calls]: their number ran. Of one that several processes gave, launches do."""
     pairs = np.unique(np.stack([calls["correlation"], of_call]), axis=1)[0]
     given, times = np.unique(pairs, return_counts=True)
-    launching = np.isin(calls["name"], [code for code, text in enumerate(strings) if call_kind(text) in LAUNCHING])
+    launching = named(calls["name"], strings, lambda text: call_kind(text) in LAUNCHING)
     return np.isin(calls["correlation"], ran) & (launching | np.isin(calls["correlation"], given[times == 1]))
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from tracer.errors import TraceError
 from tracer.graph import ExecutionGraph, LossReport
 from tracer.kineto.build import build_graph
 from tracer.kineto.chunks import EventStream
 from tracer.kineto.columns import Collector
-from tracer.kineto.device_mending import mend_device_times
-from tracer.kineto.gaps_loop import gaps_between
-from tracer.kineto.nesting_loop import nest_rows, rows_around
-from tracer.kineto.outliers import drop_excess, drop_outliers
+from tracer.kineto.host_loop import gaps_between, nest_rows, rows_around
+from tracer.kineto.mending import drop_excess, drop_outliers, mend_device_times
 from tracer.kineto.processes import ProcessPart, processes_of
 from tracer.kineto.scan_loop import place_tokens, scan_events
 from tracer.kineto.scanner import Scanner
@@ -35,25 +31,24 @@ def read_processes(source: str | os.PathLike[str], *,
     Raises:
         TraceError: see there; or two processes cannot be told apart.
     """
-    with _collection_paused():
-        collector, finish = _collected(source, progress, None, step_region)
-        parts = processes_of(collector, os.fspath(source))
-        if not parts:
-            return [finish(collector)]
-        graphs = []
-        for rank, part in enumerate(parts):
-            own, finish = _collected(source, None, part, step_region)
-            graph = finish(own)
-            meta = graph.meta
-            meta.rank, meta.world_size = rank, max(meta.world_size, len(parts))
-            meta.loss.notes.append(f"The file holds {len(parts)} processes ({', '.join(each.pid for each in parts)}): "
-                                   f"this is {part.pid}, read as rank {rank} of a job.")
-            if part.in_order:
-                meta.loss.notes.append("The processes number their launches alike, and nothing in the file says which "
-                                       "device is whose: they were paired in order. Give the trace of each process by "
-                                       "itself to be sure.")
-            graphs.append(graph)
-        return graphs
+    collector, finish = _collected(source, progress, None, step_region)
+    parts = processes_of(collector, os.fspath(source))
+    if not parts:
+        return [finish(collector)]
+    graphs = []
+    for rank, part in enumerate(parts):
+        own, finish = _collected(source, None, part, step_region)
+        graph = finish(own)
+        meta = graph.meta
+        meta.rank, meta.world_size = rank, max(meta.world_size, len(parts))
+        meta.loss.notes.append(f"The file holds {len(parts)} processes ({', '.join(each.pid for each in parts)}): "
+                               f"this is {part.pid}, read as rank {rank} of a job.")
+        if part.in_order:
+            meta.loss.notes.append("The processes number their launches alike, and nothing in the file says which "
+                                   "device is whose: they were paired in order. Give the trace of each process by "
+                                   "itself to be sure.")
+        graphs.append(graph)
+    return graphs
 
 
 def read_kineto(source: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None,
@@ -66,7 +61,7 @@ def read_kineto(source: str | os.PathLike[str], *, progress: Callable[[int, int]
     Args:
         source: a path or any fsspec URL (``s3://…``, ``https://…``).
         progress: called with (bytes done, bytes in all) of the stored file; the second is 0 if unknown.
-        step_region: the steps are the regions of this name (see ``tracer.kineto.regions``); by default the best
+        step_region: the steps are the regions of this name (see ``tracer.kineto.steps``); by default the best
             evidence decides.
 
     Returns:
@@ -159,15 +154,3 @@ def _note_damage(stream: EventStream, source: TraceSource | NsysSource, loss: Lo
     if loss.dropped_events:
         loss.notes.append(f"{loss.dropped_events} events were dropped: their times are missing, negative or no "
                           "numbers, or their JSON could not be mended.")
-
-
-@contextmanager
-def _collection_paused() -> Iterator[None]:
-    """Python's cycle collector would walk every decoded event again and again; there are no cycles among them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

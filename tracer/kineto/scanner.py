@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 
 from tracer.kineto import scan_loop as loop
-from tracer.kineto.events import NO_ARGS, Args
-from tracer.kineto.numbers import decimal_nanoseconds
+from tracer.kineto.events import NO_ARGS, Args, decimal_nanoseconds
 
 _EVENT = {"ph": loop.TEXT, "cat": loop.TEXT_OR_NULL, "name": loop.TEXT, "pid": loop.NAMED, "tid": loop.NAMED,
           "ts": loop.TIME, "dur": loop.TIME, "args": loop.ARGS}

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import IO, Any
 
 from tracer.errors import TraceError
-from tracer.input_file import NotAFile, open_anywhere
+from tracer.input_file import open_anywhere, why_unopened
 from tracer.translate.rocprof import is_rocprof, translated
 
 BLOCK_BYTES = 2 << 20
@@ -65,7 +65,10 @@ class TraceSource:
         yield from blocks
 
     def _texts(self) -> Iterator[bytes]:
-        handle, total = self._open()
+        try:
+            handle, total = open_anywhere(self.name)
+        except Exception as error:  # fsspec's back ends raise types of their own (missing package, bad credentials)
+            raise TraceError(why_unopened(self.name, error)) from error
         with handle:
             try:
                 first = handle.read(_COMPRESSED_READ)
@@ -80,19 +83,6 @@ class TraceSource:
             except OSError as error:
                 raise TraceError(f"{self.name} could not be read to its end ({error}); "
                                  "check the disk or the connection and try again.") from error
-
-    def _open(self) -> tuple[IO[bytes], int]:
-        try:
-            return open_anywhere(self.name)
-        except FileNotFoundError as error:
-            raise TraceError(f"{self.name} does not exist; check the path.") from error
-        except IsADirectoryError as error:
-            raise TraceError(f"{self.name} is a directory; use read_job to read all ranks in it.") from error
-        except NotAFile as error:
-            raise TraceError(f"{self.name} is a pipe or device, which is not read; give a file.") from error
-        except Exception as error:  # fsspec's back ends raise types of their own (missing package, bad credentials)
-            raise TraceError(f"{self.name} could not be opened ({_one_line(error)}); "
-                             "check the path, its permissions and the fsspec back end of its protocol.") from error
 
     def _report(self, done: int, total: int) -> None:
         if self._progress is not None:
@@ -163,8 +153,3 @@ def _until_error(inflater: Any, data: bytes) -> bytes:
         for at in range(0, len(data), _SMALL_READ):
             out += inflater.decompress(data[at:at + _SMALL_READ])
     return bytes(out)
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join((getattr(error, "strerror", None) or str(error)).split()) or type(error).__name__
-    return text[:200]

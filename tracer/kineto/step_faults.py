@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tracer.arrays import Bool, Float64, Int64
+from tracer.columns import named
 from tracer.graph import LAUNCHING, NONE, KernelTable, LaunchTable, LossReport, OpKind, OpTable, StepSource, StepTable
 
 ALMOST_NO_WORK = 0.02
@@ -66,14 +67,14 @@ def drop_step_faults(steps: StepTable, source: int, ops: OpTable, calls: LaunchT
     return steps.take(kept), source if kept.any() else NONE
 
 
-def named(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Return the first of some steps' names, and the number of the others."""
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
 
 
 def _empty_note(names: Sequence[str]) -> str:
     hold, are = ("holds", "is") if len(names) == 1 else ("hold", "are")
-    return (f"{named(names)} {hold} almost no work and {are} left out: PyTorch "
+    return (f"{first_names(names)} {hold} almost no work and {are} left out: PyTorch "
             "also marks as a step what comes before the first prof.step() and after the last one.")
 
 
@@ -113,8 +114,7 @@ class _StepWork:
         outermost = runs & ((ops.parent < 0) | (ops.kind[ops.parent] != OpKind.OPERATION))
         worked = kernels.step >= 0
         number = len(steps)
-        training = [code for code, text in enumerate(strings) if text.startswith(_TRAINING)]
-        training_ops = np.isin(ops.name, training) & (ops.step >= 0)
+        training_ops = named(ops.name, strings, lambda text: text.startswith(_TRAINING)) & (ops.step >= 0)
         return cls(
             np.bincount(ops.step[runs], minlength=number),
             np.bincount(calls.step[(calls.step >= 0) & np.isin(calls.kind, LAUNCHING)], minlength=number),

@@ -24,8 +24,7 @@ import numpy as np
 
 from tracer.decode import DecodeError, from_json, from_toml
 from tracer.input_file import PathLike, open_input, read_input
-from tracer.lookup_data.reuse import REUSE_BINS, REUSE_OF_BIN
-from tracer.lookup_data.tables import QUANTIZED, EmbeddingTable, TableError
+from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, EmbeddingTable, TableError
 from tracer.output_file import whole_file
 
 PUBLISHED_BATCH = 65_536
@@ -238,7 +237,7 @@ def _read_csv(path: PathLike) -> tuple[list[Row], int]:
 def _read_parquet(path: PathLike) -> tuple[list[Row], int]:
     import pyarrow
 
-    from tracer.parquet_input import read_parquet
+    from tracer.table_input import read_parquet
 
     try:
         with open_input(path) as stream:

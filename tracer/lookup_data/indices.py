@@ -22,6 +22,8 @@ import gzip
 import io
 import math
 import os
+import pickle
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -30,11 +32,11 @@ import numpy as np
 
 from tracer.arrays import Int64
 from tracer.input_file import read_input
-from tracer.lookup_data.reuse import STEEPEST_SKEW, reuse_histogram
-from tracer.lookup_data.tables import BAG_QUANTILES, EmbeddingTable, TableError
+from tracer.lookup_data.tables import BAG_QUANTILES, STEEPEST_SKEW, EmbeddingTable, TableError, reuse_histogram
 
 if TYPE_CHECKING:
     import pyarrow
+
 
 LAW = "zipf:"
 _WORDS = {"table", "index", "indices", "offsets", "lengths", "values"}
@@ -289,8 +291,6 @@ def _whole(column: Any, name: str) -> Int64:
 
 
 def _of_torch(data: bytes) -> tuple[TableIndices, ...]:
-    from tracer.lookup_data.torch_file import read_tensors
-
     indices, offsets, lengths = read_tensors(data)
     if indices.ndim != 1 or offsets.ndim != 1 or lengths.ndim != 2:
         raise ValueError("indices and offsets must have one dimension, and lengths two: tables by samples")
@@ -314,3 +314,25 @@ def _check(tables: tuple[TableIndices, ...]) -> None:
     for place, own in enumerate(tables):
         if len(own.indices) and int(own.indices.min()) < 0:
             raise ValueError(f"table {own.name or place!r} has the index {int(own.indices.min())}; rows count from 0")
+
+
+def read_tensors(data: bytes) -> tuple[Int64, Int64, Int64]:
+    """The three tensors of integers (indices, offsets, lengths) of a file.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    import torch
+
+    try:
+        found = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except (pickle.UnpicklingError, RuntimeError, zipfile.BadZipFile, KeyError, AttributeError):
+        raise ValueError("it is no file of plain tensors") from None
+    if isinstance(found, dict) and set(found) == {"indices", "offsets", "lengths"}:
+        found = [found[name] for name in ("indices", "offsets", "lengths")]
+    if not isinstance(found, tuple | list) or len(found) != 3 or not all(isinstance(t, torch.Tensor) for t in found):
+        raise ValueError("it does not hold the three tensors (indices, offsets, lengths)")
+    if any(tensor.is_floating_point() or tensor.is_complex() for tensor in found):
+        raise ValueError("its tensors hold something else than whole numbers")
+    indices, offsets, lengths = (tensor.to(torch.int64).numpy() for tensor in found)
+    return indices, offsets, lengths

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from tracer.columns import named
 from tracer.decode import DecodeError, from_json
-from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.graph import NONE, ExecutionGraph, OpKind, string_coder
 from tracer.lookup_data.indices import Indices
 from tracer.lookup_data.tables import EmbeddingTable, TableError
-from tracer.string_codes import string_coder
 from tracer.views import list_of
 
 _MARK = "lookups:"
@@ -355,10 +355,10 @@ def _position(name: str) -> tuple[int, int] | None:
 
 def _rows(graph: ExecutionGraph) -> np.ndarray:
     """Rows of ``graph.ops`` that look rows up, or are gradients of it."""
-    codes = [code for code, text in enumerate(graph.strings)
-             if text in FORWARD or text in BACKWARD or text.startswith(tuple(BATCHED))]
     ops = graph.ops
-    return np.flatnonzero(np.isin(ops.name, codes) & (ops.kind == OpKind.OPERATION))
+    lookup = named(ops.name, graph.strings, lambda text: text in FORWARD or text in BACKWARD or text.startswith(
+        tuple(BATCHED)))
+    return np.flatnonzero(lookup & (ops.kind == OpKind.OPERATION))
 
 
 def _outermost(parent: np.ndarray, row: int, among: dict[int, Any]) -> int:

@@ -2,6 +2,5 @@
 
 from tracer.store.container import is_graph_file
 from tracer.store.graphs import SUFFIX, load_graph, save_graph
-from tracer.store.jobs import load_job, save_job
 
-__all__ = ["SUFFIX", "is_graph_file", "load_graph", "load_job", "save_graph", "save_job"]
+__all__ = ["SUFFIX", "is_graph_file", "load_graph", "save_graph"]

@@ -1,42 +1,38 @@
-"""One rank's graph to one file and back, and what a job's file shares with it."""
+"""Graphs to one file and back, each checked."""
 
 from __future__ import annotations
 
 import os
-from enum import IntEnum
 from typing import Any
 
 import msgspec
 
+from tracer.columns import NONE
 from tracer.decode import DecodeError, from_json
 from tracer.errors import GraphFileError, StepRegionError
 from tracer.graph import (
     LEAST_STEP_NS,
-    NONE,
     ExecutionGraph,
-    GapKind,
-    KernelKind,
-    LaunchKind,
     Meta,
-    OpKind,
-    Phase,
-    Place,
-    SyncKind,
     Thread,
-    WaitSource,
 )
-from tracer.rank_classes import MOST_RANKS
-from tracer.store.container import MANIFEST, VERSION, corrupt, pack, read_file, unpack, write_file
-from tracer.store.tables import (
+from tracer.ranks import MOST_RANKS
+from tracer.store.container import (
+    MANIFEST,
     MAX_ROWS,
+    VERSION,
     StringsRecord,
     TableRecord,
+    corrupt,
     decode_strings,
     decode_table,
     decoded_bytes,
     encode_strings,
     encode_table,
-    layout,
+    pack,
+    read_file,
+    unpack,
+    write_file,
 )
 
 SUFFIX = ".foretrace"
@@ -209,21 +205,14 @@ def _check_columns(graph: ExecutionGraph, label: str) -> None:
     for name, kind in ExecutionGraph.TABLES.items():
         table = getattr(graph, name)
         columns = table.columns()
-        if any(columns[c].shape != (len(table),) or columns[c].dtype != dtype for c, dtype in layout(kind)):
+        if any(columns[c].shape != (len(table),) or columns[c].dtype != dtype for c, dtype in kind.layout().items()):
             raise GraphFileError(f"{label}: the columns of {name} differ in length or type; it cannot be stored.")
-
-
-_ENUMS: dict[str, dict[str, type[IntEnum]]] = {
-    "ops": {"kind": OpKind, "phase": Phase, "place": Place}, "launches": {"kind": LaunchKind},
-    "kernels": {"kind": KernelKind}, "syncs": {"kind": SyncKind}, "gaps": {"kind": GapKind},
-    "collectives": {"wait_source": WaitSource},
-}
 
 
 def _check_kinds(graph: ExecutionGraph, label: str) -> None:
     """Refuse a graph whose kinds and phases are none this version knows."""
-    for name, columns in _ENUMS.items():
-        for column, kind in columns.items():
+    for name, table in ExecutionGraph.TABLES.items():
+        for column, kind in table.ENUMS.items():
             values = getattr(getattr(graph, name), column)
             if len(values) and (int(values.min()) < NONE or int(values.max()) >= len(kind)):
                 raise GraphFileError(f"{label}: column {name}.{column} holds kinds this version does not know; the "

@@ -31,11 +31,10 @@ from graph_predictor.reports.ranks.times import (
     parts_of,
     recorded_times,
 )
-from tracer.charts import Chart, ChartSeries
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.job import Job
-from tracer.shown import Shown
+from tracer.shown import Chart, ChartSeries, Shown
 
 if TYPE_CHECKING:
     import pandas as pd

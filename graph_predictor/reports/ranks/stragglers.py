@@ -11,10 +11,10 @@ from statistics import median_low
 
 import numpy as np
 
-from graph_predictor.recorded.module_paths import with_backward_modules
-from graph_predictor.recorded.names import is_collective
+from graph_predictor.recorded.module_paths import is_collective, with_backward_modules
 from graph_predictor.reports.ranks.times import JobTimes, Meetings, Window, scaled_rank
-from graph_predictor.simulation.critical_path import Bound, path_back
+from graph_predictor.simulation.critical_path import path_back
+from graph_predictor.simulation.program import Bound
 from kernel_models.spreads import USUAL_STEPS
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, KernelKind
@@ -282,9 +282,9 @@ def _by_operation(times: JobTimes, rank: int) -> dict[str, Float64]:
         name = np.where(op >= 0, names[op], graph.kernels.name[rows])
         kept = graph.kernels.kind[rows] != KernelKind.COLLECTIVE
     else:
-        pieces = times.pieces.of_rank(rank)
-        op, ns = times.pieces.op[pieces], times.host_ns[pieces]
-        window = _windows_of_items(times, rank)[times.pieces.item[pieces]]
+        pieces = times.slices.of_rank(rank)
+        op, ns = times.slices.op[pieces], times.host_ns[pieces]
+        window = _windows_of_items(times, rank)[times.slices.item[pieces]]
         name, kept = names[op], (op >= 0) & (window >= 0)
     op, ns, window, name = op[kept], ns[kept], window[kept], name[kept]
     keys, place = np.unique(np.stack([name, np.where(op >= 0, modules[op], NONE)]), axis=1, return_inverse=True)

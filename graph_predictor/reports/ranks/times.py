@@ -18,19 +18,18 @@ from enum import IntEnum
 
 import numpy as np
 
-from graph_predictor.prediction.edited_host import kinds_of
-from graph_predictor.prediction.path_operations import OperationNames, step_names
+from graph_predictor.prediction.edited_repeats import kinds_of
+from graph_predictor.prediction.explain import OperationNames, step_names
 from graph_predictor.prediction.predictor import SimulatedStep
-from graph_predictor.prediction.replacement import Gone
-from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, rank_number
+from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
 from graph_predictor.prediction.steady_state import Periods
-from graph_predictor.recorded.facts import RecordedFacts, recorded_facts
+from graph_predictor.prediction.work import Gone
+from graph_predictor.recorded.facts import RecordedFacts, rank_number, recorded_facts
 from graph_predictor.reports.breakdown import choose_steps
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.causes import EndCause, KernelCause
-from graph_predictor.simulation.engine import Simulated, simulate
-from graph_predictor.simulation.host_pieces import HostPieces, host_pieces
-from graph_predictor.simulation.program import Program, whole_ns
+from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.host_slices import HostSlices, host_slices
+from graph_predictor.simulation.program import EndCause, KernelCause, Program, Simulated, whole_ns
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
@@ -192,7 +191,7 @@ class JobTimes:
         program, simulated: what was simulated, and its times.
         kinds: ``KernelKind`` of the program's kernels, an array a rank.
         item, kernel: the row of ``built.program`` that each row of ``program`` is, or is a copy of.
-        pieces: what the host time of the items of ``built.program`` was spent in; ``host_ns`` what it takes now.
+        slices: what the host time of the items of ``built.program`` was spent in; ``host_ns`` what it takes now.
         gone: what edits took away; ``None`` where all is there.
         names: what its operations are called.
         windows: of each step the ranks' windows.
@@ -212,7 +211,7 @@ class JobTimes:
     kinds: list[Int8]
     item: Int64
     kernel: Int64
-    pieces: HostPieces
+    slices: HostSlices
     host_ns: Float64
     gone: Gone | None
     names: OperationNames
@@ -286,7 +285,7 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
     def again(other: Program) -> float:
         return mean_step([[w.length_ns for w in ranks] for ranks in windows(simulate(other))])
 
-    rows, pieces = np.arange(len(program.item_kind)), host_pieces(built)
+    rows, pieces = np.arange(len(program.item_kind)), host_slices(built)
     ns = pieces.ns.astype(np.float64)
     return JobTimes(
         built, program, result.simulated, [graph.kernels.kind for graph in built.graphs], rows,
@@ -313,7 +312,7 @@ def predicted_times(step: SimulatedStep) -> JobTimes:
     built, host = scenario.built, steady.copies.host
     return JobTimes(
         built, steady.program, steady.simulated, kinds_of(repeated, built.graphs), repeated.item, repeated.kernel,
-        scenario.pieces, host.ns, host.gone, step_names(scenario, host), windows(steady.periods), cycle.steps, True,
+        scenario.slices, host.ns, host.gone, step_names(scenario, host), windows(steady.periods), cycle.steps, True,
         scenario.profiled, step.ran, step.edits, step.notes, again)
 
 

@@ -16,11 +16,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from tracer.shape_only.errors import ShapeOnlyError, caller_line
-from tracer.shape_only.substitutions.substitution import Site, Substitution
+from tracer.shape_only.substitutions.site import Site
 from tracer.shape_only.uncompiled import compiler_imported
 
 if TYPE_CHECKING:
@@ -101,8 +102,6 @@ class DevicePlacement(TorchFunctionMode):
 
     def install(self, site: Site) -> None:
         """Show users the device that fake tensors lie on."""
-        from torch._subclasses.fake_tensor import FakeTensor
-
         if "device" in vars(FakeTensor):
             site.patch(FakeTensor, "device", _Seen(vars(FakeTensor)["device"], self))
         for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
@@ -240,15 +239,15 @@ def _true_device(tensor: Any) -> torch.device:
         return device
 
 
-def _install(site: Site) -> None:
+def placement(site: Site) -> None:
     """The functions of ``torch.cuda``: as on a machine with one such GPU for users, untouched for torch's own code."""
     cuda = torch.cuda
     capability = site.device.capability
-    properties = SimpleNamespace(name=site.device.name, major=capability[0], minor=capability[1],
-                                 multi_processor_count=0, total_memory=site.device.memory_bytes)
+    properties = SimpleNamespace(name=site.device.reported, major=capability[0], minor=capability[1],
+                                 multi_processor_count=site.device.sm_count, total_memory=site.device.memory_bytes)
     answers: dict[str, Any] = {
         "is_available": True, "device_count": 1, "current_device": 0, "set_device": None,
-        "empty_cache": None, "get_device_name": site.device.name, "get_device_capability": capability,
+        "empty_cache": None, "get_device_name": site.device.reported, "get_device_capability": capability,
         "get_device_properties": properties, "reset_peak_memory_stats": None, "ipc_collect": None,
         "is_bf16_supported": site.device.has_bf16, "manual_seed": None, "manual_seed_all": None,
         "init": None, "is_initialized": True,
@@ -262,9 +261,9 @@ def _install(site: Site) -> None:
     site.patch(cuda, "get_rng_state", lambda *_: torch.empty(0, dtype=torch.uint8))
     site.patch(cuda, "set_rng_state", lambda *_: None)
     waits = {"synchronize": lambda _: site.used(SYNCHRONIZE)}
-    stream = type("Stream", (_Stream,), waits)
+    stream = type("Stream", (), {**_STREAM, **waits})
     site.patch(cuda, "Stream", stream)
-    site.patch(cuda, "Event", type("Event", (_Event,), waits))
+    site.patch(cuda, "Event", type("Event", (), {**_EVENT, **waits}))
     site.patch(cuda, "current_stream", lambda *_: stream())
     site.patch(cuda, "default_stream", lambda *_: stream())
     site.patch(cuda, "stream", lambda stream: stream)
@@ -322,50 +321,15 @@ def _counting(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     return synchronize
 
 
-class _Event:
-    """An event of a device that does not exist."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def record(self, *_: Any) -> None:
-        """Nothing to record."""
-
-    def wait(self, *_: Any) -> None:
-        """Nothing to wait for."""
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def query(self) -> bool:
-        """All is done."""
-        return True
-
-    def elapsed_time(self, _: Any) -> float:
-        """No time passes."""
-        return 0.0
+def _idle(*_: Any, **__: Any) -> None:
+    """Nothing to record, and nothing to wait for."""
 
 
-class _Stream(_Event):
-    """A stream of a device that does not exist; also its own context."""
-
-    def wait_stream(self, _: Any) -> None:
-        """Nothing to wait for."""
-
-    def wait_event(self, _: Any) -> None:
-        """Nothing to wait for."""
-
-    def record_event(self, event: Any = None) -> Any:
-        """An event, at once over."""
-        return event or torch.cuda.Event()
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-SUBSTITUTION = Substitution(
-    "placement", "Tensors that move to the GPU are copied; on the CPU they are where they are.",
-    cpu=frozenset(), gpu=frozenset({"aten::_to_copy"}), install=_install)
+_EVENT: dict[str, Callable[..., Any]] = {
+    "__init__": _idle, "record": _idle, "wait": _idle, "query": lambda _: True, "elapsed_time": lambda *_: 0.0}
+"""An event of a device that does not exist."""
+_STREAM: dict[str, Callable[..., Any]] = {
+    **_EVENT, "wait_stream": _idle, "wait_event": _idle,
+    "record_event": lambda _, event=None: event or torch.cuda.Event(),
+    "__enter__": lambda self: self, "__exit__": _idle}
+"""A stream of it; also its own context."""

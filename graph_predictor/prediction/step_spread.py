@@ -1,0 +1,223 @@
+"""How recorded steps differ: in host time, which makes intervals, and in the work they do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from graph_predictor.prediction.repeat import Cycle
+from graph_predictor.recorded.counted_steps import typical
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.host_slices import HostSlices, data_loading_operations, exclusive_time
+from graph_predictor.simulation.host_waits import waiting_calls
+from kernel_models.spreads import END, USUAL_STEPS
+from tracer.arrays import Float64, Int64
+from tracer.columns import kinds_of
+from tracer.graph import NONE, ExecutionGraph, OpKind
+
+STRETCHES = 5
+"""Parts that steps without the profiler are cut into: what a machine does to a run lasts longer than a step."""
+RESOLVED = 1e-3
+"""Log half width below which no step is known: recorded times are whole microseconds, of steps of milliseconds, and
+replayed ones are off by 0.1% in the median trace (docs/accuracy.md)."""
+DRIFT = 0.1
+"""Reported is a larger change (log) of host time from the first to the last of the repeated steps: over twice the
+standard deviation of what two steps usually differ by."""
+
+
+def unprofiled_stretches(built: Built) -> Float64:
+    """Medians of consecutive stretches of the steps that a capture timed without the profiler, ns."""
+    times = np.array(built.graphs[0].meta.unprofiled_step_ns, np.float64)
+    return np.array([np.median(part) for part in np.array_split(times, STRETCHES) if len(part)])
+
+
+def mean_spread(times: Float64) -> float:
+    """Log half width of the 80% interval of steps to come, from steps that took these times.
+
+    Few steps say little of their own spread, so that it is drawn to a usual one. Steps near each other are alike
+    (clocks, other work on the machine): the mean of several is hardly surer of the steps to come than one of them is,
+    and the spread between steps is taken for that of their mean.
+    """
+    log = np.log(times[times > 0])
+    squares = float(((log - log.mean()) ** 2).sum()) if len(log) else 0.0
+    return END * float(np.sqrt((USUAL_STEPS**2 + squares) / max(len(log), 1)))
+
+
+def least_spread(times: Int64, around_ns: float) -> float:
+    """Log half width of the narrowest 80% interval that a step can have: what steps of these lengths differ by
+    themselves, and never less than what a timer and a simulation resolve.
+
+    Typical steps scatter like normal errors, of which few are enough to know the width. Outliers do not, and count by
+    their number: 80% of all steps lie in the interval around the given time.
+    """
+    times = times[times > 0]
+    if len(times) < 2 or around_ns <= 0:
+        return RESOLVED
+    ordinary = np.log(times[typical(times)])
+    between = float(np.std(ordinary, ddof=1)) if len(ordinary) > 1 else 0.0
+    away = np.abs(np.log(times / around_ns))
+    return max(END * between, float(np.quantile(away, 0.8, method="inverted_cdf")), RESOLVED)
+
+
+def drift(times: Float64) -> float | None:
+    """Return by how much (log) steps went one way from first to last, if they did and by more than ``DRIFT``."""
+    change = np.diff(np.log(times)) if len(times) > 1 and (times > 0).all() else np.zeros(0)
+    one_way = len(change) > 0 and bool((change > 0).all() or (change < 0).all())
+    total = float(change.sum())
+    return total if one_way and abs(total) > DRIFT else None
+
+
+def step_totals(built: Built, cycle: Cycle, slices: HostSlices, *, unblocked: bool = False) -> Float64:
+    """Host time of each step of the cycle, ns, of the first rank.
+
+    ``unblocked`` leaves out the calls that wait for the device: what they take beyond the wait for known device work is
+    the driver's and the device's, and goes from one step to another; how fast the host works it does not say.
+    """
+    program, graph = built.program, built.graphs[0]
+    start = graph.steps.start_ns[cycle.row[0]]
+    rows = np.flatnonzero((slices.rank == 0) & cycle.working[slices.item])
+    if unblocked:
+        waits = slices.is_cost[rows]
+        waits[waits] = waiting_calls(graph)[program.item_row[slices.item[rows[waits]]]]
+        rows = rows[~waits]
+    when = program.recorded_item_start[slices.item[rows]] - built.clock_ns[0]
+    # The end of a step is the instant at which the next one begins: what it ends with is its own.
+    place = np.clip(np.searchsorted(start, when, side="left") - 1, 0, None)
+    totals = np.bincount(place, weights=slices.ns[rows], minlength=cycle.steps)
+    return np.asarray(totals, np.float64)
+
+
+DIFFERENT = 0.05
+"""Share of two steps' time in operations, from which on work that only one of them has makes them different."""
+MOST_STEPS = 32
+"""The last recorded steps that are compared."""
+SHOWN = 60
+"""Characters of sizes that are shown."""
+QUANTILES = (0.1, 0.9)
+"""Quantiles that are the ends of an 80% interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepKinds:
+    """Difference of a job's recorded steps in what they do.
+
+    ::
+
+        recorded    | train | train + evaluate | train | train |         one median tells of neither kind
+        recorded    | [7, 33] | [7, 81] | [7, 24] |                      batches padded to their own longest
+
+    A prediction is of the steps it rests on. Where others do other work, that is said, and its interval covers them.
+
+    Attributes:
+        text: what differs, a sentence.
+        shortest, longest: lengths of the other steps, and of 80% of those timed without the profiler, over that of the
+            steps a prediction rests on; 1 where none is shorter or longer.
+    """
+
+    text: str
+    shortest: float
+    longest: float
+
+
+def step_kinds(graphs: Sequence[ExecutionGraph], rests_on: Sequence[str] = ()) -> StepKinds | None:
+    """Return how steps differ in their work, of the first rank whose do; ``None`` where all do the same.
+
+    Args:
+        graphs: recorded, a rank each.
+        rests_on: names of the steps that stand for the step; by default the last one.
+    """
+    for graph in graphs:
+        found = _of_rank(graph, rests_on)
+        if found is not None:
+            return found
+    return None
+
+
+def _of_rank(graph: ExecutionGraph, rests_on: Sequence[str]) -> StepKinds | None:
+    # A range without operations, or without length, is a marker and no step.
+    inside = (graph.ops.step >= 0) & (graph.ops.kind == OpKind.OPERATION)
+    worked = np.bincount(graph.ops.step[inside], minlength=len(graph.steps))
+    steps = np.flatnonzero((worked > 0) & (graph.steps.duration_ns > 0))[-MOST_STEPS:]
+    if len(steps) < 2:
+        return None
+    names = [graph.string(int(graph.steps.name[step])) for step in steps.tolist()]
+    mine = np.array([name in rests_on for name in names], np.bool_)
+    reference = int(np.flatnonzero(mine)[-1]) if mine.any() else len(steps) - 1
+    kind, rows = _work(graph, steps)
+    key, count = _counted(graph, steps, kind, rows)
+    if (count == count[reference]).all():
+        return None
+    mean = _own_time(graph, kind, rows)
+    apart = np.abs(count - count[reference]) * mean
+    both = (count + count[reference]) * mean
+    share = apart.sum(axis=1) / np.maximum(both.sum(axis=1), 1.0)
+    if not (share > DIFFERENT).any():
+        return None
+    other = int(np.argmax(share))
+    length = graph.steps.duration_ns[steps].astype(np.float64)
+    own = float(length[mine].mean()) if mine.any() else float(length[reference])
+    others = length[share > DIFFERENT]
+    shortest, longest = float(others.min()) / own, float(others.max()) / own
+    timed = np.array(graph.meta.unprofiled_step_ns or [], np.float64)
+    if len(timed):
+        low, high = np.quantile(timed, QUANTILES) / np.median(timed)
+        shortest, longest = min(shortest, float(low)), max(longest, float(high))
+    pair = [reference, other]
+    said = _difference(graph, key, count[pair], mean, steps[pair], [names[at] for at in pair])
+    text = f"{len(others)} of {len(steps)} recorded steps do other work than {names[reference]}: {said}."
+    return StepKinds(text, min(shortest, 1.0), max(longest, 1.0))
+
+
+def _work(graph: ExecutionGraph, steps: Int64) -> tuple[Int64, Int64]:
+    """Return the kind (name and sizes) of each operation of some steps, and their rows. Loading a batch is no work that
+    is compared: how many samples it takes is the loader's."""
+    ops = graph.ops
+    rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & np.isin(ops.step, steps) & ~data_loading_operations(graph))
+    name, shapes = ops.name[rows].astype(np.int64), ops.shapes[rows].astype(np.int64)
+    # Where some calls of an operation have no sizes, those of others say nothing of a difference.
+    unsized = (shapes < 0) | np.isin(shapes, [code for code, text in enumerate(graph.strings) if not text])
+    kind, _ = kinds_of(name, np.where(np.isin(name, np.unique(name[unsized])), NONE, shapes))
+    return kind, rows
+
+
+def _counted(graph: ExecutionGraph, steps: Int64, kind: Int64, rows: Int64) -> tuple[Int64, Float64]:
+    """Return the first row of each kind, and how often it runs in each step, [steps, kinds]."""
+    size = int(kind.max(initial=-1)) + 1
+    first = np.zeros(size, np.int64)
+    first[kind[::-1]] = rows[::-1]
+    place = np.searchsorted(steps, graph.ops.step[rows]) * size + kind
+    return first, np.bincount(place, minlength=len(steps) * size).reshape(len(steps), size).astype(np.float64)
+
+
+def _own_time(graph: ExecutionGraph, kind: Int64, rows: Int64) -> Float64:
+    """Return each kind's mean own time, ns."""
+    host = exclusive_time(graph)
+    own = np.bincount(host.op, weights=host.end_ns - host.start_ns, minlength=len(graph.ops))[rows]
+    return np.bincount(kind, weights=own) / np.maximum(np.bincount(kind).astype(np.float64), 1.0)
+
+
+def _difference(graph: ExecutionGraph, key: Int64, count: Float64, mean: Float64, steps: Int64,
+                names: Sequence[str]) -> str:
+    """Return what differs between two steps, by the operation that it takes most time of."""
+    ops = graph.ops
+    name = ops.name[key]
+    worst = int(np.argmax(np.bincount(name, weights=np.abs(count[1] - count[0]) * mean)))
+    runs, whole = (column.astype(int).tolist() for column in (count[:, name == worst].sum(axis=1), count.sum(axis=1)))
+    if runs[0] != runs[1]:
+        return (f"{names[1]} runs {whole[1]:,} operations where {names[0]} runs {whole[0]:,} ({graph.string(worst)} "
+                f"{runs[1]:,} and {runs[0]:,} times)")
+    rows = [np.flatnonzero((ops.name == worst) & (ops.step == step)) for step in steps.tolist()]
+    shapes = [ops.shapes[own[np.argsort(ops.start_ns[own], kind="stable")]][:min(map(len, rows))] for own in rows]
+    first = int(np.argmax(shapes[0] != shapes[1]))
+    sizes = _where_they_differ(*(graph.string(int(column[first])) for column in shapes))
+    return f"{graph.string(worst)} has sizes {sizes[1]} in {names[1]} and {sizes[0]} in {names[0]}"
+
+
+def _where_they_differ(one: str, other: str) -> tuple[str, str]:
+    """Two long texts, cut to where they begin to differ."""
+    at = next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), 0)
+    begin = 0 if at < SHOWN // 2 else at - SHOWN // 4
+    cut = ["…" * (begin > 0) + text[begin:begin + SHOWN] + "…" * (begin + SHOWN < len(text)) for text in (one, other)]
+    return cut[0], cut[1]

@@ -1,0 +1,336 @@
+"""A program made of another one: without dependencies that close cycles, without some work, or with residuals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from graph_predictor.simulation.acyclic_loop import take_away
+from graph_predictor.simulation.program import (
+    NEVER,
+    LaunchReference,
+    Program,
+    entries_waited_for,
+    owners,
+    pointers,
+)
+from tracer.arrays import Bool, Int64
+from tracer.graph import NONE
+
+FACT, CONTENTION, WAIT_ACROSS, QUEUE, BLOCKING, RENDEZVOUS, HAND_OVER = range(7)
+"""Kinds of dependency. Of several inferred ones that no time contradicts, the kind named first is given up."""
+NAMES = {CONTENTION: "contention", WAIT_ACROSS: "waits across streams", QUEUE: "launch queue",
+         BLOCKING: "blocking calls", RENDEZVOUS: "rendezvous", HAND_OVER: "hand-overs between threads"}
+
+
+class _Dependencies:
+    """Edges between nodes as columns. ``row`` says which edge, wait, item or group of the program each is, ``backward``
+    whether the recording has its target first."""
+
+    def __init__(self) -> None:
+        self.columns: list[tuple[np.ndarray, ...]] = []
+
+    def add(self, source: Int64, target: Int64, kind: int = FACT, row: Int64 | None = None,
+            backward: Bool | None = None) -> None:
+        """Add edges of one kind."""
+        count = len(source)
+        self.columns.append((source, target, np.full(count, kind), np.full(count, -1) if row is None else row,
+                             np.zeros(count, np.bool_) if backward is None else backward))
+
+    def done(self) -> _Dependencies:
+        """All that was added, as columns."""
+        self.source, self.target, self.kind, self.row, self.backward = (
+            np.concatenate(column) for column in zip(*self.columns, strict=True))
+        return self
+
+
+def without_cycles(program: Program) -> tuple[Program, dict[str, int]]:
+    """The program without the inferred dependencies that close cycles, and how many there were of each kind.
+
+    What a recording does not say is inferred, edge by edge: which kernel another one or a call waited for, which slot
+    of the launch queue, which collectives are one. Each looks possible by itself; together they can form a cycle, in a
+    trace whose clocks disagree, say. Program order, launches and the order of streams are facts and stay.
+
+    A call whose wait is left out keeps its recorded duration.
+    """
+    left_out: dict[str, int] = {}
+    found = _dependencies(program)
+    while len(inside := _on_cycles(program, found)):
+        guessed = inside[found.kind[inside] != FACT]
+        if not len(guessed):
+            break
+        chosen = guessed[found.backward[guessed]]
+        if not len(chosen):
+            chosen = guessed[found.kind[guessed] == found.kind[guessed].min()]
+        program = _without(program, found, chosen, left_out)
+        found = _dependencies(program)
+    return program, left_out
+
+
+def _dependencies(p: Program) -> _Dependencies:
+    """All dependencies of a program. Nodes: items' starts, items' ends, kernels, queue entries, then rendezvous."""
+    items, kernels, entries = len(p.item_kind), len(p.kernel_item), len(p.queue_kernel)
+    item, kernel = np.arange(items), np.arange(kernels)
+    kernel_node = np.where(p.kernel_group >= 0, 2 * items + kernels + entries + p.kernel_group, 2 * items + kernel)
+    found = _Dependencies()
+    add = found.add
+    add(item, items + item)
+    follows = np.ones(items, np.bool_)
+    follows[p.thread_ptr[:-1][np.diff(p.thread_ptr) > 0]] = False
+    later = item[follows]
+    add(items + later - 1, later)
+    owner = owners(p.after_ptr)
+    add(items + p.after_item, owner, HAND_OVER, np.arange(len(owner)),
+        p.recorded_item_end[p.after_item] > p.recorded_item_start[owner])
+    owner = owners(p.wait_ptr)
+    add(kernel_node[p.wait_kernel], items + owner, BLOCKING, np.arange(len(owner)),
+        p.recorded_kernel_end[p.wait_kernel] > p.recorded_item_end[owner])
+    in_call = p.kernel_reference == LaunchReference.CALL_START
+    launched = p.kernel_item >= 0
+    add(np.where(in_call, p.kernel_item, items + p.kernel_item)[launched], kernel_node[launched])
+    behind = kernel[p.kernel_previous >= 0]
+    add(kernel_node[p.kernel_previous[behind]], kernel_node[behind])
+    owner = owners(p.edge_ptr)
+    whole = p.edge_fraction == 1.0
+    since = np.where(whole, p.recorded_kernel_end[p.edge_kernel], p.recorded_kernel_start[p.edge_kernel])
+    for kind, mine in ((WAIT_ACROSS, whole), (CONTENTION, ~whole)):
+        add(kernel_node[p.edge_kernel[mine]], kernel_node[owner[mine]], kind, np.flatnonzero(mine),
+            (since > p.recorded_kernel_start[owner])[mine])
+    _add_queue(p, found, kernel_node, 2 * items + kernels)
+    found.done()
+    # A rendezvous is one node. That it is one is a guess, which all that leads there rests on.
+    first = 2 * items + kernels + entries
+    meets = (found.target >= first) & (found.kind == FACT)
+    found.kind[meets], found.row[meets] = RENDEZVOUS, found.target[meets] - first
+    return found
+
+
+def _add_queue(p: Program, found: _Dependencies, kernel_node: Int64, first: int) -> None:
+    """Each entry leaves after the one before it; a call waits for the entry whose slot it takes."""
+    items = len(p.item_kind)
+    entry = np.arange(len(p.queue_kernel))
+    found.add(kernel_node[p.queue_kernel], first + entry)
+    opens = np.zeros(len(entry), np.bool_)
+    opens[p.queue_ptr[:-1][np.diff(p.queue_ptr) > 0]] = True
+    found.add(first + entry[~opens] - 1, first + entry[~opens])
+    waited_for = entries_waited_for(p)
+    waits = np.flatnonzero(waited_for >= 0)
+    slot = waited_for[waits]
+    backward = p.recorded_kernel_end[p.queue_kernel[slot]] > p.recorded_item_end[waits]
+    found.add(first + slot, items + waits, QUEUE, waits, backward)
+    # A copy in its call is submitted once there is a slot.
+    kernel = np.flatnonzero((p.kernel_reference == LaunchReference.CALL_START) & (p.kernel_item >= 0))
+    place = np.full(items, -1)
+    place[waits] = np.arange(len(waits))
+    at = place[p.kernel_item[kernel]]
+    kernel, at = kernel[at >= 0], at[at >= 0]
+    found.add(first + slot[at], kernel_node[kernel], QUEUE, waits[at], backward[at])
+
+
+def _on_cycles(p: Program, found: _Dependencies) -> Int64:
+    """Rows of the dependencies that lie on a cycle."""
+    if not len(found.source):
+        return np.zeros(0, np.int64)
+    nodes = int(max(found.source.max(), found.target.max())) + 1
+    if not _has_cycle(found.source, found.target, nodes):
+        return np.zeros(0, np.int64)
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    links = csr_matrix((np.ones(len(found.source), np.int8), (found.source, found.target)), shape=(nodes, nodes))
+    parts, part = connected_components(links, directed=True, connection="strong")
+    if parts == nodes and not (found.source == found.target).any():
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(part[found.source] == part[found.target])
+
+
+def _without(p: Program, found: _Dependencies, rows: Int64, left_out: dict[str, int]) -> Program:
+    """The program without some inferred dependencies."""
+    changes: dict[str, np.ndarray] = {}
+    gone = {kind: np.unique(found.row[rows[found.kind[rows] == kind]]) for kind in NAMES}
+    for kind, name in NAMES.items():
+        if len(gone[kind]):
+            left_out[name] = left_out.get(name, 0) + len(gone[kind])
+    cost = p.item_cost.copy()
+    edges = np.concatenate([gone[CONTENTION], gone[WAIT_ACROSS]])
+    for prefix, dropped, columns in (("edge", edges, ("edge_kernel", "edge_fraction", "edge_lag")),
+                                     ("wait", gone[BLOCKING], ("wait_kernel", "wait_lag")),
+                                     ("after", gone[HAND_OVER], ("after_item", "after_lag"))):
+        if len(dropped):
+            pointer = getattr(p, f"{prefix}_ptr")
+            owner = owners(pointer)
+            kept = ~np.isin(np.arange(len(owner)), dropped)
+            counts = np.bincount(owner[kept], minlength=len(pointer) - 1)
+            changes[f"{prefix}_ptr"] = pointers(counts)
+            changes.update({name: getattr(p, name)[kept] for name in columns})
+            if prefix == "wait":
+                alone = np.setdiff1d(owner[dropped], owner[kept])
+                cost[alone] = (p.recorded_item_end - p.recorded_item_start)[alone]
+    if len(gone[QUEUE]):
+        changes["item_channel"] = p.item_channel.copy()
+        changes["item_channel"][gone[QUEUE]] = -1
+        cost[gone[QUEUE]] = np.maximum(cost, p.recorded_item_end - p.recorded_item_start)[gone[QUEUE]]
+    if len(gone[RENDEZVOUS]):
+        apart = np.isin(p.kernel_group, gone[RENDEZVOUS])
+        stays = np.setdiff1d(np.arange(len(p.group_size)), gone[RENDEZVOUS])
+        number = np.full(len(p.group_size), -1)
+        number[stays] = np.arange(len(stays))
+        group = np.where(p.kernel_group >= 0, number[p.kernel_group], -1)
+        changes |= {"kernel_group": group, "group_size": p.group_size[stays],
+                    "kernel_duration": np.where(apart, p.recorded_kernel_end - p.recorded_kernel_start,
+                                                p.kernel_duration)}
+    return replace(p, item_cost=cost, **changes)
+
+
+def _has_cycle(source: Int64, target: Int64, nodes: int) -> bool:
+    """Return whether the edges from ``source`` to ``target`` close a cycle; an edge of a node to itself is one."""
+    edges = len(source)
+    return take_away(np.ascontiguousarray(source, np.int64), np.ascontiguousarray(target, np.int64),
+                      np.zeros(nodes, np.int64), np.zeros(nodes + 1, np.int64),
+                      np.empty(edges, np.int64), np.empty(nodes, np.int64)) < nodes
+
+
+def without(program: Program, kernels: Bool, items: Bool) -> Program:
+    """Return a program without some kernels and calls. Durations and costs are left to the caller.
+
+    Rows stay where they are, so that every other column of the program keeps its meaning. A kernel that is gone takes
+    no time and adds none: no latency, no gap, no lag, no rendezvous and no entry of the launch queue. A call that is
+    gone waits for nothing.
+
+    Args:
+        program: the program. Columns of its dependencies that do not change are kept as they are (``same_order``).
+        kernels: those that are gone.
+        items: calls that are gone.
+    """
+    p = program
+    return replace(
+        p, kernel_latency=np.where(kernels, 0, p.kernel_latency), kernel_gap=np.where(kernels, 0, p.kernel_gap),
+        edge_lag=np.where(np.repeat(kernels, np.diff(p.edge_ptr)), 0, p.edge_lag),
+        **_waits(p, items), **_groups(p, kernels), **_queue(p, kernels, items))
+
+
+def same_order(program: Program, other: Program) -> bool:
+    """Return whether a program differs from another one it was made of in times alone."""
+    return all(getattr(program, name) is getattr(other, name)
+               for name in ("wait_kernel", "kernel_group", "queue_kernel"))
+
+
+def _waits(p: Program, gone: Bool) -> dict[str, np.ndarray]:
+    """Waits of the calls that stay."""
+    count = np.diff(p.wait_ptr)
+    if not count[gone].any():
+        return {}
+    kept = np.repeat(~gone, count)
+    return {"wait_ptr": pointers(np.where(gone, 0, count)), "wait_kernel": p.wait_kernel[kept],
+            "wait_lag": p.wait_lag[kept]}
+
+
+def _groups(p: Program, gone: Bool) -> dict[str, np.ndarray]:
+    """Rendezvous of the kernels that stay."""
+    leaves = gone & (p.kernel_group >= 0)
+    if not leaves.any():
+        return {}
+    fewer = np.bincount(p.kernel_group[leaves], minlength=len(p.group_size))
+    return {"kernel_group": np.where(leaves, NONE, p.kernel_group), "group_size": p.group_size - fewer}
+
+
+def _queue(p: Program, gone: Bool, items: Bool) -> dict[str, np.ndarray]:
+    """Launch queues without the entries of kernels that are gone, and without calls that are; as they are where no
+    launch waits for room."""
+    kept = ~gone[p.queue_kernel]
+    if kept.all() or not (entries_waited_for(p) >= 0).any():
+        return {}
+    before = pointers(kept)
+    first = p.queue_ptr[np.maximum(p.item_channel, 0)]
+    there = (p.item_channel >= 0) & (p.item_queue >= 0)
+    entry = np.where(there, first + p.item_queue, 0)
+    return {"queue_kernel": p.queue_kernel[kept], "queue_ptr": before[p.queue_ptr],
+            "item_queue": np.where(there, before[entry] - before[np.where(there, first, 0)], p.item_queue),
+            "item_channel": np.where(items, NONE, p.item_channel)}
+
+
+def with_residuals(program: Program) -> Program:
+    """The same program with each kernel's and each call's residual against its recorded time added (ns).
+
+    A replay with residuals is a playback: it shows that bookkeeping is right, and nothing about the model. It is the
+    starting point for edits that should keep every recorded irregularity in place.
+
+    A residual is the recorded time less what the program says from *recorded* inputs; it is added to every term the
+    time is a maximum of, so the recorded times solve the program again.
+    """
+    p = program.copy()
+    kernels = len(p.kernel_item)
+    item_start, item_end = p.recorded_item_start, p.recorded_item_end
+    start, end = p.recorded_kernel_start, p.recorded_kernel_end
+    if kernels:
+        said, clamped_latency, clamped_gap = _kernel_start(p, item_start, item_end, start, end)
+        residual = np.where(said > NEVER, start - said, 0)
+        p.kernel_latency += residual + clamped_latency
+        p.kernel_gap += residual + clamped_gap
+        p.edge_lag += np.repeat(residual, np.diff(p.edge_ptr))
+        p.kernel_external = np.where(p.kernel_external > NEVER, start, NEVER)
+        grouped = p.kernel_group >= 0
+        last = np.full(len(p.group_size), NEVER, np.int64)
+        np.maximum.at(last, p.kernel_group[grouped], start[grouped])
+        p.kernel_duration = np.where(grouped, end - last[p.kernel_group], p.kernel_duration) if grouped.any() else (
+            p.kernel_duration)
+
+    said_end = item_start + p.item_cost
+    owner = owners(p.wait_ptr)
+    if len(owner):
+        np.maximum.at(said_end, owner, end[p.wait_kernel] + p.wait_lag)
+    slot = _freed_slots(p, end)
+    said_end = np.maximum(said_end, np.where(slot > NEVER, slot + p.item_return, NEVER))
+    said_end = np.maximum(said_end, p.item_external)
+    residual_end = item_end - said_end
+    # A call's own cost cannot fall below zero; what is left of a negative residual sits in the other terms.
+    p.item_cost = np.maximum(p.item_cost + residual_end, 0)
+    p.wait_lag += residual_end[owner] if len(owner) else 0
+    p.item_return += residual_end
+    p.item_external += np.where(p.item_external > NEVER, residual_end, 0)
+    return p
+
+
+def _kernel_start(p: Program, item_start: Int64, item_end: Int64, start: Int64, end: Int64) -> tuple[
+        Int64, Int64, Int64]:
+    """Return when the program lets each kernel start, given recorded times of everything it depends on (ns).
+
+    Also returns how far launch and stream terms lie below what they were clamped to: no kernel starts before its
+    call or before its stream's previous kernel does.
+    """
+    launched = p.kernel_item >= 0
+    said = p.kernel_external.copy()
+    free = item_end[p.kernel_item] + p.kernel_latency - np.where(
+        p.kernel_reference == LaunchReference.STAGED, p.kernel_duration, 0) if len(item_end) else said
+    by_launch = np.maximum(free, item_start[p.kernel_item]) if len(item_end) else said
+    in_call = p.kernel_reference == LaunchReference.CALL_START
+    if in_call.any():
+        by_launch = np.where(in_call, _submitted(p, item_start, end)[p.kernel_item] + p.kernel_latency, by_launch)
+    clamped_latency = np.where(launched & ~in_call, by_launch - free, 0)
+    said = np.maximum(said, np.where(launched, by_launch, NEVER))
+    follows = p.kernel_previous >= 0
+    queued = end[p.kernel_previous] + p.kernel_gap
+    by_stream = np.maximum(queued, start[p.kernel_previous])
+    clamped_gap = np.where(follows, by_stream - queued, 0)
+    said = np.maximum(said, np.where(follows, by_stream, NEVER))
+    owner = owners(p.edge_ptr)
+    if len(owner):
+        source = p.edge_kernel
+        ready = np.where(p.edge_fraction == 1.0, end[source], start[source] + (
+            p.edge_fraction * (end[source] - start[source])).astype(np.int64)) + p.edge_lag
+        np.maximum.at(said, owner, ready)
+    return said, clamped_latency, clamped_gap
+
+
+def _submitted(p: Program, item_start: Int64, end: Int64) -> Int64:
+    """Return when each call's work entered the launch queue: with the call, or once there was a slot (ns)."""
+    return np.maximum(item_start, _freed_slots(p, end))
+
+
+def _freed_slots(p: Program, end: Int64) -> Int64:
+    """Return when the launch queue had a slot for each item in the recording (``NEVER``: it was never full before)."""
+    entry = entries_waited_for(p)
+    left = [np.maximum.accumulate(end[p.queue_kernel[low:high]]) for low, high in pairwise(p.queue_ptr.tolist())]
+    return np.where(entry >= 0, np.concatenate([*left, np.zeros(1, np.int64)])[entry], NEVER)

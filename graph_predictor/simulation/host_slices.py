@@ -1,0 +1,324 @@
+"""A job's host time in slices: what each item's work and cost was spent on, so that an edit can change it by operation.
+
+::
+
+    item       ───────── work ─────────[ cost ]──
+    operation      |── addmm ────────────────|
+    slices     |gap|   addmm own       | addmm |
+
+A slice belongs to the innermost operation around it. Time outside any operation is a *gap*, and goes by the top-level
+operation that follows on its thread. Waiting is in no slice: the program has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.host_loop import cut_queries, innermost_times
+from graph_predictor.simulation.program import ItemKind, Program, whole_ns
+from kernel_models.host.segments import HostIntervals
+from tracer.arrays import Bool, Float64, Int8, Int32, Int64
+from tracer.columns import nearest, within
+from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
+
+ROOM = 64
+"""Slices that there is room for beside four a query; it doubles where that is too few."""
+
+
+@dataclass
+class HostTime:
+    """Disjoint intervals sorted by (thread, start), ns of the rank's window; ``op`` is the innermost operation.
+
+    ::
+
+        ops        |------- aten::linear -------|     |-- aten::relu --|
+                      |-- aten::addmm --|
+        intervals  |l||      addmm      |linear|      |      relu      |
+    """
+
+    thread: Int64
+    start_ns: Int64
+    end_ns: Int64
+    op: Int64
+
+    def between(self, start: int, end: int) -> HostTime:
+        """The intervals cut to [start, end). Takes as long as there are threads and intervals in there."""
+        found = []
+        for first, last in pairwise(self.first.tolist()):
+            low = first + int(np.searchsorted(self.latest_end[first:last], start, side="right"))
+            found.append(np.arange(low, first + int(np.searchsorted(self.start_ns[first:last], end, side="left"))))
+        rows = np.concatenate([np.zeros(0, np.int64), *found])
+        rows = rows[self.end_ns[rows] > start]
+        return HostTime(self.thread[rows], np.maximum(self.start_ns[rows], start), np.minimum(self.end_ns[rows], end),
+                        self.op[rows])
+
+    @classmethod
+    def ordered(cls, thread: Int64, start_ns: Int64, end_ns: Int64, op: Int64) -> HostTime:
+        """Intervals given in any order."""
+        order = np.lexsort((start_ns, thread))
+        return cls(thread[order], start_ns[order], end_ns[order], op[order])
+
+    @cached_property
+    def first(self) -> Int64:
+        """Where each thread's intervals begin, and the end."""
+        return np.append(np.flatnonzero(np.diff(self.thread, prepend=self.thread[:1] - 1)), len(self.thread))
+
+    @cached_property
+    def latest_end(self) -> Int64:
+        """The latest end of a thread's intervals up to each."""
+        return np.concatenate([np.zeros(0, np.int64), *(
+            np.maximum.accumulate(self.end_ns[low:high]) for low, high in pairwise(self.first.tolist()))])
+
+
+@dataclass(slots=True)
+class HostSplit:
+    """Parts of some queried intervals: ``query`` is the row asked for, ``op`` -1 where no operation ran."""
+
+    query: Int64
+    op: Int64
+    start_ns: Int64
+    ns: Int64
+
+
+def exclusive_time(graph: ExecutionGraph) -> HostTime:
+    """The innermost operation of every thread over time. Annotations (``ProfilerStep#3``) are no operations."""
+    ops = graph.ops
+    room = np.empty((4, 2 * len(ops)), np.int64)
+    found = innermost_times(ops.kind, ops.thread, ops.start_ns, ops.duration_ns,
+                            *np.empty((2, len(ops)), np.int64), *room)
+    return HostTime(*room[:, :found])
+
+
+def operation_of(graph: ExecutionGraph) -> Int64:
+    """For every row of ``ops`` the nearest row at or above it that is an operation (-1: only annotations)."""
+    ops = graph.ops
+    return nearest(ops.parent, ops.kind != OpKind.ANNOTATION, np.arange(len(ops)))
+
+
+def split(host: HostTime, thread: Int64, start: Int64, end: Int64) -> HostSplit:
+    """Cut intervals of threads at the borders of operations.
+
+    Args:
+        host: The threads' exclusive time.
+        thread: Thread of each queried interval; -1 where it is not known.
+        start: Begin of each (ns of the window).
+        end: End of each.
+
+    Returns:
+        The slices, by query; of one those in an operation first, in order of time. They add up to its length exactly.
+    """
+    thread, start, end = (np.ascontiguousarray(each, np.int64) for each in (thread, start, end))
+    state: Int64 = np.zeros(2, np.int64)
+    room: Int64 = np.empty((4, 4 * len(start) + ROOM), np.int64)
+    while cut_queries(host.thread, host.start_ns, host.end_ns, host.op, thread, start, end, state, *room) < len(start):
+        room = np.concatenate([room, np.empty_like(room)], axis=1)
+    return HostSplit(*room[:, :int(state[0])])
+
+
+def waits(program: Program, rank: int, thread_number: list[int], clock_ns: int) -> HostTime:
+    """Return when each thread of a rank waited in the recording: blocked in calls, for another thread, or for data.
+
+    Args:
+        program: The program as built: its work and costs have all waiting taken out.
+        rank: Position of the rank.
+        thread_number: Thread of the graph for each of the program.
+        clock_ns: Start of the rank's window on the job's clock.
+
+    Returns:
+        Intervals in ns of the window; their ``op`` is not set (-1).
+    """
+    thread = program.item_thread()
+    mine = np.nonzero(program.thread_rank[thread] == rank)[0]
+    start, end = program.recorded_item_start[mine], program.recorded_item_end[mine]
+    number = np.array([*thread_number, NONE], np.int64)[thread[mine]] if thread_number else np.full(len(mine), NONE)
+    follows = np.zeros(len(mine), np.bool_)
+    follows[1:] = thread[mine][1:] == thread[mine][:-1]
+    before = np.where(follows, np.concatenate([[0], end[:-1]])[: len(mine)], start)
+    from_before = np.minimum(before + program.item_work[mine], start)
+    blocked = np.where(program.item_kind[mine] == ItemKind.CALL, end - start - program.item_cost[mine], 0)
+    low = np.concatenate([from_before, end - np.maximum(blocked, 0)]) - clock_ns
+    high = np.concatenate([start, end]) - clock_ns
+    kept = low < high
+    return HostTime.ordered(np.concatenate([number, number])[kept].astype(np.int64), low[kept], high[kept],
+                            np.full(int(kept.sum()), NONE, np.int64))
+
+
+LOADER = "DataLoader"
+"""Part of the name of a range that takes a batch from a loader."""
+WORKERS = "_MultiProcessingDataLoaderIter"
+"""Part of the name of the operation that takes a batch from worker processes."""
+FETCH = "_SingleProcessDataLoaderIter"
+"""Part of the name of the operation that makes a batch itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSlices:
+    """Columns of equal length; sums by item are the program's ``item_work`` and ``item_cost``.
+
+    Attributes:
+        rank: position in the job.
+        item: of the recorded program.
+        is_cost: the item's own cost rather than work before it.
+        op: row of the rank's ``ops`` around it; -1 in a gap.
+        following: in a gap, the top-level operation that comes next on the thread; -1 elsewhere, or at a step's end.
+        launch_kind: a ``LaunchKind`` of a call's cost, -1 of work.
+        data: host time of loading data.
+        fetched: of it, what the training process does in place of worker processes: making samples, collating, copying.
+        start_ns: when it was recorded to begin, ns of the rank's window.
+        ns: how long.
+    """
+
+    rank: Int64
+    item: Int64
+    is_cost: Bool
+    op: Int64
+    following: Int64
+    launch_kind: Int8
+    data: Bool
+    fetched: Bool
+    start_ns: Int64
+    ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.ns)
+
+    def of_rank(self, rank: int) -> Int64:
+        """Rows of one rank."""
+        return np.flatnonzero(self.rank == rank)
+
+
+def host_slices(built: Built) -> HostSlices:
+    """The slices of all ranks of a recorded job, without the profiler where its program is."""
+    if built.without_profiler is not None:
+        return built.without_profiler.slices
+    parts = [_rank_slices(built, rank) for rank in range(len(built.graphs))]
+    return HostSlices(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(HostSlices)))
+
+
+def with_host(program: Program, slices: HostSlices, ns: Float64) -> tuple[Int64, Int64]:
+    """``item_work`` and ``item_cost`` with other times of the slices (ns)."""
+    size = len(program.item_kind)
+    work, cost = np.bincount(slices.item + size * slices.is_cost, weights=ns, minlength=2 * size).reshape(2, size)
+    return whole_ns(work), whole_ns(cost)
+
+
+def _items(built: Built, rank: int) -> tuple[Int64, Int64, Int64]:
+    """A rank's items, their threads (rows of ``graph.threads``), and when the work before each begins, on the graph's
+    clock."""
+    program = built.recorded_program
+    thread = program.item_thread()
+    items = np.flatnonzero(program.thread_rank[thread] == rank)
+    number = np.array(built.thread_number, np.int64)[thread[items]]
+    start, end = program.recorded_item_start[items], program.recorded_item_end[items]
+    follows = np.zeros(len(items), np.bool_)
+    follows[1:] = thread[items][1:] == thread[items][:-1]
+    begin = np.where(follows, np.concatenate([[0], end[:-1]])[: len(items)], start - program.item_work[items])
+    return items, number, begin - built.clock_ns[rank]
+
+
+def _rank_slices(built: Built, rank: int) -> HostSlices:
+    program, graph = built.program, built.graphs[rank]
+    items, number, begin = _items(built, rank)
+    host = exclusive_time(graph)
+    end = begin + program.item_work[items]
+    found = split(host, number, begin, end)
+    # What is left of a step after its last operation is no gap before the next step's first one.
+    left = program.item_kind[items][found.query] == ItemKind.STEP_END
+    left &= found.start_ns + found.ns == end[found.query]
+    following = np.where((found.op < 0) & ~left, _following(graph, number[found.query], found.start_ns), NONE)
+    part, ns, data, fetched = _loading(graph, found, number)
+    query, op, following = found.query[part], found.op[part], following[part]
+    calls = np.flatnonzero((program.item_kind[items] == ItemKind.CALL) & (program.item_cost[items] > 0))
+    row = program.item_row[items[calls]]
+    around = np.append(operation_of(graph), NONE)[graph.launches.op[row]]
+    none, no = np.full(len(calls), NONE, np.int64), np.zeros(len(calls), np.bool_)
+    return HostSlices(
+        rank=np.full(len(ns) + len(calls), rank, np.int64), item=np.concatenate([items[query], items[calls]]),
+        is_cost=np.concatenate([np.zeros(len(ns), np.bool_), np.ones(len(calls), np.bool_)]),
+        op=np.concatenate([op, around]), following=np.concatenate([following, none]),
+        launch_kind=np.concatenate([np.full(len(ns), NONE, np.int8), graph.launches.kind[row]]).astype(np.int8),
+        data=np.concatenate([data, no]), fetched=np.concatenate([fetched, no]),
+        start_ns=np.concatenate([found.start_ns[part], graph.launches.start_ns[row]]),
+        ns=np.concatenate([ns, program.item_cost[items[calls]]]))
+
+
+def _following(graph: ExecutionGraph, thread: Int64, time: Int64) -> Int64:
+    """The first top-level operation of a thread that begins at a time or later; -1 for none."""
+    ops = graph.ops
+    top = top_operations(graph)
+    span = int((ops.start_ns + ops.duration_ns).max(initial=0)) + int(np.abs(time).max(initial=0)) + 2
+    key = ops.thread[top].astype(np.int64) * span + ops.start_ns[top]
+    order = np.argsort(key, kind="stable")
+    place = np.searchsorted(key[order], thread * span + time, side="left")
+    found = top[order[np.minimum(place, max(len(top) - 1, 0))]] if len(top) else np.full(len(time), NONE)
+    inside = place < len(top)
+    return np.where(inside & (ops.thread[found] == thread) if len(top) else False, found, NONE)
+
+
+def top_operations(graph: ExecutionGraph) -> Int64:
+    """Rows of operations that no other operation is around."""
+    ops = graph.ops
+    above = np.append(operation_of(graph), NONE)[ops.parent]
+    return np.flatnonzero((ops.kind == OpKind.OPERATION) & (above < 0))
+
+
+def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
+        Int64, Int64, Bool, Bool]:
+    """(row of ``found``, ns, data, fetched) of the slices: those of a loader's operations load data, and a gap is cut
+    into what loads data, by the training process or from a worker, and what does not."""
+    loader, workers = (_under(graph, name) for name in (LOADER, WORKERS))
+    data = (found.op >= 0) & np.append(loader, False)[found.op]
+    fetched = data & ~np.append(workers, False)[found.op]
+    gap = np.flatnonzero(found.op < 0)
+    query, start, end = thread[found.query[gap]], found.start_ns[gap], (found.start_ns + found.ns)[gap]
+    gaps = graph.gaps
+    loading = gaps.kind == GapKind.DATA_LOADING
+    theirs = loading & _within(gaps.thread, gaps.start_ns, graph, WORKERS)
+    of_all, of_workers = (
+        HostIntervals.merged(gaps.thread[rows], gaps.start_ns[rows], (gaps.start_ns + gaps.duration_ns)[rows]).within(
+            query, start, end) for rows in (loading, theirs))
+    in_data = np.minimum(of_all, found.ns[gap])
+    in_workers = np.minimum(of_workers, in_data)
+    ns = found.ns.copy()
+    ns[gap] -= in_data
+    no, yes = np.zeros(len(gap), np.bool_), np.ones(len(gap), np.bool_)
+    part = np.concatenate([np.arange(len(ns)), gap, gap])
+    ns = np.concatenate([ns, in_workers, in_data - in_workers])
+    data, fetched = np.concatenate([data, yes, yes]), np.concatenate([fetched, no, yes])
+    worked = ns > 0
+    return part[worked], ns[worked], data[worked], fetched[worked]
+
+
+def data_loading_operations(graph: ExecutionGraph) -> Bool:
+    """Operations in which the training process makes samples and collates them."""
+    loader, workers = (_under(graph, name) for name in (LOADER, WORKERS))
+    return (graph.ops.kind == OpKind.OPERATION) & loader & ~workers
+
+
+def fetch_ranges(graph: ExecutionGraph) -> Int64:
+    """Rows of ``ops`` that are the fetching of one batch in the training process."""
+    return np.flatnonzero(_named(graph, FETCH))
+
+
+def _named(graph: ExecutionGraph, name: str) -> Bool:
+    """Operations and annotations in whose names a text is."""
+    known = np.array([name in text for text in graph.strings], np.bool_)
+    return known[graph.ops.name] if len(graph.ops) else np.zeros(0, np.bool_)
+
+
+def _within(thread: Int32, time: Int64, graph: ExecutionGraph, name: str) -> Bool:
+    """Return whether moments of threads lie in operations of the name."""
+    ops = graph.ops
+    rows = np.flatnonzero(_named(graph, name))
+    ranges = HostIntervals.merged(ops.thread[rows], ops.start_ns[rows], (ops.start_ns + ops.duration_ns)[rows])
+    return ranges.within(thread.astype(np.int64), time, time + 1) > 0
+
+
+def _under(graph: ExecutionGraph, name: str) -> Bool:
+    """Operations of the name and all inside them."""
+    named = _named(graph, name)
+    return within(graph.ops.parent, named) if named.any() else named

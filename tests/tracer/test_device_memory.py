@@ -1,0 +1,288 @@
+"""Device memory: one account of it, and its timeline from the profiler's events, from shapes, and from snapshots that
+are only data."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import pickletools
+import struct
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from memory_trace import recorded_memory
+
+import tracer.memory_snapshot as snapshot_module
+from tracer.device_memory import KINDS, PEAK, Holds, MemoryAccount, binary_size, memory_timeline
+from tracer.errors import ForetraceError
+from tracer.graph import SHAPE_ONLY, ExecutionGraph, Phase
+from tracer.kineto import read_kineto
+from tracer.memory_snapshot import SnapshotError, plain_pickle, read_snapshot, snapshot_timeline
+
+DATA = Path(os.environ.get("FORETRACE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data") / "traces"
+
+BYTES = st.integers(0, 1 << 40)
+
+
+# -- the account -----------------------------------------------------------------------------------------------------
+
+def test_there_is_a_part_for_everything_that_bytes_are_for() -> None:
+    assert [field.name for field in fields(MemoryAccount)] == [what.value for what in Holds]
+
+
+@given(st.dictionaries(st.sampled_from([what.value for what in Holds]), BYTES), BYTES)
+def test_the_parts_of_a_traced_step_add_up_to_its_peak(parts: dict[str, int], more: int) -> None:
+    peak = sum(parts.values()) + more
+    account = MemoryAccount.of_trace({**parts, PEAK: peak, "peak_blocks": 2 * peak, "start": 3})
+    assert account.total == peak == sum(account.parts.values())
+    assert account.other == parts.get("other", 0) + more
+
+
+def test_what_does_not_fit_is_one_sentence() -> None:
+    account = MemoryAccount(parameters=60e9, activations=30e9)
+    assert account.lacking(90e9, "h200-sxm") is None and account.lacking(0, "an unknown device") is None
+    assert account.lacking(80e9, "h100-sxm") == (
+        "It does not fit: it needs more than the 80 GB of h100-sxm; choose a larger device, a smaller batch, or "
+        "recomputation.")
+
+
+def test_it_is_written_with_its_parts() -> None:
+    account = MemoryAccount(parameters=1 << 30, optimizer_state=1 << 29)
+    assert str(account) == "1.50 GiB (parameters 1.00 GiB, optimizer state 512.00 MiB)"
+    assert str(MemoryAccount()) == binary_size(0) == "0 B"
+
+
+# -- the profiler's events ---------------------------------------------------------------------------------------------
+
+
+def recorded(tmp_path: Path, changes: list[tuple[float, int, int]]) -> ExecutionGraph:
+    return read_kineto(recorded_memory(tmp_path, changes))
+
+
+def test_what_memory_holds_is_told_by_when_it_comes_and_goes(tmp_path: Path) -> None:
+    graph = recorded(tmp_path, [(20, 1, 100), (30, 2, 40), (40, 2, -40), (330, 3, 70), (340, 1, -100), (720, 4, 8),
+                                (730, 3, -70)])
+    assert [Phase(int(graph.ops.phase[op])).name for op in graph.allocations.op] == [
+        "FORWARD", "FORWARD", "FORWARD", "BACKWARD", "BACKWARD", "OPTIMIZER", "OPTIMIZER"]
+    found = memory_timeline(graph)
+    held = {kind: found.held_bytes[KINDS.index(kind)].tolist() for kind in Holds}
+    assert held[Holds.ACTIVATIONS] == [100, 100, 100, 100, 0, 0, 0]
+    assert held[Holds.TEMPORARIES] == [0, 40, 0, 0, 0, 0, 0]
+    assert held[Holds.GRADIENTS] == [0, 0, 0, 70, 70, 70, 0]
+    assert held[Holds.OPTIMIZER_STATE] == [0, 0, 0, 0, 0, 8, 8]
+    assert set(held[Holds.OTHER]) == {1_000_000}
+    assert found.peak_bytes == 1_000_170 and found.time_ns[found.peak_at] == 330_000
+    assert found.inferred and found.timed and found.steps == (("ProfilerStep#1", 0, 1_000_000),)
+    assert found.places == {"before the window": 1_000_000, "aten::mm": 170}
+    assert found.to_pandas("timeline")["total_bytes"].tolist() == found.total_bytes.tolist()
+    assert found.at_peak == MemoryAccount(activations=100, gradients=70, other=1_000_000)
+    assert "peak 976.73 KiB" in found.headline() and "7 changes" in found.headline()
+
+
+def test_a_graph_keeps_its_changes_in_a_file(tmp_path: Path) -> None:
+    graph = recorded(tmp_path, [(20, 1, 100), (340, 1, -100)])
+    graph.save(tmp_path / "a.foretrace")
+    again = ExecutionGraph.load(tmp_path / "a.foretrace")
+    assert all(np.array_equal(column, graph.allocations.columns()[name])
+               for name, column in again.allocations.columns().items()) and len(again.allocations) == 2
+    assert memory_timeline(again).to_json() == memory_timeline(graph).to_json()
+
+
+def test_files_of_earlier_versions_have_none(tmp_path: Path) -> None:
+    old = Path(__file__).resolve().parents[2] / "traces" / "cpu-small"
+    graph = read_kineto(next(old.glob("kineto.json.gz")))
+    assert not len(graph.allocations)
+    with pytest.raises(ForetraceError, match="says nothing of memory: record it with profile_memory=True"):
+        memory_timeline(graph)
+
+
+def test_another_device_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ForetraceError, match=r"No memory of device 3 was recorded; there is that of 0"):
+        memory_timeline(recorded(tmp_path, [(20, 1, 100)]), 3)
+
+
+@pytest.mark.real_traces
+@pytest.mark.parametrize("name", [f"{device}-{model}" for device in ("h100", "mi300") for model in (
+    "gaunernst_bert-small-uncased", "Qwen_Qwen1.5-0.5B-Chat", "google_owlv2-large-patch14-ensemble")])
+def test_real_changes_add_up_to_the_recorded_totals(name: str) -> None:
+    path = DATA / "h100-vs-mi300" / f"{name}.json.gz"
+    if not path.exists():
+        pytest.skip(f"{name} is absent: set FORETRACE_DATA to the folder that holds traces/")
+    graph = read_kineto(path)
+    found = memory_timeline(graph)
+    rows = graph.allocations.device >= 0
+    assert np.array_equal(found.total_bytes, graph.allocations.total_bytes[rows])
+    assert sum(found.places.values()) == pytest.approx(found.peak_bytes, rel=0.02)
+
+
+# -- steps traced by shapes --------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_stays_on_the_cpu_is_told_so(tmp_path: Path) -> None:
+    graph = recorded(tmp_path, [])
+    graph.meta.era, graph.meta.source = SHAPE_ONLY, "train.py:build"
+    with pytest.raises(ForetraceError, match=r"train.py:build keeps nothing in the device's memory, as its model"):
+        memory_timeline(graph)
+
+
+def test_a_step_traced_by_shapes_has_the_peak_it_always_had() -> None:
+    pytest.importorskip("torch")
+    from tracer import workloads
+    from tracer.shape_only import trace_workload
+
+    graph = trace_workload(workloads.configure("bert", batch=2, seq=32), "h100-sxm")
+    found = memory_timeline(graph)
+    assert found.peak_bytes == graph.meta.memory["peak"] and not found.inferred and not found.timed
+    account = MemoryAccount.of_trace(graph.meta.memory)
+    assert found.at_peak.parts == account.parts
+    assert sum(found.places.values()) == found.peak_bytes
+    assert any("/" in place or "." in place for place in found.places)
+    assert (found.held_bytes >= 0).all() and found.total_bytes[-1] == graph.meta.memory["end"]
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+
+
+def a_snapshot() -> dict[str, Any]:
+    def event(action: str, address: int, size: int, at: int, *frames: tuple[str, int, str]) -> dict[str, Any]:
+        return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": at, "pool_id": (0, 0),
+                "frames": [{"filename": name, "line": line, "name": function} for name, line, function in frames]}
+
+    forward = ("/code/model.py", 12, "forward"), ("/code/train.py", 40, "main")
+    optimizer = ("/x/site-packages/torch/optim/adam.py", 5, "step"), ("/code/train.py", 44, "main")
+    history = [event("segment_alloc", 0, 2 << 20, 1), event("alloc", 64, 1000, 2, *forward),
+               event("alloc", 2048, 500, 3, *forward), event("free_requested", 2048, 500, 4),
+               event("free_completed", 2048, 500, 4, *forward), event("alloc", 4096, 800, 5),
+               event("free_completed", 64, 1000, 6), event("alloc", 8192, 16, 7, *optimizer),
+               {"action": "oom", "size": 1 << 40, "stream": 0, "device_free": 3, "frames": []}]
+    blocks = [{"size": 800, "requested_size": 800, "address": 4096, "state": "active_allocated", "frames": []}]
+    return {"segments": [{"device": 0, "address": 0, "total_size": 2 << 20, "allocated_size": 5816, "active_size": 5816,
+                          "stream": 0, "segment_type": "small", "segment_pool_id": (0, 0), "blocks": blocks}],
+            "device_traces": [history, []], "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "x": None, "y": 0.5}}
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_snapshots_of_every_protocol_are_read_as_what_they_are(protocol: int, tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(a_snapshot(), protocol))
+    assert read_snapshot(path) == a_snapshot()
+
+
+def test_a_snapshots_history(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(a_snapshot()))
+    found = snapshot_timeline(path)
+    # 5,816 bytes are there at the end; the history accounts for 816 of them.
+    assert found.total_bytes.tolist() == [6000, 6500, 6000, 6800, 5800, 5816]
+    assert found.at_peak == MemoryAccount(activations=1000, gradients=800, other=5000)
+    assert found.places == {"model.py:12 forward": 1000, "not recorded": 800}
+    assert found.time_ns.tolist() == [2000, 3000, 4000, 5000, 6000, 7000]
+    assert any("1 allocations failed" in note for note in found.notes)
+    without = {**a_snapshot(), "device_traces": []}
+    path.write_bytes(pickle.dumps(without))
+    assert snapshot_timeline(path).peak_bytes == 5816 and "no history" in snapshot_timeline(path).notes[0]
+    with pytest.raises(ForetraceError, match="says nothing of GPU 1"):
+        snapshot_timeline(path, 1)
+
+
+class Evil:
+    """A value whose pickle runs a command."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.marker}",)
+
+
+class Odd:
+    pass
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("make", [
+    lambda marker: {"segments": [Evil(marker)]}, lambda marker: {"segments": [Odd]}, lambda marker: {"a": Odd()},
+    lambda marker: {"segments": [{1, 2}]}, lambda marker: [Path("x")], lambda marker: {"x": np.zeros(3)},
+    lambda marker: bytearray(b"x")])
+def test_what_could_run_is_refused_and_does_not(make: Any, protocol: int, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    path = tmp_path / "evil.pickle"
+    path.write_bytes(pickle.dumps(make(marker), protocol))
+    with pytest.raises(SnapshotError, match="more than plain values"):
+        read_snapshot(path)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("body", [
+    b"cos\nsystem\n(S'echo x'\ntR.", b"(S'echo x'\nios\nsystem\n.",
+    b"\x80\x02cbuiltins\neval\nX\x01\x00\x00\x001\x85R.",
+    b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x01x\x85R.", b"\x82\x01.", b"P1\n.", b"]Q.", b"]b.", b"(]o.",
+    b"\x80\x05\x97.",
+    b"\x80\x05]\x98."])
+def test_no_operation_but_those_of_plain_values_is_done(body: bytes) -> None:
+    with pytest.raises(SnapshotError, match=r"more than plain values|is damaged"):
+        plain_pickle(io.BytesIO(body), "x.pickle")
+
+
+def test_operations_that_are_done_are_a_closed_list() -> None:
+    machine = snapshot_module._Machine("x", 10)
+    known = set(machine.done) | snapshot_module._LITERALS | snapshot_module._IGNORED | {"STOP"}
+    every = {operation.name for operation in pickletools.opcodes}
+    assert known <= every
+    assert every - known >= {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1",
+                             "EXT2", "EXT4", "PERSID", "BINPERSID", "BYTEARRAY8", "NEXT_BUFFER", "READONLY_BUFFER"}
+
+
+@pytest.mark.parametrize("body", [
+    b"", b".", b"N", b"0.", b"a.", b"(", b"((a.", b"]a.", b"s.", b"}(Ku.", b"}N.s", b"t.", b"j\xff\xff\xff\xff.",
+    b"r\x01\x00\x00\x00.", b"(r\x01\x00\x00\x00.", b"}(]K\x01u.",
+    b"X" + struct.pack("<I", 0xFFFFFFFF) + b"x.", b"\x8d" + struct.pack("<Q", 1 << 60) + b"x.",
+    b"\x8b" + struct.pack("<i", -5) + b".", b"\x8a\x0a" + b"\x7f" * 10 + b".", b"I" + b"9" * 5000 + b"\n.",
+    b"L" + b"9" * 5000 + b"L\n.", b"garbage", b"Kx", bytes(range(256))])
+def test_damage_is_told_in_a_sentence(body: bytes) -> None:
+    with pytest.raises(SnapshotError, match=r"x\.pickle"):
+        plain_pickle(io.BytesIO(body), "x.pickle")
+
+
+def test_bombs_of_depth_and_size_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SnapshotError, match="too deeply"):
+        plain_pickle(io.BytesIO(b"(" * 100_000 + b"."), "x.pickle")
+    with pytest.raises(SnapshotError, match="too deeply"):
+        plain_pickle(io.BytesIO(b"]" * 100_000 + b"a" * 99_999 + b"."), "x.pickle")
+    monkeypatch.setattr(snapshot_module, "MOST_BYTES", 100)
+    with pytest.raises(SnapshotError, match="larger than"):
+        plain_pickle(io.BytesIO(b"N" * 200), "x.pickle")
+    monkeypatch.setattr(snapshot_module, "MOST_BYTES", 1 << 30)
+    monkeypatch.setattr(snapshot_module, "MOST_TEXT", 10)
+    with pytest.raises(SnapshotError, match="a text of 11 characters"):
+        plain_pickle(io.BytesIO(pickle.dumps("x" * 11)), "x.pickle")
+
+
+def test_a_value_in_itself_does_not_hang(tmp_path: Path) -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    path = tmp_path / "loop.pickle"
+    path.write_bytes(pickle.dumps({"segments": loop, "device_traces": [loop]}))
+    assert snapshot_timeline(path).peak_bytes == 0
+
+
+def test_what_is_no_snapshot_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.pickle"
+    path.write_bytes(pickle.dumps({"something": 1}))
+    with pytest.raises(SnapshotError, match="is no snapshot of CUDA memory"):
+        read_snapshot(path)
+
+
+@pytest.mark.parametrize(("content", "device"), [
+    ({"segments": [], "device_traces": [5]}, None), ({"segments": [], "device_traces": [[], {"a": 1}]}, 1),
+    ({"segments": [], "device_traces": [[{"action": "alloc", "size": 8, "addr": 1}]]}, -1)])
+def test_a_history_that_is_none_is_one_sentence(content: dict[str, Any], device: int | None, tmp_path: Path) -> None:
+    (tmp_path / "a.pickle").write_bytes(pickle.dumps(content))
+    with pytest.raises(ForetraceError, match=r"says nothing of GPU"):
+        snapshot_timeline(tmp_path / "a.pickle", device)

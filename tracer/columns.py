@@ -1,0 +1,263 @@
+"""A ``Table``: equally long NumPy columns, of which an ``ExecutionGraph`` has several.
+
+What is asked of columns: equal keys together, how much time intervals cover, and the ways up in trees.
+
+Keys are brought together without sorting where they are codes of a table. Ends of intervals are exclusive; times are
+ns. Trees are columns of parents (-1: a root).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tracer.arrays import Bool, Int32, Int64
+from tracer.columns_loop import UNSORTED, cover, place_rows, tally_rows
+
+NONE = -1
+"""Code of a missing string, parent, step, launch, op or number in every integer column."""
+
+
+def is_constant(column: np.ndarray) -> bool:
+    """Whether a column is one value, kept once: ``np.broadcast_to``, which cannot be written to."""
+    return len(column) > 0 and column.strides == (0,)
+
+
+def is_time(column: str) -> bool:
+    """Whether a column of this name holds times or durations, which are always there to be edited in place."""
+    return column.endswith("_ns")
+
+
+@dataclass(slots=True)
+class Table:
+    """Equally long NumPy columns of whole numbers. Subclasses only list them, as ``Int64``, ``Int32`` or ``Int8``.
+
+    Columns of what was read may be a single value that is kept once and cannot be written to, see ``writable``; times
+    (``is_time``) never are.
+    """
+
+    STRING_COLUMNS: ClassVar[frozenset[str]] = frozenset()
+    """Columns whose values are codes into ``graph.strings``."""
+    ENUMS: ClassVar[dict[str, type[IntEnum]]] = {}
+    """Columns whose values are members of an enumeration."""
+    ADDED: ClassVar[frozenset[str]] = frozenset()
+    """Columns that files of earlier versions lack; they are read as ``NONE``."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, next(iter(self.layout()))))
+
+    @classmethod
+    @cache  # opening a small file would spend most of its time asking for them
+    def layout(cls) -> dict[str, np.dtype]:
+        """Names of the columns, in order, and their NumPy types."""
+        return {column.name: np.dtype(str(column.type).lower()) for column in fields(cls)}
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Name → array, without copying."""
+        return {name: getattr(self, name) for name in self.layout()}
+
+    @classmethod
+    def empty(cls, rows: int = 0) -> Any:
+        """A table of ``rows`` rows, every value ``NONE``."""
+        return cls(**{name: np.full(rows, NONE, dtype) for name, dtype in cls.layout().items()})
+
+    @classmethod
+    def blank(cls, rows: int) -> Any:
+        """As ``empty``, but in columns that take no memory and cannot be written to: they are there to be replaced."""
+        return cls(**{name: np.broadcast_to(column, rows) for name, column in cls.empty(1).columns().items()})
+
+    def writable(self, name: str) -> np.ndarray:
+        """A column to write to: one that is a single value, kept once, is written out first."""
+        if is_constant(getattr(self, name)):
+            setattr(self, name, getattr(self, name).copy())
+        column: np.ndarray = getattr(self, name)
+        return column
+
+    def take(self, rows: np.ndarray) -> Any:
+        """A new table of the given rows (indices or mask), in that order."""
+        return type(self)(**{name: column[rows] for name, column in self.columns().items()})
+
+
+SMALL = 1 << 16
+"""Keys may always span so much: a table of it costs less than sorting a thousand of them."""
+
+
+def grouped(keys: Int64) -> tuple[Int64, Int64]:
+    """Return the distinct keys in ascending order, and the place of each key among them, as ``np.unique`` does.
+
+    Keys that span little more than there are of them are looked up in a table; others are sorted.
+    """
+    if not len(keys):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    low = int(keys.min())
+    span = int(keys.max()) - low + 1
+    if span > 4 * len(keys) + SMALL:
+        distinct, place = np.unique(keys, return_inverse=True)
+        return distinct.astype(np.int64), place.reshape(-1).astype(np.int64)
+    at = keys - low
+    there = np.zeros(span, np.bool_)
+    there[at] = True
+    return np.flatnonzero(there) + low, (np.cumsum(there) - 1)[at]
+
+
+def named(codes: Int32, strings: Sequence[str], matches: Callable[[str], object]) -> Bool:
+    """Return which codes of texts stand for a text that matches; few texts stand in many rows."""
+    matching = np.zeros(len(strings) + 1, np.bool_)  # the last one is of no text
+    for code in np.flatnonzero(np.bincount(codes + 1)[1:]).tolist():
+        matching[code] = bool(matches(strings[code]))
+    return matching[codes]
+
+
+def totals(place: Int64, values: Int64, count: int) -> Int64:
+    """Return the sums of whole values by place, [count], exact as long as they are below 2^53."""
+    return np.bincount(place, weights=values, minlength=count).astype(np.int64)
+
+
+def kinds_of(*columns: Int64) -> tuple[Int64, Int64]:
+    """Return which of the distinct rows of some columns each row is, and the first row of each.
+
+    Distinct rows are in ascending order, by the first column first, as ``np.unique`` has them.
+    """
+    place: Int64 = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, of_column = grouped(column)
+        _, place = grouped(place * max(len(values), 1) + of_column)
+    first = np.zeros(int(place.max()) + 1 if len(place) else 0, np.int64)
+    first[place[::-1]] = np.arange(len(place) - 1, -1, -1)
+    return place, first
+
+
+def spans(low: Int64, high: Int64) -> Int64:
+    """Return the numbers from ``low`` to before ``high`` of each of some spans, behind one another."""
+    count = high - low
+    return np.repeat(low - np.cumsum(count) + count, count) + np.arange(int(count.sum()))
+
+
+class RowsByNumber:
+    """Rows in the order of a column of small numbers (of steps), found without looking at those of other numbers.
+
+    Args:
+        number: of each row, from -1 on.
+        numbers: how many there are from 0 on.
+        chosen: the rows that count; all by default.
+    """
+
+    def __init__(self, number: Int32, numbers: int, chosen: Bool | None = None) -> None:
+        self._first = np.zeros(numbers + 3, np.int64)
+        order = np.empty(len(number), np.int64)
+        chosen = np.broadcast_to(np.True_, len(number)) if chosen is None else chosen
+        self.order = order[:place_rows(np.ascontiguousarray(number, np.int32), chosen, self._first, order)]
+
+    def bounds(self, numbers: Int64) -> tuple[Int64, Int64]:
+        """Return where in ``order`` the rows of each of some numbers begin and end; of -1 all rows."""
+        every = numbers < 0
+        return (np.where(every, 0, self._first[numbers + 1]),
+                np.where(every, len(self.order), self._first[numbers + 2]))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSums:
+    """Sums by group and slot, in the order of both: a group and a slot a row, and its sums [rows, sums]."""
+
+    group: Int64
+    slot: Int64
+    sums: Int64
+
+
+def tallied(first: Int64, order: Int64, slot: Int64, amount: Int64, slots: int) -> GroupSums:
+    """Return the count and the amount of the rows of each group by slot.
+
+    Args:
+        first: the rows of group ``n`` are ``order[first[n]:first[n + 1]]``.
+        slot: of each row, from 0 to before ``slots``.
+        amount: of each row.
+    """
+    room = min(len(order), slots * (len(first) - 1))
+    group, found = np.empty((2, room), np.int64)
+    sums = np.empty((room, 2), np.int64)
+    count = tally_rows(first, order, slot, amount, *empty_room(slots, 2), np.zeros(2, np.int64), group, found,
+                            sums)
+    return GroupSums(group[:count], found[:count], sums[:count])
+
+
+def empty_room(slots: int, sums: int) -> tuple[Int64, Int64]:
+    """Return zeros to add up in by slot, and the bits of the slots that something was added to."""
+    return np.zeros((slots, sums), np.int64), np.zeros(slots // 64 + 1, np.int64)
+
+
+_NONE: Int64 = np.zeros(0, np.int64)
+
+
+def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Sort intervals and join those that overlap or touch; returns starts and ends."""
+    order = np.argsort(start, kind="stable")
+    start, reached = start[order].astype(np.int64), np.maximum.accumulate(end[order].astype(np.int64))
+    opens = np.ones(len(start), np.bool_)
+    opens[1:] = start[1:] > reached[:-1]
+    first = np.flatnonzero(opens)
+    last = np.append(first[1:], len(start))[: len(first)] - 1
+    return start[first], reached[last]
+
+
+def union_ns(start: Int64, end: Int64) -> int:
+    """Return how long at least one of some intervals lasts."""
+    return _covered(start, end, _NONE, _NONE, _NONE)
+
+
+def covered(by: tuple[Int64, Int64], start: Int64, end: Int64) -> Int64:
+    """Return how much of each given interval is covered by others, whose starts and ends are ``by``."""
+    found: Int64 = np.empty(len(start), np.int64)
+    _covered(*by, start, end, found)
+    return found
+
+
+def _covered(start: Int64, end: Int64, asked_start: Int64, asked_end: Int64, found: Int64) -> int:
+    start, end, asked_start, asked_end = (np.ascontiguousarray(each, np.int64)
+                                          for each in (start, end, asked_start, asked_end))
+    joined: Int64 = np.empty((3, len(start)), np.int64)
+    total = cover(start, end, joined, asked_start, asked_end, found)
+    if total == UNSORTED:
+        order = np.argsort(start, kind="stable")
+        total = cover(start[order], end[order], joined, asked_start, asked_end, found)
+    return total
+
+
+Parents = npt.NDArray[np.integer]
+
+
+def outermost(parent: Parents) -> Int64:
+    """Return the root that each row lies in, itself where it is one; by pointer jumping."""
+    top = np.where(parent >= 0, parent, np.arange(len(parent))).astype(np.int64)
+    while len(top) and not np.array_equal(following := top[top], top):
+        top = following
+    return top
+
+
+def nearest(parent: Parents, chosen: Bool, rows: Int64) -> Int64:
+    """Return the first chosen row at each of ``rows`` or above it; -1 where there is none."""
+    found = rows.astype(np.int64)
+    among = np.append(chosen, False)
+    while (above := (found >= 0) & ~among[found]).any():
+        found[above] = parent[found[above]]
+    return found
+
+
+def within(parent: Parents, chosen: Bool) -> Bool:
+    """Return which rows are chosen or lie in a chosen one."""
+    return nearest(parent, chosen, np.arange(len(parent))) >= 0
+
+
+def depths(parent: Parents) -> Int64:
+    """Return how many rows each row lies in, level by level."""
+    depth = np.zeros(len(parent), np.int64)
+    above = parent.astype(np.int64)
+    while (inside := above >= 0).any():
+        depth[inside] += 1
+        above[inside] = parent[above[inside]]
+    return depth
