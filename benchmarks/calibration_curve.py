@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from kernel_models.calibration.source import DRAWS
+from kernel_models.datasets.forms import read_table
 from kernel_models.datasets.samples import Samples
-from kernel_models.datasets.tables import read_table
 from kernel_models.device import device
 from kernel_models.learned.gaussian import MOST_CALLS, fit_gaussian
 from kernel_models.scores import Errors, errors_of

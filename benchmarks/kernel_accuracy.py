@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kernel_models.datasets.forms import read_table
 from kernel_models.datasets.samples import Samples
-from kernel_models.datasets.tables import read_table
 from kernel_models.device import device
 from kernel_models.fitting import FEW_GROUPS, OTHERS, candidates_of, each_left_out, scaled_to
 from kernel_models.heuristics.efficiency import fit_efficiencies

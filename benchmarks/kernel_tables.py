@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kernel_models.datasets.operator_table import operation_of
-from kernel_models.datasets.vidur_blocks import device_of
+from kernel_models.datasets.forms import device_of, operation_of
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.families.attention import attention
 from kernel_models.op_call import OpCall

@@ -25,8 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
+from kernel_models.datasets.forms import read_table
 from kernel_models.datasets.samples import Samples, joined
-from kernel_models.datasets.tables import read_table
 from kernel_models.device import DeviceSpec, device
 from kernel_models.families.attention import attention
 from kernel_models.families.gemm import gemm

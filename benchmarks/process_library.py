@@ -20,8 +20,8 @@ import numpy as np
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
+from kernel_models.datasets.forms import read_table
 from kernel_models.datasets.samples import Samples
-from kernel_models.datasets.tables import read_table
 from kernel_models.device import device
 from kernel_models.heuristics.efficiency import fit_efficiencies
 from kernel_models.heuristics.roofline import RooflineModel

@@ -24,7 +24,7 @@ from kernel_models.calibration.checks import CalibrationError
 from kernel_models.host import model, segments
 from kernel_models.host import overheads as host_overheads
 from tracer import graph, job
-from tracer.campaign import host_programs, host_rounds
+from tracer.campaign import host_rounds
 from tracer.errors import ForetraceError
 from tracer.output_kind import HOST, PROFILE, check_output
 
@@ -76,7 +76,7 @@ def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: lis
 def _measured(folder: Path, on: str, seconds: float, threads: int, line: ProgressLine) -> tuple[
         host_steps.HostCalibration, int, str]:
     """Record rounds into a folder and fit; the calibration, the rounds kept, and the device."""
-    device, steps = host_programs.built_on(on, threads)
+    device, steps = host_rounds.built_on(on, threads)
     plan = host_rounds.RoundPlan(MOST_ROUNDS, KEEP, seconds)
     kept = host_rounds.record_rounds({name: (step, {}) for name, step in steps.items()}, folder, plan, line.say)
     line.say("fitting the host's model")

@@ -25,7 +25,7 @@ from tracer.graph import LAUNCHING, NONE, ExecutionGraph
 from tracer.job import Job, read_job
 
 if TYPE_CHECKING:
-    from kernel_models.datasets.host_traces import HostWork
+    from kernel_models.datasets.traces import HostWork
 
 
 def recorded_host_steps(graphs: Sequence[ExecutionGraph]) -> list[HostStep]:
@@ -93,7 +93,7 @@ def host_model(steps: Sequence[HostStep], name: str) -> HostModel:
 def recorded_host_work(graph: ExecutionGraph) -> HostWork:
     """Return what each operation of a recorded step computes on the host, mean of the steps that repeat, without waits
     and the profiler. Raises ``ForetraceError`` where there are no steps."""
-    from kernel_models.datasets.host_traces import HostWork
+    from kernel_models.datasets.traces import HostWork
 
     costs, _ = _measured(Baseline.recorded([graph]))
     return HostWork(costs.op, costs.compute.mean(axis=0))

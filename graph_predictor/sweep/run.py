@@ -262,11 +262,11 @@ def _read_once(source: SweepSource) -> Study:
 def _cluster(backend: str, scheduler: str | None, stack: ExitStack) -> AbstractContextManager[Any]:
     """joblib on a cluster, this machine's where no address says another."""
     if backend == DASK:
-        from tracer.cluster.dask_engine import dask_client
+        from tracer.cluster.engines import dask_client
 
         stack.enter_context(dask_client(scheduler, set_as_default=True))
         return parallel_config(backend="dask")
-    from tracer.cluster.ray_engine import ray_connection
+    from tracer.cluster.engines import ray_connection
 
     stack.enter_context(ray_connection(scheduler))
     from ray.util.joblib import register_ray

@@ -24,8 +24,8 @@ from kernel_models.fitting import Options, fit_entries, formula_entry
 from kernel_models.host.overheads import HostOverheads
 from kernel_models.op_call import Family
 from kernel_models.profile import DeviceProfile, ProfileEntry
-from tracer.campaign.errors import CampaignError
 from tracer.campaign.families import FAMILIES
+from tracer.campaign.plan import CampaignError
 from tracer.campaign.results import Results
 from tracer.campaign.runner import CampaignOutcome, RunOptions, run_items
 from tracer.campaign.source import Setup

@@ -25,8 +25,7 @@ from kernel_models.calibration.checks import Finding
 from kernel_models.calibration.figures import spec_of, with_measured
 from kernel_models.calibration.planner import LEAST_TO_LEARN, FamilyProgress, Visits
 from kernel_models.calibration.space import Candidate, Limits, Space, draw, limits_for, spaces
-from kernel_models.datasets.campaign import calls_of_benchmark, time_us
-from kernel_models.datasets.intended import is_intended
+from kernel_models.datasets.campaign import calls_of_benchmark, is_intended, time_us
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import Family, OpCall
 from tracer.campaign.families import FAMILIES

@@ -17,10 +17,10 @@ from kernel_models.datasets.campaign import calls_of_benchmark
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.op_call import Family, OpCall
-from tracer.campaign.errors import CampaignError
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.families.family import SearchSpace, Span
 from tracer.campaign.items import Item, Split, kernel_item
+from tracer.campaign.plan import CampaignError
 
 _TRIES = 60
 """Draws until one fits the limits."""

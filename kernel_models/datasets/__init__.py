@@ -7,12 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_models.datasets.host_traces import HostWork
+from kernel_models.datasets.forms import read_table
 from kernel_models.datasets.samples import HELD_OUT_SHARE, DataError, Samples, is_held_out, joined
-from kernel_models.datasets.tables import is_table, read_table
+from kernel_models.datasets.tables import is_table
+from kernel_models.datasets.traces import HostWork, devices_of, read_job_samples
 from kernel_models.device import DeviceSpec
 from tracer.errors import ForetraceError, JobError
+from tracer.files import find_files
 from tracer.graph import ExecutionGraph
+from tracer.job import read_job
 
 KERNELS = "kernels"
 """Folder of the tables in a campaign's directory."""
@@ -85,8 +88,6 @@ class _Reader:
     def traces(self, name: str, *, alone: bool) -> list[Samples]:
         """Return the traces of one job, or else of several jobs in one directory, each by itself; ``alone`` as of
         ``trace``."""
-        from tracer.files import find_files
-
         try:
             return self.trace(name, alone=alone)
         except JobError:
@@ -99,9 +100,6 @@ class _Reader:
 
     def trace(self, name: str, *, alone: bool) -> list[Samples]:
         """Return samples of a job; ``alone`` makes it an error that there are none."""
-        from kernel_models.datasets.traces import devices_of, read_job_samples
-        from tracer.job import read_job
-
         job = read_job([name])
         found = [one for one in read_job_samples(job, self.notes, self.spec, self.host_work) if len(one)]
         if not found and alone:

@@ -5,12 +5,16 @@ taken warm. The time is the median between two events less what an empty pair of
 and the kernels' own time by the profiler, where several did. Of a host the 10th percentile is taken: other processes
 lengthen a run and never shorten it. What is no single call (optimizers' steps, cross entropy, overheads) is left out,
 and so are rows whose kernels are not those of the operation. The table's own split is kept.
+
+Whether a row's kernels (on a CPU: operations) are those of its operation is told by their names. A name that says
+nothing is believed; one of another family, or of another implementation of attention than was forced, is not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,16 +22,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from kernel_models.datasets.intended import is_intended
 from kernel_models.datasets.samples import DataError, Samples
 from kernel_models.datasets.tables import LARGEST, Reader, check_sizes
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.families.copy import memset, transfer
 from kernel_models.families.recurrent import recurrent
-from kernel_models.op_call import OpCall, TablePart
-from kernel_models.operation import Operation, backward_calls_of, calls_of, operation
+from kernel_models.kernel_names import family_hint
+from kernel_models.op_call import Family, OpCall, TablePart
+from kernel_models.operation import Operation, backward_calls_of, calls_of, family_of, operation
 from tracer.campaign.families import FAMILIES
-from tracer.campaign.families.family import Called, Constant, GivenTensor
+from tracer.campaign.families.family import Called, Constant, TensorArgument
 from tracer.campaign.lab import ZIPF_EXPONENT
 from tracer.campaign.tables import quickest_visits
 from tracer.decode import DecodeError, from_json
@@ -37,6 +41,51 @@ from tracer.lookup_data.tables import histogram_of_zipf
 
 if TYPE_CHECKING:
     import pandas
+
+_ALSO: dict[Family, frozenset[Family]] = {
+    # What a family's kernels may be made of, as libraries implement it.
+    Family.CONV: frozenset({Family.GEMM}),
+    Family.ATTENTION: frozenset({Family.GEMM, Family.SOFTMAX}),
+    Family.RECURRENT: frozenset({Family.GEMM, Family.ELEMENTWISE}),
+    Family.REDUCTION: frozenset({Family.ELEMENTWISE, Family.SORT, Family.COPY}),
+    Family.EMBEDDING: frozenset({Family.INDEX, Family.SORT, Family.REDUCTION}),
+    Family.INDEX: frozenset({Family.ELEMENTWISE, Family.SORT, Family.EMBEDDING, Family.COPY}),
+    Family.SORT: frozenset({Family.INDEX, Family.REDUCTION}),
+    Family.COPY: frozenset({Family.ELEMENTWISE, Family.TRANSFER}),
+    Family.CONCAT: frozenset({Family.COPY, Family.ELEMENTWISE, Family.TRANSFER}),
+    Family.TRANSFER: frozenset({Family.COPY, Family.ELEMENTWISE}),
+    Family.MEMSET: frozenset({Family.ELEMENTWISE}),
+    Family.RANDOM: frozenset({Family.ELEMENTWISE}),
+    Family.LOSS: frozenset({Family.ELEMENTWISE, Family.REDUCTION, Family.SOFTMAX}),
+    Family.POOLING: frozenset({Family.REDUCTION, Family.ELEMENTWISE}),
+    Family.NORM: frozenset({Family.REDUCTION, Family.ELEMENTWISE}),
+    Family.SOFTMAX: frozenset({Family.REDUCTION}),
+    Family.OPTIMIZER: frozenset({Family.ELEMENTWISE, Family.REDUCTION}),
+    Family.ELEMENTWISE: frozenset({Family.COPY}),
+}
+_BACKENDS = {"flash": re.compile(r"flash"), "cudnn": re.compile(r"cudnn"),
+             "efficient": re.compile(r"fmha|efficient|mem_eff")}
+_OPERATION = "aten::"
+
+
+def is_intended(call: OpCall, row: Mapping[str, Any]) -> bool:
+    """Return whether any kernel named in a row of a micro-benchmark's table can be the call's; true where none was
+    seen."""
+    found = row.get("kernels")
+    names = [] if found is None else [str(name) for name in found]
+    if not names:
+        return True
+    on_gpu = [name for name in names if not name.startswith(_OPERATION)]
+    if call.family is Family.ATTENTION and row.get("backend") in _BACKENDS and on_gpu:
+        told = _BACKENDS[row["backend"]]
+        return any(told.search(name) for name in on_gpu)
+    wanted = {call.family, Family.OTHER} | _ALSO.get(call.family, frozenset())
+    return any(_family(name) in wanted for name in names)
+
+
+def _family(name: str) -> Family:
+    return family_of(name) if name.startswith(_OPERATION) else family_hint(name)
+
 
 Row = dict[str, Any]
 Calls = tuple[OpCall, ...]
@@ -83,9 +132,9 @@ def _recorded(called: Called, dtype: str) -> Operation:
 
 def _argument(argument: Any, dtype: str) -> tuple[Any, str, Any, Any]:
     """Shape, element type, strides and value of an argument, as ``operation`` takes them."""
-    if isinstance(argument, GivenTensor):
+    if isinstance(argument, TensorArgument):
         return argument.shape, argument.dtype or dtype, argument.strides, None
-    if isinstance(argument, list) and isinstance(argument[0], GivenTensor):
+    if isinstance(argument, list) and isinstance(argument[0], TensorArgument):
         return [tensor.shape for tensor in argument], argument[0].dtype or dtype, None, None
     return None, "", None, argument.name if isinstance(argument, Constant) else argument
 

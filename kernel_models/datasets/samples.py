@@ -137,6 +137,17 @@ class Samples:
         return by_label(self.labels(grouping), is_held_out)
 
 
+def by_family(device: str, software: str, source: str, calls: Sequence[OpCall], us: Sequence[float]) \
+        -> Iterator[Samples]:
+    """Samples of each family among measured calls; the shape group is the sizes."""
+    places: dict[Family, list[int]] = {}
+    for place, call in enumerate(calls):
+        places.setdefault(call.family, []).append(place)
+    for mine in places.values():
+        yield Samples(device, software, source, [calls[i] for i in mine], np.array([us[i] for i in mine]),
+                      {"shape": ["x".join(map(str, calls[i].dims)) for i in mine]})
+
+
 def by_label(labels: Sequence[str], rule: object) -> Bool:
     """A rule's answer for each label, asked once for each that occurs."""
     assert callable(rule)

@@ -1,9 +1,8 @@
-"""Recognising and reading tables: one small reader for each signature of columns."""
+"""The form of a table: the columns that it is known by, and the function that reads it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,16 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kernel_models.datasets.samples import DataError, Samples
-from kernel_models.device import DeviceSpec
-from tracer.errors import reason_of
-from tracer.table_input import TABLES, read_frame
+from tracer.table_input import TABLES
 
 if TYPE_CHECKING:
     import pandas
 
-FORMS = ("gemm_forward", "attention_decode", "attention_causal", "vidur_blocks", "neusight", "campaign",
-         "operator_table", "generic")
-"""Modules with a reader each, the most specific first. A new form of table is a new module here."""
 LARGEST = 2**40
 """No size of a tensor is larger."""
 DEVICE = "device"
@@ -56,57 +50,6 @@ class Reader(NamedTuple):
 def is_table(name: str) -> bool:
     """Return whether a file's name is a table's."""
     return name.lower().endswith(TABLES)
-
-
-def readers() -> list[Reader]:
-    """All readers, in the order of ``FORMS``."""
-    return [import_module(f"kernel_models.datasets.{name}").READER for name in FORMS]
-
-
-def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | None = None) -> list[Samples]:
-    """The samples of one table.
-
-    Args:
-        path: Parquet or CSV.
-        spec: the device of a table that names none.
-        notes: is told how many rows are of no use.
-
-    Raises:
-        TableInputError: the file cannot be read.
-        DataError: no reader knows its columns, it names no device and none was given, or it has no usable row.
-    """
-    frame = read_frame(path)
-    if not len(frame):
-        raise DataError(f"{path} is an empty table; there is nothing to learn from it.")
-    known = readers()
-    for reader in known:
-        if reader.columns <= set(reader.renamed(frame).columns):
-            frame = reader.renamed(frame)
-            break
-    else:
-        nearest = max(known, key=lambda reader: len(reader.columns & set(frame.columns)) / len(reader.columns))
-        missing = ", ".join(sorted(nearest.columns - set(frame.columns))[:6])
-        raise DataError(f"{path} has no known table's columns; as a table of {nearest.name} it lacks {missing}.")
-    if not reader.names_device:
-        if spec is None:
-            raise DataError(f"{path} does not name the device it was measured on; name it with --device.")
-        frame = frame.assign(**{DEVICE: spec.name})
-    check_sizes(frame, reader.sizes, path)
-    try:
-        found = [one for one in reader.read(frame, path) if len(one)]
-    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:  # what odd cells do
-        raise DataError(f"{path} cannot be read as a table of {reader.name}: {reason_of(error)}"
-                        "; check its values.") from error
-    for one in found:
-        if not (np.isfinite(one.measured_us).all() and (one.measured_us > 0).all()):
-            raise DataError(f"{path} holds times that are not positive numbers of microseconds; remove those rows.")
-    if not found:
-        raise DataError(f"{path} holds no row of a known kind of kernel; there is nothing to learn from it.")
-    left_out = len(frame) - sum(map(len, found))
-    if notes is not None and reader.takes_all and left_out > 0:
-        notes.append(f"{path.name}: {left_out:,} of {len(frame):,} rows were left out: they are no single kernel of a "
-                     "known kind with known sizes.")
-    return found
 
 
 def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, least: int = 1,

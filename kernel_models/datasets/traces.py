@@ -1,24 +1,81 @@
-"""Traces as measurements: pieces whose kernels belong to one call with recorded sizes.
+"""Traces as measurements: kernels of one call with recorded sizes, and on a CPU what each operation computed.
 
 An operation of several calls (a layer norm's gradient, a fused optimizer) has one time for all of them, which cannot be
-told apart: such pieces are left out, and so are those known by their kernel's name only.
+told apart: on a GPU such pieces are left out, and so are those known by their kernel's name only. On a CPU many
+operations are several calls, as a convolution's gradients: each call gets its formula's share of the time.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from kernel_models.datasets.host_traces import HostWork, host_samples
-from kernel_models.datasets.samples import Samples
+from kernel_models.datasets.samples import Samples, by_family
 from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device
+from kernel_models.heuristics.roofline import RooflineModel
+from kernel_models.op_call import OpCall
+from kernel_models.operation import Operation, calls_of
 from kernel_models.trace_calls import Basis, TraceCalls, graph_calls
-from tracer.arrays import Bool
+from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
 from tracer.shape_only.devices import CPU
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """What operations of one recorded step computed on the host.
+
+    Attributes:
+        op: rows of ``graph.ops`` [n].
+        ns: without waits and the profiler's own cost [n].
+    """
+
+    op: Int64
+    ns: Float64
+
+
+def host_samples(graph: ExecutionGraph, work: HostWork, spec: DeviceSpec) -> Iterator[Samples]:
+    """Return samples of every family, of the calls whose sizes were recorded.
+
+    Args:
+        graph: of a step that computes on the host.
+        work: of its operations.
+        spec: the CPU as a device.
+    """
+    ops = graph.ops
+    known: dict[tuple[int, ...], tuple[tuple[OpCall, ...], Float64]] = {}
+    calls: list[OpCall] = []
+    times: list[float] = []
+    for row, us in zip(work.op.tolist(), (work.ns / 1e3).tolist(), strict=True):
+        alike = tuple(int(column[row]) for column in (ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars))
+        if alike not in known:
+            made = calls_of(Operation.from_graph(graph, row))
+            known[alike] = made, _shares(made, spec)
+        made, shares = known[alike]
+        if us > 0 and not any("unsized" in call.flags for call in made):
+            calls += made
+            times += [us * share for share in shares.tolist()]
+    yield from _samples(graph, spec, calls, times)
+
+
+def _samples(graph: ExecutionGraph, spec: DeviceSpec, calls: Sequence[OpCall], us: Sequence[float]) \
+        -> Iterator[Samples]:
+    software = f"torch {graph.meta.torch_version}" if graph.meta.torch_version else "torch"
+    for found in by_family(spec.name, software, graph.meta.source, calls, us):
+        yield found.aggregated()
+
+
+def _shares(calls: Sequence[OpCall], spec: DeviceSpec) -> Float64:
+    """Return what of an operation's time each of its calls took, by the formulas."""
+    if len(calls) < 2:
+        return np.ones(len(calls))
+    us = np.array([float(RooflineModel(call.family, spec).predict([call]).time_us[0]) for call in calls])
+    return us / us.sum()
+
 
 LEAST_US = 0.3
 """Shorter kernels are below the profilers' resolution."""
@@ -67,15 +124,7 @@ def read_job_samples(
         told += _told(name, found, used)
         rows = np.flatnonzero(used)
         calls = [found.calls[i] for i in found.call_index[found.call_offset[rows]].tolist()]
-        times = found.time_ns[rows] / 1e3
-        software = f"torch {graph.meta.torch_version}" if graph.meta.torch_version else "torch"
-        by_family: dict[str, list[int]] = {}
-        for i, call in enumerate(calls):
-            by_family.setdefault(call.family.value, []).append(i)
-        for places in by_family.values():
-            mine = [calls[i] for i in places]
-            yield Samples(own.name, software, graph.meta.source, mine, times[places],
-                          {"shape": ["x".join(map(str, call.dims)) for call in mine]}).aggregated()
+        yield from _samples(graph, own, calls, (found.time_ns[rows] / 1e3).tolist())
 
 
 def _told(name: str, found: TraceCalls, used: Bool) -> Iterator[str]:

@@ -17,7 +17,7 @@ from graph_predictor.request.study import Configuration, Study
 from graph_predictor.synthesis.baseline import baseline_of
 from graph_predictor.synthesis.program import DeviceWork
 from graph_predictor.synthesis.step import HostThread
-from kernel_models.datasets.host_traces import HostWork, host_samples
+from kernel_models.datasets.traces import HostWork, host_samples
 from kernel_models.device import device
 from kernel_models.fitting import Options, fit_profile
 from kernel_models.model import Source

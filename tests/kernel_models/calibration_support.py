@@ -20,7 +20,7 @@ from kernel_models.op_call import Family, OpCall
 from tracer.campaign import runner
 from tracer.campaign.families import Bench
 from tracer.campaign.items import Item
-from tracer.campaign.machine import CudaMachine
+from tracer.campaign.lab import CudaMachine
 from tracer.campaign.micro import _empty_pair_us, _quantiles, _repeat
 from tracer.campaign.record import Answer, Task
 

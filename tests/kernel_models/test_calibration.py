@@ -28,7 +28,7 @@ from kernel_models.calibration.planner import LEAST_TO_LEARN, FamilyProgress
 from kernel_models.calibration.run import Request, calibrate, share_of_time
 from kernel_models.calibration.space import draw, families_of, limits_for, spaces
 from kernel_models.datasets import read_samples
-from kernel_models.datasets.intended import is_intended
+from kernel_models.datasets.campaign import is_intended
 from kernel_models.device import DeviceError, DeviceSpec, device
 from kernel_models.families.copy import memset
 from kernel_models.families.gemm import gemm

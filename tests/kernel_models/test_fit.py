@@ -16,8 +16,8 @@ from said import Run, plain
 
 from kernel_models import fitting, threads
 from kernel_models.datasets import DataError, read_samples
+from kernel_models.datasets.forms import READERS, read_table
 from kernel_models.datasets.samples import Samples, fold_of, is_held_out, joined, share_of
-from kernel_models.datasets.tables import read_table
 from kernel_models.device import device
 from kernel_models.fitting import Options, candidates_of, fit_entry, fit_profile, scaled_to
 from kernel_models.learned import boosting
@@ -471,9 +471,7 @@ def test_published_products_are_predicted(data_folder: Path) -> None:
         pytest.skip(f"{path} is absent")
     frame = pd.read_parquet(path)
     frame = frame[(frame.gpu == "H100-SXM5-80GB") & (frame.software == "vllm-0.14.0") & (frame.dtype == "bfloat16")]
-    from kernel_models.datasets import gemm_forward
-
-    samples = next(gemm_forward.read(frame, path)).aggregated()
+    samples = next(READERS[0].read(frame, path)).aggregated()
     entry = fit_entry(samples, device(samples.device), Options(refit=False, distil=False))
     held = entry.facts["held_out"]
     assert held["not_covered"] == 0 and 0.01 < held["mape"] < 0.09 and held["coverage"] > 0.7

@@ -23,9 +23,8 @@ from said import Run, plain
 from tracer import campaign
 from tracer.campaign import tables
 from tracer.campaign.families import FAMILIES
-from tracer.campaign.grid import spread
 from tracer.campaign.items import rehearsed
-from tracer.campaign.plan import WorkloadEntry
+from tracer.campaign.plan import WorkloadEntry, spread
 from tracer.campaign.record import Task, full_folder, is_unsupported, sentence
 from tracer.campaign.results import ItemResult, Results
 from tracer.errors import DiskFullError
@@ -489,7 +488,7 @@ class SimulatedGpu:
 def test_device_times_hold_the_work_alone() -> None:
     """The GPU path through a simulated clock: neither what keeps the stream busy nor the flush is in the times."""
     from tracer.campaign.families import Bench
-    from tracer.campaign.machine import CudaMachine
+    from tracer.campaign.lab import CudaMachine
     from tracer.campaign.micro import _repeat
 
     gpu = SimulatedGpu()

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from disk_support import small_disk
 
-from tracer.campaign.errors import CampaignError
+from tracer.campaign.plan import CampaignError
 from tracer.campaign.results import INDEX, MARK, SCRATCH, Results
 from tracer.capture.output import PartWriter
 from tracer.capture_layout import find_parts

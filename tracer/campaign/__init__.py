@@ -19,9 +19,8 @@ A campaign's directory (written whole file by whole file, so that it is sound at
 
 from __future__ import annotations
 
-from tracer.campaign.errors import CampaignError
 from tracer.campaign.items import Item, expand, parts
-from tracer.campaign.plan import Plan, packaged_plans, read_plan
+from tracer.campaign.plan import CampaignError, Plan, packaged_plans, read_plan
 from tracer.campaign.results import ItemResult, Results
 from tracer.campaign.runner import CampaignOutcome, RunOptions, run, run_items
 from tracer.campaign.source import ItemSource, PlanItems, Setup

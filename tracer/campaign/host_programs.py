@@ -7,47 +7,14 @@ and plain functions, optimizers that loop, that take lists, that are one kernel;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tracer.capture.session import need_torch
-from tracer.errors import CaptureError
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+import torch
+from torch import Tensor, nn
 
 Step = Callable[[], object]
 Build = Callable[[str], Step]
 BATCH, LONG, WIDTH, WORDS = 2, 16, 32, 50
-
-
-def host_programs() -> dict[str, Build]:
-    """Return builders by name, each of which makes a step that trains on a device."""
-    return {build.__name__.removeprefix("_"): build for build in (
-        _layers_sgd, _layers_adam_loop, _layers_fused, _convolutions, _residual_images, _depthwise_images,
-        _encoder_layers, _attention_by_hand, _decoder, _lstm_words, _gru_loop, _tables, _experts, _autocast_layers,
-        _reshaping, _no_modules)}
-
-
-def built_on(on: str, threads: int = 1) -> tuple[str, dict[str, Step]]:
-    """Return the device that is meant, and all steps built on it.
-
-    Args:
-        on: "cpu", "cuda", or "auto": a GPU if PyTorch sees one.
-        threads: of a CPU's operations.
-
-    Raises:
-        CaptureError: PyTorch is missing, or sees no GPU.
-    """
-    need_torch()
-    import torch
-
-    there = torch.cuda.is_available()
-    if on == "cuda" and not there:
-        raise CaptureError("PyTorch sees no GPU here; give --on cpu, or install its CUDA build.")
-    device = "cuda" if there and on != "cpu" else "cpu"
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    return device, {name: build(device) for name, build in host_programs().items()}
 
 
 def _trained(model: nn.Module, loss: Callable[[], Tensor], optimizer: Any) -> Step:
@@ -63,15 +30,10 @@ def _trained(model: nn.Module, loss: Callable[[], Tensor], optimizer: Any) -> St
 
 
 def _stack(parts: Iterable[nn.Module], device: str) -> nn.Sequential:
-    from torch import nn
-
     return nn.Sequential(*parts).to(device)
 
 
 def _layers_sgd(device: str) -> Step:
-    import torch
-    from torch import nn
-
     model = _stack([nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4)],
                    device)
     x, y = torch.randn(BATCH, WIDTH, device=device), torch.randn(BATCH, 4, device=device)
@@ -80,9 +42,6 @@ def _layers_sgd(device: str) -> Step:
 
 
 def _layers_adam_loop(device: str) -> Step:
-    import torch
-    from torch import nn
-
     parts = [part for _ in range(4) for part in (nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.1))]
     model = _stack(parts, device)
     x = torch.randn(BATCH, WIDTH, device=device)
@@ -90,9 +49,6 @@ def _layers_adam_loop(device: str) -> Step:
 
 
 def _layers_fused(device: str) -> Step:
-    import torch
-    from torch import nn
-
     parts = [part for _ in range(6) for part in (nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.LayerNorm(WIDTH))]
     model = _stack(parts, device)
     x, y = torch.randn(BATCH, WIDTH, device=device), torch.randint(WIDTH, (BATCH,), device=device)
@@ -101,9 +57,6 @@ def _layers_fused(device: str) -> Step:
 
 
 def _convolutions(device: str) -> Step:
-    import torch
-    from torch import nn
-
     parts: list[nn.Module] = []
     for _ in range(4):
         parts += [nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True)]
@@ -115,9 +68,6 @@ def _convolutions(device: str) -> Step:
 
 
 def _residual_images(device: str) -> Step:
-    import torch
-    from torch import nn
-
     first = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
     norms = nn.ModuleList(nn.GroupNorm(2, 4) for _ in range(4))
     model = nn.ModuleList([first, norms]).to(device)
@@ -133,9 +83,6 @@ def _residual_images(device: str) -> Step:
 
 
 def _depthwise_images(device: str) -> Step:
-    import torch
-    from torch import nn
-
     deep = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, groups=8) for _ in range(3)).to(device)
     wide = nn.ModuleList(nn.Conv2d(8, 8, 1) for _ in range(3)).to(device)
     out = nn.Conv2d(16, 3, 1).to(device)
@@ -154,9 +101,6 @@ def _depthwise_images(device: str) -> Step:
 
 
 def _encoder_layers(device: str) -> Step:
-    import torch
-    from torch import nn
-
     layer = nn.TransformerEncoderLayer(WIDTH, 4, 2 * WIDTH, batch_first=True, dropout=0.1)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to(device)
     x = torch.randn(BATCH, LONG, WIDTH, device=device)
@@ -164,9 +108,6 @@ def _encoder_layers(device: str) -> Step:
 
 
 def _attention_by_hand(device: str) -> Step:
-    import torch
-    from torch import nn
-
     layers = nn.ModuleList(nn.ModuleDict({"norm": nn.LayerNorm(WIDTH), "qkv": nn.Linear(WIDTH, 3 * WIDTH),
                                           "out": nn.Linear(WIDTH, WIDTH)}) for _ in range(3)).to(device)
     x = torch.randn(BATCH, LONG, WIDTH, device=device)
@@ -186,9 +127,6 @@ def _attention_by_hand(device: str) -> Step:
 
 
 def _decoder(device: str) -> Step:
-    import torch
-    from torch import nn
-
     names = ("q", "k", "v", "o", "up", "gate", "down")
     layers = nn.ModuleList(nn.ModuleDict({name: nn.Linear(WIDTH, WIDTH, bias=False) for name in names})
                            for _ in range(2))
@@ -221,9 +159,6 @@ def _decoder(device: str) -> Step:
 
 
 def _lstm_words(device: str) -> Step:
-    import torch
-    from torch import nn
-
     words, cell, out = nn.Embedding(WORDS, WIDTH), nn.LSTM(WIDTH, WIDTH, 2, batch_first=True), nn.Linear(WIDTH, WORDS)
     model = nn.ModuleList([words, cell, out]).to(device)
     tokens = torch.randint(WORDS, (BATCH, 8), device=device)
@@ -243,9 +178,6 @@ def _lstm_words(device: str) -> Step:
 
 
 def _gru_loop(device: str) -> Step:
-    import torch
-    from torch import nn
-
     cell, out = nn.GRUCell(WIDTH, WIDTH).to(device), nn.Linear(WIDTH, 3).to(device)
     x = torch.randn(8, BATCH, WIDTH, device=device)
 
@@ -261,9 +193,6 @@ def _gru_loop(device: str) -> Step:
 
 
 def _tables(device: str) -> Step:
-    import torch
-    from torch import nn
-
     tables = nn.ModuleList(nn.EmbeddingBag(WORDS, 16, mode="sum") for _ in range(5))
     dense, top = nn.Linear(8, 16), nn.Linear(16 + 15, 1)
     model = nn.ModuleList([tables, dense, top]).to(device)
@@ -281,9 +210,6 @@ def _tables(device: str) -> Step:
 
 
 def _experts(device: str) -> Step:
-    import torch
-    from torch import nn
-
     experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
     router = nn.Linear(WIDTH, 4)
     model = nn.ModuleList([experts, router]).to(device)
@@ -302,9 +228,6 @@ def _experts(device: str) -> Step:
 
 
 def _autocast_layers(device: str) -> Step:
-    import torch
-    from torch import nn
-
     parts = [part for _ in range(3) for part in (nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU())]
     model = _stack(parts, device)
     x = torch.randn(BATCH, WIDTH, device=device)
@@ -317,9 +240,6 @@ def _autocast_layers(device: str) -> Step:
 
 
 def _reshaping(device: str) -> Step:
-    import torch
-    from torch import nn
-
     model = nn.Linear(WIDTH, WIDTH).to(device)
     x, index = torch.randn(BATCH, LONG, WIDTH, device=device), torch.randint(LONG, (BATCH, LONG, 8), device=device)
 
@@ -334,8 +254,6 @@ def _reshaping(device: str) -> Step:
 
 
 def _no_modules(device: str) -> Step:
-    import torch
-
     weights = [torch.randn(WIDTH, WIDTH, device=device, requires_grad=True) for _ in range(6)]
     x = torch.randn(BATCH, WIDTH, device=device)
 
@@ -349,3 +267,10 @@ def _no_modules(device: str) -> Step:
                 weight.sub_(gradient, alpha=1e-4)
 
     return step
+
+
+PROGRAMS: dict[str, Build] = {build.__name__.removeprefix("_"): build for build in (
+    _layers_sgd, _layers_adam_loop, _layers_fused, _convolutions, _residual_images, _depthwise_images,
+    _encoder_layers, _attention_by_hand, _decoder, _lstm_words, _gru_loop, _tables, _experts, _autocast_layers,
+    _reshaping, _no_modules)}
+"""Builders by name, each of which makes a step that trains on a device."""

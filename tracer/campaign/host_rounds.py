@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from tracer.capture import capture
+from tracer.capture.session import need_torch
+from tracer.errors import CaptureError
 
 STEPS, TIMED, WARM_UP, FIRST_STEPS = 3, 9, 2, 20
 TRIES = 4
@@ -77,6 +79,30 @@ class Core:
         while not (calm := self.calm()) and time.monotonic() < end:
             time.sleep(0.01)
         return calm
+
+
+def built_on(on: str, threads: int = 1) -> tuple[str, dict[str, Callable[[], object]]]:
+    """Return the device that is meant, and all steps built on it.
+
+    Args:
+        on: "cpu", "cuda", or "auto": a GPU if PyTorch sees one.
+        threads: of a CPU's operations.
+
+    Raises:
+        CaptureError: PyTorch is missing, or sees no GPU.
+    """
+    need_torch()
+    import torch
+
+    from tracer.campaign.host_programs import PROGRAMS
+
+    there = torch.cuda.is_available()
+    if on == "cuda" and not there:
+        raise CaptureError("PyTorch sees no GPU here; give --on cpu, or install its CUDA build.")
+    device = "cuda" if there and on != "cpu" else "cpu"
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    return device, {name: build(device) for name, build in PROGRAMS.items()}
 
 
 def record_rounds(programs: Mapping[str, Program], out: Path, plan: RoundPlan,

@@ -8,10 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from tracer.campaign.errors import CampaignError
 from tracer.campaign.families import FAMILIES, CampaignFamily
-from tracer.campaign.grid import combinations, spread
-from tracer.campaign.plan import KernelEntry, Plan, WorkloadEntry
+from tracer.campaign.plan import CampaignError, KernelEntry, Plan, WorkloadEntry, combinations, spread
 from tracer.errors import ForetraceError
 from tracer.workloads import Settings, as_plain, configure, split
 from tracer.workloads.registry import HELD_OUT_ONE_IN

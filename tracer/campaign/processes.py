@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from tracer.campaign.errors import CampaignError
+from tracer.campaign.plan import CampaignError
 from tracer.campaign.record import Answer, Task
 
 START_S = 180.0

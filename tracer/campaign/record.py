@@ -16,7 +16,10 @@ from tracer.errors import DiskFullError, GraphFileError, cut_text
 from tracer.output_file import full_disk_error
 
 if TYPE_CHECKING:
+    import pandas
+
     from tracer.campaign.lab import Lab
+    from tracer.graph import ExecutionGraph
 
 UNSUPPORTED = ("no available kernel", "not implemented for", "not supported", "not compiled", "is only supported",
                "requires compute capability", "could not find an engine", "no viable backend",
@@ -105,7 +108,6 @@ def capture_workload(task: Task) -> tuple[dict[str, Any], Path]:
 
 def convert(task: Task, part: Path) -> dict[str, Any]:
     """The capture as one file in the task's folder: ``{"file": …, "content": …, "notes": […]}``."""
-    from tracer.campaign.summary import save_summary
     from tracer.job import read_job
 
     job = read_job(part)
@@ -119,7 +121,8 @@ def convert(task: Task, part: Path) -> dict[str, Any]:
         if path.stat().st_size <= task.graph_bytes:
             return {"file": path.name, "content": "graph", "notes": notes}
         path.unlink()
-        table = save_summary(graph, Path(task.folder) / f"{task.item.file_stem}.parquet")
+        table = Path(task.folder) / f"{task.item.file_stem}.parquet"
+        summarise(graph).to_parquet(table, compression="zstd", index=False)
     except (OSError, GraphFileError) as error:
         if full_disk_error(error) is not None:
             raise DiskFullError(f"The disk is full: {task.item.file_stem} cannot be written.") from error
@@ -141,3 +144,37 @@ def measure_kernel(task: Task, lab: Lab) -> tuple[dict[str, Any], list[dict[str,
     values = {"content": "kernels", "median_ns": round(first["p50_us"] * 1e3),
               "spread": round((first["p75_us"] - first["p25_us"]) / first["p50_us"], 4) if first["p50_us"] else None}
     return values, rows
+
+
+_OP_KEYS = ["name", "phase", "shapes", "dtypes"]
+_KERNEL_KEYS = ["name", "op_name", "phase", "shapes", "dtypes", "kind", "stream"]
+
+
+def summarise(graph: ExecutionGraph) -> pandas.DataFrame:
+    """A recorded graph as one small table: groups of alike rows of all profiled steps.
+
+    Columns: ``table`` ("op" or "kernel"), ``name``; for a kernel also ``op_name``, ``kind``, ``stream``; ``phase``,
+    ``shapes`` and ``dtypes`` of the operation (JSON texts); ``count``; ``median_ns``, ``total_ns`` of the durations
+    (an operation's contains what it calls).
+    """
+    import pandas
+
+    ops = graph.to_pandas("ops")
+    for name in ("name", "phase", "shapes", "dtypes"):
+        ops[name] = ops[name].astype(object).where(ops[name].notna(), "")
+    kernels = graph.to_pandas("kernels")
+    for name in ("name", "kind"):
+        kernels[name] = kernels[name].astype(object)
+    of_op = ops.reindex(kernels["op"]).reset_index(drop=True)
+    kernels = kernels.reset_index(drop=True).assign(
+        op_name=of_op["name"].fillna(""), phase=of_op["phase"].fillna(""), shapes=of_op["shapes"].fillna(""),
+        dtypes=of_op["dtypes"].fillna(""))
+    return pandas.concat([_grouped(ops[ops["kind"] == "operation"], _OP_KEYS, "op"),
+                          _grouped(kernels, _KERNEL_KEYS, "kernel")], ignore_index=True)
+
+
+def _grouped(frame: pandas.DataFrame, keys: list[str], table: str) -> pandas.DataFrame:
+    groups = frame.groupby(keys, sort=False, dropna=False)["duration_ns"]
+    found = groups.agg(count="count", median_ns="median", total_ns="sum").reset_index()
+    found.insert(0, "table", table)
+    return found.astype({"median_ns": "float64", "total_ns": "int64", "count": "int64"})

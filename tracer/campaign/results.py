@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from tracer.campaign.errors import CampaignError
 from tracer.campaign.items import Item
+from tracer.campaign.plan import CampaignError
 from tracer.decode import DecodeError, from_json
 from tracer.input_file import read_input
 from tracer.output_file import LOCK, Busy, DirectoryLock

@@ -18,9 +18,8 @@ from typing import Any
 
 import msgspec
 
-from tracer.campaign.errors import CampaignError
 from tracer.campaign.items import Item, rehearsed
-from tracer.campaign.plan import Plan
+from tracer.campaign.plan import CampaignError, Plan
 from tracer.campaign.processes import WorkerDied, Workers
 from tracer.campaign.record import Answer, Task
 from tracer.campaign.results import ItemResult, Results, ended

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tracer.campaign.errors import CampaignError
 from tracer.campaign.items import Item, expand, parts
-from tracer.campaign.plan import Plan
+from tracer.campaign.plan import CampaignError, Plan
 from tracer.campaign.results import ItemResult
 
 Rows = Sequence[Mapping[str, Any]]
@@ -40,10 +39,7 @@ class ItemSource(Protocol):
     A run calls ``begin`` once, then ``next`` and ``record`` in turn until ``next`` gives nothing.
     """
 
-    @property
-    def setup(self) -> Setup:
-        """Return what the run is."""
-        ...
+    setup: Setup
 
     def begin(self, lines: Mapping[str, ItemResult]) -> int:
         """Take up what the directory holds already; returns how many of its items need not be run."""
@@ -51,11 +47,11 @@ class ItemSource(Protocol):
 
     def known(self) -> Sequence[Item]:
         """Items whose results in the directory tell how long such items take here."""
-        ...
+        return ()
 
     def started(self, context: Mapping[str, Any]) -> None:
         """Take note of machine and software, as a capture's context has them, once the first worker is ready."""
-        ...
+        return
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
         """The next item that fits into the time left, or nothing."""
@@ -75,10 +71,10 @@ class ItemSource(Protocol):
 
     def stopped(self) -> str:
         """Return why it ended before its time, as a sentence; empty if it did not."""
-        ...
+        return ""
 
 
-class PlanItems:
+class PlanItems(ItemSource):
     """A plan's items in order: those without a result, then those that failed.
 
     Raises:
@@ -101,9 +97,6 @@ class PlanItems:
         """See ``ItemSource``."""
         return self._items
 
-    def started(self, context: Mapping[str, Any]) -> None:
-        """Nothing depends on it."""
-
     def next(self, fits: Callable[[Item], bool]) -> Item | None:
         """The next one that fits; longer ones are passed over, since a shorter one may still fit."""
         while self._place < len(self._todo):
@@ -124,10 +117,6 @@ class PlanItems:
     def left(self) -> int:
         """See ``ItemSource``."""
         return len(self._todo) - self._ran
-
-    def stopped(self) -> str:
-        """A plan never stops by itself."""
-        return ""
 
 
 def chosen(plan: Plan, part: int | None) -> list[Item]:

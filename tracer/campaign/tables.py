@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.errors import CampaignError
 from tracer.campaign.families import FAMILIES, CampaignFamily
+from tracer.campaign.plan import CampaignError
 from tracer.errors import reason_of
 from tracer.input_file import open_input
 from tracer.table_input import read_parquet

@@ -87,8 +87,7 @@ def world_of(world_size: int | None, rank: int) -> tuple[int, int] | None:
             raise CaptureError(f"rank={rank} is of a fake world; give its world_size too. (A rank of a real job is "
                                "known from torch.distributed.)")
         return None
-    from tracer.fake_world.errors import FakeWorldError
-    from tracer.fake_world.fit import check_world
+    from tracer.fake_world.fit import FakeWorldError, check_world
 
     try:
         check_world(world_size, rank)

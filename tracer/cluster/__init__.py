@@ -9,16 +9,8 @@
 A worker has one item at a time, and is sent the next one when its result is here.
 """
 
-from tracer.cluster.workers import (
-    ENGINES,
-    LOCAL,
-    ClusterError,
-    Failed,
-    LostWorkerError,
-    TaskWorkers,
-    ThisProcess,
-    open_workers,
-)
+from tracer.cluster.engines import ENGINES, LOCAL, open_workers
+from tracer.cluster.workers import ClusterError, Failed, LostWorkerError, TaskWorkers, ThisProcess
 
 __all__ = [
     "ENGINES", "LOCAL", "ClusterError", "Failed", "LostWorkerError", "TaskWorkers", "ThisProcess", "open_workers",

@@ -65,7 +65,7 @@ class ForkedWorkers(ProcessWorkers):
     """
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self.size = size
         self._process_of: dict[int, int] = {}
         """The process that tells on each pipe what it has done."""
 
@@ -76,11 +76,6 @@ class ForkedWorkers(ProcessWorkers):
                  trace: TracebackType | None) -> None:
         for pipe in list(self._process_of):
             self._end(pipe)
-
-    @property
-    def size(self) -> int:
-        """Number of worker processes."""
-        return self._size
 
     def answers(self, function: Callable[[Item], Result], items: Sequence[Item], places: Sequence[int],
                 at_once: int) -> Iterator[tuple[int, Result | Failed | None]]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tracer.comm_bench.plan import BenchPlan
+from tracer.comm_bench.runner import BenchPlan
 
 WARMUP = 2
 MOST_LOOP = 200

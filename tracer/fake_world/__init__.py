@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tracer.fake_world.errors import FakeWorldError
-from tracer.fake_world.fit import check_plan, check_world
+from tracer.fake_world.fit import FakeWorldError, check_plan, check_world
 from tracer.lazy import lazily
 
 if TYPE_CHECKING:

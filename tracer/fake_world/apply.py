@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
+from tracer.fake_world import splits
 from tracer.fake_world.fit import check_plan
 from tracer.fake_world.shims import outside_fake_mode
 from tracer.parallel_plan import ParallelPlan, PlanError
+from tracer.workloads.models.sharded_tables import ShardedTables, sharded_parameters
+from tracer.workloads.places import pieces_of
 from tracer.workloads.workload import Workload
 
 
@@ -43,31 +49,22 @@ def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
         split_layers(model, _part(mesh, "tp"))
     if plan.pp > 1:
         from tracer.fake_world.llama import LlamaStage
-        from tracer.fake_world.pipeline import PipelineWorkload
 
         stage = LlamaStage(model, workload.settings, place.pp, plan.pp)  # type: ignore[arg-type]
-        return PipelineWorkload(workload, _replicate(stage, list(stage.blocks), plan, mesh), plan, place,
-                                _part(mesh, "pp").get_group())
+        return splits.PipelineWorkload(workload, _replicate(stage, list(stage.blocks), plan, mesh), plan, place,
+                                       _part(mesh, "pp").get_group())
     if plan.ep > 1:
         return workload.wrap(lambda whole: _with_experts(whole, workload, plan, mesh, place.dp))
     if getattr(workload.settings, "sharding", ""):
         spread = workload.wrap(lambda whole: _with_sharded_tables(whole, workload, plan, mesh))
         if not getattr(workload.settings, "pipelined", False):
             return spread
-        from tracer.fake_world.lookahead import LookaheadWorkload
-
-        return LookaheadWorkload(spread, model.tables)  # type: ignore[arg-type]
+        return splits.LookaheadWorkload(spread, model.tables)  # type: ignore[arg-type]
     return workload.wrap(lambda whole: _replicate(whole, workload.blocks, plan, mesh))
 
 
 def _with_sharded_tables(model: Any, workload: Workload, plan: ParallelPlan, mesh: Any) -> nn.Module:
     """Tables over the replicas, the rest of the model in each."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    from tracer.workloads.models.sharded_tables import ShardedTables, sharded_parameters
-    from tracer.workloads.places import pieces_of
-
     settings: Any = workload.settings
     tables = settings.embedding_tables()
     pieces = pieces_of(tables, settings.sharding, plan.dp)
@@ -80,25 +77,19 @@ def _with_sharded_tables(model: Any, workload: Workload, plan: ParallelPlan, mes
 
 def _with_experts(model: nn.Module, workload: Workload, plan: ParallelPlan, mesh: Any, place: int) -> nn.Module:
     """Experts over groups of ``ep`` neighbours among the replicas, the rest over all of them."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    from tracer.fake_world import experts
-
     with outside_fake_mode():
         groups = init_device_mesh(workload.device.type, (plan.dp // plan.ep, plan.ep), mesh_dim_names=("copies", "ep"))
     count: int = workload.settings.experts  # type: ignore[attr-defined]
-    spread = experts.spread_experts(model, count, plan.ep, place % plan.ep, groups["ep"].get_group())
+    spread = splits.spread_experts(model, count, plan.ep, place % plan.ep, groups["ep"].get_group())
     if plan.fsdp2:
-        experts.shard_experts(spread, groups["copies"], plan.dp)
+        splits.shard_experts(spread, groups["copies"], plan.dp)
         return _replicate(model, workload.blocks, plan, mesh)
-    experts.replicate_experts(spread, groups["copies"].get_group(), plan.dp // plan.ep, **_bucket_size(plan))
-    experts.ignore_experts(model)
-    return experts.DataParallelWithExperts(model, process_group=_part(mesh, "dp").get_group(), **_bucket_size(plan))
+    splits.replicate_experts(spread, groups["copies"].get_group(), plan.dp // plan.ep, **_bucket_size(plan))
+    splits.ignore_experts(model)
+    return splits.DataParallelWithExperts(model, process_group=_part(mesh, "dp").get_group(), **_bucket_size(plan))
 
 
 def _mesh(device_type: str, plan: ParallelPlan) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
     with outside_fake_mode():
         return init_device_mesh(device_type, tuple(plan.mesh.values()), mesh_dim_names=tuple(plan.mesh))
 
@@ -109,8 +100,6 @@ def _part(mesh: Any, name: str) -> Any:
 
 def _replicate(model: nn.Module, blocks: list[nn.Module], plan: ParallelPlan, mesh: Any) -> nn.Module:
     if plan.ddp:
-        from torch.nn.parallel import DistributedDataParallel
-
         size = _bucket_size(plan)
         if plan.tp > 1:  # told of the mesh, DDP makes the DTensors local ones
             return DistributedDataParallel(model, device_mesh=_part(mesh, "dp"), **size)

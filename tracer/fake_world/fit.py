@@ -1,12 +1,20 @@
-"""Whether a fake world can be, and whether a plan fits a workload, from numbers and settings alone. Needs no torch."""
+"""Errors of fake worlds.
+
+Whether a fake world can be, and whether a plan fits a workload, from numbers and settings alone. Needs no torch.
+"""
 
 from __future__ import annotations
 
-from tracer.fake_world.errors import FakeWorldError
+from tracer.errors import ForetraceError
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.ranks import MOST_RANKS
 from tracer.workloads.places import pieces_of
 from tracer.workloads.settings import Settings, WorkloadError
+
+
+class FakeWorldError(ForetraceError):
+    """A fake world cannot be made."""
+
 
 SPLIT_WORKLOADS = frozenset({"llama"})
 """Workloads that tensor parallelism and pipelines know how to split."""

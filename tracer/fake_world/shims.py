@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tracer.fake_world.errors import FakeWorldError
+from tracer.fake_world.fit import FakeWorldError
 
 _MESH_METHODS = (
     "__init__", "__getitem__", "_flatten", "_unflatten", "_concatenate", "_create_sub_mesh", "_create_flatten_mesh",

@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from tracer.fake_world import shims
-from tracer.fake_world.errors import FakeWorldError
-from tracer.fake_world.fit import check_world
+from tracer.fake_world.fit import FakeWorldError, check_world
 
 BACKEND = "fake"
 
