@@ -1,4 +1,4 @@
-"""Held-out error of a family against the minutes spent measuring it: planned, and by chance; measurements simulated.
+"""Held-out error of a family against the minutes spent measuring it: as drawn, and by chance; measurements simulated.
 
     python benchmarks/calibration_curve.py DATA [--device h200-sxm] [--seeds 2]
 
@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kernel_models.calibration.planner import Planner
-from kernel_models.calibration.source import POOL, REFERENCE, REFILL_BELOW
+from kernel_models.calibration.source import DRAWS
 from kernel_models.datasets.samples import Samples
 from kernel_models.datasets.tables import read_table
 from kernel_models.device import device
@@ -46,28 +45,15 @@ def largest(table: Path, gpu: str) -> Samples:
     return max(found, key=len).aggregated()
 
 
-def order_planned(fit: Samples, seconds: np.ndarray, until_s: float, seed: int) -> list[int]:
-    """Rows in the order that the planner measures them."""
+def order_drawn(fit: Samples, seconds: np.ndarray, seed: int) -> list[int]:
+    """Rows in the order that a calibration draws them: each is one of a few, with odds of one over its seconds."""
     rng = np.random.default_rng(seed)
-    pool = rng.permutation(len(fit)).tolist()
-    offered, rest = pool[:POOL], pool[POOL:]
-    reference = [fit.calls[i] for i in offered[:REFERENCE]]
-    planner = Planner(device(fit.device), [fit.calls[i] for i in offered], seconds[offered].tolist(), reference, seed)
-    found: list[int] = []
-    spent = 0.0
-    while spent < until_s and len(found) < MOST_CALLS:
-        if planner.open < REFILL_BELOW and rest:
-            more, rest = rest[:POOL // 2], rest[POOL // 2:]
-            taken = planner.extend([fit.calls[i] for i in more], seconds[more].tolist())
-            offered += [row for row, keep in zip(more, taken, strict=True) if keep]
-        place, _ = planner.best()
-        if place < 0:
-            break
-        planner.take(place)
-        row = offered[place]
-        planner.tell([fit.calls[row]], [float(fit.measured_us[row])])
-        found.append(row)
-        spent += seconds[row]
+    left, found = rng.permutation(len(fit)).tolist(), list[int]()
+    while len(found) < MOST_CALLS and left:
+        few = left[-DRAWS:]
+        odds = 1.0 / seconds[few]
+        found.append(left.pop(int(rng.choice(len(few), p=odds / odds.sum())) - len(few)))
+        rng.shuffle(left)
     return found
 
 
@@ -87,13 +73,13 @@ def curve(table: Path, gpu: str, seeds: int) -> None:
     seconds = np.array([seconds_of(float(one)) for one in fit.measured_us])
     print(f"\n{samples.family.value} on {gpu}, {samples.software}: {len(fit)} rows to choose from, {len(held)} held "
           f"out; a measurement takes {np.median(seconds):.2f} s (median), all {seconds.sum() / 3600:.1f} hours")
-    print(f"{'minutes':>7}   {'planned: n':>10} {'MAPE':>6} {'p90':>6}   {'by chance: n':>12} {'MAPE':>6} {'p90':>6}")
+    print(f"{'minutes':>7}   {'drawn: n':>10} {'MAPE':>6} {'p90':>6}   {'by chance: n':>12} {'MAPE':>6} {'p90':>6}")
     begun = time.monotonic()
-    planned = [order_planned(fit, seconds, MINUTES[-1] * 60, seed) for seed in range(seeds)]
+    drawn = [order_drawn(fit, seconds, seed) for seed in range(seeds)]
     chance = [np.random.default_rng(100 + seed).permutation(len(fit))[:MOST_CALLS].tolist() for seed in range(seeds)]
     for minutes in MINUTES:
         cells = []
-        for orders in (planned, chance):
+        for orders in (drawn, chance):
             errors, counts = [], []
             for order in orders:
                 rows = order[:max(int(np.searchsorted(np.cumsum(seconds[order]), minutes * 60)), 12)]

@@ -26,7 +26,8 @@ from pathlib import Path
 import numpy as np
 
 from kernel_models.device import DeviceError, DeviceSpec, resolve_device
-from kernel_models.heuristics import Efficiencies, Efficiency, Measured, fit_over_devices, heuristic_models
+from kernel_models.heuristics.efficiency import Efficiencies, Efficiency, Measured, fit_over_devices
+from kernel_models.heuristics.roofline import heuristic_models
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import price
 from kernel_models.trace_calls import TraceCalls, graph_calls
@@ -143,7 +144,8 @@ def pieces_of(graph: ExecutionGraph, found: TraceCalls) -> tuple[list[tuple[OpCa
     pieces, times, apart, by_launch, lone = [], [], [], {}, []
     alone = alone_on_device(graph)
     for row in range(len(found)):
-        calls, own, time = found.calls_of_row(row), found.kernels_of_row(row), found.time_ns[row] / 1e3
+        calls, time = found.calls_of_row(row), found.time_ns[row] / 1e3
+        own = found.kernel[found.kernel_offset[row]:found.kernel_offset[row + 1]]
         if any({"unsized", "assumed"} & set(call.flags) for call in calls):
             if len(own) == 1:
                 lone.append((launched(int(own[0])), time))

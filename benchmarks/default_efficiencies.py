@@ -21,8 +21,6 @@ from datasheet_traces import START, read_trace
 from kernel_tables import table_sets
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics import RooflineModel
-from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.efficiency import (
     DEFAULTS_FILE,
     Efficiencies,
@@ -33,6 +31,8 @@ from kernel_models.heuristics.efficiency import (
     keys,
     spread,
 )
+from kernel_models.heuristics.roofline import RooflineModel
+from kernel_models.heuristics.work import CallTable
 from kernel_models.op_call import Family, OpCall
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from kernel_models.device import device
-from kernel_models.heuristics import RooflineModel, fit_efficiencies
-from kernel_models.op_call import Family, OpCall
-from kernel_models.table_parts import TablePart
+from kernel_models.heuristics.efficiency import fit_efficiencies
+from kernel_models.heuristics.roofline import RooflineModel
+from kernel_models.op_call import Family, OpCall, TablePart
 from kernel_models.trace_calls import graph_calls
 from tracer import read_job
 

@@ -28,11 +28,11 @@ from dlrm_parts.steady import restart_with_steady_memory
 from kernel_models.datasets.samples import Samples, fold_of
 from kernel_models.device import device
 from kernel_models.families.index import index
-from kernel_models.heuristics import RooflineModel, fit_efficiencies
+from kernel_models.heuristics.efficiency import fit_efficiencies
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.learned.gaussian import fit_gaussian
-from kernel_models.op_call import OpCall
+from kernel_models.op_call import OpCall, TablePart
 from kernel_models.operation import backward_calls_of, calls_of, operation
-from kernel_models.table_parts import TablePart
 from tracer.lookup_data.tables import histogram_of_zipf
 
 KINDS = ("bag", "bag", "bag", "embedding", "bag_backward", "bag_backward_sparse", "update")
@@ -115,7 +115,7 @@ def _spread(times: list[float]) -> float:
 def _time(case: LookupCase, turn: int) -> float:
     import torch
 
-    from tracer.workloads.models.dlrm import zipf_rows
+    from tracer.workloads.models.lookups import zipf_rows
 
     random = torch.Generator().manual_seed(zlib.crc32(repr(case).encode()) + turn)
     weight = torch.empty(case.rows * case.tables, case.columns).uniform_(-0.1, 0.1, generator=random)

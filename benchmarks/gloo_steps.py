@@ -38,8 +38,8 @@ from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.request.parallel_ranks import on_ranks
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CollectiveModel, CommProfile, find_topology
+from kernel_models.collectives.logs import read_log
 from kernel_models.collectives.measurements import join
-from kernel_models.collectives.readers import read_log
 from tracer.comm_bench import BenchPlan, sweep_sizes
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from kernel_models.collectives import CommProfile, find_topology
-from kernel_models.collectives.readers import read_log
+from kernel_models.collectives.logs import read_log
 from tracer.comm_bench import BenchPlan, run_bench, sweep_sizes
 
 ASKED = "median <= 15%"

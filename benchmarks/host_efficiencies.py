@@ -23,7 +23,6 @@ from default_efficiencies import FEW, ONE_DEVICE, ROOT, chains, written
 from kernel_models.datasets import read_samples
 from kernel_models.datasets.samples import Samples, joined
 from kernel_models.device import device
-from kernel_models.heuristics import RooflineModel
 from kernel_models.heuristics.efficiency import (
     HOST_DEFAULTS_FILE,
     Efficiencies,
@@ -33,6 +32,7 @@ from kernel_models.heuristics.efficiency import (
     fit_over_devices,
     spread,
 )
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.op_call import Family
 
 COLD_BYTES = 1 << 20

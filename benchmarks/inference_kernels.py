@@ -33,8 +33,7 @@ from kernel_models.families.attention import attention
 from kernel_models.families.gemm import gemm
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of, operation
-from kernel_models.power import sustained
-from kernel_models.pricing import price
+from kernel_models.pricing import price, sustained
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))

@@ -24,7 +24,8 @@ from kernel_models.datasets.samples import Samples
 from kernel_models.datasets.tables import read_table
 from kernel_models.device import device
 from kernel_models.fitting import FEW_GROUPS, OTHERS, candidates_of, each_left_out, scaled_to
-from kernel_models.heuristics import RooflineModel, fit_efficiencies
+from kernel_models.heuristics.efficiency import fit_efficiencies
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.learned.boosted import BoostedModel, Intervals
 from kernel_models.learned.fit import Problem
 from kernel_models.op_call import Family

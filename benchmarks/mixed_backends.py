@@ -26,8 +26,8 @@ from collectives import DATA, custom_all_reduce, nccl
 from graph_predictor.comm.mixing import Mixture, mixture_of_step
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CollectiveMeasurements, CollectiveModel, CommProfile, find_topology
-from kernel_models.collectives.backends import Backends
 from kernel_models.collectives.measurements import join
+from kernel_models.collectives.price import Backends
 from tracer.job import read_job
 
 TIE = 0.01

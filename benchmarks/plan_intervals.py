@@ -1,4 +1,4 @@
-"""How often published steps lie inside the 80% intervals of their estimates; fits ``parallel.spreads`` too.
+"""How often published steps lie inside the 80% intervals of their estimates; fits ``PlanSpreads`` too.
 
     python benchmarks/plan_intervals.py [DATA]
 

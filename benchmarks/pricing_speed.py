@@ -99,19 +99,6 @@ def asked(measured: float, wanted: float, *, at_least: bool) -> str:
     return f"asked {'≥' if at_least else '≤'} {wanted:,g}: {'met' if fine else 'missed'}"
 
 
-def compile_seconds() -> float:
-    """Seconds that numba takes to compile the trees' loops for a process without a cache."""
-    code = ("import time, numpy as np; from kernel_models.learned.bins import Bins, _codes; "
-            "from kernel_models.learned.trees import _walk; b = time.perf_counter(); "
-            "x = np.zeros((16, 2), np.float32); Bins.of(x).codes(x); "
-            "_walk(np.zeros((16, 2), np.uint8), np.zeros(1, np.uint32), np.zeros(1, np.float32), "
-            "np.zeros(2, np.int32), np.zeros(1, np.uint8), np.zeros(16)); print(time.perf_counter() - b)")
-    with tempfile.TemporaryDirectory() as folder:
-        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                             env={**os.environ, "NUMBA_CACHE_DIR": folder})
-    return float(run.stdout)
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -126,7 +113,6 @@ def main() -> None:
         found = [one for one in read_table(options.data / "kernels" / f"{name}.parquet") if one.device == spec.name]
         chosen.append(max(found, key=lambda one: (one.calls[0].dtype == "bf16", one.software.startswith("vllm-0.24"),
                                                   len(one))).aggregated())
-    print(f"compiling the trees' loops, once a machine: {compile_seconds():.1f} s", flush=True)
     entries = [quick_entry(one, spec) if options.no_fit else fit_entry(one, spec) for one in chosen]
     if options.no_fit:
         print(f"small models: real numbers of trees and leaves, fitted to {QUICK_ROWS:,} rows")

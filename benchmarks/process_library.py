@@ -23,7 +23,8 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 from kernel_models.datasets.samples import Samples
 from kernel_models.datasets.tables import read_table
 from kernel_models.device import device
-from kernel_models.heuristics import RooflineModel, fit_efficiencies
+from kernel_models.heuristics.efficiency import fit_efficiencies
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.learned.boosted import Intervals
 from kernel_models.learned.fit import Problem
 from kernel_models.learned.gaussian import TREES

@@ -253,10 +253,10 @@ def kernels(data: Path) -> None:
     """Print all-reduce kernels of engines by formula and as measured."""
     import pandas
 
-    from kernel_models.collectives.engine_kernels import MOST_BYTES, SPREAD, kernel_us
+    from kernel_models.collectives.price import ENGINE_BYTES, ENGINE_SPREAD, kernel_us
 
     frame = pandas.read_parquet(data / "collectives" / "custom_all_reduce_h200.parquet")
-    frame = frame[(frame.payload_bytes <= MOST_BYTES) & ~frame.backend_kernel.str.contains("eager")]
+    frame = frame[(frame.payload_bytes <= ENGINE_BYTES) & ~frame.backend_kernel.str.contains("eager")]
     logs = []
     for name, least in (("vLLM_custom_graph", 4.4), ("SGLang_CustomAllReduce_graph", 2.6), ("TRTLLM", 2.6)):
         rows = frame[frame.backend_kernel == name]
@@ -265,8 +265,9 @@ def kernels(data: Path) -> None:
         logs += ratio.tolist()
         print(f"{name:<30} {len(rows):>3}  MAPE {np.abs(np.expm1(ratio)).mean():.1%} "
               f"bias {np.expm1(ratio).mean():+.1%} largest {np.abs(np.expm1(ratio)).max():.1%}")
-    inside = np.mean(np.abs(logs) <= SPREAD)
-    print(f"all {len(logs)}: 80% within e^±{np.quantile(np.abs(logs), 0.8):.2f}, {inside:.0%} within e^±{SPREAD}")
+    inside = np.mean(np.abs(logs) <= ENGINE_SPREAD)
+    print(f"all {len(logs)}: 80% within e^±{np.quantile(np.abs(logs), 0.8):.2f}, {inside:.0%} within "
+          f"e^±{ENGINE_SPREAD}")
 
 
 ANCHORS = (("vllm-cuda-graph", "gpt-oss-20b", "mi300x", ServingSetup(experts="mxfp4")),

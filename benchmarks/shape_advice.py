@@ -23,7 +23,7 @@ import pandas as pd
 from zoo_parts.cases import ALIGNMENT_GPUS, alignment_cases
 
 from kernel_models.device import device
-from kernel_models.heuristics.words import NARROW, SINGLE
+from kernel_models.heuristics.products import NARROW, SINGLE
 from kernel_models.pricing import price
 from planner.parallel.corrections import Z80
 from planner.parallel.layer_costs import LayerCosts

@@ -5,7 +5,7 @@
 DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with
 `kernels/training_kernels_simumax.parquet` (github.com/MooreThreads/SimuMax). Half of the sizes (by a hash of m, n and
 k, fixed before looking) give the sustained share of the peak: the median of products that a burst would run at 0.7 of
-the peak and more. The other half is judged, with `kernel_models.power` as it is shipped and without.
+the peak and more. The other half is judged, with `kernel_models.pricing` as it is shipped and without.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ import pandas as pd
 from kernel_models.device import device
 from kernel_models.families.gemm import gemm
 from kernel_models.op_call import OpCall
-from kernel_models.power import sustained, sustained_tflops
-from kernel_models.pricing import price
+from kernel_models.pricing import price, sustained, sustained_tflops
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))

@@ -3,8 +3,8 @@
     python examples/demo.py [--out DIR] [--quick]
 
 A small GPT-2 is captured at two sizes, on the GPU if there is one and else on one thread of the CPU; the device is
-calibrated for half a minute; three other sizes are predicted from the two captures, and only then run. Every command
-is shown. What a step takes is the median with no profiler on; other work on the machine shows in it.
+calibrated for half a minute; three other sizes are predicted, each from the nearer capture, and only then run. Every
+command is shown. What a step takes is the median with no profiler on; other work on the machine shows in it.
 
 It may be run again at any time. What an earlier demo left in DIR is replaced; a calibration that was interrupted goes
 on where it stopped, if the machine, the software and the settings are still the same.

@@ -77,8 +77,8 @@ COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'graph_predicto
     ),
     "Model devices and networks": (
         ("calibrate", "calibrate",
-         "Calibrate a device: micro-benchmarks of its kernels, chosen where they say most, and models fitted "
-         "to them.", None),
+         "Calibrate a device: micro-benchmarks of its kernels, most of the families that are least known, and "
+         "models fitted to them.", None),
         ("fit", "fit", "Fit a device profile to measured kernels, to whole steps, or to both.", None),
         ("models", "models", "List fitted device profiles, and judge them by measured kernels.", None),
         ("devices", "devices", "List the devices that are known, or show one with the source of each figure.", None),

@@ -15,13 +15,14 @@ from tracer.lazy import lazily
 if TYPE_CHECKING:
     from kernel_models.collectives import CollectiveCall, CommProfile
     from kernel_models.datasets import Samples, read_samples
-    from kernel_models.device import DeviceSpec, device_names, resolve_device
-    from kernel_models.evaluate import evaluate_profile
+    from kernel_models.device import DeviceSpec, resolve_device
     from kernel_models.fitting import fit_profile
     from kernel_models.model import KernelModel, Source, Times
     from kernel_models.op_call import Family, OpCall
     from kernel_models.pricing import PricedCalls, price
     from kernel_models.profile import DeviceProfile, ProfileError, load_profile, save_profile
+    from kernel_models.scores import evaluate_profile
+    from tracer.shape_only.devices import device_names
 
 _HOMES = {
     "CollectiveCall": "kernel_models.collectives",
@@ -29,9 +30,9 @@ _HOMES = {
     "Samples": "kernel_models.datasets",
     "read_samples": "kernel_models.datasets",
     "DeviceSpec": "kernel_models.device",
-    "device_names": "kernel_models.device",
+    "device_names": "tracer.shape_only.devices",
     "resolve_device": "kernel_models.device",
-    "evaluate_profile": "kernel_models.evaluate",
+    "evaluate_profile": "kernel_models.scores",
     "fit_profile": "kernel_models.fitting",
     "KernelModel": "kernel_models.model",
     "Source": "kernel_models.model",

@@ -1,4 +1,4 @@
-"""Devices as data: one TOML file each under ``kernel_models/devices``, every figure with its source.
+"""Devices as data: one TOML file each under ``tracer/devices``, every figure with its source.
 
 ``device("h200-sxm")`` gives a ``DeviceSpec``; ``resolve_device("NVIDIA H100 80GB HBM3")`` finds the one that a trace or
 a table of measurements reports. Rates are dense (without structured sparsity), bandwidths of links are one way.
@@ -22,8 +22,8 @@ from kernel_models.sourced_figures import number_of
 from tracer.decode import DecodeError, from_toml
 from tracer.errors import ForetraceError
 from tracer.input_file import read_input, why_unopened
+from tracer.shape_only.devices import FOLDER, device_names
 
-FOLDER = Path(__file__).resolve().parent / "devices"
 MEMORY_TOLERANCE = 0.12
 """A device reports 1 to 9% less memory than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
 _PUNCTUATION = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789"))
@@ -150,11 +150,6 @@ class DeviceSpec:
             **{f"matrix_{d}_tflops": self.peak_tflops(d, matrix=True)
                for d in ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")},
         }
-
-
-def device_names() -> list[str]:
-    """Names of all devices, sorted."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 @cache

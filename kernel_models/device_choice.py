@@ -1,15 +1,17 @@
-"""The device that a user names: one of ours, as a driver reports it, or a file of one's own."""
+"""The device that a user names: one of ours, as a driver reports it, a file of one's own, or one with other figures."""
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
-from kernel_models.device import DeviceError, DeviceSpec, device, device_names, read_device, resolve_device
-from tracer.shape_only import devices as shape_only
+from kernel_models.device import DeviceError, DeviceSpec, device, read_device, resolve_device
+from tracer.shape_only.devices import TracedDevice, device_names
 
 OWN = ".toml"
-"""A name with this ending is a file, in the format of ``kernel_models/devices``."""
+"""A name with this ending is a file, in the format of ``tracer/devices``."""
 
 
 def find_device(name: str) -> DeviceSpec:
@@ -33,25 +35,33 @@ def find_device(name: str) -> DeviceSpec:
         return resolve_device(name)
 
 
-def traced_device(name: str) -> str | shape_only.TracedDevice:
-    """Return what a step is traced for, of a name as ``find_device`` takes it or the tracer knows it. Raises as these
-    do."""
-    return name if name in shape_only.device_names() else shape_device(find_device(name))
+def shape_device(spec: DeviceSpec) -> TracedDevice:
+    """Return what a step is traced for by shapes, of a device's figures."""
+    return TracedDevice.of(spec.name, spec.vendor, spec.compute_capability, spec.reported_names, spec.memory_gb,
+                           spec.sm_count)
 
 
-def shape_device(spec: DeviceSpec) -> str | shape_only.TracedDevice:
-    """Return what a step is traced for by shapes: a name that the tracer knows, or what it must know of another device.
+def scaled_device(spec: DeviceSpec, *, clock: float = 1.0, bandwidth: float = 1.0, memory: float = 1.0,
+                  power: float = 1.0) -> DeviceSpec:
+    """Return the device with figures times factors, each with the factor in its source; itself where all are 1.
 
-    Raises:
-        DeviceError: the device's compute capability cannot be understood.
+    All peak rates follow the clock; caches, launches and what the board's power feeds do not.
     """
-    if spec.name in shape_only.device_names():
-        return spec.name
-    memory_bytes = round(spec.memory_gb * 1e9)
-    if spec.vendor == "host":
-        return shape_only.TracedDevice(spec.name, (0, 0), shape_only.CPU, memory_bytes)
-    found = re.fullmatch(r"(\d+)\.(\d+)", spec.compute_capability)
-    if found is None or spec.vendor not in ("nvidia", "amd"):
-        raise DeviceError(f"No step can be traced for {spec.name}: its vendor is {spec.vendor!r} and its compute "
-                          f"capability {spec.compute_capability!r}; write nvidia or amd, and one such as 9.0.")
-    return shape_only.TracedDevice(spec.name, (int(found.group(1)), int(found.group(2))), spec.vendor, memory_bytes)
+    if clock == bandwidth == memory == power == 1.0:
+        return spec
+    factors = {"compute.boost_clock_mhz": clock, "matrix_tflops": clock, "vector_tflops": clock,
+               "memory.bandwidth_gbps": bandwidth, "memory.capacity_gb": memory, "compute.power_w": power}
+    return replace(
+        spec, boost_clock_mhz=spec.boost_clock_mhz * clock, matrix_tflops=_times(spec.matrix_tflops, clock),
+        vector_tflops=_times(spec.vector_tflops, clock), memory_bandwidth_gbps=spec.memory_bandwidth_gbps * bandwidth,
+        memory_gb=spec.memory_gb * memory, power_w=spec.power_w * power,
+        sources=MappingProxyType({key: _source(key, text, factors) for key, text in spec.sources.items()}))
+
+
+def _times(rates: Mapping[str, float], factor: float) -> Mapping[str, float]:
+    return MappingProxyType({name: rate * factor for name, rate in rates.items()})
+
+
+def _source(key: str, text: str, factors: Mapping[str, float]) -> str:
+    factor = factors.get(key, factors.get(key.partition(".")[0], 1.0))
+    return text if factor == 1.0 else f"{text}, × {factor:g}"

@@ -23,7 +23,8 @@ import numpy as np
 
 from kernel_models.datasets.samples import HELD_OUT_SHARE, DataError, Samples, joined, share_of
 from kernel_models.device import DeviceSpec, device
-from kernel_models.heuristics import RooflineModel, fit_efficiencies
+from kernel_models.heuristics.efficiency import fit_efficiencies
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.learned.boosted import Intervals
 from kernel_models.learned.boosting import Boosting, Member
 from kernel_models.learned.fit import FOLDS, Problem, distil
@@ -48,8 +49,9 @@ REFIT_ROWS = 100_000
 """Beyond so many calls the held-out fifth is not fitted to in the end: it would add little and double the time."""
 FEW_GROUPS = 10
 """Up to so many shape groups, such as models, each one is left out in turn."""
-HEURISTIC_ROWS = 1_000
-_DISTILLED_FROM = 2_000
+HEURISTIC_ROWS, _DISTILLED_FROM = 1_000, 2_000
+"""Calls that formulas are fitted to at most, and that a quick copy needs. These numbers of calls are chosen, for a fit
+to take a minute or two."""
 
 BOOSTING: dict[Family, tuple[Boosting, ...]] = {
     Family.GEMM: (Boosting(300, 0.13, 63, 0.2, 10, members=(Member(), Member(neighbours=True))),),
@@ -61,9 +63,8 @@ seeds, squared and absolute error. That half of the trees see neighbouring weigh
 stacks' fit splits (H200, H100 and A100). Each fit finds for itself how many of the trees help, and which weights the
 two halves have. Attention has the same but for half the leaves and more of the features."""
 OTHERS = (Boosting(200, 0.15, 31, 0.5, 5), Boosting(120, 0.15, 8, 0.5, 5))
-SMALL = Boosting(120, 0.15, 8, 0.5, 4)
-"""Also tried where calls are few."""
-_FEW = 3_000
+SMALL, _FEW = Boosting(120, 0.15, 8, 0.5, 4), 3_000
+"""Also tried where calls are fewer."""
 _CHOSEN, _JUDGED = 0.25, 0.6
 """Shares of a fit's time after which its choice is made, and its model judged, of 28,000 products."""
 Progress = Callable[[str, float], None]

@@ -22,10 +22,11 @@ from tracer.arrays import Bool, Int8, Int64
 from tracer.graph import KernelKind
 
 LATENCY_CEILING_NS = 60_000
-"""Longest latency from the start of the call: a kernel that begins later waited for something else."""
+"""Longest latency from the start of the call: a kernel that begins later waited for something else. Set."""
 GAP_CEILING_NS = 20_000
+"""Longest gap of queued kernels; a longer one is a wait. Set."""
 IDLE_MARGIN_NS = 5_000
-"""A stream is idle for a launch when its last work ended at least this long before the call began."""
+"""A stream is idle for a launch when its last work ended at least this long before the call began. Set."""
 QUEUED_MARGIN_NS = 10_000
 """A kernel was certainly queued when its predecessor ended at least this long after its own launch returned."""
 LATENCY_DEFAULT_NS = 2_000
@@ -33,7 +34,9 @@ GAP_DEFAULT_NS = 1_200
 COPY_IN_CALL_DEFAULT_NS = 15_000
 RETURN_DEFAULT_NS = 6_000
 STAGED_TAIL_DEFAULT_NS = 100_000
+"""Defaults: typical of the traces named above (V100 to B200)."""
 FEW = 3
+"""Samples that a constant of its own needs. Set: the fewest whose median is not an end."""
 KINDS = len(KernelKind)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.families.index import index
-from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, predicted_us
+from kernel_models.heuristics.efficiency import default_efficiencies_of, predicted_us
 from kernel_models.heuristics.embedding import (
     INDEX_BYTES,
     UNPACKING,
@@ -23,9 +23,8 @@ from kernel_models.heuristics.embedding import (
     sorting,
 )
 from kernel_models.heuristics.work import KernelWork
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, TablePart, with_host_rows
 from kernel_models.pricing import Models, price
-from kernel_models.table_parts import TablePart, with_host_rows
 from tracer.arrays import Float64
 
 STATES = {"adagrad": 1, "rowwise_adagrad": 1, "adam": 2, "partial_rowwise_adam": 2}
@@ -139,21 +138,21 @@ class PartCosts:
 
 
 def batched_forward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, device: DeviceSpec,
-                       efficiencies: Efficiencies | None = None, dtype: str = "fp32") -> Float64:
+                       ) -> Float64:
     """Time of one look-up over many parts from the sums and the maximum of their terms, µs [n]; 0 for none."""
     done = KernelWork(np.maximum(wait_us, flight_us), stream_us, np.ones(len(stream_us)))
-    return _time_us(done, device, efficiencies, "bag", dtype)
+    return _time_us(done, device, "bag")
 
 
 def batched_backward_us(stream_us: Float64, flight_us: Float64, wait_us: Float64, lookups: Float64, rows: Float64,
-                        device: DeviceSpec, efficiencies: Efficiencies | None = None, dtype: str = "fp32") -> Float64:
+                        device: DeviceSpec) -> Float64:
     """Time of their gradient with the optimizer fused, likewise; ``lookups`` and ``rows`` are sums over the parts."""
     kernels = gradient_kernels(np.ones(len(lookups), np.bool_), *sorting(lookups, rows))
     done = KernelWork(np.maximum(wait_us, flight_us), stream_us, kernels)
-    return _time_us(done, device, efficiencies, "bag_backward_fused", dtype)
+    return _time_us(done, device, "bag_backward_fused")
 
 
-def _time_us(done: KernelWork, device: DeviceSpec, efficiencies: Efficiencies | None, kind: str, dtype: str) -> Float64:
-    reached = (efficiencies or default_efficiencies_of(device)).of(Family.EMBEDDING, dtype, kind)
+def _time_us(done: KernelWork, device: DeviceSpec, kind: str) -> Float64:
+    reached = default_efficiencies_of(device).of(Family.EMBEDDING, "fp32", kind)
     compute, memory, fixed = np.array([[reached.compute], [reached.memory], [reached.fixed]])
     return np.where(done.memory_us > 0, predicted_us(done, device, compute, memory, fixed), 0.0)

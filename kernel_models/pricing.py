@@ -2,32 +2,53 @@
 
 Calls are grouped by family and each distinct one is priced once. The best model that covers a call prices it: learned,
 then heuristic with efficiencies fitted to the device, then another form of the same work that is covered
-(``anchoring``), then the data sheet.
+(``anchored``), then the data sheet.
+
+An anchored call: A profile of linear layers' forward products knows nothing of their gradients', which differ in how
+operands lie. The data sheet's formula knows what the difference costs, the profile how far this device is from that
+formula:
+
+    t(call) = t_datasheet(call) · t_profile(variant) / t_datasheet(variant)
+
+so that forward and backward of one layer are priced by the same measurements.
+
+A power limit: tables of kernels are measured in bursts, at the boost clock. Where products follow each other for
+milliseconds, a board whose matrix units would draw more than it may lowers their clock until they do not:
+
+    t = max(t of the burst, operations · joules per operation / watts)
+
+Energy per operation is taken to be the same at every clock: of 240 products of a B200 that bursts would run at 0.6 to
+0.8 of the peak, all ended near 0.49 of it, whatever rate they would have had (``benchmarks/sustained_products.py``).
+Memory traffic and other work are not slowed. All steps are priced so, traced, anchored or planned; an isolated call
+(``foretrace price``) is not.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from typing import Protocol
 
 import numpy as np
 
-from kernel_models.anchoring import anchored
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics.call_table import FamilyCalls
-from kernel_models.model import KernelModel, Source, covered_times
+from kernel_models.families.attention import attention
+from kernel_models.heuristics.rates import computed_as
+from kernel_models.heuristics.roofline import heuristic_models
+from kernel_models.heuristics.work import FamilyCalls
+from kernel_models.model import KernelModel, Source, Times, covered_times
 from kernel_models.op_call import Family, OpCall
+from kernel_models.spreads import OTHER_LAYOUT
 from tracer.arrays import Bool, Float64, Int8, Int64
 
 LEAST_US = 0.5
 """No kernel takes less: the shortest that CUPTI and roctracer report are 0.7 to 1 µs. Keeps broken models from pricing
 work at nothing."""
 WIDEST = 1e3
-"""Ends of an interval are at most this factor from the time."""
+"""Ends of an interval are at most this factor from the time. Set."""
 
 
 class Models(Protocol):
@@ -136,8 +157,6 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
         profile: Fitted models of that device; without it, or for what its models do not cover, the data sheet's
             figures with default efficiencies.
     """
-    from kernel_models.heuristics import heuristic_models  # recorded work keeps its times, and needs none of it
-
     batch = calls if isinstance(calls, CallBatch) else CallBatch(calls)
     distinct, index = batch.distinct, batch.index
     m = len(distinct)
@@ -152,14 +171,22 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
         fitted = sorted(profile.models_of(family), key=lambda model: model.source) if profile is not None else []
         models: list[KernelModel] = [*fitted, fallback[family]]
         left = rows
+
+        def take(covered: Bool, times: Times, by: Source) -> Int64:
+            """Take the sound ones of the times of what is left and covered; return which calls got theirs."""
+            nonlocal left
+            sound = np.isfinite(times.time_us) & (times.time_us > 0)
+            taken: Int64 = left[covered][sound]
+            time[taken], low[taken], high[taken] = times.time_us[sound], times.low_us[sound], times.high_us[sound]
+            source[taken] = by
+            if times.common is not None:
+                common[taken] = np.clip(times.common[sound], 0.0, 1.0)
+            left = np.concatenate([left[~covered], left[covered][~sound]])
+            return taken
+
         for model in models:
-            if model is fallback[family] and fitted and len(left):
-                near, times = anchored([distinct[i] for i in left], fitted, model)
-                sound = np.isfinite(times.time_us) & (times.time_us > 0)
-                taken = left[near][sound]
-                time[taken], low[taken], high[taken] = times.time_us[sound], times.low_us[sound], times.high_us[sound]
-                source[taken], by_variant[taken] = Source.HEURISTIC, True
-                left = np.concatenate([left[~near], left[near][~sound]])
+            if model is fallback[family] and fitted:
+                by_variant[take(*anchored([distinct[i] for i in left], fitted, model), Source.HEURISTIC)] = True
                 if not len(left):
                     break
             mine = every if left is rows else [distinct[i] for i in left.tolist()]
@@ -168,14 +195,7 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
             else:
                 covered, times = np.ones(len(mine), np.bool_), model.predict(mine)
             if covered.any():
-                sound = np.isfinite(times.time_us) & (times.time_us > 0)
-                taken = left[covered][sound]
-                time[taken], low[taken], high[taken] = (
-                    times.time_us[sound], times.low_us[sound], times.high_us[sound])
-                source[taken] = model.source
-                if times.common is not None:
-                    common[taken] = np.clip(times.common[sound], 0.0, 1.0)
-                left = np.concatenate([left[~covered], left[covered][~sound]])
+                take(covered, times, model.source)
             if not len(left):
                 break
     time = np.where(np.isfinite(time), time, device.kernel_floor_us)
@@ -201,3 +221,128 @@ def _by_family(calls: Sequence[OpCall]) -> Mapping[Family, Int64]:
     for i, family in enumerate(families):
         rows.setdefault(family, []).append(i)
     return {family: np.array(found, np.int64) for family, found in rows.items()}
+
+
+_LAYOUTS = ("nt", "nn", "tn", "tt")
+_DIRECTIONS = ("forward", "dgrad", "wgrad")
+
+
+def anchored(
+    calls: Sequence[OpCall], fitted: Sequence[KernelModel], datasheet: KernelModel,
+) -> tuple[Bool, Times]:
+    """Return which of a family's calls have a variant that a fitted model covers [n], and the times of those, µs.
+
+    Args:
+        calls: of one family, none covered by a fitted model.
+        fitted: the family's fitted models, best first.
+        datasheet: prices any call of the family.
+    """
+    variant: list[OpCall | None] = [None] * len(calls)
+    by: list[KernelModel | None] = [None] * len(calls)
+    of_calls = [list(_variants(call)) for call in calls]
+    for model in fitted:
+        if model.source == Source.DATASHEET:
+            continue
+        for place in range(max(map(len, of_calls), default=0)):
+            rows = [i for i, found in enumerate(of_calls) if variant[i] is None and place < len(found)]
+            if rows:
+                tried = [of_calls[i][place] for i in rows]
+                for i, other, known in zip(rows, tried, model.covers(tried), strict=True):
+                    if known:
+                        variant[i], by[i] = other, model
+    found = np.array([one is not None for one in variant], np.bool_)
+    chosen: list[int] = np.flatnonzero(found).tolist()
+    time, low, high = (np.zeros(len(chosen)) for _ in range(3))
+    for model in fitted:
+        mine = [at for at, i in enumerate(chosen) if by[i] is model]
+        near = [one for at in mine if (one := variant[chosen[at]]) is not None]
+        if near:
+            times, formula = model.predict(near), datasheet.predict(near).time_us
+            time[mine] = datasheet.predict([calls[chosen[at]] for at in mine]).time_us * times.time_us / formula
+            with np.errstate(all="ignore"):  # times of nonsense are the caller's to pass over
+                low[mine] = time[mine] * np.exp(-np.hypot(np.log(times.time_us / times.low_us), OTHER_LAYOUT))
+                high[mine] = time[mine] * np.exp(np.hypot(np.log(times.high_us / times.time_us), OTHER_LAYOUT))
+    return found, Times(time, low, high)
+
+
+def _variants(call: OpCall) -> Iterator[OpCall]:
+    """The same work in other forms, nearest first."""
+    if "unsized" not in call.flags:
+        yield from _VARIANTS.get(call.family, lambda call: iter(()))(call)
+
+
+def _products(call: OpCall) -> Iterator[OpCall]:
+    """Other layouts, then without what is added to the product."""
+    plain = tuple(flag for flag in call.flags if flag not in ("bias", "accumulate"))
+    for flags in dict.fromkeys((call.flags, plain)):
+        for layout in dict.fromkeys((call.layout, *_LAYOUTS)):
+            if (layout, flags) != (call.layout, call.flags):
+                yield replace(call, layout=layout, flags=flags)
+
+
+def _convolutions(call: OpCall) -> Iterator[OpCall]:
+    """The other directions, whose operations are as many, then the other layout."""
+    plain = tuple(flag for flag in call.flags if flag != "bias")
+    for layout in dict.fromkeys((call.layout, "nchw", "nhwc")):
+        for flags in dict.fromkeys((call.flags, plain)):
+            for kind in dict.fromkeys((call.kind, *_DIRECTIONS)):
+                if (kind, layout, flags) != (call.kind, call.layout, call.flags):
+                    yield replace(call, kind=kind, layout=layout, flags=flags)
+
+
+def _attentions(call: OpCall) -> Iterator[OpCall]:
+    """The other direction of the same kernel."""
+    name, _, direction = call.kind.rpartition("_")
+    batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim, window = call.dims
+    yield from attention(
+        f"{name}_{'forward' if direction == 'backward' else 'backward'}", batch, heads, kv_heads, q_len, kv_len,
+        head_dim, v_head_dim, call.dtype, causal="causal" in call.flags, window=window,
+        flags=tuple(flag for flag in call.flags if flag != "causal"))
+
+
+def _images(call: OpCall) -> Iterator[OpCall]:
+    """The same on images of the usual layout."""
+    if call.layout == "nhwc":
+        yield replace(call, layout="")
+
+
+_VARIANTS: dict[Family, Callable[[OpCall], Iterator[OpCall]]] = {
+    Family.GEMM: _products, Family.CONV: _convolutions, Family.ATTENTION: _attentions,
+    Family.NORM: _images, Family.POOLING: _images, Family.INTERPOLATE: _images}
+
+
+WATTS_PER_TFLOPS = {"ampere": 1.34, "hopper": 0.97, "blackwell": 0.91}
+"""Board power that 10¹² operations/s of 16-bit products take, all of the board's included.
+
+Ampere: 0.718 of 312 TFLOP/s at the 300 W of an A100 PCIe 80 GB; Blackwell: 0.486 of 2,250 at the 1,000 W of a B200 (the
+fitted half of SimuMax's tables, ``benchmarks/sustained_products.py``). Hopper: 720 TFLOP/s at the 700 W of an H100 and
+an H200 SXM, as published by SemiAnalysis ("MI300X vs H100 vs H200 Benchmark", December 2024: products of training, not
+of zeros), which also gives 1,280 in fp8. Newer processes take less, as they should; boards without a figure are left as
+they are (GeForce and T4 to L40S boards: ``heuristics.rates``)."""
+COST_OF_TYPE = {"fp16": 1.0, "bf16": 1.0, "fp8": 0.56, "int8": 0.56, "fp4": 0.31, "tf32": 2.0}
+"""Energy of an operation of each type, 16-bit ones 1: fp8 by the two Hopper figures above; fp4 half as much again less,
+tf32 twice, by their peaks: assumed."""
+LIMITED = frozenset((Family.GEMM, Family.ATTENTION, Family.CONV))
+
+
+def sustained_tflops(device: DeviceSpec, dtype: str) -> float:
+    """The rate of products that the board's power feeds, 10¹² operations/s; infinite where nothing is known of it."""
+    watts = WATTS_PER_TFLOPS.get(device.architecture)
+    cost = COST_OF_TYPE.get(computed_as(device, dtype))
+    if watts is None or cost is None or not device.power_w:
+        return np.inf
+    return device.power_w / (watts * cost)
+
+
+def sustained(priced: PricedCalls, device: DeviceSpec) -> PricedCalls:
+    """The same calls in a step that keeps the device busy; intervals keep their relative width."""
+    rates: dict[str, float] = {}
+    least: Float64 = np.zeros(len(priced.calls))
+    for i, call in enumerate(priced.calls):
+        if call.family in LIMITED:
+            if call.dtype not in rates:
+                rates[call.dtype] = sustained_tflops(device, call.dtype)
+            least[i] = call.flops / rates[call.dtype] / 1e6
+    slower = np.maximum(least / priced.time_us, 1.0)
+    return replace(priced, time_us=priced.time_us * slower, low_us=priced.low_us * slower,
+                   high_us=priced.high_us * slower)

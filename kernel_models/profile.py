@@ -8,8 +8,10 @@ carries the format's version and a checksum of every byte before it; a damaged o
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -19,15 +21,47 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from kernel_models.arrays import array_from
-from kernel_models.device import DeviceSpec, device, device_names
+from kernel_models.device import DeviceSpec, device
 from kernel_models.host.overheads import HostOverheads
 from kernel_models.model import Arrays, KernelModel
 from kernel_models.op_call import Family
 from tracer.decode import DecodeError, convert, from_json
 from tracer.errors import ForetraceError, GraphFileError, reason_of
+from tracer.shape_only.devices import device_names
 from tracer.store.container import read_file, write_file
+
+_KINDS = "biuf"
+_MOST_HEADER = 4096
+
+
+def array_from(data: bytes) -> npt.NDArray[Any]:
+    """Return the array of a member's bytes; nothing is allocated that the bytes do not hold.
+
+    Raises:
+        ValueError: the header cannot be read, claims another size than there is, or elements that are no numbers.
+    """
+    stream = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version not in ((1, 0), (2, 0)):
+            raise ValueError(f"an array is of the unknown format {version}")
+        read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, kind = read(stream, max_header_size=_MOST_HEADER)
+    except (SyntaxError, tokenize.TokenError, RecursionError, MemoryError, TypeError, LookupError,
+            AttributeError) as error:
+        raise ValueError(f"the header of an array is damaged ({type(error).__name__})") from None
+    body = data[stream.tell():]
+    if kind.kind not in _KINDS or kind.hasobject or kind.itemsize == 0:
+        raise ValueError("an array holds no numbers")
+    if any(size < 0 for size in shape) or len(shape) > 8 or math.prod(shape) * kind.itemsize != len(body):
+        raise ValueError("an array is not as large as its header says")
+    found = np.frombuffer(body, kind).reshape(shape, order="F" if fortran else "C").copy()
+    if found.dtype.kind == "f" and not np.isfinite(found).all():
+        raise ValueError("an array holds numbers that are none")
+    return found
+
 
 VERSION = 2
 """Version of the file format. Raise it when an older reader would misread a new file."""

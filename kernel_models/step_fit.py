@@ -34,32 +34,33 @@ from kernel_models.heuristics.corrections import (
     traffic_factor,
     traits_of,
 )
-from kernel_models.heuristics.curves import SHARPNESS, overlapped
+from kernel_models.heuristics.rates import SHARPNESS, overlapped
 from kernel_models.heuristics.roofline import Least, Parts, RooflineModel
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64, Int64
 
-TOLERANCE = 0.1
-"""Error of a step, as a logarithm, that the fit takes as one unit; a kernel's is ``KERNEL_TOLERANCE``."""
-KERNEL_TOLERANCE = 0.2
+TOLERANCE, KERNEL_TOLERANCE = 0.1, 0.2
+"""Errors of a step and of a kernel, as logarithms, that the fit takes as one unit: chosen, about what formulas
+reach."""
 HUBER = 0.15
-"""Errors beyond this count in proportion, not squared."""
+"""Errors beyond this count in proportion, not squared: chosen, one and a half times a step's unit."""
 STRENGTH = (0.6, 2.0, 6.0, 12.0, 6.0, 100.0, 200.0)
 """Pull to zero of a class, by how narrow it is; then of a kind of memory or arithmetic, an architecture, a device.
 
 Chosen among eight sets on the first 170 architectures of the zoo that were traced, by leaving families of models out
 and by leaving a GPU out: what devices differ by must be shared wherever it can be, or another device has none of it.
 """
-CURVE_STRENGTH = (2.0, 6.0)
+CURVE_STRENGTH, SMOOTHNESS = (2.0, 6.0), 4.0
+"""Pull to zero of a curve's knots, and of a knot to the next one: chosen with ``STRENGTH``."""
 FIXED_OF_DEVICE = 0.05
 """Times the pull on what one device's fixed costs differ by: an empty kernel takes as long as it takes there, and short
 kernels of one must not shorten another's. Architectures and memories keep the whole pull: theirs are carried over."""
-SMOOTHNESS = 4.0
 TRAFFIC_OF_PRODUCTS = 8.0
 """Times the pull on the traffic of products: whether arithmetic or traffic takes long is shown by no step, but another
 device has other rates of either, and of the two the traffic is the better known. Chosen between 1 and 8 on the rows of
 PyTorch 2.4, three of the five folds, by what is predicted for the other GPU."""
 ITERATIONS = 300
+"""Chosen: of L-BFGS, after which the cost falls no more to speak of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from kernel_models.datasets.samples import DataError, share_of
 from kernel_models.device import DeviceSpec
 from kernel_models.fitting import FEW_GROUPS, stamp
 from kernel_models.heuristics.roofline import RooflineModel, heuristic_models
+from kernel_models.learned.fit import FOLDS
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import price
 from kernel_models.profile import DeviceProfile, ProfileEntry
@@ -30,12 +31,11 @@ UNLIKELY = 3.0
 """Left-out steps that stay off by this factor are of other units, or of other programs. Set."""
 LEAST_ERRORS = 8
 """Fewer errors of left-out steps give no widths; those of the corrections that the fit starts from stay."""
-MANY_FOLDS = 5
 BELIEF = (1.0, 0.1, 0.01)
 """How much the steps may count against what is known without them: the one of these is taken with which left-out graphs
 are priced best, so that a few steps do not bend what many have taught."""
 LEAST_LEFT = 0.2
-"""Share of a step that known families leave, below which the step says nothing of the others."""
+"""Share of a step that known families leave, below which the step says nothing of the others. Set."""
 
 
 class _LeftOut(NamedTuple):
@@ -158,7 +158,7 @@ def folds_of(graphs: Sequence[str]) -> Int64 | None:
         return fold.astype(np.int64)
     order = np.argsort([share_of(name) for name in names.tolist()])
     place = np.empty(len(names), np.int64)
-    place[order] = np.arange(len(names)) % MANY_FOLDS
+    place[order] = np.arange(len(names)) % FOLDS
     return place[fold]
 
 

@@ -324,9 +324,7 @@ def _shifted(progress: Callable[[int, int], None] | None, done: int, total: int)
 def _read_part(part: CapturePart, window: int, notes: list[str],
                progress: Callable[[int, int], None] | None,
                step_region: str | None = None) -> ExecutionGraph:
-    from tracer.capture.merge import merge_collectives
-    from tracer.capture.merge_lookups import merge_lookups, note_law
-    from tracer.capture.merge_python import merge_python
+    from tracer.capture.merge import merge_collectives, merge_lookups, merge_python, note_law
 
     path = part.windows[window]
     if path.suffix == ".foretrace":

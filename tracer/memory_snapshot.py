@@ -34,6 +34,7 @@ MOST_BYTES = 4 << 30
 """Of a file. Snapshots with stacks take some 100 bytes an event."""
 UNKNOWN_PLACE = "not recorded"
 """The place of an allocation without a stack."""
+_NAMES = {ord(operation.code): operation.name for operation in pickletools.opcodes}
 _OPERATIONS = frozenset({
     "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
     "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "STRING", "BINSTRING", "SHORT_BINSTRING", "EMPTY_DICT",
@@ -75,11 +76,10 @@ def plain_pickle(stream: BinaryIO, name: str) -> Any:
     try:
         return _PlainUnpickler(io.BytesIO(data), encoding="utf-8", errors="replace").load()
     except KeyError as error:
-        known = pickletools.code2op.get(chr(error.args[0])) if isinstance(error.args[0], int) else None
-        if known is not None:
-            raise SnapshotError(f"{name} holds more than plain values (pickle operation {known.name}): it could run a "
-                                "program, so it is not read. A snapshot of torch.cuda.memory._dump_snapshot holds none "
-                                "of that.") from None
+        if error.args[0] in _NAMES:
+            raise SnapshotError(f"{name} holds more than plain values (pickle operation {_NAMES[error.args[0]]}): it "
+                                "could run a program, so it is not read. A snapshot of "
+                                "torch.cuda.memory._dump_snapshot holds none of that.") from None
         why = "KeyError"
     except (pickle.UnpicklingError, EOFError, ValueError, IndexError, TypeError, OverflowError, MemoryError,
             AttributeError) as error:
@@ -90,8 +90,7 @@ def plain_pickle(stream: BinaryIO, name: str) -> Any:
 class _PlainUnpickler(pickle._Unpickler):
     """Python's own unpickler, without the operations that are not of plain values: it does not know them."""
 
-    dispatch: ClassVar = {code: do for code, do in pickle._Unpickler.dispatch.items()
-                          if pickletools.code2op[chr(code)].name in _OPERATIONS}
+    dispatch: ClassVar = {code: do for code, do in pickle._Unpickler.dispatch.items() if _NAMES[code] in _OPERATIONS}
 
 
 def snapshot_timeline(path: PathLike, device: int | None = None) -> MemoryTimeline:

@@ -27,8 +27,8 @@ from types import ModuleType
 import torch
 
 from tracer.campaign.host_rounds import FIRST_STEPS, Program, RoundPlan, record_rounds
-from tracer.capture.merge_python import note_python_calls
-from tracer.capture.python_notes import PythonNotes
+from tracer.capture.merge import note_python_calls
+from tracer.capture.notes import PythonNotes
 from tracer.graph import ExecutionGraph
 from tracer.workloads import as_plain, create, parse, split
 

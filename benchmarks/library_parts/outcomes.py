@@ -17,8 +17,7 @@ from zoo_parts.tracing import limited
 
 from kernel_models.device import device
 from kernel_models.op_call import Family, OpCall
-from kernel_models.operation import Operation
-from kernel_models.placed import calls_at
+from kernel_models.operation import Operation, calls_at
 from kernel_models.pricing import price
 from library_parts.cases import LibraryCase, large_left_zero
 from tracer.errors import ForetraceError

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation, is_free
-from kernel_models.placed import calls_at
+from kernel_models.operation import Operation, calls_at, is_free
 from tracer.graph import ExecutionGraph, OpKind
 from zoo_parts.traced import Traced
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation
-from kernel_models.placed import calls_at
+from kernel_models.operation import Operation, calls_at
 from tracer.graph import ExecutionGraph, OpKind
 from tracer.views import Argument
 

@@ -25,8 +25,8 @@ from graph_predictor.prediction.predictor import CPU
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.simulation.ranks import view_rank
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.device_choice import find_device, traced_device
-from kernel_models.dtypes import itemsize, short_dtype
+from kernel_models.device_choice import find_device, shape_device
+from kernel_models.tensors import itemsize, short_dtype
 from tracer.decode import DecodeError, convert, from_json
 from tracer.device_memory import MemoryAccount
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
@@ -195,7 +195,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> 
     """
     from tracer.shape_only import trace_step
 
-    graph = trace_step(build, traced_device(limits.device), world_size=limits.world_size)
+    graph = trace_step(build, shape_device(find_device(limits.device)), world_size=limits.world_size)
     baseline = baseline_of(assemble_job([graph]), device=find_device(limits.device), models=_models(limits.profile),
                            host=_host(limits.host_from))
     made = baseline.built.graphs

@@ -143,7 +143,8 @@ def calibrate(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Calibrate a device: micro-benchmarks of its kernels, chosen where they say most, and models fitted to them.
+    """Calibrate a device: micro-benchmarks of its kernels, most of the families that are least known, and models
+    fitted to them.
 
     A third of all shapes is held out and never fitted to; the table at the end is of their errors. May be interrupted
     at any moment, and resumed.
@@ -176,7 +177,7 @@ def calibrate(
                  f"{again.strip()}.")
             raise typer.Exit(INTERRUPTED) from None
         line.end()
-        run.write_profile(found, out)
+        kernel_models_profile.save_profile(found.profile, out)
         if json:
             print_json(_as_json(out, folder, found))
         else:

@@ -13,8 +13,8 @@ from graph_predictor.cli.fit import error_cells, models_table
 from graph_predictor.cli.options import Debug, Json
 from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.request import measured
-from kernel_models import evaluate as kernel_models_evaluate
 from kernel_models import profile as kernel_models_profile
+from kernel_models import scores as kernel_models_evaluate
 
 models = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                      help="List fitted device profiles, and judge them by measured kernels.")

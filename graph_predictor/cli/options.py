@@ -23,6 +23,7 @@ from tracer import ranks as rank_classes
 from tracer import workloads
 from tracer.errors import ForetraceError
 from tracer.parallel_plan import PlanError
+from tracer.shape_only import devices
 
 
 class SharedOption(NamedTuple):
@@ -86,7 +87,7 @@ SHARED = {
 
 def complete_device(incomplete: str) -> list[str]:
     """Names of devices that begin so, for the shell."""
-    return [name for name in device.device_names() if name.startswith(incomplete)]
+    return [name for name in devices.device_names() if name.startswith(incomplete)]
 
 
 def complete_cluster(incomplete: str) -> list[str]:

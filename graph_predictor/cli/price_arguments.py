@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from kernel_models import dtypes as kernel_models_dtypes
 from kernel_models import op_call
 from kernel_models import operation as kernel_models_operation
+from kernel_models import tensors as kernel_models_dtypes
 from kernel_models.families import arguments, registry
 from tracer.errors import ForetraceError
 

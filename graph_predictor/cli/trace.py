@@ -22,7 +22,8 @@ from tracer.errors import CaptureError
 from tracer.lookup_data import indices as lookup_data_indices
 from tracer.lookup_data import noted
 from tracer.output_kind import GRAPH, check_output
-from tracer.shape_only import devices, script
+from tracer.shape_only import devices
+from tracer.shape_only import trace as shape_only_trace
 
 
 def trace(
@@ -54,7 +55,7 @@ def trace(
             raise CaptureError("Name what to trace: SCRIPT.py:FUNCTION, or a workload with --workload.")
         check_output(out, [], GRAPH)
         given = None if indices is None else lookup_data_indices.read_indices(indices)
-        traced_for = device_choice.traced_device(device)
+        traced_for = device_choice.shape_device(device_choice.find_device(device))
         with working("Tracing"):
             if workload is not None:
                 if selected is not None:
@@ -77,7 +78,7 @@ def trace(
         _report(job, out, json)
 
 
-def _workload(name: str, assignments: list[str], preset: str, device: str | devices.TracedDevice, world_size: int
+def _workload(name: str, assignments: list[str], preset: str, device: devices.TracedDevice, world_size: int
               | None, rank: int | None, parallel: str | None) -> tracer_job.Job:
 
     settings = workloads.parse(name, assignments, preset=preset)
@@ -87,11 +88,12 @@ def _workload(name: str, assignments: list[str], preset: str, device: str | devi
     return tracer_job.assemble_job([graph])
 
 
-def _function(target: str, assignments: list[str], device: str | devices.TracedDevice, world_size: int | None,
+def _function(target: str, assignments: list[str], device: devices.TracedDevice, world_size: int | None,
               rank: int, selected: float | None) -> tracer_graph.ExecutionGraph:
 
     _, sizes = named_sizes.parse_sets(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them
-    return script.trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes, selected=selected)
+    return shape_only_trace.trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes,
+                                         selected=selected)
 
 
 def _report(job: tracer_job.Job, output: str, json: bool) -> None:

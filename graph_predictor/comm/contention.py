@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.simulation.build import Built, build_program
-from kernel_models.collectives.readers.traces import kind_of
+from kernel_models.collectives.recorded import kind_of
 from kernel_models.spreads import END
 from tracer.arrays import Bool, Float64, Int8, Int32, Int64
 from tracer.columns import covered

@@ -25,8 +25,8 @@ from kernel_models.collectives import (
     CommTimes,
     Level,
 )
-from kernel_models.collectives.backends import PINNED, BackendChoices
-from kernel_models.collectives.nccl_constants import COMMUNICATOR_BYTES
+from kernel_models.collectives.datasheet import COMMUNICATOR_BYTES
+from kernel_models.collectives.price import PINNED, BackendChoices
 from kernel_models.spreads import COLLECTIVES_SHARED
 from tracer.arrays import Bool, Float64
 

@@ -40,7 +40,7 @@ from kernel_models.collectives import (
     Topology,
     price_calls,
 )
-from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
+from kernel_models.collectives.recorded import element_bytes, kind_of, payload_bytes
 from kernel_models.device import DeviceSpec
 from tracer.arrays import Float64, Int64
 from tracer.decode import list_of

@@ -17,7 +17,7 @@ from graph_predictor.comm.recorded_calls import on_host
 from graph_predictor.recorded.damage import check_device_work
 from graph_predictor.simulation.ranks import job_clock, match_collectives, view_rank
 from kernel_models.collectives import CollectiveKind, bus_factor
-from kernel_models.collectives.readers.traces import element_bytes, kind_of, payload_bytes
+from kernel_models.collectives.recorded import element_bytes, kind_of, payload_bytes
 from tracer.arrays import Int64
 from tracer.columns import covered, union
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind

@@ -28,6 +28,8 @@ from graph_predictor.recorded.module_paths import is_collective, plain_name
 from tracer.arrays import Int64
 from tracer.graph import HOST_READ, NONE, ExecutionGraph, LaunchKind, Phase
 
+MOST_NAMES = 5
+
 
 @dataclass(slots=True)
 class Hunk:
@@ -117,9 +119,6 @@ def next_aligned(tree: StepTree, place: Int64, end: int) -> Int64:
     result = np.empty(len(tree), np.int64)
     result[order] = np.where(same, place[found], end)
     return result
-
-
-MOST_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True)

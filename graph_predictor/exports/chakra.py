@@ -24,7 +24,7 @@ import numpy as np
 from graph_predictor.exports.work_graph import After, WorkGraph, WorkKind, work_graph
 from graph_predictor.prediction.simulated_job import SimulatedJob
 from graph_predictor.simulation.program import ItemKind
-from kernel_models.collectives.readers.traces import element_bytes
+from kernel_models.collectives.recorded import element_bytes
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.output_file import whole_file

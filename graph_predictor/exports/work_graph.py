@@ -19,8 +19,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from graph_predictor.exports.work_graph_loop import longest_path
 from graph_predictor.prediction.simulated_job import SimulatedJob
-from graph_predictor.simulation.acyclic_loop import longest_path
 from graph_predictor.simulation.program import NEVER, LaunchReference, Program
 from tracer.arrays import Int8, Int64
 
@@ -124,12 +124,8 @@ class WorkGraph:
         members = np.flatnonzero(self.group >= 0)
         members = members[np.argsort(self.group[members], kind="stable")]
         member_ptr = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        end, place = np.full((2, count), -1, np.int64)
-        ready, queue = np.zeros((2, count), np.int64)
-        longest_path(pointer, owner[order].astype(np.int64), np.diff(self.before_ptr).astype(np.int64),
-                     np.ascontiguousarray(duration, np.int64), self.group, member_ptr, members.astype(np.int64),
-                     end, place, ready, queue, sizes.copy(), np.zeros(len(sizes), np.int64))
-        return end, place
+        return longest_path(pointer, owner[order].astype(np.int64), np.diff(self.before_ptr).astype(np.int64),
+                            duration, self.group, member_ptr, members.astype(np.int64))
 
 
 @dataclass(slots=True)

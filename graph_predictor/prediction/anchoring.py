@@ -19,8 +19,7 @@ import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import OpCall
-from kernel_models.power import sustained
-from kernel_models.pricing import CallBatch, Models, price
+from kernel_models.pricing import CallBatch, Models, price, sustained
 from kernel_models.spreads import RESIZED_ON_CPU
 from tracer.arrays import Float64
 
@@ -54,17 +53,17 @@ class CallGroups:
 
     Args:
         calls: the groups.
-        beside: calls that are priced with them, each by itself, as on a device that is not busy.
+        single: calls that are priced with them, each by itself, as on a device that is not busy.
     """
 
-    def __init__(self, calls: Calls, beside: Sequence[OpCall] = ()) -> None:
+    def __init__(self, calls: Calls, single: Sequence[OpCall] = ()) -> None:
         flat = [call for group in calls for call in group]
         self._groups = len(calls)
         self._owner = np.repeat(np.arange(len(calls)), [len(group) for group in calls])
-        self._batch = CallBatch([*flat, *beside])
+        self._batch = CallBatch([*flat, *single])
 
     def prices(self, spec: DeviceSpec, models: Models | None) -> tuple[Prices, Float64]:
-        """Return the groups' prices on a device, and the times of the calls beside them, µs."""
+        """Return the groups' prices on a device, and the times of the single calls, µs."""
         if not len(self._batch.index):
             return Prices(*(np.zeros(self._groups) for _ in range(3))), np.zeros(0)
         priced = price(self._batch, spec, models)

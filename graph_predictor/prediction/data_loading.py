@@ -1,15 +1,4 @@
-"""Batches: how long they take to load, in worker processes or in the training process, and how that bounds a step.
-
-What another number of samples makes of the time of a fetch in the training process (``num_workers=0``)::
-
-    fetch      |lead| sample | sample | sample | collate, copy |
-    other      |lead| sample | sample | sample | sample | sample | sample | collate, copy     |
-
-Making samples, collating and copying them go with the samples, as they do in worker processes; a few microseconds of
-the loader's own do not. One recorded fetch shows its length and, where samples call the same operations one after
-another or are collated as a list, how much of it samples surely take. The rest may be a batch that lay ready (a slice
-of a tensor, a buffer filled elsewhere): the interval holds a fetch in which that stays.
-"""
+"""Batches: how long they take to load, in worker processes or in the training process, and how that bounds a step."""
 
 from __future__ import annotations
 
@@ -34,6 +23,16 @@ FIXED_NS = 25_000.0
 @dataclass(frozen=True, slots=True)
 class DataLoading:
     """Factors on the time each rank's own process takes to load its batches, and the ends of their 80% intervals.
+
+    ::
+
+        fetch      |lead| sample | sample | sample | collate, copy |
+        other      |lead| sample | sample | sample | sample | sample | sample | collate, copy     |
+
+    Making samples, collating and copying them go with the samples, as they do in worker processes; a few microseconds
+    of the loader's own do not. One recorded fetch shows its length and, where samples call the same operations one
+    after another or are collated as a list, how much of it samples surely take. The rest may be a batch that lay ready
+    (a slice of a tensor, a buffer filled elsewhere): the interval holds a fetch in which that stays.
 
     ``recorded_ns`` is what the slowest rank takes in a recorded step.
     """
@@ -76,17 +75,12 @@ def data_loading_of(built: Built, cycle: Cycle, slices: HostSlices, ranks: Seque
     if not ns.any() or (factor == 1.0 and grown == 1.0):
         return None
     surely = np.array([_of_samples(built, cycle, rank, batch) for rank in ranks])
-    own = np.array([_fetches(built, cycle, rank) for rank in ranks])
+    own = np.array([len(_rows(built, cycle, rank)) / cycle.steps for rank in ranks])
     fixed = np.minimum(own * FIXED_NS / np.maximum(ns[list(ranks)], 1.0), 1.0)
     least, expected = np.minimum(surely, 1.0 - fixed), 1.0 - fixed
     ends = [1.0 + least * (factor - 1.0), 1.0 + expected * (factor - 1.0), np.full(len(own), factor),
             np.full(len(own), grown)]
     return DataLoading(ends[1], np.min(ends, axis=0), np.max(ends, axis=0), float(ns.max()))
-
-
-def _fetches(built: Built, cycle: Cycle, rank: int) -> float:
-    """Fetches in a step."""
-    return len(_rows(built, cycle, rank)) / cycle.steps
 
 
 def _rows(built: Built, cycle: Cycle, rank: int) -> Int64:
@@ -156,6 +150,16 @@ UPPER = 0.9
 class Loader:
     """A job's worker processes, by rank, ns.
 
+    ::
+
+        workers    |== batch 1 ==|== batch 2 ==|== batch 3 ==|        one batch every interval
+        trainer    |= step =|wait|= step =|wait|= step =|wait|        the step is the longer of the two
+
+    A recording shows when batches came, not what they cost: waiting for one is never a duration, and its arrival is no
+    event of an edited step. Workers are producers with an interval of their own, and no step can be shorter than that.
+    Where the trainer waited for much of the step, the interval is what a step took. Where it waited little or not at
+    all, the interval was shorter by an unknown amount: anything up to the step is then taken to be equally likely.
+
     Attributes:
         interval_ns: expected time between two batches; 0 where batches were ready.
         at_most_ns: longest time there can be between two; 0 where no batch is made by workers.
@@ -197,18 +201,13 @@ class Loader:
 def loader_of(built: Built, cycle: Cycle) -> Loader | None:
     """The worker processes of a recorded job; ``None`` where no rank takes batches from any."""
     ranks = range(len(built.graphs))
-    uses = [takes_from_workers(graph) for graph in built.graphs]
+    uses = [any(WORKERS in text for text in graph.strings) for graph in built.graphs]
     if not any(uses):
         return None
     steps = np.array([_step_ns(built, cycle, rank) for rank in ranks])
     waited = np.array([waits_for_workers(built, cycle, rank) for rank in ranks])
     times = unprofiled_stretches(built) if not built.profiled else cycle.recorded_ns(0).astype(np.float64)
     return Loader(np.where(waited, steps, 0.0), np.where(uses, steps, 0.0), mean_spread(times))
-
-
-def takes_from_workers(graph: ExecutionGraph) -> bool:
-    """Return whether a rank's batches are made by worker processes."""
-    return any(WORKERS in text for text in graph.strings)
 
 
 def waits_for_workers(built: Built, cycle: Cycle, rank: int) -> bool:

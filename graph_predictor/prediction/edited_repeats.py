@@ -79,15 +79,6 @@ class CycleRows:
         return cls(items, begins, kernels, recorded, own, row, repeated.program.kernel_rank(),
                    repeated.copy_of_kernel == 0, Rows(item[repeated.item], np.arange(len(own)), floor), starts, fed)
 
-    @property
-    def recorded_kernel(self) -> Int64:
-        """Return the recorded kernel of each of ``own``."""
-        return self.kernels if self.kernel is None else self.kernels[self.kernel]
-
-    def of_cycle(self, rows: Int64) -> Int64:
-        """Return which kernels of the cycle some of ``own`` are."""
-        return rows if self.kernel is None else self.kernel[rows]
-
     def durations(self, kernel_ns: Float64) -> Int64:
         """Durations of ``own``, ns, where the kernels of the cycle take ``kernel_ns`` [kernels, variants]."""
         # A ratio, since the recorded duration of a collective whose other members are outside the cycle is another one.
@@ -160,12 +151,12 @@ class KernelRows:
         duration: of the rows that copies take them from, whole ns, [rows, variants]; a whole vector of variants where
             those more are as expected.
         fed: what calls that feed copies take more, ns, [such copies, variants].
-        beside: what work beside the step takes of each rank, ns, [ranks, variants]: no step is shorter than that.
+        overlapping: what work that overlaps the step takes of each rank, ns, [ranks, variants]: no step is shorter.
     """
 
     duration: Int64
     fed: Float64
-    beside: Float64
+    overlapping: Float64
 
     @cached_property
     def lanes(self) -> Lanes:
@@ -191,7 +182,7 @@ class EditedRepeats:
     def once(cls, repeated: Repeated, scenario: Scenario, host: EditedHost) -> EditedRepeats:
         """Return those with a host and launches, made once for as many hosts as take little room."""
         most = NUMBERS_KEPT // max(len(repeated.item) // repeated.copies * LANES, 1)
-        of = (host, scenario.launches.waits, scenario.launches.hidden_collectives, _loads_beside(scenario))
+        of = (host, scenario.launches.waits, scenario.launches.hidden_collectives, _loads_in_background(scenario))
         return repeated.shared.once("copies", of, lambda: cls(repeated, scenario, host),
                                     most=min(max(most, KEPT), HOSTS_KEPT))
 
@@ -248,7 +239,7 @@ class EditedRepeats:
 
     @cached_property
     def training(self) -> EditedRepeats:
-        """The same without the worker processes that make batches beside it."""
+        """The same without the worker processes that make batches meanwhile."""
         if not self.host.workers.any():
             return self
         host = replace(self.host, workers=np.zeros_like(self.host.workers))
@@ -260,18 +251,19 @@ class EditedRepeats:
         duration = rows.durations(variants.ns)
         fed = variants.over(rows.fed.change(variants.ns), rows.fed.kernel)
         longest: Float64 = np.zeros((ranks, fed.shape[1]))
-        for mask in beside_masks(self.scenario):
-            mine = mask[rows.recorded_kernel]
+        for mask in overlapping_masks(self.scenario):
+            of_cycle = np.arange(len(rows.own)) if rows.kernel is None else rows.kernel
+            mine = mask[rows.kernels[of_cycle]]
             once = np.flatnonzero(mine & rows.first)
             each = np.zeros_like(longest)
-            np.add.at(each, rows.rank[once], variants.over(duration[once], rows.of_cycle(once)))
+            np.add.at(each, rows.rank[once], variants.over(duration[once], of_cycle[once]))
             longest = np.maximum(longest, each)
             duration[mine] = 0
         return KernelRows(variants.over(duration, rows.kernel, LANES), fed, longest)
 
     def kernels_once(self, kind: str, of: object, make: Callable[[], KernelVariants]) -> KernelRows:
         """Rows of kernels as of ``kernels``, made once for all copies whose kernels' times rest on the same ``of``."""
-        key = (of, self.scenario.launches.hidden_collectives, _loads_beside(self.scenario))
+        key = (of, self.scenario.launches.hidden_collectives, _loads_in_background(self.scenario))
         return self._shared.once(f"{kind} kernels", key, lambda: self.kernels(make()))
 
     def simulated(self, kernels: KernelRows) -> Simulated:
@@ -330,10 +322,10 @@ class EditedRepeats:
         """When the first items of the copies end at the earliest, where a cycle takes each rank no less than what is
         beside it, ns, [first items, variants]."""
         host, repeated, starts = self.host, self.repeated, self.rows.starts
-        if not (self._held or kernels.beside.any()):
+        if not (self._held or kernels.overlapping.any()):
             return [self._free] * -(-len(factors) // LANES)
         floor = np.stack([np.maximum(host.floor * factor, host.workers) for factor in factors], axis=1)
-        floor = np.maximum(floor, kernels.beside)
+        floor = np.maximum(floor, kernels.overlapping)
         program = repeated.program
         thread = program.item_thread()[starts]
         return lanes(program.thread_start[thread][:, None] + whole_ns(
@@ -341,7 +333,7 @@ class EditedRepeats:
 
     @cached_property
     def _held(self) -> bool:
-        """Whether what the host does beside the steps takes any time."""
+        """Whether what the host does while steps run takes any time."""
         return bool(self.host.floor.any() or self.host.workers.any())
 
     @cached_property
@@ -360,13 +352,13 @@ def _copied_lags(repeated: Repeated, lag: Int64, source: Program) -> Int64:
     return whole_ns(p.after_lag * (float(lag.sum()) / total if total else 1.0))
 
 
-def beside_masks(scenario: Scenario) -> list[Bool]:
-    """Kernels that run beside the step, of each kind of such work: they take no time of its own."""
-    return [*([input_copies(scenario)] if _loads_beside(scenario) else []),
+def overlapping_masks(scenario: Scenario) -> list[Bool]:
+    """Kernels that overlap the step, of each kind of such work: they take no time of its own."""
+    return [*([input_copies(scenario)] if _loads_in_background(scenario) else []),
             *([collective_rows(scenario)] if scenario.launches.hidden_collectives else [])]
 
 
-def _loads_beside(scenario: Scenario) -> bool:
+def _loads_in_background(scenario: Scenario) -> bool:
     return scenario.batches.loading is Loading.BACKGROUND
 
 

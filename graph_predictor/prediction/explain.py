@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from graph_predictor.recorded.facts import active_ns
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.critical_path import Causes, Path, PathStart, kernel_bounds, sums_back, walks_back
 from graph_predictor.simulation.host_slices import HostSlices
-from graph_predictor.simulation.program import Bound, ItemKind, Simulated, StartCause
+from graph_predictor.simulation.program import Bound, ItemKind, Simulated, StartCause, pointers
 from kernel_models.model import Source
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
@@ -32,7 +31,18 @@ _WORDS = {bound.label: _MERGED.get(bound, bound.label) for bound in Bound}
 
 
 def bottleneck(bounds: dict[str, float]) -> str:
-    """The largest of the bounds (by their labels) along the path of what decides, the host's parts taken together."""
+    """The largest of the bounds (by their labels) along the path of what decides, the host's parts taken together.
+
+    In a steady state everything happens one step time later from step to step. Whatever falls behind fastest decides:
+    the host where the host decides, a stream of the device where the device does, even while the host still runs ahead
+    and fills the launch queue, so that the recorded step itself waited for nothing::
+
+        host      |== step 1 ==|== step 2 ==|== step 3 ==|                  5 ms from end to end
+        stream    #### of step 1 ####|#### of step 2 ####|#### of step 3 ####    8 ms: the device decides
+
+    The word is the largest part of the critical path of that steady state. What a host, a GPU or a network that takes
+    no time would save is its evidence (``Prediction.savings_us``).
+    """
     merged: dict[str, float] = defaultdict(float)
     for label, word in _WORDS.items():
         merged[word] += bounds.get(label, 0.0)
@@ -60,6 +70,13 @@ class PathTimes:
 
 class OperationNames:
     """What the operations of a step's kernels and host time are called, by rows of the recorded program.
+
+    Of a path, host work is split by what its slices take after the edits.
+
+    ::
+
+        path       ── host work before a call ──[ call ]──[ kernel ]──
+        time of    add   mul (half as long)      call's    kernel's operation
 
     Args:
         built: the job.
@@ -89,7 +106,7 @@ class OperationNames:
         self._label(of_slice, slice_labels or {})
         self._of_row, self._ns = of_slice[rows], ns[rows]
         count = np.bincount(slices.item[rows], minlength=len(program.item_kind))
-        self._pointer = np.concatenate([[0], np.cumsum(count)]).astype(np.int64)
+        self._pointer = pointers(count)
         self._total = np.bincount(slices.item[rows], weights=ns[rows], minlength=len(program.item_kind))
         # A marker is in the operation that most of the host time before it was spent in.
         longest = rows[np.argsort(ns[rows], kind="stable")]
@@ -168,15 +185,9 @@ ROUNDING = 1e-6
 """A factor on host time that is this near to one is one, but for rounding."""
 
 
-class TimeSources(NamedTuple):
-    """Shares by the label of a source, the surest first: of all host and device time, and of device time alone."""
-
-    step: dict[str, float]
-    device: dict[str, float]
-
-
-def time_sources(scenario: Scenario, host: EditedHost, times: KernelTimes) -> TimeSources:
-    """Return the sources of a step's times, all ranks together, whatever of it the step waits for.
+def time_sources(scenario: Scenario, host: EditedHost, times: KernelTimes) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the shares of all host and device time of a step by the label of their source, the surest first, and those
+    of device time alone; of all ranks together, whatever of it the step waits for.
 
     Time that an edit takes away counts for none. Host time that an edit has changed is anchored at best.
 
@@ -190,7 +201,7 @@ def time_sources(scenario: Scenario, host: EditedHost, times: KernelTimes) -> Ti
         times.source[scenario.cycle.kernel], times.ns[scenario.cycle.kernel]))
     own = shared.once("host sources", (host, scenario.cycle, scenario.slices, int(scenario.host.source)),
                       lambda: _of_host(scenario, host))
-    return TimeSources(_shares(device + own), _shares(device))
+    return _shares(device + own), _shares(device)
 
 
 def _of_host(scenario: Scenario, host: EditedHost) -> Float64:
@@ -214,7 +225,6 @@ def _shares(ns: Float64) -> dict[str, float]:
     return {source.label: float(ns[source]) / total for source in Source if ns[source] > 0}
 
 
-_LABELS = tuple(bound.label for bound in Bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +249,13 @@ def explain(scenario: Scenario, steady: Steady) -> list[Explained]:
     causes = Causes(steady.copies.launches, steady.simulated, layout.bounds)
     starts = [PathStart(at, causes.end_ns(at), int(stop))
               for at, stop in zip(steady.periods.at, steady.periods.stop_ns, strict=True)]
-    return [_of_rank(steady, rank, causes, start, sums, layout) for rank, (start, sums) in enumerate(
-        zip(starts, sums_back(causes, starts).tolist(), strict=True))]
+    found, simulated = [], steady.simulated
+    for start, sums, own, device in zip(
+            starts, sums_back(causes, starts).tolist(), layout.computing, layout.device, strict=True):
+        bounds = {bound.label: float(ns) for bound, ns in zip(Bound, sums, strict=True)}
+        active = active_ns(simulated.kernel_start[own], simulated.kernel_end[own], device)
+        found.append(Explained(bounds, bottleneck(bounds), active, causes, start))
+    return found
 
 
 def bottleneck_rank(period_ns: Int64, ranks: list[Explained]) -> int:
@@ -270,14 +285,6 @@ class _Layout:
                      for low, high, kind in zip(pointer[:-1], pointer[1:], kinds, strict=True)]
         device = np.concatenate([graph.kernels.device for graph in graphs])[repeated.kernel]
         return cls(kernel_bounds(kinds), computing, [device[rows] for rows in computing])
-
-
-def _of_rank(steady: Steady, rank: int, causes: Causes, start: PathStart, sums: list[int],
-             layout: _Layout) -> Explained:
-    bounds = {label: float(ns) for label, ns in zip(_LABELS, sums, strict=True)}
-    own, simulated = layout.computing[rank], steady.simulated
-    active = active_ns(simulated.kernel_start[own], simulated.kernel_end[own], layout.device[rank])
-    return Explained(bounds, bottleneck(bounds), active, causes, start)
 
 
 def path_entries(scenario: Scenario, steady: Steady, path: Path) -> list[PathItem]:

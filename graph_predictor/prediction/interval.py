@@ -87,6 +87,15 @@ class GroupEnds:
 class KernelVariants:
     """Times of the kernels of a cycle in variants.
 
+    ::
+
+        columns      expected  low  high           variants   group 0 low | group 0 high | group 1 low | … | as expected
+        kernel of 0     5       4    7                             4             7              5              5
+        kernel of 1     3       2    4                             3             3              2              3
+
+    Where groups are taken alone, whatever follows from a kernel's time is worked out of three columns, not of all
+    variants.
+
     Attributes:
         ns: of each kernel, [kernels, columns].
         ends: the variants that the columns are of; by default each column is one.
@@ -101,12 +110,15 @@ class KernelVariants:
 
 
 DRAWS = 128
+"""Half of them are the others mirrored, so that their mean is that of the errors."""
 DRAWN_EVENTS = 400_000
 """Draws × events up to which every draw is simulated: about 0.1 s."""
 MOST_FACTORS = 6
+"""Groups of families whose errors are drawn apart: all but the five that weigh most are one."""
 NEGLIGIBLE = 1e-3
 """Share of the step: families whose errors cannot move it by more do not count in large programs."""
 SEED = 20
+"""Any: predictions are the same each time."""
 
 
 @dataclass(frozen=True, slots=True)

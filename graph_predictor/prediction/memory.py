@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from graph_predictor.prediction.scenario import Scenario
-from kernel_models.dtypes import itemsize, short_dtype
+from kernel_models.tensors import itemsize, short_dtype
 from tracer.arrays import Bool
 from tracer.decode import list_of
 from tracer.device_memory import PEAK, MemoryAccount, memory_moments, scaled_account

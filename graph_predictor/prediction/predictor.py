@@ -47,12 +47,12 @@ from graph_predictor.prediction.step_spread import (
     mean_spread,
     step_kinds,
     step_totals,
-    unblocked_totals,
     unprofiled_stretches,
 )
 from graph_predictor.prediction.unprofiled import unprofiled
 from graph_predictor.prediction.work import COLLECTIVE, Work
 from graph_predictor.recorded.counted_steps import CountedSteps, alike_steps, compared_steps, similar_steps, typical
+from graph_predictor.recorded.damage import rank_number
 from graph_predictor.recorded.facts import RecordedFacts, recorded_facts
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_slices import HostSlices, host_slices
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 CPU = "cpu"
+"""The device of a step without device work."""
 CONTENTION_ROUNDS = 2
 """Times that shares and kernels' times are found in turn."""
 UNLIKE_MEASURED = 0.02
@@ -240,7 +241,7 @@ class Baseline:
 
     @cached_property
     def unedited_shares(self) -> Overlapping:
-        """Return what lies beside collectives in the unedited step."""
+        """Return what overlaps collectives in the unedited step."""
         return steady_shares(self._unedited.steady, self._unedited.kinds)
 
     @cached_property
@@ -347,7 +348,7 @@ class _Run:
         return steady_state(self.scenario.cycle, self._edited, once=self.once)
 
     def _contend(self, found: Contention) -> None:
-        """Let the kernels take what they take beside what they are beside now."""
+        """Scale each kernel by the slowdown it suffers from what overlaps it in the edited step."""
         recorded, alone = self.baseline.unedited_shares, self.times
         for _ in range(CONTENTION_ROUNDS):
             change = found.log_factor(steady_shares(self.steady, self.kinds)) - found.log_factor(recorded)
@@ -378,18 +379,17 @@ class _Run:
         low, high = self.baseline.replay_error.widened(*self._interval(step_ns))
         found = self.steady_step(ranks, slowest, path=path)
         families = self._of_times("device time", slowest, lambda: self._device_time(slowest))
-        sources = time_sources(scenario, self.host, self.times)
+        sources, device_sources = time_sources(scenario, self.host, self.times)
         target = scenario.scaled_device()
         flops = self._flops(slowest)
         facts, rests_on = self.baseline.facts, self.baseline.origin or self.baseline
         world, ran = facts.world_size, rests_on.ran
         return Prediction(
-            step_time_us=found.step_time_us, interval_us=(low / 1e3, high / 1e3), gpu_active_us=found.gpu_active_us,
-            gpu_active_interval_us=self._active_interval(found.per_rank), bound=found.bound,
-            per_rank=found.per_rank, bounds_us=found.bounds_us, families_us=dict(families),
-            critical_path=found.critical_path,
+            found.step_time_us, found.gpu_active_us, found.bound, found.bounds_us, found.critical_path, found.per_rank,
+            interval_us=(low / 1e3, high / 1e3),
+            gpu_active_interval_us=self._active_interval(found.per_rank), families_us=dict(families),
             profiled=scenario.profiled, ran=ran,
-            sources=sources.step, kernel_sources=sources.device, recorded=rests_on.recorded_facts,
+            sources=sources, kernel_sources=device_sources, recorded=rests_on.recorded_facts,
             steps=rests_on.cycle.names,
             device=target.name if target is not None else facts.device,
             recorded_on="" if not ran else scenario.devices.source.name if scenario.devices.source else facts.device,
@@ -423,7 +423,7 @@ class _Run:
             # As it is, the GPU is active as it was recorded to be.
             active_ns = facts.ranks[rank].gpu_active_ns or 0.0
         return RankPrediction(
-            graph.meta.rank if graph.meta.rank >= 0 else rank, float(self.steady.period_ns[rank]) / steps / 1e3,
+            rank_number(graph, rank), float(self.steady.period_ns[rank]) / steps / 1e3,
             active_ns / 1e3, explained.bound,
             {name: ns / steps / 1e3 for name, ns in explained.bounds.items()})
 
@@ -617,7 +617,7 @@ def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | No
         lengths = counted.longest_ns(similar.start)[counted.undamaged()[similar.start:]]
     around_ns = float(lengths[typical(lengths)].mean())
     return Spreads(mean_spread(step_totals(built, compared, slices)), least_spread(lengths, around_ns),
-                   drift(unblocked_totals(built, alike, slices)))
+                   drift(step_totals(built, alike, slices, unblocked=True)))
 
 
 def recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:

@@ -28,6 +28,7 @@ from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Bool, Float64, Int64
 
 RUNGS = 24
+"""Over a factor of 4,096 of work, each 1.4 times the one before."""
 
 
 @lru_cache
@@ -64,6 +65,11 @@ def typical_calls(family: Family, source: DeviceSpec) -> list[list[OpCall]]:
 @dataclass(frozen=True)
 class Ladders:
     """The ladders of some families, as calls to be priced together.
+
+    A trace without shapes still says how long each kernel took and, by the operation's name, of which family it is. A
+    ladder of typical calls of that family, from small to large, is priced on both devices; a kernel's ratio is read off
+    where the first device's price equals its measured time. Short kernels so stay at the floor of a launch, long ones
+    go by rates.
 
     Attributes:
         families: of the kernels.
@@ -170,9 +176,12 @@ def _priced(scenario: Scenario) -> KernelTimes:
     high: Float64 = np.full(kernels, MEASURED_KERNELS)
     if scenario.kernels.sources is not None:
         source, low, high = (getattr(scenario.kernels.sources, name).copy() for name in ("source", "low", "high"))
-    notes: list[str] = []
-    ratio, ratio_low, ratio_high, changed, said = _shared_ratios(scenario)
-    notes += said
+    devices, changes = scenario.devices, scenario.kernels
+    ratio, ratio_low, ratio_high, changed, said = scenario.shared.once("ratios", (
+        devices.clock, devices.bandwidth, work, devices.target, devices.source, devices.target_models,
+        devices.source_models, changes.calls, changes.change_known, changes.call_edits), lambda: _ratios(scenario),
+        most=min(max(NUMBERS_KEPT // max(len(work.call_row), 1), KEPT), RATIOS_KEPT))
+    notes = list(said)
     of = np.maximum(work.kernel_group, 0)
     inside = work.kernel_group >= 0
     if len(ratio):
@@ -200,19 +209,6 @@ def _factors(scenario: Scenario) -> str:
     """The factors on the device's speed, in words; empty where there are none."""
     return " and ".join(f"{what} × {factor:g}" for what, factor in (
         ("GPU clock", scenario.devices.clock), ("memory bandwidth", scenario.devices.bandwidth)) if factor != 1.0)
-
-
-def _shared_ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.ndarray, list[str]]:
-    """``_ratios`` and its notes; made once for each device with its factors, sizes and call edits."""
-    def make() -> tuple[Float64, Float64, Float64, np.ndarray, list[str]]:
-        notes: list[str] = []
-        return (*_ratios(scenario, notes), notes)
-
-    devices, kernels = scenario.devices, scenario.kernels
-    of = (devices.clock, devices.bandwidth, scenario.work, devices.target, devices.source, devices.target_models,
-          devices.source_models, kernels.calls, kernels.call_edits)
-    most = min(max(NUMBERS_KEPT // max(len(scenario.work.call_row), 1), KEPT), RATIOS_KEPT)
-    return scenario.shared.once("ratios", of, make, most=most)
 
 
 @dataclass(frozen=True)
@@ -251,10 +247,11 @@ class _EditedCalls:
         return cls(CallGroups(new, typical), unlike, unsized, ladders)
 
 
-def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Float64, np.ndarray]:
-    """Ratio of every kernel group with the logs of its interval's ends, and which kernel groups have one."""
+def _ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.ndarray, list[str]]:
+    """Ratio of every kernel group with the logs of its interval's ends, which kernel groups have one, and notes."""
     work, devices, kernels = scenario.work, scenario.devices, scenario.kernels
-    none = np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(len(work.call_row), np.bool_)
+    nothing: list[str] = []
+    none = np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(len(work.call_row), np.bool_), nothing
     if not work.calls or not (devices.moved or kernels.calls or kernels.call_edits):
         return none
     source, target = scenario.known_source(), scenario.known_target()
@@ -269,14 +266,14 @@ def _ratios(scenario: Scenario, notes: list[str]) -> tuple[Float64, Float64, Flo
     found = anchored(before, after, np.sqrt(1 - SHARED_VARIANCE) if devices.elsewhere else None)
     changed = (edited.unlike | devices.moved)[work.call_row]
     ratio, low, high = (column[work.call_row] for column in (found.ratio, found.low, found.high))
-    if edited.ladders is not None:
-        _typical(scenario, edited, edited.ladders, typical_us, (ratio, low, high), changed, notes)
-    return ratio, low, high, changed
+    notes = [] if edited.ladders is None else _typical(
+        scenario, edited, edited.ladders, typical_us, (ratio, low, high), changed)
+    return ratio, low, high, changed, notes
 
 
 def _typical(scenario: Scenario, edited: _EditedCalls, ladders: Ladders, typical_us: Float64,
-             found: tuple[Float64, Float64, Float64], changed: Bool, notes: list[str]) -> None:
-    """Ratios of kernel groups without sizes, by typical work."""
+             found: tuple[Float64, Float64, Float64], changed: Bool) -> list[str]:
+    """Fill in the ratios of kernel groups without sizes, by typical work; return what to say of it."""
     work, models = scenario.work, scenario.devices.source_models
     ratio, low, high = found
     before = scenario.shared.once("typical times", (ladders, models), lambda: ladders.times(
@@ -294,7 +291,6 @@ def _typical(scenario: Scenario, edited: _EditedCalls, ladders: Ladders, typical
         unsized_ns += int(work.measured_ns[own].sum())
         known += [] if family is Family.OTHER else [family.value]
     share = unsized_ns / max(work.measured_ns.sum(), 1)
-    if share > 0.005:
-        notes.append(f"{share:.0%} of the kernels' time is of operations whose sizes the trace does not have; they "
-                     f"were scaled as typical work of their families ({', '.join(known) or 'none known'}), in fp32, "
-                     "that takes as long.")
+    return [] if share <= 0.005 else [
+        f"{share:.0%} of the kernels' time is of operations whose sizes the trace does not have; they were scaled as "
+        f"typical work of their families ({', '.join(known) or 'none known'}), in fp32, that takes as long."]

@@ -22,7 +22,7 @@ from graph_predictor.prediction.shared import Shared
 from graph_predictor.recorded.counted_steps import step_lengths
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.engine import structure_of
-from graph_predictor.simulation.program import NEVER, ItemKind, Program, Structure, step_items
+from graph_predictor.simulation.program import NEVER, ItemKind, Program, Structure, pointers, step_items
 from tracer.arrays import Bool, Int64
 from tracer.errors import ForetraceError
 
@@ -254,7 +254,7 @@ def _copied(rows: Int64, counts: Int64, length: int, copies: int) -> tuple[Int64
     Returns:
         The groups' first new rows [groups + 1], and the copies.
     """
-    pointer = np.concatenate([[0], np.cumsum(counts * copies)]).astype(np.int64)
+    pointer = pointers(counts * copies)
     place = np.arange(len(rows)) + np.repeat(pointer[:-1] - (np.cumsum(counts) - counts), counts)
     found = _Copies(np.full(length, -1, np.int64), np.zeros(length, np.int64),
                     np.empty(pointer[-1], np.int64), np.empty(pointer[-1], np.int64))
@@ -301,7 +301,7 @@ def _queue(cycle: Cycle, items: _Copies, kernels: _Copies, copies: int) -> tuple
         before[rows] = reached[p.item_queue[items.of[rows]]] + items.copy[rows] * len(mine)
         entries += [kernels.at(mine, number) for number in range(copies)]
         counts.append(len(mine) * copies)
-    pointer = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    pointer = pointers(counts)
     return (pointer, np.concatenate(entries) if entries else np.zeros(0, np.int64)), before
 
 
@@ -320,7 +320,7 @@ def _edges(pointer: Int64, source: Int64, values: tuple[np.ndarray, ...], owners
     kept = (found >= 0) & (from_copy >= 0)
     kept &= sources.first[np.maximum(found, 0)] >= 0
     found, from_copy = found[kept], from_copy[kept]
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(at[kept], minlength=len(owner)))]).astype(np.int64)
+    ptr = pointers(np.bincount(at[kept], minlength=len(owner)))
     return ptr, (sources.at(found, from_copy), *(value[row[kept]] for value in values))
 
 

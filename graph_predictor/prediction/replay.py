@@ -20,7 +20,7 @@ from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.unprofiled import on_unprofiled_clock, unprofiled
 from graph_predictor.recorded.counted_steps import CountedSteps, StepLengths
-from graph_predictor.recorded.damage import check_device_work, damage_notes
+from graph_predictor.recorded.damage import check_device_work, damage_notes, rank_number
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.changed_program import with_residuals
 from graph_predictor.simulation.critical_path import PathStart
@@ -42,6 +42,8 @@ Event = tuple[str, int]
 @dataclass(frozen=True, slots=True, eq=False)
 class CountedSpan:
     """A step of one rank, or the rank's whole window.
+
+    The same span gives the step's measured time, its simulated time, and where the walk along its path begins.
 
     Attributes:
         program: what the events are of, or any other program of the same rows.
@@ -373,11 +375,6 @@ def scaled_durations(program: Program, graphs: Sequence[ExecutionGraph], factor:
     kinds = np.concatenate([g.kernels.kind for g in graphs]) if graphs else np.zeros(0, np.int8)
     scaled = whole_ns(program.kernel_duration * factor)
     return np.where(kinds == KernelKind.COLLECTIVE, program.kernel_duration, scaled)
-
-
-def rank_number(graph: ExecutionGraph, position: int) -> int:
-    """Return the rank the trace names, else its place in the job."""
-    return graph.meta.rank if graph.meta.rank >= 0 else position
 
 
 def _whole_window(built: Built, program: Program, simulated: Simulated, under: Simulated, rank: int) -> ReplayedStep:

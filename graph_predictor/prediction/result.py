@@ -79,12 +79,17 @@ class PathItem:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SteadyStep:
     """The steady state of a step, µs a step: what a prediction says of it but its interval and prices.
 
     Attributes:
-        step_time_us, gpu_active_us, bound, bounds_us, critical_path, per_rank: as in ``Prediction``.
+        step_time_us: expected time of a step.
+        gpu_active_us: time a step in which device work other than collectives runs, of the most active rank.
+        bound: what decides the step time: "host", "compute", "memory copy", "exposed communication", …
+        bounds_us: critical path of the rank that decides (see ``bottleneck_rank``) by bound; adds up to the step time.
+        critical_path: its largest entries, the longest first.
+        per_rank: the same by rank.
     """
 
     step_time_us: float
@@ -96,18 +101,12 @@ class SteadyStep:
 
 
 @dataclass(slots=True, repr=False)
-class Prediction(Shown):
+class Prediction(SteadyStep, Shown):
     """The steady state of a (changed) training step.
 
     Attributes:
-        step_time_us, interval_us: expected time of a step and its 80% interval.
-        gpu_active_us: time a step in which device work other than collectives runs, of the most active rank;
-            ``gpu_active_interval_us`` is its 80% interval.
-        bound: what decides the step time: "host", "compute", "memory copy", "exposed communication", …
-        per_rank: the same by rank.
-        bounds_us: critical path of the rank that decides (see ``bottleneck_rank``) by bound; adds up to the step time.
+        interval_us, gpu_active_interval_us: 80% intervals of the step time and of the GPU's active time.
         families_us: device time a step by family of work, of the rank that decides.
-        critical_path: its largest entries, the longest first.
         sources: share of all host and device time of the step, of all ranks, by its source.
         kernel_sources: share of the device time by source.
         profiled: whether times are those under the profiler; else they are those of the step without it.
@@ -124,14 +123,8 @@ class Prediction(Shown):
         warnings: what makes the number less reliable; notes: what was assumed.
     """
 
-    step_time_us: float
     interval_us: tuple[float, float]
-    gpu_active_us: float
-    bound: str
-    per_rank: list[RankPrediction]
-    bounds_us: dict[str, float]
     families_us: dict[str, float]
-    critical_path: list[PathItem]
     sources: dict[str, float]
     kernel_sources: dict[str, float]
     profiled: bool = True

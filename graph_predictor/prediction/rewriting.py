@@ -22,7 +22,7 @@ from graph_predictor.prediction.operation_costs import computing_operations
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.work import Gone, Replacement, WorkUnits
-from graph_predictor.simulation.program import ItemKind
+from graph_predictor.simulation.program import ItemKind, owners
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
@@ -53,7 +53,7 @@ def _device_units(scenario: Scenario) -> WorkUnits:
     last[work.kernel_group[order]] = order  # the last one written stays
     # What starts a kernel beside its launch and its stream's previous one, and what waits for it.
     previous = program.kernel_previous[first]
-    owner = np.repeat(np.arange(len(program.kernel_item)), np.diff(program.edge_ptr))
+    owner = owners(program.edge_ptr)
     other = program.edge_kernel != program.kernel_previous[owner]
     awaits = np.zeros(len(program.kernel_item), np.bool_)
     awaits[owner[other]] = True
@@ -138,6 +138,7 @@ def host_weight(scenario: Scenario, chosen: list[Bool], factor: float, before: l
 
 
 LEAST_US = 1e-3
+"""No work is taken to be shorter, to divide by: a nanosecond."""
 
 
 @dataclass(slots=True)
@@ -328,7 +329,7 @@ def _calls_in(scenario: Scenario, operations: list[Bool]) -> Bool:
 def _wait_for(scenario: Scenario, kernels: Bool) -> Bool:
     """Return which items of the recorded program wait for any of the kernels."""
     program = scenario.built.program
-    item = np.repeat(np.arange(len(program.item_kind)), np.diff(program.wait_ptr))
+    item = owners(program.wait_ptr)
     found = np.zeros(len(program.item_kind), np.bool_)
     found[item[kernels[program.wait_kernel]]] = True
     return found

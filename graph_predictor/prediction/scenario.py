@@ -21,7 +21,7 @@ from graph_predictor.prediction.work import Rewriting, Work, WorkUnits, describe
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_slices import HostSlices
 from kernel_models.device import DeviceSpec
-from kernel_models.device_edit import scaled_device
+from kernel_models.device_choice import scaled_device
 from kernel_models.launch_constants import LaunchConstants
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall

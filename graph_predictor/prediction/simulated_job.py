@@ -13,15 +13,15 @@ import numpy as np
 from graph_predictor.prediction.edited_host import EditedHost
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.repeat import Repeated
-from graph_predictor.prediction.replay import Replay, rank_number
+from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.work import Gone
+from graph_predictor.recorded.damage import rank_number
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_slices import HostSlices, host_slices
 from graph_predictor.simulation.program import ItemKind, Program, Simulated
 from tracer.arrays import Float64, Int64
 from tracer.graph import ExecutionGraph
-from tracer.job import graphs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +117,12 @@ class SimulatedJob:
         return found
 
 
-def replayed_job(replay: Replay) -> SimulatedJob:
+def replayed_job(result: Replay) -> SimulatedJob:
     """Return a replay as a simulated job."""
-    built, program = replay.built, replay.program
+    built, program = result.built, result.program
     items, kernels = (np.arange(len(rows), dtype=np.int64) for rows in (program.item_kind, program.kernel_item))
-    return SimulatedJob(built, program, replay.simulated, items, kernels, np.zeros(len(items), np.int64), None,
-                        "replayed", tuple(replay.notes), replay.step_ns or None)
+    return SimulatedJob(built, program, result.simulated, items, kernels, np.zeros(len(items), np.int64), None,
+                        "replayed", tuple(result.notes), result.step_ns or None)
 
 
 def predicted_job(step: SimulatedStep) -> SimulatedJob:
@@ -141,8 +141,6 @@ def simulated_job(source: object) -> SimulatedJob:
     Raises:
         ForetraceError: it is none of these, or cannot be simulated.
     """
-    from graph_predictor.prediction.replay import replay
-
     if isinstance(source, SimulatedJob):
         return source
     if isinstance(source, Replay):
@@ -151,5 +149,4 @@ def simulated_job(source: object) -> SimulatedJob:
         return predicted_job(source)
     if isinstance(source, Baseline):
         return predicted_job(source.simulated())
-    graphs = graphs_of(source)  # type: ignore[arg-type]
-    return replayed_job(replay(graphs))
+    return replayed_job(replay(source))  # type: ignore[arg-type]

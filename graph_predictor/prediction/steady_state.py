@@ -32,8 +32,10 @@ if TYPE_CHECKING:
 
 
 FIRST_COPIES = 4
+"""Two consecutive periods take three copies, behind a first one that nothing is before."""
 MOST_COPIES = 64
 MOST_EVENTS = 4_000_000
+"""Copies, and items and kernels in them, beyond which a period that still changes is reported instead."""
 SAME = 1e-4
 """Two consecutive periods that differ by no more than this share are the steady state."""
 
@@ -160,12 +162,12 @@ def steady_shares(steady: Steady, kinds: Int8) -> Overlapping:
         return rows, repeated.kernel[rows], np.flatnonzero(kind == KernelKind.COLLECTIVE), OverlappingKernels.of(
             program.kernel_ptr, kind, program.kernel_group, mine)
 
-    rows, recorded, collectives, beside = repeated.shared.once("beside", (kinds,), asked)
+    rows, recorded, collectives, overlapping = repeated.shared.once("overlapping", (kinds,), asked)
     transfer = np.zeros(len(program.kernel_group), np.int64)
     length = (simulated.kernel_end - simulated.kernel_start)[collectives]
     transfer[collectives] = np.where(program.kernel_group[collectives] >= 0, np.minimum(
         steady.kernel_duration[collectives], length), length)
-    found = beside.shares(simulated.kernel_start, simulated.kernel_end, transfer)
+    found = overlapping.shares(simulated.kernel_start, simulated.kernel_end, transfer)
     shares = []
     for values in (found.transfer, found.waiting, found.computing):
         by_recorded = np.zeros(len(kinds))
@@ -181,7 +183,12 @@ def matters(change: Float64, times: KernelTimes, steady: Steady) -> bool:
 
 
 def slowed(times: KernelTimes, change: Float64, contention: Contention) -> KernelTimes:
-    """Return the kernels' times with a logarithm each added, and a note that says so."""
+    """Return the kernels' times with a logarithm each added, and a note that says so.
+
+    Recorded times hold what an overlapping collective cost. Where an edit changes what overlaps what, each kernel's
+    time changes by the slow-down that the recording's own instances show (``comm.contention``) times the change of its
+    share. Shares follow from times and times from shares, so that both are found in turn.
+    """
     touched = np.abs(change) > TOLD
     wide, ns = CONTENTION * np.abs(change), times.ns * np.exp(change)
     notes = list(times.notes)

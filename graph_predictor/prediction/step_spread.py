@@ -13,7 +13,7 @@ from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_slices import HostSlices, data_loading_operations, exclusive_time
 from graph_predictor.simulation.host_waits import waiting_calls
 from kernel_models.spreads import END, USUAL_STEPS
-from tracer.arrays import Bool, Float64, Int64
+from tracer.arrays import Float64, Int64
 from tracer.columns import kinds_of
 from tracer.graph import NONE, ExecutionGraph, OpKind
 
@@ -34,7 +34,12 @@ def unprofiled_stretches(built: Built) -> Float64:
 
 
 def mean_spread(times: Float64) -> float:
-    """Log half width of the 80% interval of steps to come, from steps that took these times."""
+    """Log half width of the 80% interval of steps to come, from steps that took these times.
+
+    Few steps say little of their own spread, so that it is drawn to a usual one. Steps near each other are alike
+    (clocks, other work on the machine): the mean of several is hardly surer of the steps to come than one of them is,
+    and the spread between steps is taken for that of their mean.
+    """
     log = np.log(times[times > 0])
     squares = float(((log - log.mean()) ** 2).sum()) if len(log) else 0.0
     return END * float(np.sqrt((USUAL_STEPS**2 + squares) / max(len(log), 1)))
@@ -64,24 +69,19 @@ def drift(times: Float64) -> float | None:
     return total if one_way and abs(total) > DRIFT else None
 
 
-def step_totals(built: Built, cycle: Cycle, slices: HostSlices) -> Float64:
-    """Host time of each step of the cycle, ns, of the first rank."""
-    return _totals(built, cycle, slices, np.ones(len(slices), np.bool_))
+def step_totals(built: Built, cycle: Cycle, slices: HostSlices, *, unblocked: bool = False) -> Float64:
+    """Host time of each step of the cycle, ns, of the first rank.
 
-
-def unblocked_totals(built: Built, cycle: Cycle, slices: HostSlices) -> Float64:
-    """The same without the calls that wait for the device: what they take beyond the wait for known device work is
-    the driver's and the device's, and goes from one step to another; how fast the host works it does not say."""
-    program, mine = built.program, (slices.rank == 0) & slices.is_cost
-    waits = np.zeros(len(slices), np.bool_)
-    waits[mine] = waiting_calls(built.graphs[0])[program.item_row[slices.item[mine]]]
-    return _totals(built, cycle, slices, ~waits)
-
-
-def _totals(built: Built, cycle: Cycle, slices: HostSlices, counted: Bool) -> Float64:
+    ``unblocked`` leaves out the calls that wait for the device: what they take beyond the wait for known device work is
+    the driver's and the device's, and goes from one step to another; how fast the host works it does not say.
+    """
     program, graph = built.program, built.graphs[0]
     start = graph.steps.start_ns[cycle.row[0]]
-    rows = np.flatnonzero(counted & (slices.rank == 0) & cycle.working[slices.item])
+    rows = np.flatnonzero((slices.rank == 0) & cycle.working[slices.item])
+    if unblocked:
+        waits = slices.is_cost[rows]
+        waits[waits] = waiting_calls(graph)[program.item_row[slices.item[rows[waits]]]]
+        rows = rows[~waits]
     when = program.recorded_item_start[slices.item[rows]] - built.clock_ns[0]
     # The end of a step is the instant at which the next one begins: what it ends with is its own.
     place = np.clip(np.searchsorted(start, when, side="left") - 1, 0, None)
@@ -102,6 +102,13 @@ QUANTILES = (0.1, 0.9)
 @dataclass(frozen=True, slots=True)
 class StepKinds:
     """Difference of a job's recorded steps in what they do.
+
+    ::
+
+        recorded    | train | train + evaluate | train | train |         one median tells of neither kind
+        recorded    | [7, 33] | [7, 81] | [7, 24] |                      batches padded to their own longest
+
+    A prediction is of the steps it rests on. Where others do other work, that is said, and its interval covers them.
 
     Attributes:
         text: what differs, a sentence.

@@ -12,7 +12,7 @@ from graph_predictor.prediction.replay import replayed_steps, slowest_mean_ns
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.engine import simulate
 from kernel_models.collectives import CollectiveBatch, CommError, Topology
-from kernel_models.collectives.cluster import same_gpu
+from kernel_models.collectives.measurements import same_gpu
 from kernel_models.collectives.tuner import MARGIN, Predict
 from tracer.arrays import Bool
 

@@ -29,23 +29,31 @@ LEAST_LEFT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ProfilerCost:
-    """Cost of one recorded event, ns, and the factor on the host time that is left."""
+    """Cost of one recorded event, ns, and the factor on the host time that is left.
+
+    A capture times steps with nothing watching before it profiles others, so that the difference is known. It has two
+    causes: each recorded operation and call costs something, and the machine may have been slower or faster in one of
+    the two phases. How much of it is whose follows from what events are known to cost, and from how far two phases
+    differ by chance. The profiler reads the clock last when an operation begins and first when it ends:
+
+    ::
+
+        recorded    |= aten::linear =|~~prof~~|= aten::addmm =|~~prof~~|= aten::linear =|
+
+    so that an event's cost lies in the time around its operation, that of the operation it is inside of, or of no
+    operation. On a CPU, where host time is all there is, a factor on what is left then makes the recorded steps take
+    exactly what they took unprofiled.
+    """
 
     event_ns: float
     factor: float
 
 
-def unprofiled_step_ns(scenario: Scenario) -> float:
-    """Median step of a capture with nothing watching, ns; 0 where none was timed."""
-    truth = scenario.built.graphs[0].meta.unprofiled_step_ns
-    return float(np.median(truth)) if truth else 0.0
-
-
 def profiler_cost(scenario: Scenario) -> ProfilerCost | None:
     """Return the cost of a recorded job; ``None`` where it was not timed without the profiler."""
-    unprofiled = unprofiled_step_ns(scenario)
-    if not unprofiled:
+    if not (timed := scenario.built.graphs[0].meta.unprofiled_step_ns):
         return None
+    unprofiled = float(np.median(timed))
     cycle, slices = scenario.cycle, scenario.slices
     events = events_of(scenario)
     mine = cycle.working[slices.item] & (slices.rank == 0)
@@ -166,6 +174,16 @@ def _less(ns: Float64, events: Float64, event_ns: float | Float64) -> Float64:
 
 def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
     """A recorded job with host times without the profiler; the job itself where no step was timed without it.
+
+    A profiler makes every recorded operation and call longer, so that a recording is not the step its user runs. Where
+    a capture timed that step too, the profiler's cost is taken out of the recorded host times first, before anything
+    else looks at them: whatever is edited then is the step without the profiler, and nothing later goes back to the
+    recorded one.
+
+    ::
+
+        recorded        |= op =|prof|= op =|prof|── gap ──|
+        without         |= op =|= op =|── gap ──|
 
     The profiler's cost is one for the whole job: that with which the chosen steps take, in the mean, what the steps
     timed without it took. Outliers are not among them, as the median of the timed ones knows none.

@@ -20,6 +20,7 @@ BEHIND = 0.02
 """A device that takes longer for the steps than the host by more than this share falls behind it: less is what queues
 that fill and drain make of any recording."""
 LEAST_STEPS = 3
+"""Of two lengths neither is the outlier."""
 LIKE_THE_MEDIAN = 0.1
 """Steps as long as the median one, within this share, are typical. Others are outliers: the first one, a stutter."""
 
@@ -27,6 +28,12 @@ LIKE_THE_MEDIAN = 0.1
 @dataclass(frozen=True, slots=True)
 class StepLengths:
     """The recorded steps of one rank, [steps].
+
+    A step ends on the host when its last call returns. Without a blocking call the device may still have work of many
+    steps before it: then the host's steps are short, and the device's last kernels say how fast the job really goes::
+
+        host      |step 0|step 1|step 2|step 3|               0.3 ms from end to end
+        stream      ### step 0 ###|### step 1 ###|### …        1.0 ms from last kernel to last kernel
 
     Attributes:
         host_ns: from the begin to the end of the step on its thread.

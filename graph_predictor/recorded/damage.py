@@ -12,6 +12,11 @@ from tracer.job import Job
 from tracer.lost_launches import captured_launches, captured_of_steps
 
 
+def rank_number(graph: ExecutionGraph, position: int) -> int:
+    """Return the rank the trace names, else its place in the job."""
+    return graph.meta.rank if graph.meta.rank >= 0 else position
+
+
 def by_rank(notes: Sequence[tuple[int, str]], ranks: int) -> list[str]:
     """Notes of several ranks, each given once, with the ranks it is about unless it is about all of them."""
     told: dict[str, list[int]] = {}
@@ -24,7 +29,7 @@ def damage_notes(graphs: Sequence[ExecutionGraph]) -> list[str]:
     """The loss reports' sentences of the ranks whose files were damaged or that were traced by shapes alone, which say
     what was left out or assumed; empty if there are none."""
     notes = [
-        (graph.meta.rank if graph.meta.rank >= 0 else position, note)
+        (rank_number(graph, position), note)
         for position, graph in enumerate(graphs)
         if graph.meta.loss.truncated_bytes or graph.meta.loss.dropped_events or graph.meta.loss.repaired_events
         or graph.meta.loss.mistimed_kernels or graph.meta.era == SHAPE_ONLY

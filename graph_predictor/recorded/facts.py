@@ -18,6 +18,7 @@ import numpy as np
 
 from graph_predictor.figures import signed_percent
 from graph_predictor.recorded.counted_steps import CountedSteps
+from graph_predictor.recorded.damage import rank_number
 from tracer.arrays import Bool, Int64
 from tracer.columns import union_ns
 from tracer.graph import ExecutionGraph, KernelKind
@@ -25,6 +26,9 @@ from tracer.graph import ExecutionGraph, KernelKind
 
 def active_ns(start: Int64, end: Int64, device: np.ndarray) -> int:
     """Return how long the most active device works, ns.
+
+    Device work other than collectives counts, as a collective's kernel mostly waits for other ranks. Work of several
+    streams at one time counts once. Of several devices the one that is active longest counts.
 
     Args:
         start, end: of device work other than collectives, ns.
@@ -69,7 +73,17 @@ those of two jobs whose devices decide, without the profiler, 15% to 100% of the
 
 def head_start_ns(graph: ExecutionGraph) -> int:
     """Return how long after its call the first launched kernel began, as far as work launched before the recording kept
-    its device busy until then; 0 where no such work was recorded."""
+    its device busy until then; 0 where no such work was recorded.
+
+    ::
+
+        host     … launches |window opens|──[ first call ]──
+        device   ══ work launched before the window ══════════|== the first call's kernel ==|
+                                              └─ head start ──┘
+
+    A host that decides how long its steps take has its device waiting: what it launches starts at once. A device that
+    still has work for milliseconds when the profiler looks for the first time belongs to a host that runs ahead.
+    """
     kernels = graph.kernels
     launched = np.flatnonzero(kernels.launch >= 0)
     before = kernels.launch < 0
@@ -228,7 +242,7 @@ def recorded_facts(graphs: Sequence[ExecutionGraph], steps: CountedSteps | None 
             counts = np.zeros(len(counts), np.bool_)
             counts[list(chosen)] = True
         ranks.append(RankFacts(
-            graph.meta.rank if graph.meta.rank >= 0 else rank, float(steps.ranks[rank].length_ns[counts].mean()),
+            rank_number(graph, rank), float(steps.ranks[rank].length_ns[counts].mean()),
             mean_active_ns(graph, counts) if len(graph.kernels) else None))
     slowest = int(np.argmax([rank.step_ns for rank in ranks]))
     graph, counts = graphs[slowest], steps.counts[slowest]

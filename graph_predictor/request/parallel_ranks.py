@@ -31,7 +31,7 @@ from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.collectives import CollectiveModel
-from kernel_models.dtypes import itemsize, short_dtype
+from kernel_models.tensors import itemsize, short_dtype
 from kernel_models.trace_calls import graph_calls
 from tracer.arrays import Int64
 from tracer.folding import folded_job
@@ -71,6 +71,8 @@ GROUP = "0"
 _DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 NOTE = ("Approximate: the program was not run again. The recording has DDP's buckets and all-reduces added where its "
         "gradients became ready; buffers that DDP would broadcast are left out.")
+MOST_SEPARATE = 8
+"""Worlds up to this size are simulated rank by rank; of larger ones, one rank of each class of equal ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +270,6 @@ def _collectives(gradients: list[Gradient], buckets: list[list[int]], reduces: l
 
 def _code(graph: ExecutionGraph, text: str) -> int:
     return graph.strings.index(text) if text in graph.strings else NONE - 1
-
-
-MOST_SEPARATE = 8
-"""Worlds up to this size are simulated rank by rank; of larger ones, one rank of each class of equal ranks."""
 
 
 def settings_under(plan: ParallelPlan, sizes: Mapping[str, int]) -> dict[str, int]:

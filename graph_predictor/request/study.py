@@ -25,7 +25,7 @@ from graph_predictor.prediction.shared import Shared
 from graph_predictor.sizes.named_sizes import captured_sizes, nearest, parse_also, parse_sets, samples_of
 from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.device_choice import find_device, shape_device, traced_device
+from kernel_models.device_choice import find_device, shape_device
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
@@ -42,6 +42,12 @@ if TYPE_CHECKING:
     from kernel_models.host.model import HostModel
     from kernel_models.profile import DeviceProfile
     from tracer.shape_only.devices import TracedDevice
+
+DEFAULT_DEVICE = "h200-sxm"
+"""A script is traced for this device where none is named."""
+LAW_SETTING = "skew"
+"""Setting of the suite's recommendation models: the exponent of the Zipf law that rows are looked up by."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +93,6 @@ class Configuration:
                 if value != getattr(plain, name)}
 
 
-DEFAULT_DEVICE = "h200-sxm"
-"""A script is traced for this device where none is named."""
-LAW_SETTING = "skew"
-"""Setting of the suite's recommendation models: the exponent of the Zipf law that rows are looked up by."""
-
-T = TypeVar("T")
-
-
 def read_source(source: Sequence[str], window: int = 0, device: str | None = None, *,
                 read: Callable[[list[str], int], Job] | None = None) -> Job:
     """The job of traces, or of a step traced by shapes from SCRIPT.py:FUNCTION.
@@ -109,9 +107,9 @@ def read_source(source: Sequence[str], window: int = 0, device: str | None = Non
         ForetraceError: it cannot be read or traced.
     """
     if is_script(source):
-        from tracer.shape_only.script import trace_script
+        from tracer.shape_only.trace import trace_script
 
-        return assemble_job([trace_script(source[0], traced_device(device or DEFAULT_DEVICE))])
+        return assemble_job([trace_script(source[0], shape_device(find_device(device or DEFAULT_DEVICE)))])
     return read_job(list(source), window=window) if read is None else read(list(source), window)
 
 
@@ -200,7 +198,7 @@ class Study:
             from tracer.shape_only.apart import trace_apart
 
             assert self._code is not None
-            self._job = assemble_job([trace_apart(self._code, traced_device(self._code_device))])
+            self._job = assemble_job([trace_apart(self._code, shape_device(find_device(self._code_device)))])
         return self._job
 
     def predict(self, configuration: Configuration, *, price_per_hour: float | None = None,
@@ -303,11 +301,10 @@ class Study:
             raise EditError("The step was traced by shapes already; trace it again with foretrace trace, or name "
                             "SCRIPT.py:FUNCTION as the source, and leave --code out.")
         if wanted.parallel is not None or (sizes and again):
-            name = (shape_device(spec) if spec is not None else traced_device(self._code_device) if self._job is None
-                    else self._job.graphs[0].meta.device)
+            name = (self._job.graphs[0].meta.device if spec is None and self._job is not None
+                    else shape_device(spec or find_device(self._code_device)))
             try:
-                made = self._once("traced", self._traced, wanted.parallel, tuple(new.items()), name,
-                                 tuple(_straggling(wanted)))
+                made = self._once("traced", self._traced, wanted.parallel, new, name, tuple(_straggling(wanted)))
                 sizes = ()
             except UnknownSizeError:
                 # A user who named the old one means the traced dimensions.
@@ -328,33 +325,33 @@ class Study:
         traced = self._code_device if self._job is None else self._job.graphs[0].meta.device
         return self._profiles.get((spec or find_device(traced)).name)
 
-    def _traced(self, parallel: str | None, sizes: tuple[tuple[str, int], ...],
-                device: str | TracedDevice, also: tuple[int, ...]) -> Job:
+    def _traced(self, parallel: str | None, sizes: dict[str, int], device: str | TracedDevice,
+                also: tuple[int, ...]) -> Job:
         from graph_predictor.request.parallel_ranks import traced
 
         graph = None if self._job is None else self._job.graphs[0]
         if parallel is None:
-            return assemble_job([trace_again(graph, dict(sizes), device, self._code)])
+            return assemble_job([trace_again(graph, sizes, device, self._code)])
         if graph is None or not graph.meta.workload:
             raise EditError("Only a workload of the suite can be traced again under a plan; trace your own script "
                             "under it with foretrace trace SCRIPT.py:FUNCTION --world-size N.")
-        return traced(ParallelPlan.parse(parallel), graph.meta.workload, device, sizes=dict(sizes), also=also)
+        return traced(ParallelPlan.parse(parallel), graph.meta.workload, device, sizes=sizes, also=also)
 
     # -- a recorded source --------------------------------------------------------------------------------------------
 
     def _measured(self, wanted: Configuration, alone: str | None) -> tuple[Baseline, list[Edit]]:
         edits: list[Edit] = []
         if wanted.parallel is not None:
-            start = self._once("ranks", self._on_ranks, wanted.parallel, wanted.sizes,
-                               (wanted.topology, wanted.comm_profile, wanted.device, wanted.comm_backend,
-                                wanted.comm_choices, alone),
-                               tuple(_straggling(wanted)))
+            ranks = tuple(_straggling(wanted))
+            key = (wanted.parallel, wanted.sizes, wanted.topology, wanted.comm_profile, wanted.device,
+                   wanted.comm_backend, wanted.comm_choices, alone, ranks)
+            start = self._shared.once("ranks", key, lambda: self._on_ranks(wanted, alone, ranks))
         else:
             start, edits = self._sized(wanted)
         if wanted.device is not None:
             spec = find_device(wanted.device)
             if wanted.parallel is not None:  # its collectives must not hide that a CPU's step has no kernels
-                self._once("device", self._can_move, wanted.device)
+                self._shared.once("device", (spec,), lambda: Device(spec).apply(self._known().scenario))
             edits.append(Device(spec, self._profiles.get(spec.name)))
         if wanted.host_from is not None:
             from kernel_models.host.model import host_names, is_host_file
@@ -362,27 +359,20 @@ class Study:
             if wanted.host_from in host_names() or "," in wanted.host_from or is_host_file(wanted.host_from):
                 raise EditError(f"--host-from {wanted.host_from}: a recorded step takes the host of one capture, "
                                 "operation by operation; several, and hosts by name or file, are for steps that never "
-                                "ran. "
-                                "Give one capture.")
+                                "ran. Give one capture.")
             edits.append(HostFrom(self._once("host", self._other, wanted.host_from).graphs, wanted.host_from))
         return start, edits
 
-    def _on_ranks(self, parallel: str, sizes: tuple[str, ...], where: tuple[str | None, ...],
-                  also: tuple[int, ...]) -> Baseline:
+    def _on_ranks(self, wanted: Configuration, alone: str | None, also: tuple[int, ...]) -> Baseline:
         from graph_predictor.request.parallel_ranks import on_ranks, settings_under
 
-        assert self._recorded is not None
-        topology, profile, device, backend, choices, alone = where
-        collectives = self._cluster(Configuration(
-            parallel=parallel, topology=topology, comm_profile=profile, comm_backend=backend, comm_choices=choices,
-            device=device), alone)
-        plan = ParallelPlan.parse(parallel)
-        _, new = parse_sets(sizes)
+        plan = ParallelPlan.parse(wanted.parallel or "")
+        _, new = parse_sets(wanted.sizes)
         workload = self.job.graphs[0].meta.workload
         if new and not workload:
             raise EditError("A step that cannot be traced again is not spread over ranks at other sizes too; leave "
                             "--set or --parallel out.")
-        found = on_ranks(self._recorded, plan, collectives, sizes=new, also=also)
+        found = on_ranks(self._known(), plan, self._cluster(wanted, alone), sizes=new, also=also)
         settings = {**workload.get("settings", {}), **settings_under(plan, new)}
         samples, was = samples_of(settings), samples_of(workload.get("settings", {}))
         if samples is not None and was:
@@ -390,14 +380,9 @@ class Study:
         # Ranks of a tensor- or pipeline-parallel group work on the same samples.
         return found if samples is None else found.with_items(samples * plan.dp / plan.world_size)
 
-    def _can_move(self, device: str) -> None:
-        assert self._recorded is not None
-        Device(find_device(device)).apply(self._recorded.scenario)
-
     def _sized(self, wanted: Configuration) -> tuple[Baseline, list[Edit]]:
         """Other sizes by the best way there is: the program traced again, or the nearest capture scaled."""
-        recorded = self._recorded
-        assert recorded is not None
+        recorded = self._known()
         if not wanted.sizes:
             return recorded, []
         from graph_predictor.sizes.scaling import Sizes
@@ -405,38 +390,39 @@ class Study:
         old, new = parse_sets(wanted.sizes)
         reason = why_not(recorded, wanted.code)
         if reason is None and (wanted.code is not None or not wanted.also):
-            key = (tuple(new.items()), tuple(old.items()), wanted.code)
-            return self._shared.once("retraced", key, lambda: retrace(recorded, new, old, code=wanted.code)), []
+            start = self._shared.once("retraced", (new, old, wanted.code),
+                                      lambda: retrace(recorded, new, old, code=wanted.code))
+            return start, []
         if wanted.code is not None:
             raise EditError(f"{reason}; leave --code out.")
         if wanted.also:
-            start, edit = self._once("nearest", self._nearest, wanted.also, tuple(new.items()), tuple(old.items()))
+            start, edit = self._once("nearest", self._nearest, wanted.also, new, old)
             return start, [edit]
         noted = recorded_sizes(recorded)
         because = f"{reason}; the sizes of one capture were scaled instead." if noted and reason else ""
         return recorded, [Sizes.parse(list(wanted.sizes), noted, because)]
 
-    def _nearest(self, also: tuple[str, ...], new: tuple[tuple[str, int], ...],
-                 old: tuple[tuple[str, int], ...]) -> tuple[Baseline, Edit]:
+    def _nearest(self, also: tuple[str, ...], new: dict[str, int], old: dict[str, int]) -> tuple[Baseline, Edit]:
         """Return the capture whose sizes are nearest to those asked for, and the change of its sizes."""
         from graph_predictor.sizes.scaling import Sizes
 
-        assert self._recorded is not None
         others = [parse_also(text) for text in also]
-        source = self._recorded.scenario.devices.source
-        captures = [self._recorded, *(self._once("capture", self._capture, path, source) for path, _ in others)]
-        sizes = captured_sizes([one.built.graphs[0] for one in captures],
-                               [dict(old), *(sizes for _, sizes in others)], dict(new))
-        wanted = {**sizes[0], **dict(new)}
+        captures = [self._known(), *(self._once("capture", self._capture, path) for path, _ in others)]
+        sizes = captured_sizes([one.built.graphs[0] for one in captures], [old, *(sizes for _, sizes in others)], new)
+        wanted = {**sizes[0], **new}
         chosen = nearest(sizes, wanted)
         at = [", ".join(f"{name}={size}" for name, size in one.items()) for one in sizes]
         changes = tuple((name, size, wanted[name]) for name, size in sizes[chosen].items() if size != wanted[name])
         return captures[chosen], Sizes(changes, f"Of the captures at {' and '.join(at)} the one at {at[chosen]} is "
                                                 "nearest and was scaled.")
 
-    def _capture(self, path: str, device: DeviceSpec | None) -> Baseline:
-        found = baseline_of(self._once("captures", self._other, path), device=device, profiled=self._profiled)
-        return found.with_models(self._profiles)
+    def _capture(self, path: str) -> Baseline:
+        device = self._known().scenario.devices.source
+        return baseline_of(self._other(path), device=device, profiled=self._profiled).with_models(self._profiles)
+
+    def _known(self) -> Baseline:
+        assert self._recorded is not None
+        return self._recorded
 
     # -- shared -------------------------------------------------------------------------------------------------------
 

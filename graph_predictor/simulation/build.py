@@ -18,7 +18,7 @@ from graph_predictor.simulation.device_waits import (
 )
 from graph_predictor.simulation.host_items import HostItems, build_host_items, hold_back
 from graph_predictor.simulation.host_waits import HostWaits, allocation_waits, infer_host_waits
-from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program
+from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, owners, pointers
 from graph_predictor.simulation.ranks import LONG_AGO, RankView, Rendezvous, job_clock, match_collectives, view_rank
 from kernel_models.launch_constants import LaunchConstants, LaunchSamples, fit_launch_constants
 from tracer.arrays import Float64, Int8, Int64
@@ -73,8 +73,8 @@ def assemble(ranks: Sequence[RankRows], clock_ns: Sequence[int]) -> tuple[Progra
     Returns:
         the program, and the first item of each rank.
     """
-    item_offset = _pointer([len(rank.items.kind) for rank in ranks])
-    kernel_ptr = _pointer([len(rank.kernel_call) for rank in ranks])
+    item_offset = pointers([len(rank.items.kind) for rank in ranks])
+    kernel_ptr = pointers([len(rank.kernel_call) for rank in ranks])
     rows: dict[str, list[np.ndarray]] = {}
 
     def add(**columns: np.ndarray) -> None:
@@ -124,9 +124,9 @@ def assemble(ranks: Sequence[RankRows], clock_ns: Sequence[int]) -> tuple[Progra
         order = np.argsort(owner, kind="stable")
         for name in [name for name in table if name.startswith(f"{prefix}_")]:
             table[name] = table[name][order]
-        table[f"{prefix}_ptr"] = _pointer(np.bincount(owner, minlength=size))
+        table[f"{prefix}_ptr"] = pointers(np.bincount(owner, minlength=size))
     program = Program(
-        thread_ptr=_pointer(table.pop("thread_count")), queue_ptr=_pointer(table.pop("queue_count")),
+        thread_ptr=pointers(table.pop("thread_count")), queue_ptr=pointers(table.pop("queue_count")),
         kernel_ptr=kernel_ptr, kernel_group=np.full(kernels_total, -1, np.int64), group_size=np.zeros(0, np.int64),
         **table)
     return program, item_offset[:-1].tolist()
@@ -134,11 +134,11 @@ def assemble(ranks: Sequence[RankRows], clock_ns: Sequence[int]) -> tuple[Progra
 
 def with_edges(program: Program, target: Int64, source: Int64, fraction: Float64) -> Program:
     """The program with more kernel-to-kernel edges (rows of the whole program), without lag."""
-    own = np.repeat(np.arange(len(program.kernel_item)), np.diff(program.edge_ptr))
+    own = owners(program.edge_ptr)
     owner = np.concatenate([own, target])
     order = np.argsort(owner, kind="stable")
     return replace(
-        program, edge_ptr=_pointer(np.bincount(owner, minlength=len(program.kernel_item))),
+        program, edge_ptr=pointers(np.bincount(owner, minlength=len(program.kernel_item))),
         edge_kernel=np.concatenate([program.edge_kernel, source])[order],
         edge_fraction=np.concatenate([program.edge_fraction, fraction])[order],
         edge_lag=np.concatenate([program.edge_lag, np.zeros(len(target), np.int64)])[order])
@@ -159,10 +159,6 @@ def dissolve(rendezvous: Rendezvous, program: Program) -> None:
     kept = [program.kernel_group[program.kernel_ptr[rank] + k] >= 0 for (rank, k), *_ in rendezvous.groups]
     rendezvous.groups = [members for members, stays in zip(rendezvous.groups, kept, strict=True) if stays]
     rendezvous.intrinsic_ns = [ns for ns, stays in zip(rendezvous.intrinsic_ns, kept, strict=True) if stays]
-
-
-def _pointer(counts: Int64 | Sequence[int]) -> Int64:
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 @dataclass(slots=True)

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
 from graph_predictor.simulation.acyclic_loop import take_away
-from graph_predictor.simulation.program import NEVER, LaunchReference, Program, entries_waited_for, slot_freed
+from graph_predictor.simulation.program import (
+    NEVER,
+    LaunchReference,
+    Program,
+    entries_waited_for,
+    owners,
+    pointers,
+)
 from tracer.arrays import Bool, Int64
 from tracer.graph import NONE
 
@@ -41,6 +49,10 @@ class _Dependencies:
 def without_cycles(program: Program) -> tuple[Program, dict[str, int]]:
     """The program without the inferred dependencies that close cycles, and how many there were of each kind.
 
+    What a recording does not say is inferred, edge by edge: which kernel another one or a call waited for, which slot
+    of the launch queue, which collectives are one. Each looks possible by itself; together they can form a cycle, in a
+    trace whose clocks disagree, say. Program order, launches and the order of streams are facts and stay.
+
     A call whose wait is left out keeps its recorded duration.
     """
     left_out: dict[str, int] = {}
@@ -69,10 +81,10 @@ def _dependencies(p: Program) -> _Dependencies:
     follows[p.thread_ptr[:-1][np.diff(p.thread_ptr) > 0]] = False
     later = item[follows]
     add(items + later - 1, later)
-    owner = np.repeat(item, np.diff(p.after_ptr))
+    owner = owners(p.after_ptr)
     add(items + p.after_item, owner, HAND_OVER, np.arange(len(owner)),
         p.recorded_item_end[p.after_item] > p.recorded_item_start[owner])
-    owner = np.repeat(item, np.diff(p.wait_ptr))
+    owner = owners(p.wait_ptr)
     add(kernel_node[p.wait_kernel], items + owner, BLOCKING, np.arange(len(owner)),
         p.recorded_kernel_end[p.wait_kernel] > p.recorded_item_end[owner])
     in_call = p.kernel_reference == LaunchReference.CALL_START
@@ -80,7 +92,7 @@ def _dependencies(p: Program) -> _Dependencies:
     add(np.where(in_call, p.kernel_item, items + p.kernel_item)[launched], kernel_node[launched])
     behind = kernel[p.kernel_previous >= 0]
     add(kernel_node[p.kernel_previous[behind]], kernel_node[behind])
-    owner = np.repeat(kernel, np.diff(p.edge_ptr))
+    owner = owners(p.edge_ptr)
     whole = p.edge_fraction == 1.0
     since = np.where(whole, p.recorded_kernel_end[p.edge_kernel], p.recorded_kernel_start[p.edge_kernel])
     for kind, mine in ((WAIT_ACROSS, whole), (CONTENTION, ~whole)):
@@ -103,12 +115,9 @@ def _add_queue(p: Program, found: _Dependencies, kernel_node: Int64, first: int)
     opens = np.zeros(len(entry), np.bool_)
     opens[p.queue_ptr[:-1][np.diff(p.queue_ptr) > 0]] = True
     found.add(first + entry[~opens] - 1, first + entry[~opens])
-    channel = np.maximum(p.item_channel, 0)
-    if not len(p.queue_depth):
-        return
-    depth = p.queue_depth[channel]
-    waits = np.flatnonzero((p.item_channel >= 0) & (depth > 0) & (p.item_queue >= depth))
-    slot = p.queue_ptr[channel[waits]] + p.item_queue[waits] - depth[waits]
+    waited_for = entries_waited_for(p)
+    waits = np.flatnonzero(waited_for >= 0)
+    slot = waited_for[waits]
     backward = p.recorded_kernel_end[p.queue_kernel[slot]] > p.recorded_item_end[waits]
     found.add(first + slot, items + waits, QUEUE, waits, backward)
     # A copy in its call is submitted once there is a slot.
@@ -151,10 +160,10 @@ def _without(p: Program, found: _Dependencies, rows: Int64, left_out: dict[str, 
                                      ("after", gone[HAND_OVER], ("after_item", "after_lag"))):
         if len(dropped):
             pointer = getattr(p, f"{prefix}_ptr")
-            owner = np.repeat(np.arange(len(pointer) - 1), np.diff(pointer))
+            owner = owners(pointer)
             kept = ~np.isin(np.arange(len(owner)), dropped)
             counts = np.bincount(owner[kept], minlength=len(pointer) - 1)
-            changes[f"{prefix}_ptr"] = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+            changes[f"{prefix}_ptr"] = pointers(counts)
             changes.update({name: getattr(p, name)[kept] for name in columns})
             if prefix == "wait":
                 alone = np.setdiff1d(owner[dropped], owner[kept])
@@ -186,6 +195,10 @@ def _has_cycle(source: Int64, target: Int64, nodes: int) -> bool:
 def without(program: Program, kernels: Bool, items: Bool) -> Program:
     """Return a program without some kernels and calls. Durations and costs are left to the caller.
 
+    Rows stay where they are, so that every other column of the program keeps its meaning. A kernel that is gone takes
+    no time and adds none: no latency, no gap, no lag, no rendezvous and no entry of the launch queue. A call that is
+    gone waits for nothing.
+
     Args:
         program: the program. Columns of its dependencies that do not change are kept as they are (``same_order``).
         kernels: those that are gone.
@@ -210,7 +223,7 @@ def _waits(p: Program, gone: Bool) -> dict[str, np.ndarray]:
     if not count[gone].any():
         return {}
     kept = np.repeat(~gone, count)
-    return {"wait_ptr": _pointer(np.where(gone, 0, count)), "wait_kernel": p.wait_kernel[kept],
+    return {"wait_ptr": pointers(np.where(gone, 0, count)), "wait_kernel": p.wait_kernel[kept],
             "wait_lag": p.wait_lag[kept]}
 
 
@@ -229,7 +242,7 @@ def _queue(p: Program, gone: Bool, items: Bool) -> dict[str, np.ndarray]:
     kept = ~gone[p.queue_kernel]
     if kept.all() or not (entries_waited_for(p) >= 0).any():
         return {}
-    before = _pointer(kept)
+    before = pointers(kept)
     first = p.queue_ptr[np.maximum(p.item_channel, 0)]
     there = (p.item_channel >= 0) & (p.item_queue >= 0)
     entry = np.where(there, first + p.item_queue, 0)
@@ -238,13 +251,11 @@ def _queue(p: Program, gone: Bool, items: Bool) -> dict[str, np.ndarray]:
             "item_channel": np.where(items, NONE, p.item_channel)}
 
 
-def _pointer(counts: np.ndarray) -> Int64:
-    """Return where each row begins, and where the last one ends."""
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-
 def with_residuals(program: Program) -> Program:
     """The same program with each kernel's and each call's residual against its recorded time added (ns).
+
+    A replay with residuals is a playback: it shows that bookkeeping is right, and nothing about the model. It is the
+    starting point for edits that should keep every recorded irregularity in place.
 
     A residual is the recorded time less what the program says from *recorded* inputs; it is added to every term the
     time is a maximum of, so the recorded times solve the program again.
@@ -267,7 +278,7 @@ def with_residuals(program: Program) -> Program:
             p.kernel_duration)
 
     said_end = item_start + p.item_cost
-    owner = np.repeat(np.arange(len(p.item_kind)), np.diff(p.wait_ptr))
+    owner = owners(p.wait_ptr)
     if len(owner):
         np.maximum.at(said_end, owner, end[p.wait_kernel] + p.wait_lag)
     slot = _freed_slots(p, end)
@@ -304,7 +315,7 @@ def _kernel_start(p: Program, item_start: Int64, item_end: Int64, start: Int64, 
     by_stream = np.maximum(queued, start[p.kernel_previous])
     clamped_gap = np.where(follows, by_stream - queued, 0)
     said = np.maximum(said, np.where(follows, by_stream, NEVER))
-    owner = np.repeat(np.arange(len(start)), np.diff(p.edge_ptr))
+    owner = owners(p.edge_ptr)
     if len(owner):
         source = p.edge_kernel
         ready = np.where(p.edge_fraction == 1.0, end[source], start[source] + (
@@ -320,10 +331,6 @@ def _submitted(p: Program, item_start: Int64, end: Int64) -> Int64:
 
 def _freed_slots(p: Program, end: Int64) -> Int64:
     """Return when the launch queue had a slot for each item in the recording (``NEVER``: it was never full before)."""
-    freed = np.full(len(p.item_kind), NEVER, np.int64)
-    for channel, depth in enumerate(p.queue_depth.tolist()):
-        rows = np.flatnonzero((p.item_channel == channel) & (p.item_queue >= depth))
-        if depth > 0 and len(rows):
-            entries = p.queue_kernel[p.queue_ptr[channel]:p.queue_ptr[channel + 1]]
-            freed[rows] = slot_freed(end[entries], p.item_queue[rows], depth)
-    return freed
+    entry = entries_waited_for(p)
+    left = [np.maximum.accumulate(end[p.queue_kernel[low:high]]) for low, high in pairwise(p.queue_ptr.tolist())]
+    return np.where(entry >= 0, np.concatenate([*left, np.zeros(1, np.int64)])[entry], NEVER)

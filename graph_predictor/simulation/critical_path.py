@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from graph_predictor.simulation.path_loop import AT_ITEM, AT_KERNEL, AT_NOTHING, Segments, Walks, walk_back
+from graph_predictor.simulation.path_loop import AT_ITEM, AT_KERNEL, AT_NOTHING, PathSegments, Walks, walk_back
 from graph_predictor.simulation.program import Bound, Program, Simulated
 from tracer.arrays import Bool, Int8, Int64
 from tracer.graph import ExecutionGraph, KernelKind
@@ -92,7 +92,7 @@ class Causes:
         first[self.program.thread_ptr[:-1]] = 1
         return columns(Program, self.program), columns(Simulated, self.simulated), first
 
-    def walk(self, starts: Sequence[PathStart], room: int, across: bool) -> tuple[Segments, Int64, Int64]:
+    def walk(self, starts: Sequence[PathStart], room: int, across: bool) -> tuple[PathSegments, Int64, Int64]:
         """Walk back from several places.
 
         Args:
@@ -110,11 +110,11 @@ class Causes:
             np.array([each.end_ns for each in starts], np.int64), np.array([each.stop_ns for each in starts], np.int64),
             # No segments, the first walk, at none of its places yet.
             np.array([0, 0, -1, -1, 0], np.int64), np.zeros(len(starts) + 1, np.int64), first, self._bounds)
-        found = Segments(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int8),
+        found = PathSegments(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int8),
                          np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.bool_))
         sums = np.zeros((len(starts), len(Bound)), np.int64)
         while walk_back(program, simulated, walks, found, int(across), sums) < len(starts):
-            found = Segments(*(np.concatenate([column, np.empty_like(column)]) for column in (
+            found = PathSegments(*(np.concatenate([column, np.empty_like(column)]) for column in (
                 getattr(found, each.name) for each in fields(found))))
         return found, walks.first, sums
 

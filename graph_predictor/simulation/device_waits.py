@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from graph_predictor.simulation.program import NEVER, slot_freed
+from graph_predictor.simulation.program import NEVER
 from graph_predictor.simulation.ranks import LONG_AGO, RankView
 from kernel_models.launch_constants import RETURN_DEFAULT_NS, LaunchConstants
 from tracer.arrays import Bool, Float64, Int64
@@ -32,6 +32,7 @@ JUST_ENDED_NS = 15_000
 CLOCK_NS = 1_000
 """Older traces round times to a microsecond."""
 EDGE_LAG_DEFAULT_NS = 2_000
+"""Lag of a wait across streams where no wait of the trace shows one."""
 
 
 @dataclass(slots=True)
@@ -259,10 +260,13 @@ CUDA_DEPTH = 1_022
 ENTRIES_PER_GRAPH = 9
 """(1,022 - 919) / 11 entries: from the A100 figures above."""
 NEARLY_FULL = 850
+"""Entries: the A100 above, where graphs take several, was full at 908."""
 BLOCKED_NS = 30_000
 """A launch call this long with a nearly full queue was blocked."""
 RETURNS_WITHIN_NS = 30_000
+"""A call that returns at most this long after a kernel's end can have waited for that kernel."""
 FEW_BLOCKED = 5
+"""Fewer calls that agree on a depth may do so by chance."""
 CONTRADICTED_NS = 20_000
 """A call that returned this long before its slot was free did not wait for it (clocks of host and device differ)."""
 
@@ -270,6 +274,12 @@ CONTRADICTED_NS = 20_000
 @dataclass(slots=True)
 class LaunchQueue:
     """One rank's queue: entries of each channel, and each call's channel and place.
+
+    A launch call blocks while ``depth`` earlier pieces of work of its channel have not left it, and returns a constant
+    lag after one of them does; entries leave in the order they were submitted in. CUDA gives each stream a channel of
+    its own, or one to all where ``CUDA_DEVICE_MAX_CONNECTIONS`` is 1; which of the two it was is read off the calls
+    that blocked. A CUDA graph takes several entries: on an A100 the limit was reached at about 908–930 launches plus
+    9–13 graphs instead of 1,022 launches.
 
     Attributes:
         kernel: kernel row of every entry, channel by channel in launch order (a graph's last kernel several times).
@@ -441,3 +451,14 @@ def _nearest_channel(view: RankView, channel: Int64, lost: Int64) -> Int64:
             at = np.searchsorted(calls.start_ns[own], calls.start_ns[lost[mine]], side="right") - 1
             found[mine] = channel[own[np.maximum(at, 0)]]
     return found
+
+
+def slot_freed(ends: Int64, before: Int64, depth: int) -> Int64:
+    """Return when a channel had room after the first ``before`` entries: the first ``before - depth + 1`` of them had
+    left."""
+    leaves = before - depth
+    left = np.maximum.accumulate(ends) if len(ends) else ends
+    freed = np.full(len(before), NEVER, np.int64)
+    full = leaves >= 0
+    freed[full] = left[leaves[full]]
+    return freed

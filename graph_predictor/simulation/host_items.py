@@ -30,6 +30,7 @@ HAND_OVER_GAP_NS = 100_000
 RESUME_GAP_NS = 20_000
 """A caller's pause this long, with the autograd thread busy, is a wait for it."""
 MOSTLY = 0.5
+"""Share of a pause from which on the other thread's work fills it."""
 LOADER_WAIT_NS = 1_000_000
 """A multi-process loader's largest pause inside ``__next__``, if longer, is the wait for the batch; a ready batch is
 unpacked in 0.1–0.3 ms (8×A100 trace)."""

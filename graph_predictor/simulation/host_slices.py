@@ -31,7 +31,14 @@ ROOM = 64
 
 @dataclass
 class HostTime:
-    """Disjoint intervals sorted by (thread, start), ns of the rank's window; ``op`` is the innermost operation."""
+    """Disjoint intervals sorted by (thread, start), ns of the rank's window; ``op`` is the innermost operation.
+
+    ::
+
+        ops        |------- aten::linear -------|     |-- aten::relu --|
+                      |-- aten::addmm --|
+        intervals  |l||      addmm      |linear|      |      relu      |
+    """
 
     thread: Int64
     start_ns: Int64
@@ -263,8 +270,7 @@ def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
         Int64, Int64, Bool, Bool]:
     """(row of ``found``, ns, data, fetched) of the slices: those of a loader's operations load data, and a gap is cut
     into what loads data, by the training process or from a worker, and what does not."""
-    loader, workers = (_under(graph, np.array([name in text for text in graph.strings], np.bool_))
-                       for name in (LOADER, WORKERS))
+    loader, workers = (_under(graph, name) for name in (LOADER, WORKERS))
     data = (found.op >= 0) & np.append(loader, False)[found.op]
     fetched = data & ~np.append(workers, False)[found.op]
     gap = np.flatnonzero(found.op < 0)
@@ -289,28 +295,30 @@ def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
 
 def data_loading_operations(graph: ExecutionGraph) -> Bool:
     """Operations in which the training process makes samples and collates them."""
-    loader, workers = (_under(graph, np.array([name in text for text in graph.strings], np.bool_))
-                       for name in (LOADER, WORKERS))
+    loader, workers = (_under(graph, name) for name in (LOADER, WORKERS))
     return (graph.ops.kind == OpKind.OPERATION) & loader & ~workers
 
 
 def fetch_ranges(graph: ExecutionGraph) -> Int64:
     """Rows of ``ops`` that are the fetching of one batch in the training process."""
-    fetches = np.array([FETCH in text for text in graph.strings], np.bool_)
-    return np.flatnonzero(fetches[graph.ops.name]) if len(graph.ops) else np.zeros(0, np.int64)
+    return np.flatnonzero(_named(graph, FETCH))
+
+
+def _named(graph: ExecutionGraph, name: str) -> Bool:
+    """Operations and annotations in whose names a text is."""
+    known = np.array([name in text for text in graph.strings], np.bool_)
+    return known[graph.ops.name] if len(graph.ops) else np.zeros(0, np.bool_)
 
 
 def _within(thread: Int32, time: Int64, graph: ExecutionGraph, name: str) -> Bool:
     """Return whether moments of threads lie in operations of the name."""
     ops = graph.ops
-    named = np.array([name in text for text in graph.strings], np.bool_)
-    rows = np.flatnonzero(named[ops.name]) if len(ops) else np.zeros(0, np.int64)
+    rows = np.flatnonzero(_named(graph, name))
     ranges = HostIntervals.merged(ops.thread[rows], ops.start_ns[rows], (ops.start_ns + ops.duration_ns)[rows])
     return ranges.within(thread.astype(np.int64), time, time + 1) > 0
 
 
-def _under(graph: ExecutionGraph, named: Bool) -> Bool:
-    """Operations of the given names and all inside them."""
-    if not named.any():
-        return np.zeros(len(graph.ops), np.bool_)
-    return within(graph.ops.parent, named[graph.ops.name]) if len(graph.ops) else np.zeros(0, np.bool_)
+def _under(graph: ExecutionGraph, name: str) -> Bool:
+    """Operations of the name and all inside them."""
+    named = _named(graph, name)
+    return within(graph.ops.parent, named) if named.any() else named

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.simulation.device_waits import CLOCK_NS
+from graph_predictor.simulation.device_waits import CLOCK_NS, RETURNS_WITHIN_NS
 from graph_predictor.simulation.ranks import LONG_AGO, RankView
 from kernel_models.launch_constants import RETURN_DEFAULT_NS, LaunchConstants
 from tracer.arrays import Bool, Int64
@@ -25,8 +25,6 @@ IMPLICIT_SYNCS = ("cudaFree", "hipFree", "hipHostFree", "hipFreeHost")
 ALLOCATING = ("cudaMalloc", "cudaMallocHost", "cudaHostAlloc", "cudaFreeHost", "cuMemAlloc_v2", "hipMalloc",
               "hipExtMallocWithFlags", "hipHostMalloc", "hipHostAlloc")
 """Calls that may wait for the device or for another thread's call, and mostly do not."""
-RETURNS_WITHIN_NS = 30_000
-"""A call that returns at most this long after a kernel's end can have waited for that kernel."""
 WAITING_SHARE = 0.5
 """A call waited for at least this share of it, or nothing says so: of 1,460 hipMalloc on an MI300X, with a median of
 8 µs, eleven took 30–40 µs, and a kernel ended beside four of those, all in their first 6 µs."""
@@ -34,7 +32,18 @@ WAITING_SHARE = 0.5
 
 @dataclass(slots=True)
 class AllocationWaits:
-    """What calls of several threads that allocate waited for. A row a call of ``launches``."""
+    """What calls of several threads that allocate waited for. A row a call of ``launches``.
+
+    The driver serves one thread at a time.
+
+    ::
+
+        thread 1      |==== cudaMalloc ====|
+        thread 2             |=== waits ===|== own work ==|
+
+    Such calls seldom wait, and nothing in a recording says that one did. A wait is claimed only where the rest of the
+    call is nearer its usual time, by its name, than the whole of it is, and at most half of it.
+    """
 
     holder: Int64
     """The other thread's call that it waited for, or -1."""
@@ -102,6 +111,7 @@ def _after_a_kernel(view: RankView, call: Int64) -> Bool:
 CLOCKS_DIFFER_NS = 20_000
 """Host and device clocks can disagree: on an MI300X a device sync returned 8 µs before the last kernel's end."""
 BLOCKED_COST_DEFAULT_NS = 3_000
+"""Cost of a blocking call none of whose name was seen unblocked."""
 FREE_SYNC_NS = 40_000
 """A synchronising call with nothing to wait for costs up to this (hipDeviceSynchronize on MI300: 31–33 µs)."""
 

@@ -57,7 +57,7 @@ class Walks:
 
 
 @dataclass(slots=True)
-class Segments:
+class PathSegments:
     """Room for the segments of paths, columns as of ``critical_path.Path``; none where only sums are asked for."""
 
     start_ns: Int64
@@ -126,7 +126,7 @@ def _in_time_order(low, high, found):
     _turned(found.is_work, low, high)
 
 
-@kept_loop(Program, Simulated, Walks, Segments, "int64", "int64[:,:]",
+@kept_loop(Program, Simulated, Walks, PathSegments, "int64", "int64[:,:]",
            inner=(_segment, _along_thread, _along_stream, _turned, _in_time_order))
 def walk_back(p, s, w, found, across, sums):
     """Walk from each place and time back to its stop; returns how many walks are done.

@@ -13,6 +13,7 @@ Times are int64 nanoseconds on the job's clock; ``NEVER`` stands for "no externa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
@@ -189,11 +190,11 @@ class Program:
 
     def kernel_rank(self) -> Int64:
         """Rank index (position in the job) of every kernel."""
-        return np.repeat(np.arange(self.ranks, dtype=np.int64), np.diff(self.kernel_ptr))
+        return owners(self.kernel_ptr)
 
     def item_thread(self) -> Int64:
         """Thread index of every host item."""
-        return np.repeat(np.arange(len(self.thread_rank), dtype=np.int64), np.diff(self.thread_ptr))
+        return owners(self.thread_ptr)
 
     @property
     def recorded(self) -> RecordedTimes:
@@ -267,6 +268,16 @@ class Structure:
     owner: Int64
 
 
+def pointers(counts: np.ndarray | Sequence[int]) -> Int64:
+    """Return where each group of rows begins, and where the last one ends, of their numbers."""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def owners(pointer: Int64) -> Int64:
+    """Return the group of each row."""
+    return np.repeat(np.arange(len(pointer) - 1), np.diff(pointer))
+
+
 def entries_waited_for(p: Program) -> Int64:
     """The entry of the launch queues whose leaving makes room for each item's; -1 where there is room anyway."""
     if not len(p.queue_depth):
@@ -275,17 +286,6 @@ def entries_waited_for(p: Program) -> Int64:
     depth = p.queue_depth[channel]
     waits = (p.item_channel >= 0) & (depth > 0) & (p.item_queue >= depth)
     return np.where(waits, p.queue_ptr[channel] + p.item_queue - depth, NONE)
-
-
-def slot_freed(ends: Int64, before: Int64, depth: int) -> Int64:
-    """Return when a channel had room after the first ``before`` entries: the first ``before - depth + 1`` of them had
-    left."""
-    leaves = before - depth
-    left = np.maximum.accumulate(ends) if len(ends) else ends
-    freed = np.full(len(before), NEVER, np.int64)
-    full = leaves >= 0
-    freed[full] = left[leaves[full]]
-    return freed
 
 
 def step_items(program: Program) -> list[tuple[int, int, int, int]]:

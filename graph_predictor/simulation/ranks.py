@@ -14,6 +14,7 @@ from tracer.columns import outermost
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, StepSource
 
 LONG_AGO = np.int64(-(2**60))
+"""A time before every recorded one."""
 
 STAGED_BYTES = 64 * 1024
 """CUDA copies up to this size from pageable memory through one internal buffer, larger ones piece by piece."""
@@ -153,7 +154,13 @@ busy cores 5 ms apart; a collective of another turn is further away, or its orde
 
 @dataclass(slots=True)
 class Rendezvous:
-    """Groups of kernels, as (rank position, kernel row) lists; ``intrinsic_ns`` one a group."""
+    """Groups of kernels, as (rank position, kernel row) lists; ``intrinsic_ns`` one a group.
+
+    A collective starts when its last rank arrives and ends together; only then does the intrinsic transfer time pass.
+    The intrinsic time is the shortest recorded duration over the ranks: the last to arrive waited least. Ranks are
+    matched by process group and order within it where the trace has them, else by the order in which kernels of one
+    name end; a match whose recorded ends disagree is dropped and reported.
+    """
 
     groups: list[list[tuple[int, int]]] = field(default_factory=list)
     intrinsic_ns: list[int] = field(default_factory=list)
@@ -196,7 +203,7 @@ def match_in_order(graphs: list[ExecutionGraph]) -> Rendezvous:
     """Match the collectives of ranks that never ran, by process group and the order in which each launches them.
 
     A collective takes what it takes on the slowest rank. Sends and receives are no rendezvous (see
-    ``synthesis.transfers``).
+    ``synthesis.program``).
     """
     result = Rendezvous()
     for _, members in _meetings([_sequences(graph, np.flatnonzero(graph.kernels.kind == KernelKind.COLLECTIVE),
@@ -298,6 +305,7 @@ ONE_HOST_NS = 20_000
 STEADY_NS = 100_000
 """Median deviation of ends from an offset that changes evenly, beyond which it is no clock's."""
 LEAST_MEETINGS = 3
+"""Fewer say nothing of how their ends scatter."""
 DRIFT_TOLD_NS = 20_000
 """Change of an offset over the window that is told and set; a smaller one is how ends scatter."""
 
@@ -324,7 +332,18 @@ def window_starts(graphs: Sequence[ExecutionGraph]) -> list[int]:
 
 
 def job_clock(views: Sequence[RankView]) -> JobClock:
-    """Return the clock of a recorded job: each rank's own, set by its collectives where it is another host's."""
+    """Return the clock of a recorded job: each rank's own, set by its collectives where it is another host's.
+
+    Clocks are aligned by the collectives that ranks end together (as dPRO does, Hu et al., MLSys 2022).
+
+    ::
+
+        rank 0   ────|== all_reduce ==|────────|== all_gather ==|         ends on its own clock
+        rank 1       ────|== all_reduce ==|────────|== all_gather ==|     ends on its own clock, each as much later
+
+    Ranks of one host share a clock, and their collectives end within 1 to 7 µs of each other. Hosts' clocks differ by
+    microseconds to milliseconds; ranks that were timed from different origins by anything.
+    """
     starts = window_starts([view.graph for view in views])
     level = [0.0] * len(views)
     ends = _ends(views, starts) if len(views) > 1 else np.zeros((0, 0))

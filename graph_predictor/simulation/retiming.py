@@ -23,7 +23,15 @@ from functools import cached_property
 import numpy as np
 
 from graph_predictor.simulation.engine import simulate
-from graph_predictor.simulation.program import NEVER, ItemKind, Program, Simulated, Structure, entries_waited_for
+from graph_predictor.simulation.program import (
+    NEVER,
+    ItemKind,
+    Program,
+    Simulated,
+    Structure,
+    entries_waited_for,
+    pointers,
+)
 from graph_predictor.simulation.tape import Rows, Tape, TimeNumbers, constants_of
 from graph_predictor.simulation.tape_loop import LANES, play, play_variants
 from tracer.arrays import Bool, Int8, Int32, Int64
@@ -187,7 +195,7 @@ class _SharedTape:
         row[own] = row_of
         shown = own[first]
         lengths = shown - begins[shown] + 1
-        pointer = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        pointer = pointers(lengths)
         chain = np.arange(pointer[-1]) + np.repeat(begins[shown] - pointer[:-1], lengths)
         nodes = order._nodes
         nodes = nodes[~np.concatenate([taken, np.zeros(order.times.kernels, np.bool_)])[nodes]]

@@ -28,6 +28,7 @@ from graph_predictor.simulation.program import (
     StartCause,
     Structure,
     entries_waited_for,
+    owners,
 )
 from tracer.arrays import Bool, Int32, Int64
 from tracer.graph import NONE
@@ -201,10 +202,12 @@ class _Sheet:
                  lag=constants.thread_start + np.searchsorted(p.thread_ptr, rows, side="right") - 1)
         rows = np.flatnonzero(opens)
         self.add(op.END, self.item_at[rows], _END, to=ends + rows, of=rows, row=self.rows.item[rows])
-        edge, item = _owners(p.after_ptr)
+        item = owners(p.after_ptr)
+        edge = np.arange(len(item))
         self.add(op.LATER, begins[item], _AFTER, to=item, of=ends + p.after_item, cause=StartCause.OTHER_THREAD,
                  source=edge, lag=constants.after_lag + edge)
-        edge, item = _owners(p.wait_ptr)
+        item = owners(p.wait_ptr)
+        edge = np.arange(len(item))
         self.add(op.LATER, self.item_at[item], _WAITS, to=ends + item, of=times.kernel_end + p.wait_kernel,
                  cause=EndCause.KERNEL, source=p.wait_kernel, lag=constants.wait_lag + edge)
         rows = np.flatnonzero((p.item_external > NEVER) & there)
@@ -254,7 +257,7 @@ class _Sheet:
             some = np.flatnonzero(~joined & ((earlier < 0) == opens))
             leaves = times.kernel_end + kernel[some]
             self.add(op.SAME if opens else op.LEFT, self.begins[asked[some]], _BEFORE, to=times.left + entries[some],
-                     of=leaves if opens else times.left + earlier[some], beside=NONE if opens else leaves,
+                     of=leaves if opens else times.left + earlier[some], other=NONE if opens else leaves,
                      source=kernel[some], cause=0)
         self._room(rows[launches[rows] < 0])
 
@@ -271,7 +274,7 @@ class _Sheet:
                        "leaves": times.kernel_end + p.queue_kernel[entry]} if queued else {}
             self.add(op.QUEUED_LAUNCH if queued else op.LAUNCH, self.item_at[n], _END, to=times.item_end + n,
                      to_start=times.kernel_end + k, of=times.item_end + self.follows[n],
-                     beside=times.kernel_end + p.kernel_previous[k], row=self.rows.item[n], kernel_row=row[k],
+                     other=times.kernel_end + p.kernel_previous[k], row=self.rows.item[n], kernel_row=row[k],
                      taken=self.taken[n], lag=constants.item_return + n, latency=constants.kernel_latency + k,
                      gap=constants.kernel_gap + k, **leaving)
         self._item(items[waits], items[waits])
@@ -282,7 +285,7 @@ class _Sheet:
         call, before = p.kernel_item[k], p.kernel_previous[k]
         first = self.item_at[call] < self.kernel_at[before]
         self.add(op.KERNEL, self.kernel_at[k], self.within, to=times.kernel_end + k, of=times.item_end + call,
-                 call=call, beside=times.kernel_end + before, kernel_row=row[k], latency=constants.kernel_latency + k,
+                 call=call, other=times.kernel_end + before, kernel_row=row[k], latency=constants.kernel_latency + k,
                  gap=constants.kernel_gap + k, cause=np.where(first, KernelCause.LAUNCH, KernelCause.STREAM))
         self._inputs(np.flatnonzero(~alone))
 
@@ -310,7 +313,7 @@ class _Sheet:
                 inputs(op.LATER, mine[held], previous[held], 1, of=times.left + self.entry[call[held]], cause=cause,
                        source=call[held], lag=lag[held])
             elif reference == LaunchReference.STAGED:
-                inputs(op.STAGED, mine, self.item_at[call], 1, of=ended, cause=cause, source=call, lag=lag, beside=call,
+                inputs(op.STAGED, mine, self.item_at[call], 1, of=ended, cause=cause, source=call, lag=lag, other=call,
                        kernel_row=row[mine])
             else:
                 inputs(op.LATER, mine, self.item_at[call], 1, of=ended, cause=cause, source=call, lag=lag)
@@ -323,12 +326,12 @@ class _Sheet:
         overlaps = p.kernel_gap[mine] < 0
         mine, before = mine[overlaps], before[overlaps]
         inputs(op.LATER, mine, at[before], 0, of=start + before, cause=KernelCause.STREAM, source=before, lag=0)
-        edge, owner = _owners(p.edge_ptr)
+        owner = owners(p.edge_ptr)
         for ends in (True, False):
             some = np.flatnonzero((p.edge_fraction == 1.0) == ends)
-            of, lag = p.edge_kernel[some], constants.edge_lag + edge[some]
-            part = {} if ends else {"beside": times.kernel_end + of, "row": edge[some]}
-            inputs(op.LATER if ends else op.PART, owner[some], at[of], 2, cause=KernelCause.EDGE, source=edge[some],
+            of, lag = p.edge_kernel[some], constants.edge_lag + some
+            part = {} if ends else {"other": times.kernel_end + of, "row": some}
+            inputs(op.LATER if ends else op.PART, owner[some], at[of], 2, cause=KernelCause.EDGE, source=some,
                    of=(times.kernel_end if ends else start) + of, lag=lag, **part)
         group = p.kernel_group
         lone = k[group[k] < 0]
@@ -343,9 +346,3 @@ class _Sheet:
                      to=times.met + group[some], of=start + some, cause=0, source=some)
         self.add(op.RUN, at[met], 2 * self.within, to=times.kernel_end + met, of=times.met + group[met],
                  kernel_row=row[met])
-
-
-def _owners(pointer: Int64) -> tuple[Int64, Int64]:
-    """The rows of edges by their owner (CSR), and the owner of each."""
-    owner = np.repeat(np.arange(len(pointer[1:])), np.diff(pointer))
-    return np.arange(len(owner)), owner

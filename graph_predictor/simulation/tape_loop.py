@@ -19,11 +19,11 @@ one that waits for its call and the kernel before it alone; LAUNCH: an item and 
 the same where an entry has to leave the launch queue. The others do one step: START, END, OPEN, SAME, SET and RUN set a
 time; LATER, LEAST, FLOOR, STAGED and PART let one be no less than another; LEFT says when an entry and all before it
 have left the queue."""
-CODE, TO, TO_START, TO_LEFT, OF, BESIDE, CALL, LEAVES, ROW, KERNEL_ROW, CAUSE, SOURCE = range(12)
-"""Columns of an operation. TO, TO_START and TO_LEFT are times that it sets or raises, OF, BESIDE, CALL and LEAVES times
+CODE, TO, TO_START, TO_LEFT, OF, OTHER, CALL, LEAVES, ROW, KERNEL_ROW, CAUSE, SOURCE = range(12)
+"""Columns of an operation. TO, TO_START and TO_LEFT are times that it sets or raises, OF, OTHER, CALL and LEAVES times
 that it reads (-1: none). ROW is one of work and cost, of a floor or a fraction; KERNEL_ROW one of durations; CAUSE and
 SOURCE say what the time is bound by where this decides it. Of a KERNEL, OF is its call's end, CALL the call's start and
-BESIDE the kernel before it; of a launch OF is the item before, TO the item's end, TO_START the kernel's end, BESIDE the
+OTHER the kernel before it; of a launch OF is the item before, TO the item's end, TO_START the kernel's end, OTHER the
 kernel before, CALL the entry that left before the one that LEAVES, and TO_LEFT when both have."""
 COLUMNS, CONSTANTS = 12, 3
 TAKEN = SOURCE
@@ -106,7 +106,7 @@ def play(operations, constants, items, kernels, row_of, work, cost, duration, fl
     for i in range(operations.shape[0]):
         code, to, of, row, why, by = (operations[i, CODE], operations[i, TO], operations[i, OF], operations[i, ROW],
                                       operations[i, CAUSE], operations[i, SOURCE])
-        beside = operations[i, BESIDE]
+        other = operations[i, OTHER]
         if code in (QUEUED_LAUNCH, LAUNCH):
             n = to - items
             start = _begin(n, operations[i, TAKEN], times[of], row_of, work, cost, times, items)
@@ -121,22 +121,22 @@ def play(operations, constants, items, kernels, row_of, work, cost, duration, fl
                     end = times[left] + constants[i, 0]
                     cause[to], source[to] = BY_QUEUE, source[left]
             times[to] = end
-            _run(operations[i, TO_START], max(end + constants[i, 1], start), times[beside] + constants[i, 2], BY_STREAM,
-                 n, beside - first_end, duration[operations[i, KERNEL_ROW]], times, cause, source, kernels)
+            _run(operations[i, TO_START], max(end + constants[i, 1], start), times[other] + constants[i, 2], BY_STREAM,
+                 n, other - first_end, duration[operations[i, KERNEL_ROW]], times, cause, source, kernels)
         elif code == ITEM:
             n = to - items
             times[to] = _begin(n, operations[i, TAKEN], times[of], row_of, work, cost, times, items) + cost[row_of[n]]
         elif code == KERNEL:
-            _run(to, max(times[of] + constants[i, 1], times[operations[i, CALL]]), times[beside] + constants[i, 2], why,
-                 of - items, beside - first_end, duration[operations[i, KERNEL_ROW]], times, cause, source, kernels)
+            _run(to, max(times[of] + constants[i, 1], times[operations[i, CALL]]), times[other] + constants[i, 2], why,
+                 of - items, other - first_end, duration[operations[i, KERNEL_ROW]], times, cause, source, kernels)
         elif code == LATER:
             _raise(to, times[of] + constants[i, 0], source[of] if by == OF_THE_LEFT else by, why, times, cause, source)
         elif code == LEFT:
             # Entries leave in order: each together with the last to end of those up to it.
-            if times[of] > times[beside]:
+            if times[of] > times[other]:
                 times[to], source[to] = times[of], source[of]
             else:
-                times[to], source[to] = times[beside], by
+                times[to], source[to] = times[other], by
         elif code == RUN:
             times[to] = times[of] + duration[operations[i, KERNEL_ROW]]
         elif code == START:
@@ -150,10 +150,10 @@ def play(operations, constants, items, kernels, row_of, work, cost, duration, fl
         elif code == FLOOR:
             _raise(to, floor[row], by, why, times, cause, source)
         elif code == STAGED:
-            _raise(to, max(times[of] + constants[i, 0] - duration[operations[i, KERNEL_ROW]], times[beside]), by, why,
+            _raise(to, max(times[of] + constants[i, 0] - duration[operations[i, KERNEL_ROW]], times[other]), by, why,
                    times, cause, source)
         elif code == PART:
-            _raise(to, times[of] + int(fraction[row] * (times[beside] - times[of])) + constants[i, 0], by, why, times,
+            _raise(to, times[of] + int(fraction[row] * (times[other] - times[of])) + constants[i, 0], by, why, times,
                    cause, source)
         else:
             times[to] = times[of] if code == SAME else constants[i, 0]
@@ -185,23 +185,23 @@ def _larger(to, one, other, before, found):
         found[to, v] = max(before[one, v], before[other, v])
 
 
-def _kernel(to, call, call_start, beside, row, latency, gap, duration, before, found):
+def _kernel(to, call, call_start, other, row, latency, gap, duration, before, found):
     """Fill in the end of a kernel that waits for its call and the kernel before it."""
     for v in range(LANES):
         launched = max(before[call, v] + latency, before[call_start, v])
-        found[to, v] = max(launched, before[beside, v] + gap) + duration[row, v]
+        found[to, v] = max(launched, before[other, v] + gap) + duration[row, v]
 
 
-def _launch(to, kernel, of, beside, row, kernel_row, latency, gap, work, cost, duration, before, end, kernel_end):
+def _launch(to, kernel, of, other, row, kernel_row, latency, gap, work, cost, duration, before, end, kernel_end):
     """Fill in the ends of an item and of the kernel it launches."""
     for v in range(LANES):
         start = before[of, v] + work[row, v]
         done = start + cost[row, v]
         end[to, v] = done
-        kernel_end[kernel, v] = max(max(done + latency, start), before[beside, v] + gap) + duration[kernel_row, v]
+        kernel_end[kernel, v] = max(max(done + latency, start), before[other, v] + gap) + duration[kernel_row, v]
 
 
-def _queued_launch(to, kernel, left, of, beside, left_before, leaves, row, kernel_row, returns, latency, gap, work,
+def _queued_launch(to, kernel, left, of, other, left_before, leaves, row, kernel_row, returns, latency, gap, work,
                    cost, duration, before, end, kernel_end, gone):
     """Fill in the same where an entry has to leave the queue before the item returns, and when it has."""
     for v in range(LANES):
@@ -210,7 +210,7 @@ def _queued_launch(to, kernel, left, of, beside, left_before, leaves, row, kerne
         gone[left, v] = room
         done = max(start + cost[row, v], room + returns)
         end[to, v] = done
-        kernel_end[kernel, v] = max(max(done + latency, start), before[beside, v] + gap) + duration[kernel_row, v]
+        kernel_end[kernel, v] = max(max(done + latency, start), before[other, v] + gap) + duration[kernel_row, v]
 
 
 @kept_loop(_OPERATIONS, *[_EACH] * 5, "float64[:]", _EACH,
@@ -219,15 +219,15 @@ def play_variants(operations, constants, work, cost, duration, floor, fraction, 
     """Work out the times of ``LANES`` variants, [places, LANES], of rows of work, cost, durations and floors, [rows,
     LANES]."""
     for i in range(operations.shape[0]):
-        code, to, start, of, beside, call, row, kernel = (
-            operations[i, CODE], operations[i, TO], operations[i, TO_START], operations[i, OF], operations[i, BESIDE],
+        code, to, start, of, other, call, row, kernel = (
+            operations[i, CODE], operations[i, TO], operations[i, TO_START], operations[i, OF], operations[i, OTHER],
             operations[i, CALL], operations[i, ROW], operations[i, KERNEL_ROW])
         lag = constants[i, 0]
         if code == QUEUED_LAUNCH:
-            _queued_launch(to, start, operations[i, TO_LEFT], of, beside, call, operations[i, LEAVES], row, kernel, lag,
+            _queued_launch(to, start, operations[i, TO_LEFT], of, other, call, operations[i, LEAVES], row, kernel, lag,
                            constants[i, 1], constants[i, 2], work, cost, duration, times, times, times, times)
         elif code == LAUNCH:
-            _launch(to, start, of, beside, row, kernel, constants[i, 1], constants[i, 2], work, cost, duration, times,
+            _launch(to, start, of, other, row, kernel, constants[i, 1], constants[i, 2], work, cost, duration, times,
                     times, times)
         elif code == ITEM:
             if start >= 0:
@@ -236,11 +236,11 @@ def play_variants(operations, constants, work, cost, duration, floor, fraction, 
             else:
                 _item(of, row, to, work, cost, times, times)
         elif code == KERNEL:
-            _kernel(to, of, call, beside, kernel, constants[i, 1], constants[i, 2], duration, times, times)
+            _kernel(to, of, call, other, kernel, constants[i, 1], constants[i, 2], duration, times, times)
         elif code == LATER:
             _later(to, of, lag, times, times)
         elif code == LEFT:
-            _larger(to, of, beside, times, times)
+            _larger(to, of, other, times, times)
         elif code == RUN:
             _sum(of, kernel, to, duration, times, times)
         elif code == START:
@@ -251,11 +251,11 @@ def play_variants(operations, constants, work, cost, duration, floor, fraction, 
             _later(to, row, 0, floor, times)
         elif code == STAGED:
             for v in range(LANES):
-                ready = max(times[of, v] + lag - duration[kernel, v], times[beside, v])
+                ready = max(times[of, v] + lag - duration[kernel, v], times[other, v])
                 times[to, v] = max(times[to, v], ready)
         elif code == PART:
             for v in range(LANES):
-                part = int(fraction[row] * (times[beside, v] - times[of, v]))
+                part = int(fraction[row] * (times[other, v] - times[of, v]))
                 times[to, v] = max(times[to, v], times[of, v] + part + lag)
         else:
             for v in range(LANES):

@@ -198,7 +198,8 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
     calls: list[tuple[OpCall, ...]] = []
     factor = np.ones(len(work.call_row))
     doubtful = np.zeros(len(work.call_row), np.bool_)
-    for i, (number, rank, op) in enumerate(zip(work.call_row.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)):
+    rows = zip(work.call_row.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)
+    for i, (number, rank, op) in enumerate(rows):
         calls.append(work.calls[number])
         if op < 0:
             continue
@@ -213,14 +214,11 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
         calls[i], factor[i] = (calls[i], growth) if new is None else (new, 1.0)
         doubtful[i] = shapes.undecided(op)
     resized, after = work.regrouped(calls)
-    kernel_factor = np.where(work.kernel_group >= 0, factor[np.maximum(work.kernel_group, 0)], 1.0) if len(factor) else np.ones(
-        len(work.kernel_group))
-    collectives, exchanged = _collectives(scenario, scaled)
-    kernel_factor = kernel_factor * collectives
+    kernel_factor, exchanged = _collectives(scenario, scaled)
+    inside, of = work.kernel_group >= 0, work.kernel_group[work.kernel_group >= 0]
+    kernel_factor[inside] *= factor[of]
     spread = np.where(kernel_factor != 1.0, RESIZED_WITH_DATA, 0.0)
-    if doubtful.any():
-        mine = (work.kernel_group >= 0) & doubtful[np.maximum(work.kernel_group, 0)]
-        spread = np.hypot(spread, np.where(mine, sizes.either, 0.0))
+    spread[inside] = np.hypot(spread[inside], np.where(doubtful[of], sizes.either, 0.0))
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
     sized = (factor != 1.0) | np.isin(resized.call_row, list(after))
     scenario = sizes.warned(scenario, float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1))

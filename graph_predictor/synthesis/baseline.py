@@ -87,11 +87,11 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
     if not recorded.ran or not _shapes_only(graphs):
         raise ForetraceError("Times go from a recorded step to one that was traced by shapes alone; these are not of "
                              "these two kinds.")
-    from graph_predictor.synthesis.recorded_times import RecordedTimes
+    from graph_predictor.synthesis.recorded_times import StandInTimes
     from graph_predictor.synthesis.step import anchored_step
 
     was, spreads = recorded.scenario, recorded.spreads
-    times = RecordedTimes(was, spreads.host)
+    times = StandInTimes(was, spreads.host)
     step = anchored_step(graphs, times, collectives)
     scenario = _scenario(step, was.devices.source_models, None, profiled=was.profiled, origin=times.origin,
                          batches=BatchChange(was.batches.loader))

@@ -42,6 +42,7 @@ from kernel_models.launch_constants import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT
 from tracer.arrays import Float64, Int64
 from tracer.graph import (
     NONE,
+    CodeOf,
     ExecutionGraph,
     GapKind,
     GapTable,
@@ -52,10 +53,13 @@ from tracer.graph import (
     StepTable,
     SyncKind,
     SyncTable,
+    string_coder,
 )
 from tracer.shape_only.devices import CPU
 
 COMPUTE_STREAM, COMMUNICATION_STREAM = 7, 20
+SEND, RECEIVE = "send", "recv"
+STEP = "traced step"
 
 
 @dataclass(slots=True)
@@ -82,7 +86,7 @@ class DeviceWork:
 
     @property
     def staged(self) -> bool:
-        """Return whether the call feeds it piece by piece (a large copy from pageable memory, see ``rank_view``)."""
+        """Return whether the call feeds it piece by piece (a large copy from pageable memory, see ``ranks``)."""
         return (self.kind == KernelKind.MEMCPY and not self.in_call and "Pageable ->" in self.name
                 and self.moved > STAGED_BYTES)
 
@@ -120,9 +124,6 @@ class OperationTimes:
     fetch: float = 0.0
 
 
-SEND, RECEIVE = "send", "recv"
-
-
 def paired_transfers(graphs: Sequence[ExecutionGraph], kernel_ptr: Int64) -> list[tuple[int, int]]:
     """(receive, send) of every pair, kernels of the program whose ranks begin at ``kernel_ptr``.
 
@@ -138,9 +139,6 @@ def paired_transfers(graphs: Sequence[ExecutionGraph], kernel_ptr: Int64) -> lis
                 found[key][kind].append(low + int(table.kernel[row]))
     return [pair for ends in found.values() if len(ends[SEND]) == len(ends[RECEIVE])
             for pair in zip(ends[RECEIVE], ends[SEND], strict=True)]
-
-
-STEP = "traced step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +252,8 @@ class _Rank:
         start = simulated.item_start[item:item + len(self.at_item)]
         low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
         kernel_start, kernel_end = simulated.kernel_start[low:high], simulated.kernel_end[low:high]
-        strings = _Strings(self.graph.strings)
+        named = replace(self.graph, strings=list(self.graph.strings))
+        code = string_coder(named)
         ops = self.graph.ops.take(np.arange(len(self.graph.ops)))
         first = np.searchsorted(self.op_of_call, np.arange(len(ops)), side="left")
         past = np.searchsorted(self.op_of_call, np.arange(len(ops)), side="right")
@@ -262,13 +261,13 @@ class _Rank:
         ops.start_ns[:] = end[first] + self.begins - self.at_item[first]
         ops.duration_ns[:] = end[past] + self.ends - self.at_item[past] - ops.start_ns
         launches = LaunchTable.empty(len(self.calls))
-        launches.name[:] = [strings.code(call.name) for call in self.calls]
+        launches.name[:] = [code(call.name) for call in self.calls]
         launches.kind[:] = [call.kind for call in self.calls]
         launches.op[:], launches.thread[:], launches.step[:] = self.op_of_call, self.thread, ops.step[self.op_of_call]
         launches.start_ns[:], launches.duration_ns[:] = start[1:-1], (end - start)[1:-1]
         launches.correlation[:] = np.arange(len(self.calls))
         steps = StepTable.empty(1)
-        steps.name[:], steps.thread[:] = strings.code(STEP), self.thread
+        steps.name[:], steps.thread[:] = code(STEP), self.thread
         steps.start_ns[:], steps.duration_ns[:] = end[0], end[-1] - end[0]
         gaps = GapTable.empty(1 if self.fetch else 0)
         gaps.thread[:], gaps.start_ns[:], gaps.duration_ns[:] = self.thread, end[0], self.fetch
@@ -280,8 +279,8 @@ class _Rank:
         # Only a step traced by shapes tells by its format that the device it names is a CPU: recorded ones say "cpu".
         device = CPU if self.graph.computes_on_host else self.graph.meta.device
         return replace(
-            self.graph, ops=ops, launches=launches, kernels=self._kernels(ops.step, kernel_start, kernel_end, strings),
-            collectives=collectives, steps=steps, gaps=gaps, syncs=self._syncs(launches), strings=strings.texts,
+            self.graph, ops=ops, launches=launches, kernels=self._kernels(ops.step, kernel_start, kernel_end, code),
+            collectives=collectives, steps=steps, gaps=gaps, syncs=self._syncs(launches), strings=named.strings,
             meta=replace(self.graph.meta, era="", device=device, window_ns=window))
 
     def report(self) -> RankReport:
@@ -363,10 +362,10 @@ class _Rank:
                 source.append(kernel)
         return np.array(target, np.int64), np.array(source, np.int64)
 
-    def _kernels(self, step: Int64, start: Int64, end: Int64, strings: _Strings) -> KernelTable:
+    def _kernels(self, step: Int64, start: Int64, end: Int64, code: CodeOf) -> KernelTable:
         kernels = KernelTable.empty(len(self.works))
         op = self.op_of_call[self.call_of_work]
-        kernels.name[:] = [strings.code(work.name) for work in self.works]
+        kernels.name[:] = [code(work.name) for work in self.works]
         kernels.kind[:], kernels.stream[:], kernels.device[:] = self.kind, self.stream, 0
         kernels.launch[:], kernels.op[:], kernels.correlation[:] = self.call_of_work, op, self.call_of_work
         kernels.bytes[:] = [work.moved for work in self.works]
@@ -383,17 +382,3 @@ class _Rank:
         table.stream[:] = [self.calls[row].stream for row in rows]
         table.start_ns[:], table.duration_ns[:] = launches.start_ns[rows], launches.duration_ns[rows]
         return table
-
-
-class _Strings:
-    """A graph's strings, and more."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self.texts = list(texts)
-        self._codes: dict[str, int] = {}
-
-    def code(self, text: str) -> int:
-        if text not in self._codes:
-            self._codes[text] = len(self.texts)
-            self.texts.append(text)
-        return self._codes[text]

@@ -43,6 +43,11 @@ from tracer.arrays import Bool, Float64, Int64
 from tracer.columns import outermost
 from tracer.graph import NONE, ExecutionGraph
 
+SAME_SIZE = 1e-9
+"""Logs of sizes that differ by no more are of equal ones."""
+NEAR, FAR = 1, 6
+"""Operations on either side whose names tell how alike two places are."""
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedOperations:
@@ -202,12 +207,6 @@ def _tf32(graph: ExecutionGraph, kernel: Int64, row: Int64, rows: int) -> Bool:
     found = np.zeros(rows, np.bool_)
     found[row[np.isin(graph.kernels.name[kernel], speaking)]] = True
     return found
-
-
-SAME_SIZE = 1e-9
-"""Logs of sizes that differ by no more are of equal ones."""
-NEAR, FAR = 1, 6
-"""Operations on either side whose names tell how alike two places are."""
 
 
 @dataclass(frozen=True, slots=True)

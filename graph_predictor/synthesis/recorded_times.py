@@ -1,4 +1,4 @@
-"""A recorded job as the source of times for a step traced by shapes: ``RecordedTimes``.
+"""A recorded job as the source of times for a step traced by shapes: ``StandInTimes``.
 
 Each traced operation takes the host time, the calls and the device work of the recorded one that stands for it
 (``recorded_operations``). Where its arguments are the same, so is the time: *measured*. Where they changed, device work
@@ -37,12 +37,15 @@ from kernel_models.device import DeviceSpec
 from kernel_models.launch_constants import LaunchConstants
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
-from kernel_models.operation import Operation
-from kernel_models.placed import calls_at, host_work_ns, work_on_host_ns
+from kernel_models.operation import Operation, calls_at, host_work_ns, work_on_host_ns
 from kernel_models.spreads import MEASURED_KERNELS
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, Place
 from tracer.views import Argument
+
+MOST_UNSIZED = 0.05
+"""Share of the recorded work whose sizes may be missing."""
+_LAUNCH = "cudaLaunchKernel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +102,6 @@ def _ratio(place: Int64, was: Int64, will: Float64, size: int, otherwise: float)
     return np.where(before > 0, after / np.maximum(before, 1e-9), otherwise)
 
 
-MOST_UNSIZED = 0.05
-"""Share of the recorded work whose sizes may be missing."""
-_LAUNCH = "cudaLaunchKernel"
-
-
 @dataclass(slots=True)
 class _Tally:
     """Counts of one rank's operations by the source of their times, and sums of its host time (ns)."""
@@ -135,7 +133,7 @@ class _Change:
 
 
 @dataclass(slots=True)
-class RecordedTimes:
+class StandInTimes:
     """A recorded job whose operations stand for those of a trace.
 
     Args:
@@ -253,7 +251,7 @@ class RecordedTimes:
 class _Rank:
     """One traced rank and the recorded one that stands for it."""
 
-    def __init__(self, source: RecordedTimes, graph: ExecutionGraph, recorded: RecordedOperations,
+    def __init__(self, source: StandInTimes, graph: ExecutionGraph, recorded: RecordedOperations,
                  pairs: OperationMatch, changes: dict[tuple[int, ...], _Change]) -> None:
         self.source, self.graph, self.recorded, self.pairs, self.changes = source, graph, recorded, pairs, changes
         self.row_of = {int(op): row for row, op in enumerate(graph.collectives.op.tolist())}

@@ -3,7 +3,7 @@
 Every operation's calls are priced on the device, and each becomes a kernel on one compute stream; collectives go to a
 stream of their own, start after the work launched before them, and the operation that first needs a result
 (``wait_op``) waits for it. The host's time is that of a given host, or a default with a wide interval: what no shape
-can tell. Where a recorded step of the same or a similar program is given (``RecordedTimes``), its times are taken
+can tell. Where a recorded step of the same or a similar program is given (``StandInTimes``), its times are taken
 instead wherever one of its operations stands for the traced one.
 """
 
@@ -32,16 +32,28 @@ from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.model import CPU_HOST, GPU_HOST, HostModel, shipped_host
 from kernel_models.model import Source
 from kernel_models.op_call import Family, OpCall
-from kernel_models.placed import host_work_ns, placed_calls
-from kernel_models.power import sustained
-from kernel_models.pricing import Models, price
+from kernel_models.operation import host_work_ns, placed_calls
+from kernel_models.pricing import Models, price, sustained
 from kernel_models.spreads import SHARED_CORES, UNKNOWN_HOST
 from tracer.errors import ForetraceError
 from tracer.graph import HOST_READ, NONE, ExecutionGraph, KernelKind, LaunchKind, Place
 
 if TYPE_CHECKING:
-    from graph_predictor.synthesis.recorded_times import RecordedTimes
+    from graph_predictor.synthesis.recorded_times import StandInTimes
     from kernel_models.collectives import CollectiveModel
+
+LEAST_US = 1e-3
+"""Least time of a collective whose interval is a ratio, µs: those that launch nothing take no time."""
+_COPIES = {("h2d", "pageable"): "Memcpy HtoD (Pageable -> Device)", ("h2d", "pinned"): "Memcpy HtoD (Pinned -> Device)",
+           ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)", ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)"}
+"""Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``rank_view``)."""
+MOST_CALLS = 0.8
+"""Share of an operation's host time that its launches take at most."""
+HOST_DEVICE = "cpu"
+"""The device whose models price work on tensors in a GPU's host."""
+WAIT = "cudaStreamSynchronize"
+HOST_WORK_TOLD_NS = 1e6
+"""Computing on the host that is reported: an optimizer's step counters of some hundred parameters take half of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +92,6 @@ class HostThread:
         whole = self.told_ns + self.computed_ns
         machine_ns = host * self.told_ns + device * self.computed_ns
         return float(np.sqrt((law * self.told_ns)**2 + self.width_ns**2 + machine_ns**2) / whole) if whole else law
-
-
-LEAST_US = 1e-3
-"""Least time of a collective whose interval is a ratio, µs: those that launch nothing take no time."""
-_COPIES = {("h2d", "pageable"): "Memcpy HtoD (Pageable -> Device)", ("h2d", "pinned"): "Memcpy HtoD (Pinned -> Device)",
-           ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)", ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)"}
-"""Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``rank_view``)."""
 
 
 def calls_by_operation(graph: ExecutionGraph, rows: Iterable[int]) -> dict[int, tuple[OpCall, ...]]:
@@ -150,15 +155,6 @@ def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: Colle
             for row, level in enumerate(times.level.tolist())}
 
 
-MOST_CALLS = 0.8
-"""Share of an operation's host time that its launches take at most."""
-HOST_DEVICE = "cpu"
-"""The device whose models price work on tensors in a GPU's host."""
-WAIT = "cudaStreamSynchronize"
-HOST_WORK_TOLD_NS = 1e6
-"""Computing on the host that is reported: an optimizer's step counters of some hundred parameters take half of it."""
-
-
 @dataclass(frozen=True, slots=True)
 class SynthesizedStep:
     """A step that never ran, and how sure it is.
@@ -219,7 +215,7 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
     return SynthesizedStep(synthesize(ranks), spec, spread, Source.HEURISTIC, 0.0, tuple(notes), warnings)
 
 
-def anchored_step(graphs: Sequence[ExecutionGraph], recorded: RecordedTimes,
+def anchored_step(graphs: Sequence[ExecutionGraph], recorded: StandInTimes,
                   collectives: CollectiveModel | None = None) -> SynthesizedStep:
     """Give shape-only graphs the times of the recorded operations that stand for theirs.
 
@@ -248,7 +244,7 @@ def anchored_step(graphs: Sequence[ExecutionGraph], recorded: RecordedTimes,
     return SynthesizedStep(made, spec, recorded.recorded_spread, recorded.host_source, change, tuple(notes), ())
 
 
-def _cores_shared(graphs: Sequence[ExecutionGraph], recorded: RecordedTimes, collectives: CollectiveModel | None) -> \
+def _cores_shared(graphs: Sequence[ExecutionGraph], recorded: StandInTimes, collectives: CollectiveModel | None) -> \
         SharedCores | None:
     ranks = max(graph.meta.world_size for graph in graphs)
     if collectives is not None:

@@ -24,7 +24,7 @@ LITTLE_FREE_SHARE = 0.5
 SLOW_CLOCK = 0.7
 """A busy GPU whose clock is below this share of its highest is held back, whatever reason it gives."""
 BUSY_PER_CORE = 1.3
-"""Load average over cores above which a CPU's caches and memory are others' too."""
+"""Load average over cores above which a CPU's caches and memory are others' too. These shares are chosen."""
 
 
 class CalibrationError(ForetraceError):

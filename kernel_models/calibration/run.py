@@ -23,7 +23,7 @@ from kernel_models.device import DeviceSpec
 from kernel_models.fitting import Options, fit_entries, formula_entry
 from kernel_models.host.overheads import HostOverheads
 from kernel_models.op_call import Family
-from kernel_models.profile import DeviceProfile, ProfileEntry, save_profile
+from kernel_models.profile import DeviceProfile, ProfileEntry
 from tracer.campaign.errors import CampaignError
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.results import Results
@@ -39,9 +39,11 @@ NAME = "calibration"
 START_S, FAMILY_S = 12.0, 2.0
 """Least that the start, and each family, need of the minutes."""
 MOST_MINUTES = 24 * 60.0
+"""Chosen: a day."""
 FIT_SHARE, MOST_FIT_S = 0.2, 60.0
-"""Part of the minutes kept for fitting."""
+"""Part of the minutes kept for fitting: chosen."""
 _MAX_MB = 200.0
+"""Of measurements: chosen."""
 _NO_START = "could not start ("
 
 
@@ -203,11 +205,6 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
         "split": "a third of all shapes, by the SHA-256 of the shape, is held out and never fitted to",
         "notes": notes}
     return DeviceProfile(spec, entries, provenance, overheads)
-
-
-def write_profile(calibration: Calibration, path: str | os.PathLike[str]) -> None:
-    """Write the profile, whole or not at all. Raises ``ProfileError``."""
-    save_profile(calibration.profile, path)
 
 
 def _run(source: Measurements, work: Path, options: RunOptions, device: str) -> CampaignOutcome:

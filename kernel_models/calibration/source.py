@@ -1,8 +1,8 @@
-"""The items of a calibration: anchors first, then what the planners of all families find most worth measuring.
+"""The items of a calibration: anchors first, then sizes of the families that need measurements most.
 
-    anchors ──▶ for each turn:  the family of most gain per second, or of most error for its time so far, in turn
-                                  └─▶ a held-out shape if fewer than a quarter are, else the planner's choice
-                on a CPU:        first what is due to be visited again (``visits``)
+    anchors ──▶ for each turn:  the family of most error for its time so far (``planner``)
+                                  └─▶ a held-out shape if fewer than a quarter are, else one to fit to
+                on a CPU:        first what is due to be visited again (``Visits``)
                 now and then:    the canary again (does the device still run as fast?), and its health
 """
 
@@ -23,7 +23,7 @@ import numpy as np
 from kernel_models.calibration import checks
 from kernel_models.calibration.checks import Finding
 from kernel_models.calibration.figures import spec_of, with_measured
-from kernel_models.calibration.planner import LEAST_TO_LEARN, Planner, Visits
+from kernel_models.calibration.planner import LEAST_TO_LEARN, FamilyProgress, Visits
 from kernel_models.calibration.space import Candidate, Limits, Space, draw, limits_for, spaces
 from kernel_models.datasets.campaign import calls_of_benchmark, time_us
 from kernel_models.datasets.intended import is_intended
@@ -36,21 +36,22 @@ from tracer.campaign.results import ItemResult
 from tracer.campaign.source import Rows, Setup
 from tracer.campaign.tables import WARM, quickest_visits, read_kernels, warm_variant
 
-POOL, REFERENCE, REFILL_BELOW = 360, 120, 40
-"""Draws of a family to begin with, how many of them stand for all its calls, and how few are left when more are."""
+DRAWS = 12
+"""Drawn settings of a family, of which one is taken with odds of one over its seconds. Chosen: more would leave the
+long ones to the end."""
 HELD_OUT_SHARE = 0.25
 """Part of a family's measurements that is held out, so long as its draws have held-out shapes (a third of all)."""
-CHECK_S = 20.0
-"""Seconds between two looks at the device's health and the canary."""
+CHECK_S, SAY_S = 20.0, 2.0
+"""Seconds between two looks at the device's health and the canary, and between lines of progress: chosen."""
 SLOWER = 1.12
 """A canary this many times as slow as at first means that the device has changed."""
 COVERAGE = 16
-"""Measurements every family gets before others are preferred."""
-SAY_S = 2.0
+"""Measurements every family gets before others are preferred: chosen, twice ``LEAST_TO_LEARN``."""
 LONGER = 2.0
 """A measurement expected to take this many times the longest allowed run is passed over."""
 _HOST_CASES = ("launch_idle", "launch_busy", "synchronise", "item")
 _TRIES = 40
+"""Chosen: candidates that are looked at for one that fits the time left."""
 _CAPTURE_FROM_S = 100.0
 """A capture for the host's overheads is made if there is at least so much time."""
 _GEMM = {"batch": 1, "op": "mm", "layout": "nt"}
@@ -76,12 +77,11 @@ class _FamilyState:
     family: Family
     spaces: Sequence[Space]
     rng: np.random.Generator
-    planner: Planner | None = None
-    pool: list[Candidate] = field(default_factory=list)
-    held: list[Candidate] = field(default_factory=list)
+    progress: FamilyProgress
+    pool: dict[str, Candidate] = field(default_factory=dict)
+    held: dict[str, Candidate] = field(default_factory=dict)
     fitted: int = 0
     held_out: int = 0
-    seconds: float = 0.0
     exhausted: bool = False
 
     @property
@@ -132,7 +132,7 @@ class Measurements:
         self._seen: list[tuple[OpCall, float, bool]] = []
         self._visits = Visits(clock(), left_s or box_s)
         self._told: dict[str, int] = {}
-        self._turn, self._checked, self._said = 0, clock(), clock()
+        self._checked = self._said = clock()
         self._begun = clock()
         self._ended = False
 
@@ -149,7 +149,7 @@ class Measurements:
         return len(self._done)
 
     def known(self) -> Sequence[Item]:
-        """None: how long things take is learned by each planner, and is soon known."""
+        """None: how long things take is known of each."""
         return ()
 
     def started(self, context: Mapping[str, Any]) -> None:
@@ -192,7 +192,7 @@ class Measurements:
         modes = _modes(item)
         self._done.add(item.id)
         if state is not None:
-            state.seconds += result.seconds
+            state.progress.seconds += result.seconds
         if item.kind != "kernel" or item.name == "overheads":
             return
         if result.status != "ok":
@@ -207,8 +207,7 @@ class Measurements:
             return
         self._worked.add(modes)
         self.measured += 1
-        if state is not None and state.planner is not None and candidate is not None:
-            state.planner.took(candidate.item.seconds, result.seconds)
+        if state is not None:
             state.fitted, state.held_out = (
                 (state.fitted, state.held_out + 1) if item.split == "held-out" else (state.fitted + 1, state.held_out))
         warm = next((row for row in rows if row.get("variant") == WARM), None)
@@ -261,8 +260,8 @@ class Measurements:
                 self._find(finding)
         if now - self._said > SAY_S:
             self._said = now
-            least = max(((state.planner.doubt(), state.family.value) for state in self._states.values()
-                         if state.planner is not None and state.done), default=None)
+            least = max(((state.progress.error(), state.family.value) for state in self._states.values()
+                         if state.progress.measured >= LEAST_TO_LEARN), default=None)
             told = f"; least known: {least[1]} (±{math.expm1(least[0]):.0%})" if least is not None else ""
             self._say(f"{now - self._begun:.0f} of {self._box_s:.0f} s: {self.measured} measurements{told}")
 
@@ -293,7 +292,7 @@ class Measurements:
         return self._spec is not None and self._spec.vendor == "host"
 
     def _visited(self, item: Item, result: ItemResult, rows: Rows) -> None:
-        """A further visit; the planner learns whether it was quicker than those before."""
+        """A further visit: was it quicker than those before?"""
         row = next((row for row in rows if row.get("variant") == warm_variant(item.visit)), None)
         if row is None:
             return
@@ -301,11 +300,11 @@ class Measurements:
         quicker = self._visits.took(item, measured_us, self._clock())
         calls = calls_of_benchmark(item.name, dict(item.settings))
         state = self._states.get(calls[0].family) if calls else None
-        if state is None or state.planner is None:
+        if state is None:
             return
-        state.seconds += result.seconds
+        state.progress.seconds += result.seconds
         if quicker and item.id in self._told and measured_us > 0:
-            state.planner.correct(self._told[item.id], calls[0], measured_us)
+            state.progress.correct(self._told[item.id], calls[0], measured_us)
 
     def _learn(self, item: Item, row: dict[str, Any]) -> None:
         assert self._spec is not None
@@ -327,45 +326,48 @@ class Measurements:
         held = item.split == "held-out"
         self._seen.append((calls[0], measured_us, held))
         state = self._states.get(calls[0].family)
-        if state is not None and state.planner is not None and not held:
-            before = state.planner.measured
-            state.planner.tell(calls, [measured_us])
-            if state.planner.measured > before:
-                self._told[item.id] = before
+        if state is not None and not held:
+            self._told[item.id] = state.progress.measured
+            state.progress.tell(calls[0], measured_us)
 
     def _prepare(self) -> None:
-        """Draw candidates for every family, and tell the planners what is known."""
+        """Begin with every family, and take in what is known."""
         assert self._spec is not None
         self._spec = with_measured(self._spec, [(call, time) for call, time, _ in self._seen])
         self._limits = limits_for(self._spec, self._free)
         for family in self._families:
             text = f"{self._seed} {family.value} {len(self._done)}"
             rng = np.random.default_rng(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big"))
-            state = _FamilyState(family, [one for one in spaces(self.setup.device) if one.family is family], rng)
-            drawn = self._drawn(state, POOL)
-            state.pool = [one for one in drawn if one.split == "fit"]
-            state.held = [one for one in drawn if one.split == "held-out"]
-            if not state.pool:
-                continue
-            self._states[family] = state
-            state.planner = Planner(self._spec, [one.call for one in state.pool],
-                                    [one.item.seconds for one in state.pool],
-                                    [one.call for one in drawn[:REFERENCE]], self._seed)
-            mine = [(call, time, held) for call, time, held in self._seen if call.family is family]
-            state.fitted, state.held_out = sum(not held for *_, held in mine), sum(held for *_, held in mine)
-            fit = [(call, time) for call, time, held in mine if not held]
-            if fit:
-                state.planner.tell([call for call, _ in fit], [time for _, time in fit])
+            mine = [one for one in self._seen if one[0].family is family]
+            held_out = sum(held for *_, held in mine)
+            self._states[family] = state = _FamilyState(
+                family, [one for one in spaces(self.setup.device) if one.family is family], rng,
+                FamilyProgress(family, self._spec, self._seed), fitted=len(mine) - held_out, held_out=held_out)
+            for call, measured_us, held in mine:
+                if not held:
+                    state.progress.tell(call, measured_us)
 
-    def _drawn(self, state: _FamilyState, count: int) -> list[Candidate]:
-        """Different candidates of a family, in turn over its spaces."""
+    def _drawn(self, state: _FamilyState) -> Candidate | None:
+        """Return what of a family to measure; ``None`` where nothing new was drawn."""
         assert self._spec is not None and self._limits is not None
-        found: dict[str, Candidate] = {}
-        for number in range(count):
-            one = draw(state.spaces[number % len(state.spaces)], self._spec, self._limits, state.rng)
-            if one is not None and one.item.id not in self._done and self._may_work(one.item):
-                found.setdefault(one.item.id, one)
-        return list(found.values())
+        held_out = state.held_out < HELD_OUT_SHARE * (state.done + 1)
+        for number in range(3 * DRAWS):
+            if len(state.held if held_out else state.pool) >= (1 if held_out else DRAWS):
+                break
+            one = draw(state.spaces[(state.done + number) % len(state.spaces)], self._spec, self._limits, state.rng)
+            if one is not None:
+                (state.held if one.split == "held-out" else state.pool)[one.item.id] = one
+        for pool in (state.held, state.pool) if held_out else (state.pool,):
+            for name in [name for name, one in pool.items() if not self._may_be_measured(state, one)]:
+                del pool[name]
+            if pool:
+                odds = 1.0 / np.array([one.item.seconds for one in pool.values()])
+                return pool.pop([*pool][int(state.rng.choice(len(pool), p=odds / odds.sum()))])
+        return None
+
+    def _may_be_measured(self, state: _FamilyState, one: Candidate) -> bool:
+        """Return whether a candidate is new, may work, and takes no longer than it may."""
+        return one.item.id not in self._done and self._may_work(one.item) and not self._too_long(state, one)
 
     def _may_work(self, item: Item) -> bool:
         """Return whether to try it: not if these modes were refused before and never worked."""
@@ -373,55 +375,23 @@ class Measurements:
         return modes in self._worked or self._unsupported[modes] < 1
 
     def _choose(self) -> Candidate | None:
-        """The next candidate; it is not chosen again."""
-        open_states = [state for state in self._states.values() if not state.exhausted]
-        if not open_states:
-            return None
-        self._turn += 1
-        few = [one for one in open_states if one.done < COVERAGE]
-        if few:
-            state = min(few, key=lambda one: one.seconds)
-        elif self._turn % 2:
-            state = max(open_states, key=lambda one: one.planner.best()[1] if one.planner is not None else 0.0)
-        else:
-            state = max(open_states, key=_needs)
-        if state.held and state.held_out < HELD_OUT_SHARE * (state.done + 1):
-            chosen = state.held.pop(0)
-            place = -1
-        else:
-            planner = state.planner
-            assert planner is not None
-            if planner.open < REFILL_BELOW:
-                self._refill(state)
-            place, _ = planner.best()
-            if place < 0:
-                state.exhausted = True
-                return self._choose()
-            planner.take(place)
-            chosen = state.pool[place]
-        if chosen.item.id in self._done or not self._may_work(chosen.item) or self._too_long(state, chosen):
-            return self._choose()
-        self._place[chosen.item.id] = (state, chosen)
-        return chosen
+        """The next candidate: of the family that has least time for its error, or of any that has few."""
+        while open_states := [state for state in self._states.values() if not state.exhausted]:
+            few = [one for one in open_states if one.done < COVERAGE]
+            state = (min(few, key=lambda one: one.progress.seconds) if few else
+                     max(open_states, key=lambda one: one.progress.need()))
+            chosen = self._drawn(state)
+            if chosen is not None:
+                self._place[chosen.item.id] = (state, chosen)
+                return chosen
+            state.exhausted = True
+        return None
 
     def _too_long(self, state: _FamilyState, chosen: Candidate) -> bool:
         """Return whether measurements expect it to take too long: the formulas that drew it may be far too low."""
-        if state.planner is None or self._limits is None or state.fitted < LEAST_TO_LEARN:
-            return False
-        return float(state.planner.predict([chosen.call])[0]) > LONGER * self._limits.run_us
-
-    def _refill(self, state: _FamilyState) -> None:
-        drawn = self._drawn(state, POOL // 2)
-        fit = [one for one in drawn if one.split == "fit"]
-        state.held += [one for one in drawn if one.split == "held-out"]
-        if fit and state.planner is not None:
-            known = state.planner.extend([one.call for one in fit], [one.item.seconds for one in fit])
-            state.pool += [one for one, keep in zip(fit, known, strict=True) if keep]
-
-
-def _needs(state: _FamilyState) -> float:
-    """Errors fall about as the square root of the measurements: the squared error falls by itself over their time."""
-    return state.planner.error() ** 2 / max(state.seconds, 1e-3) if state.planner is not None else 0.0
+        assert self._limits is not None
+        return state.fitted >= LEAST_TO_LEARN and (
+            float(state.progress.predict([chosen.call])[0]) > LONGER * self._limits.run_us)
 
 
 def _modes(item: Item) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from kernel_models.datasets.campaign import calls_of_benchmark
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics import RooflineModel
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.op_call import Family, OpCall
 from tracer.campaign.errors import CampaignError
 from tracer.campaign.families import FAMILIES

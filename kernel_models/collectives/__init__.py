@@ -13,6 +13,8 @@ if TYPE_CHECKING:
         CollectiveCall,
         CollectiveKind,
         CommError,
+        CommTimes,
+        Level,
         Placement,
         bus_factor,
         collective_kind,
@@ -21,16 +23,14 @@ if TYPE_CHECKING:
     from kernel_models.collectives.measurements import CollectiveMeasurements, make_measurements
     from kernel_models.collectives.price import CollectiveModel, price_calls, topology_of
     from kernel_models.collectives.profile import CommProfile
-    from kernel_models.collectives.times import CommTimes, Level
     from kernel_models.collectives.topology import Topology, find_topology
 
 _MODULES = {
     "call": ("CollectiveBatch", "CollectiveCall", "CollectiveKind", "CommError", "Placement", "bus_factor",
-             "collective_kind", "uneven_all_to_all"),
+             "collective_kind", "uneven_all_to_all", "CommTimes", "Level"),
     "measurements": ("CollectiveMeasurements", "make_measurements"),
     "price": ("CollectiveModel", "price_calls", "topology_of"),
     "profile": ("CommProfile",),
-    "times": ("CommTimes", "Level"),
     "topology": ("Topology", "find_topology"),
 }
 __getattr__, __dir__ = lazily(__name__, {

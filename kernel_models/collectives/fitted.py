@@ -15,32 +15,48 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kernel_models.collectives.call import DTYPE_BYTES, DTYPES, CollectiveBatch, CollectiveKind, CommError
-from kernel_models.collectives.datasheet import DatasheetModel, nccl_lines
-from kernel_models.collectives.formulas import RankGroup
-from kernel_models.collectives.measurements import CollectiveMeasurements, Setting
-from kernel_models.collectives.stored import Bytes, Cost, LogRatio, StoredSetting, stored_setting
-from kernel_models.collectives.times import CommTimes, Level
+from kernel_models.collectives.call import (
+    DTYPE_BYTES,
+    DTYPES,
+    CollectiveBatch,
+    CollectiveKind,
+    CommError,
+    CommTimes,
+    Level,
+)
+from kernel_models.collectives.datasheet import DatasheetModel, RankGroup, nccl_lines
+from kernel_models.collectives.measurements import (
+    Bytes,
+    CollectiveMeasurements,
+    Cost,
+    LogRatio,
+    Setting,
+    StoredSetting,
+    setting_of,
+    stored_setting,
+)
 from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
 from tracer.arrays import Float64
 from tracer.decode import DecodeError, convert
 
-PROTOCOLS = 3
-SHORTEST = 2
-"""Measured sizes a piece needs: it has two parameters."""
-MOST_CUTS = 40
-"""Most places that are tried as cuts; a longer table tries this many, evenly spread."""
-FOLDS = 5
+PROTOCOLS, SHORTEST = 3, 2
+"""Pieces at most: NCCL has LL, LL128 and Simple; and measured sizes that each needs: it has two parameters."""
+MOST_CUTS, FOLDS = 40, 5
+"""Most places that are tried as cuts (a longer table tries this many, evenly spread), and folds of sizes left out."""
 BELOW = 2.0
 """Sizes this much smaller than any measured one are beyond a fit."""
 FINENESS = 16
 """Sizes of each doubling at which a formula is scaled for a setting that was not measured."""
 FLOOR = 0.02
+"""Least half width of an interval, log: chosen, what repeated collectives differ by."""
 CAUCHY_SCALE = 0.1
 """Relative error at which a measurement counts half: a tenth, the accuracy two parameters are meant to reach."""
+ROUNDS = 40
+"""Rounds of either kind of reweighting. Set: more than a line needs to settle."""
 ANCHORED_EXTRA = 0.15
 """Added to the log half-width of a setting that was not measured (rank counts left out: benchmarks/collectives.py)."""
 DEFAULT_WIDTH = 0.2
+"""Half width of the interval, log, where fewer than eight sizes could be left out: chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +158,7 @@ class FittedModel:
         formulas = DatasheetModel(self.topology)
         for index, row in enumerate(first.tolist()):
             rows = np.arange(len(batch)) if len(first) == 1 else np.flatnonzero(setting == index)
-            key: Setting = (int(batch.kind[row]), int(batch.dtype[row]), int(batch.ranks[row]), int(batch.nodes[row]),
-                            int(batch.widest[row]), int(batch.narrowest[row]))
+            key = setting_of(batch, row)
             near = self._nearest(key)
             if near is None:
                 continue
@@ -289,15 +304,15 @@ def _line(size: Float64, time_us: Float64, weight: Float64) -> tuple[float, floa
     return (float(only_alpha), 0.0) if errors[0] <= errors[1] else (0.0, float(only_beta))
 
 
-def _robust_line(size: Float64, time_us: Float64, rounds: int = 40) -> tuple[float, float]:
+def _robust_line(size: Float64, time_us: Float64) -> tuple[float, float]:
     """α, β by reweighted least squares: first least absolute relative errors, then Cauchy's weights from there.
 
     One line cannot follow a change of protocol; Cauchy's weights let the sizes of one protocol decide.
     """
     weight: Float64 = np.ones(len(size))
     alpha, beta = _line(size, time_us, weight)
-    for i in range(2 * rounds):
+    for i in range(2 * ROUNDS):
         error = (alpha + beta * size) / time_us - 1.0
-        weight = 1.0 / np.maximum(np.abs(error), 1e-3) if i < rounds else 1.0 / (error**2 + CAUCHY_SCALE**2)
+        weight = 1.0 / np.maximum(np.abs(error), 1e-3) if i < ROUNDS else 1.0 / (error**2 + CAUCHY_SCALE**2)
         alpha, beta = _line(size, time_us, weight)
     return alpha, beta

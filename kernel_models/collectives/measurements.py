@@ -1,11 +1,18 @@
-"""Measured times of collectives as columns, and their repeats made one."""
+"""Measured times of collectives as columns, the types they are stored in, and the machine behind them.
+
+Rows of different GPUs or clusters are never pooled. A row names its GPU as the driver or the table writes it, and its
+system (a table's ``topology`` or ``cluster`` column). Rows that name neither are taken as of the topology that the
+user names."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from kernel_models.collectives.call import (
@@ -17,7 +24,12 @@ from kernel_models.collectives.call import (
     collective_kind,
     dtype_name,
 )
+from kernel_models.collectives.topology import Topology
+from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device
+from kernel_models.device_choice import find_device
 from tracer.arrays import Bool, Float64, Int64
+from tracer.ranks import MOST_RANKS
+from tracer.shape_only.devices import device_names
 
 MOST_BYTES, LEAST_US, MOST_US = 1e18, 1e-6, 1e12
 """Limits of a believable measurement: an exabyte, a picosecond, twelve days. A row beyond them is damaged."""
@@ -160,3 +172,145 @@ def make_measurements(
     batch = CollectiveBatch(table[:, 0], np.array(sizes), *table[:, 1:].T)
     return CollectiveMeasurements(batch, np.array(times), np.ones(len(times)), [backend] * len(times),
                                   device=[device] * len(times), system=[system] * len(times))
+
+
+Size = Annotated[float, msgspec.Meta(gt=0, le=MOST_BYTES)]
+Bytes = Annotated[float, msgspec.Meta(ge=0, le=MOST_BYTES)]
+Micros = Annotated[float, msgspec.Meta(ge=LEAST_US, le=MOST_US)]
+Cost = Annotated[float, msgspec.Meta(ge=0, le=MOST_US)]
+"""A latency or a time for each byte, µs: zero is possible."""
+LogRatio = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Spread = Annotated[float, msgspec.Meta(ge=0, le=100)]
+_Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+StoredSetting = tuple[int, str, _Ranks, _Ranks, _Ranks, _Ranks]
+"""A ``Setting`` with the dtype's name."""
+
+
+def stored_setting(stored: StoredSetting) -> Setting:
+    """Return the setting of its stored form. Raises ``ValueError`` for a collective or dtype that is none."""
+    kind, dtype, ranks, nodes, widest, narrowest = stored
+    if dtype not in DTYPES:
+        raise ValueError(f"{dtype[:40]!r} is no element type")
+    if not nodes <= ranks or not narrowest <= widest <= ranks:
+        raise ValueError("a group's ranks do not lie on its nodes")
+    return int(CollectiveKind(kind)), DTYPES.index(dtype), ranks, nodes, widest, narrowest
+
+
+MOST_NAMED = 6
+"""Names that a sentence lists."""
+
+
+def same_gpu(name: str, on: Topology) -> bool:
+    """Return whether a reported GPU may be the topology's: the same, one with another memory, or a short name of
+    both."""
+    wanted = find_device(on.node.device)
+    found = _resolved(name)
+    if found is not None and (found.name == wanted.name or set(found.short_names) == set(wanted.short_names)):
+        return True
+    return name.strip().lower() in {short.lower() for short in wanted.short_names}
+
+
+def gpu_of_system(name: str) -> str:
+    """The GPU in a system's name, such as "h100" of "h100_dgx"; empty where it names none."""
+    for part in re.split(r"[\s_/]+", name.strip()):
+        if part and part.lower() != "cpu" and _resolved(part) is not None:
+            return part
+    return ""
+
+
+def of_cluster(rows: CollectiveMeasurements, on: Topology, device_name: str | None = None,
+               system: str | None = None) -> tuple[CollectiveMeasurements, list[str]]:
+    """The rows that were measured on the topology's GPU, and a note where others were left out.
+
+    Args:
+        rows: Measurements, possibly of several machines.
+        on: The cluster that is to be fitted.
+        device_name: Only rows of this GPU, as the table writes it or as ``resolve_device`` knows it.
+        system: Only rows of this system, as the table writes it.
+
+    Raises:
+        CommError: No row is left, or the rows left are of several GPUs or systems.
+    """
+    total = len(rows)
+    if not total:
+        return rows, []
+    kept = rows
+    if system is not None:
+        kept = _keep(kept, [_plain(name) == _plain(system) for name in kept.system],
+                     f"No row is of system {system!r}; there are {_listed(kept.system)}.")
+    if device_name is not None:
+        kept = _keep(kept, [_alike(name, device_name) for name in kept.device],
+                     f"No row is of device {device_name!r}; there are {_listed(kept.device)}.")
+    gpus = [name or gpu_of_system(where) for name, where in zip(kept.device, kept.system, strict=True)]
+    # A name that no device file has is taken at the user's word, and only then.
+    fits = {name: not name or same_gpu(name, on) or (device_name is not None and _resolved(name) is None)
+            for name in set(gpus)}
+    keep = [fits[name] for name in gpus]
+    kept = _keep(kept, keep, f"The measurements are of {_listed(gpus)}, and {on.node.name} has {on.node.device}; name "
+                             "the topology they were measured on.")
+    for option, names in (("device", _devices(kept)), ("system", sorted(set(filter(None, kept.system))))):
+        if len(names) > 1:
+            raise CommError(f"The measurements are of several {option}s ({_listed(names)}); name one with --{option}.")
+    if len(kept) == total:
+        return kept, []
+    left = _listed([name for name in {*rows.device, *rows.system} if name not in {*kept.device, *kept.system}])
+    return kept, [f"{len(kept):,} of {total:,} measurements are of {on.node.name}; the others were left out ({left})."]
+
+
+def _keep(rows: CollectiveMeasurements, keep: list[bool], refusal: str) -> CollectiveMeasurements:
+    if not any(keep):
+        raise CommError(refusal)
+    return rows if all(keep) else rows.take(np.array(keep, np.bool_))
+
+
+def _devices(rows: CollectiveMeasurements) -> list[str]:
+    """One name for each different GPU of the rows."""
+    found: dict[str, str] = {}
+    for name in sorted(set(filter(None, rows.device))):
+        spec = _resolved(name)
+        found.setdefault(spec.name if spec else _plain(name), name)
+    return list(found.values())
+
+
+def _alike(name: str, wanted: str) -> bool:
+    if not name or _plain(name) == _plain(wanted):
+        return bool(name)
+    a, b = _resolved(name), _resolved(wanted)
+    return a is not None and b is not None and a.name == b.name
+
+
+def _resolved(name: str) -> DeviceSpec | None:
+    if not name.strip():
+        return None
+    try:
+        return device(name) if name.strip().lower() in device_names() else resolve_device(name)
+    except DeviceError:
+        return None
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.lower().split())
+
+
+def _listed(names: list[str]) -> str:
+    found = sorted(set(filter(None, names)))
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return (", ".join(found[:MOST_NAMED]) + more) or "rows that name none"
+
+
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """``ranks`` in blocks of ``per_node`` (all on one node by default), the collective, the dtype, and the backend."""
+
+    ranks: int | None = None
+    per_node: int | None = None
+    kind: CollectiveKind | None = None
+    dtype: str = "float32"
+    backend: str = "nccl"
+
+    def placement(self) -> Placement:
+        """The placement of ``ranks``. Raises ``CommError`` if it is not given."""
+        if self.ranks is None:
+            raise CommError("The number of ranks is not known; give --ranks.")
+        return Placement.even(self.ranks, self.per_node or self.ranks)

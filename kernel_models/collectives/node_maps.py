@@ -23,6 +23,7 @@ LINK_GBPS = {"volta": 25.0, "ampere": 25.0, "hopper": 25.0, "blackwell": 50.0}
 """One NVLink one way, 10⁹ bytes/s: NVIDIA's data sheets (V100 300 over 6 links both ways, A100 600 over 12, H100 900
 over 18, B200 1,800 over 18)."""
 LINKS_OF_A_GPU = {"volta": 6, "ampere": 12, "hopper": 18, "blackwell": 18}
+"""NVLinks of one GPU, by the same data sheets."""
 REDUCING = ("hopper", "blackwell")
 """Architectures whose switches add up (NVLink SHARP)."""
 SWITCH_CLASS = "0x068000"

@@ -7,25 +7,205 @@ measured, fitted       measurements of the cluster: curves, their neighbours, an
 data sheet             NCCL's formulas with the published constants of the cluster's topology (``datasheet``)
 links                  no cluster is given: a ring over the links of one node of the device, an assumption (here)
 =====================  ===============================================================================================
+
+Of several backends ``Backends`` chooses who does a collective (MCR-DL, Anthony et al., IPDPS 2023). A cluster's
+backends are what its profile has measurements of: NCCL, the kernels of serving engines, NVSHMEM, UCC, MPI, gloo.
+Without measurements they are NCCL's algorithms and protocols and the hierarchical all-reduce, by formula. One of them,
+the ``base``, does what no other does faster; each collective that another one does pays for the way there and back.
+
+Flows on one link share it evenly (processor sharing, as NCCL's channels and fair queues do). Computation beside a
+collective loses the units that run NCCL's channels, or memory bandwidth: bounds from published figures, not fits. A
+trace's own overlapped times are better where there are any.
+
+Serving engines do all-reduces within a node by kernels that read and write the other GPUs' memory. An engine takes the
+quicker of two (vLLM's and SGLang's ``custom_all_reduce``, TensorRT-LLM's one-shot and two-shot):
+
+    one shot    every GPU reads all others' buffers:       t = t₀ + (n − 1)·S / B
+    two shots   a share reduced by each, then gathered:    t = 2·t₀ + 2·(n − 1)/n·S / B
+
+with S the payload and B the share ``ENGINE_REACHED`` of what a GPU's links carry one way. From
+``custom_all_reduce_h200`` (2, 4 and 8 H200, 256 B to 8 MiB): slopes of one shot from 238 to 308 GB/s, of two from 287
+to 340, of 450; least times in CUDA graphs 2.3 to 4.7 µs. ``benchmarks/serving.py --rows kernels`` has every size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
 
 import numpy as np
 
-from kernel_models.collectives.backends import Backends, usual_backend
-from kernel_models.collectives.call import BARRIER_BYTES, CollectiveBatch, CollectiveCall, CollectiveKind, bus_factor
-from kernel_models.collectives.profile import CommProfile
-from kernel_models.collectives.times import CommTimes, Level
+from kernel_models.collectives.call import (
+    BARRIER_BYTES,
+    CollectiveBatch,
+    CollectiveCall,
+    CollectiveKind,
+    CommError,
+    CommTimes,
+    Level,
+    bus_factor,
+)
+from kernel_models.collectives.datasheet import CHANNELS, Algorithm, DatasheetModel, Protocol, algorithm_label
+from kernel_models.collectives.profile import DEFAULT_BACKEND, CommProfile
 from kernel_models.collectives.topology import Topology, node_names, node_type
 from kernel_models.collectives.topology import find_topology as find_topology
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.spreads import RING_COLLECTIVES
+from tracer.arrays import Bool, Float64, Int64
 from tracer.parallel_plan import PlanError
+
+CROSSING_US = 2.1
+"""Handing a stream's order from one backend to another: an event recorded (1.0 µs) and waited for (1.05 µs), medians
+of ``cudaEventRecordWithFlags`` and ``cudaStreamWaitEvent`` of PyTorch on eight H100 (nanogpt-8xH100, ranks 0 and 1)."""
+SWITCH_US = 2 * CROSSING_US
+"""A collective by another backend than the base: there and back. An upper end: backends on one stream, and two
+collectives of one backend after each other, need none."""
+PINNED = {f"{a.label}/{p.label}": (a, p) for a, p in product(Algorithm, Protocol)}
+"""NCCL's algorithms and protocols, as backends."""
+
+
+def usual_backend(on: Topology) -> str:
+    """Return whose collectives a data sheet's formulas are: gloo's on a host, else NCCL's."""
+    return "gloo" if on.node.link == "loopback" else DEFAULT_BACKEND
+
+
+@dataclass(frozen=True)
+class BackendChoices:
+    """Who does each of n collectives.
+
+    Attributes:
+        names: of b backends, the base first.
+        by_name: times of each [n]; ``Level.UNKNOWN`` where a backend cannot do it or nobody measured it.
+        winner: row of ``names`` [n].
+        times: of the winners, with the switch of those that are not the base [n].
+    """
+
+    names: tuple[str, ...]
+    by_name: tuple[CommTimes, ...]
+    winner: Int64
+    times: CommTimes
+
+    @cached_property
+    def table_us(self) -> Float64:
+        """Times [b, n], NaN where a backend is not known to do it."""
+        return np.stack([np.where(each.level == int(Level.UNKNOWN), np.nan, each.time_us) for each in self.by_name])
+
+    @cached_property
+    def sure(self) -> Bool:
+        """Return whether each winner leads every other backend by more than the two are known to: their 80%
+        intervals in
+        quadrature, as logarithms [n]. One that launches nothing is sure."""
+        lead = np.full(self.table_us.shape, np.inf)
+        own = self.table_us[self.winner, np.arange(len(self.winner))]
+        up = _log_ratio(self.times.high_us, self.times.time_us)
+        for row, each in enumerate(self.by_name):
+            down = _log_ratio(each.time_us, each.low_us)
+            other = (self.winner != row) & np.isfinite(self.table_us[row]) & (own > 0) & (each.time_us != own)
+            lead[row, other] = (_log_ratio(each.time_us, own) - np.hypot(up, down))[other]
+        return np.asarray((lead > 0).all(axis=0), np.bool_)
+
+    def of_nccl(self, winner: int) -> bool:
+        """Return whether a backend is NCCL, of any algorithm, and not another library."""
+        name = self.names[winner]
+        return name in PINNED or DEFAULT_BACKEND in name.lower()
+
+    def label(self, row: int) -> str:
+        """Return who does a collective, with the algorithm where a formula says it, such as "nccl (ring/LL)"."""
+        name, code = self.names[self.winner[row]], int(self.times.algorithm[row])
+        how = algorithm_label(code)
+        return f"{name} ({how})" if how and how != name else name
+
+
+@dataclass(frozen=True)
+class Backends:
+    """The backends of a cluster.
+
+    Attributes:
+        topology: the cluster.
+        profile: measurements of its backends; without any, backends are NCCL's algorithms by formula.
+        base: who does what no other does faster; by default whoever makes a step's collectives fastest.
+        switch_us: what a collective by another backend costs besides.
+
+    Raises:
+        CommError: there is no such base.
+    """
+
+    topology: Topology
+    profile: CommProfile
+    base: str | None = None
+    switch_us: float = SWITCH_US
+
+    def __post_init__(self) -> None:
+        if self.base is not None and self.base not in self._known():
+            raise CommError(f"There is no backend {self.base!r} to choose; there are {', '.join(self._known())}.")
+
+    def _known(self) -> list[str]:
+        measured = self.profile.backend_names()
+        return measured or [usual_backend(self.topology), *PINNED]
+
+    @property
+    def usual(self) -> str:
+        """Return who does a collective that nobody was measured for: the base, else NCCL or the first."""
+        known = self._known()
+        return self.base or (DEFAULT_BACKEND if DEFAULT_BACKEND in known else known[0])
+
+    def choose(self, batch: CollectiveBatch, counts: Float64 | None = None) -> BackendChoices:
+        """Return who does each collective: the fastest, another than the base only if it gains more than the switch.
+
+        A measured backend does what it was measured for, in its own or a neighbouring group, and the usual one also
+        the rest. Where no base is named, it is the one of those that can do all with which all together are fastest.
+
+        Args:
+            batch: the collectives of a step.
+            counts: how often each is done [n]; once by default.
+        """
+        names = [self.usual, *(name for name in self._known() if name != self.usual)]
+        by_name = [self._times(name, batch, usual=row == 0) for row, name in enumerate(names)]
+        cost = np.stack([np.where(each.level == int(Level.UNKNOWN), np.inf, each.time_us) for each in by_name])
+        base = 0
+        if self.base is None and len(batch):
+            able = np.isfinite(cost).all(axis=1)
+            together = np.minimum(cost[able], cost.min(axis=0) + self.switch_us)
+            base = int(np.flatnonzero(able)[(together @ (np.ones(len(batch)) if counts is None else counts)).argmin()])
+        order = [base, *(row for row in range(len(names)) if row != base)]
+        cost = cost[order] + self.switch_us * (np.arange(len(names)) > 0)[:, None]
+        by_name, winner = [by_name[row] for row in order], cost.argmin(axis=0).astype(np.int64)
+        times = by_name[0].take(np.arange(len(batch)))
+        for row, each in enumerate(by_name[1:], start=1):
+            mine = winner == row
+            if mine.any():
+                taken = each.take(mine)
+                for name in ("time_us", "low_us", "high_us"):
+                    getattr(taken, name)[:] += self.switch_us
+                times.put(mine, taken)
+        return BackendChoices(tuple(names[row] for row in order), tuple(by_name), winner, times)
+
+    def _times(self, name: str, batch: CollectiveBatch, *, usual: bool) -> CommTimes:
+        """Return what a backend takes; of the usual one the best that is known, of others nothing that was not
+        measured."""
+        if name in PINNED and name not in self.profile.backends:
+            times = DatasheetModel(self.topology, *PINNED[name]).predict(batch)
+            if not usual:
+                return times
+            rest = times.level == int(Level.UNKNOWN)
+            times.put(rest, self.profile.predict(batch, on=self.topology).take(rest))
+            return times
+        measured = name if name in self.profile.backends else None
+        times = self.profile.predict(batch, measured, on=self.topology)
+        if not usual and measured is not None:
+            times.level[(times.level >= int(Level.FITTED))] = int(Level.UNKNOWN)
+        return times
+
+
+def _log_ratio(above: Float64, below: Float64) -> Float64:
+    """Log of a ratio of times; 0 where either is none."""
+    some = (above > 0) & (below > 0)
+    found: Float64 = np.log(np.where(some, above, 1.0) / np.where(some, below, 1.0))
+    return found
+
 
 RING_EFFICIENCY = 0.75
 RING_US = 20.0
@@ -134,3 +314,85 @@ def topology_of(device: DeviceSpec, world_size: int, network: str | None = None)
     name = min(names, key=lambda n: (not n.startswith("dgx"), -node_type(n).gpus, n))
     nodes = -(-max(world_size, 1) // node_type(name).gpus)
     return find_topology((f"{name}x{nodes}" if nodes > 1 else name) + (f"@{network}" if network else ""))
+
+
+def shared_times(alone: CommTimes, latency: CommTimes, count: int) -> CommTimes:
+    """Times of ``count`` alike collectives that start together on the same links.
+
+    The links carry ``count`` times the bytes; latencies pass side by side.
+
+    Args:
+        alone: One collective's times.
+        latency: Of them what it takes without bytes to speak of.
+        count: How many.
+    """
+    factor = count - (count - 1) * np.minimum(latency.time_us / np.maximum(alone.time_us, 1e-9), 1.0)
+    return CommTimes(alone.time_us * factor, alone.low_us * factor, alone.high_us * factor, alone.level,
+                     alone.algorithm)
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Factors on the time of what runs at the same time; 1 is undisturbed."""
+
+    compute_bound: float
+    memory_bound: float
+    collective: float
+
+
+def overlap_slowdown(device: DeviceSpec, busbw_gbps: float) -> Overlap:
+    """Return how a collective and computation that would use all of the memory's bandwidth slow each other down.
+
+    Each of the collective's ``CHANNELS`` is a thread block that takes a multiprocessor.
+
+    Args:
+        device: The GPU.
+        busbw_gbps: Bus bandwidth of the collective, 10⁹ bytes/s. Its memory traffic is twice that: each byte is read,
+            and each received byte is written.
+    """
+    if device.sm_count <= CHANNELS or device.memory_bandwidth_gbps <= 0:
+        return Overlap(1.0, 1.0, 1.0)
+    taken = min(2.0 * busbw_gbps / device.memory_bandwidth_gbps, 0.9)
+    return Overlap(device.sm_count / (device.sm_count - CHANNELS), 1.0 / (1.0 - taken), 1.0 + taken)
+
+
+ENGINE_REACHED = 0.63
+"""Share of the links' rate that the kernels reach: the median of the slopes above."""
+ENGINE_STEP_US = 0.12
+"""What a further GPU adds to the least time: flags of all are waited for. From the same table."""
+ENGINE_BYTES = 8 << 20
+"""Payload up to which engines use these kernels (vLLM's and SGLang's buffers; TensorRT-LLM's workspace of 8 GPUs)."""
+ENGINE_SPREAD = 0.25
+"""Half width, a logarithm, of the 80% interval. Of the table's 144 times in CUDA graphs up to 8 MiB 80% lie within
+0.11; other devices, and GPUs that do not arrive together, are assumed to double that."""
+LINKED = ("nvswitch", "nvlink-mesh")
+
+
+def with_engine_kernels(times: CommTimes, batch: CollectiveBatch, on: Topology, least_us: float) -> CommTimes:
+    """Return times in which all-reduces within a node take what the engine's kernel does where that is less.
+
+    Args:
+        times: by the usual library.
+        batch: the collectives.
+        on: their cluster; without links between its GPUs nothing changes.
+        least_us: of the kernel, on two GPUs.
+    """
+    ranks = np.asarray(batch.ranks, np.float64)
+    custom = kernel_us(np.asarray(batch.payload_bytes, np.float64), ranks, on.node.peer_gbps, least_us)
+    can = ((batch.kind == CollectiveKind.ALL_REDUCE) & (batch.payload_bytes <= ENGINE_BYTES) & (batch.nodes == 1)
+           & (ranks > 1) & (custom < times.time_us) & (on.node.link in LINKED))
+    found = times.take(np.arange(len(batch)))
+    found.time_us[can] = custom[can]
+    found.low_us[can], found.high_us[can] = custom[can] * np.exp(-ENGINE_SPREAD), custom[can] * np.exp(ENGINE_SPREAD)
+    found.level[can] = int(Level.DATASHEET)
+    found.algorithm[can] = -1
+    return found
+
+
+def kernel_us(payload: Float64, ranks: Float64, peer_gbps: float, least_us: float) -> Float64:
+    """Return the time of the quicker kernel, µs [n]."""
+    rate = peer_gbps * ENGINE_REACHED * 1e3
+    start = least_us + ENGINE_STEP_US * (ranks - 2.0)
+    one: Float64 = start + (ranks - 1.0) * payload / rate
+    two: Float64 = 2.0 * start + 2.0 * (ranks - 1.0) / ranks * payload / rate
+    return np.minimum(one, two)

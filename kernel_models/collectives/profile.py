@@ -21,14 +21,14 @@ from kernel_models.collectives.call import (
     CollectiveBatch,
     CollectiveKind,
     CommError,
+    CommTimes,
+    Level,
     Placement,
 )
-from kernel_models.collectives.cluster import of_cluster
 from kernel_models.collectives.datasheet import DatasheetModel, interval_checked
 from kernel_models.collectives.fitted import FittedModel
 from kernel_models.collectives.measured import MeasuredModel
-from kernel_models.collectives.measurements import CollectiveMeasurements
-from kernel_models.collectives.times import CommTimes, Level
+from kernel_models.collectives.measurements import CollectiveMeasurements, of_cluster
 from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
 from tracer.arrays import Bool
 from tracer.decode import DecodeError, convert, from_json

@@ -266,7 +266,8 @@ def find_topology(name: str, oversubscription: float | None = None) -> Topology:
 
 def topology_state(where: Topology) -> str | dict[str, Any]:
     """Return what a file keeps of a topology: the name of a shipped one, all figures of one's own."""
-    if where.node == _shipped(node_type, where.node.name) and where.network.name in networks():
+    shipped = where.node.name in node_names() and where.node == node_type(where.node.name)
+    if shipped and where.network.name in networks():
         return where.name
     return {"nodes": where.nodes, "node": figures_of(where.node), "network": figures_of(where.network)}
 
@@ -335,10 +336,6 @@ def _oversubscribed(network: Network, oversubscription: float | None) -> Network
         raise CommError(f"An oversubscription of {oversubscription:g} is none; give a number from 1 to "
                         f"{MOST_OVERSUBSCRIPTION:g}.")
     return replace(network, oversubscription=oversubscription)
-
-
-def _shipped(find: Any, name: str) -> Any:
-    return find(name) if name in node_names() else None
 
 
 def figures_of(value: NodeType | Network) -> dict[str, Any]:

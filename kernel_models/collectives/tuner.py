@@ -14,12 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.collectives.call import CollectiveBatch, CollectiveKind, CommError, Placement
-from kernel_models.collectives.datasheet import nccl_lines
-from kernel_models.collectives.formulas import Line, RankGroup
-from kernel_models.collectives.nccl_constants import Algorithm
+from kernel_models.collectives.call import CollectiveBatch, CollectiveKind, CommError, CommTimes, Level, Placement
+from kernel_models.collectives.datasheet import Algorithm, Line, RankGroup, nccl_lines
 from kernel_models.collectives.profile import CommProfile
-from kernel_models.collectives.times import CommTimes, Level
 from kernel_models.collectives.topology import Topology
 
 Predict = Callable[[CollectiveBatch], CommTimes]
@@ -27,7 +24,7 @@ Predict = Callable[[CollectiveBatch], CommTimes]
 MARGIN = 0.05
 """Faster by less is a tie: repeats of one measurement differ by 2% (median) to 10% (p90)."""
 FINENESS = 8
-"""Sizes tried in each doubling when a crossover is looked for."""
+"""Sizes tried in each doubling when a crossover is looked for. Set: finer than measured tables, whose sizes double."""
 CSV_HEADER = "collective_type,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks,numPipeOps,regBuff"
 CSV_NAMES = {CollectiveKind.ALL_REDUCE: "allreduce", CollectiveKind.ALL_GATHER: "allgather",
              CollectiveKind.REDUCE_SCATTER: "reducescatter", CollectiveKind.BROADCAST: "broadcast",
@@ -157,12 +154,11 @@ def choose(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Pla
 
 
 def crossovers(backends: Mapping[str, Predict], kind: CollectiveKind, placement: Placement, smallest: float,
-               largest: float, *, dtype: str = "float16", default: str | None = None,
-               margin: float = MARGIN) -> list[Crossover]:
+               largest: float, *, default: str | None = None, margin: float = MARGIN) -> list[Crossover]:
     """Sizes at which the winner changes, to an eighth of a doubling."""
     steps = max(int(np.ceil(np.log2(largest / smallest) * FINENESS)), 1)
     sizes = np.geomspace(smallest, largest, steps + 1)
-    choices = choose(backends, kind, placement, sizes, dtype=dtype, default=default, margin=margin)
+    choices = choose(backends, kind, placement, sizes, default=default, margin=margin)
     return [Crossover(kind, placement, after.payload_bytes, before.winner, after.winner)
             for before, after in pairwise(choices) if before.winner != after.winner]
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from kernel_models.datasets.samples import Samples
 from kernel_models.datasets.tables import Reader, check_sizes
 from kernel_models.device import resolve_device
-from kernel_models.dtypes import short_dtype
 from kernel_models.families.attention import attention
 from kernel_models.op_call import OpCall
+from kernel_models.tensors import short_dtype
 
 if TYPE_CHECKING:
     import pandas

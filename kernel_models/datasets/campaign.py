@@ -25,12 +25,11 @@ from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.families.attention import attention
 from kernel_models.families.copy import memset, transfer
 from kernel_models.families.gemm import gemm
-from kernel_models.families.loss import loss
 from kernel_models.families.pooling import pooling
 from kernel_models.families.recurrent import recurrent
-from kernel_models.op_call import OpCall
+from kernel_models.families.reduction import loss
+from kernel_models.op_call import OpCall, TablePart
 from kernel_models.operation import backward_calls_of, calls_of, operation
-from kernel_models.table_parts import TablePart
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.lab import ZIPF_EXPONENT
 from tracer.campaign.tables import quickest_visits

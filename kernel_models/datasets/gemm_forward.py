@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from kernel_models.datasets.samples import DataError, DeferredCalls, Samples
 from kernel_models.datasets.tables import Reader
 from kernel_models.device import resolve_device
-from kernel_models.dtypes import short_dtype
 from kernel_models.families.gemm import gemm
 from kernel_models.op_call import OpCall
+from kernel_models.tensors import short_dtype
 
 if TYPE_CHECKING:
     import pandas

@@ -13,7 +13,7 @@ import numpy as np
 
 from kernel_models.datasets.samples import Samples
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics import RooflineModel
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
 from tracer.arrays import Float64, Int64

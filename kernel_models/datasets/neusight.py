@@ -18,7 +18,7 @@ from kernel_models.device import resolve_device
 from kernel_models.families.elementwise import elementwise
 from kernel_models.families.gemm import gemm
 from kernel_models.families.norm import norm
-from kernel_models.families.softmax import softmax
+from kernel_models.families.reduction import softmax
 from kernel_models.op_call import OpCall
 from kernel_models.tensors import TensorSpec
 

@@ -1,7 +1,9 @@
 """One file a family of operations; each registers what it knows when loaded.
 
-A new family is a file here, which ``load`` finds, and a member of ``op_call.Family`` with its dimensions. Its kernels
-are priced by bytes and arithmetic until a file of ``heuristics`` registers how they work (``heuristics.work.work_of``).
+A new family is a file here, which ``load`` finds, and a member of ``op_call.Family``. Its file may also register how
+its kernels work (``heuristics.work.work_of``); without that they are priced by their bytes and arithmetic.
+Efficiencies, features of learned models and classes of corrections have defaults for a family they do not know;
+``calibrate`` measures families that have a benchmark.
 """
 
 from __future__ import annotations

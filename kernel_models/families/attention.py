@@ -13,16 +13,19 @@ share and values are part of), then "_forward" or "_backward". Queries of one to
 
 With d = dᵥ that is 4·q·kv·d forward and 2.5 times it backward, halved by a causal mask. Source: Dao, FlashAttention-2
 (2023), section 4.1. "Math" is priced as if fused, its kernels being products and softmax that have calls of their own.
+
+Inference servers keep their cache as no argument, or in pages. What a step attends to depends on what the server keeps:
+how many tokens each sequence has behind it. Where no argument holds it, it is taken as told (``Operation.told``;
+``foretrace price --assume``), else the step's tokens are taken to be one sequence without a past, and the calls say so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel_models.dtypes import itemsize
-from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
+from kernel_models.families.registry import Inputs, Unpriceable, both, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, itemsize
 
 PRODUCTS = {"forward": (1, 1), "backward": (3, 2)}
 """Products over keys' sizes and over values' of either direction."""
@@ -73,38 +76,50 @@ def attention(
 
 
 def _of_tensors(
-    op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, heads_at: int, length_at: int, **more: int
+    op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, heads_at: int, length_at: int, causal: bool,
+    window: int = 0,
 ) -> Iterator[OpCall]:
     """Calls for 4-d tensors whose heads and lengths lie at the given dimensions."""
     if any(len(tensor.shape) != 4 for tensor in (q, k, v)):
         raise Unpriceable(f"{op.name}: {q.shape}")
-    flags = ["bias"] if any(n in op.names and op.has(n) for n in ("attn_bias", "attn_mask", "bias")) else []
-    dropout = op.number("dropout_p") if "dropout_p" in op.names else None
-    if dropout:
+    flags = ["bias"] if any(map(op.has, ("attn_bias", "attn_mask", "bias"))) else []
+    if op.number("dropout_p"):
         flags.append("dropout")
-    causal = op.flag("is_causal") if "is_causal" in op.names else bool(more.get("causal"))
     yield from attention(
-        kind, q.shape[0], q.shape[heads_at], k.shape[heads_at], q.shape[length_at], k.shape[length_at], q.shape[3],
-        v.shape[3], op.math_dtype(q), causal=causal, window=more.get("window", 0), flags=tuple(flags))
+        kind + (op.suffix or "_forward"), q.shape[0], q.shape[heads_at], k.shape[heads_at], q.shape[length_at],
+        k.shape[length_at], q.shape[3], v.shape[3], op.math_dtype(q), causal=causal, window=window, flags=tuple(flags))
 
 
+def _packed(
+    op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, offsets: TensorSpec | None, causal: bool,
+    window: int,
+) -> Iterator[OpCall]:
+    """Calls for the tokens of all sequences side by side, whose mean length is taken."""
+    if any(len(tensor.shape) != 3 for tensor in (q, k, v)):
+        raise Unpriceable(f"{op.name}: {q.shape}")
+    batch = max(offsets.elements - 1, 1) if offsets is not None else 1
+    yield from attention(
+        kind + (op.suffix or "_forward"), batch, q.shape[1], k.shape[1], -(-q.shape[0] // batch),
+        -(-k.shape[0] // batch), q.shape[2], v.shape[2], op.math_dtype(q), causal=causal, window=window,
+        flags=("varlen",))
+
+
+_BY_HEADS = (
+    "aten::_scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)",
+    "aten::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal)",
+    "aten::_scaled_dot_product_efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
+    "is_causal)",
+    "aten::_scaled_dot_product_cudnn_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
+    "is_causal)",
+    "aten::_scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal)",
+    "aten::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)")
+
+
+@both(Family.ATTENTION, *_BY_HEADS)
 @forward(Family.ATTENTION,
-         "aten::_scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)",
-         "aten::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal)",
-         "aten::_scaled_dot_product_efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
-         "is_causal)",
-         "aten::_scaled_dot_product_cudnn_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
-         "is_causal)",
          "aten::_cudnn_attention_forward(query, key, value, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, "
          "compute_log_sumexp, dropout_p, is_causal)",
-         "aten::_scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal)",
-         "aten::_scaled_dot_product_fused_attention_overrideable(query, key, value, attn_bias, dropout_p, is_causal)")
-def _heads_second(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    yield from _of_tensors(op, f"{_implementation(op.name)}_forward", q, k, v, 1, 2)
-
-
-@forward(Family.ATTENTION,
+         "aten::_scaled_dot_product_fused_attention_overrideable(query, key, value, attn_bias, dropout_p, is_causal)",
          "aten::_scaled_dot_product_flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, "
          "cum_seq_k, max_q, max_k, dropout_p, is_causal)",
          "aten::_scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value, out, logsumexp, "
@@ -117,65 +132,14 @@ def _heads_second(op: Inputs) -> Iterator[OpCall]:
          "attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)",
          "aten::_scaled_dot_product_fused_attention_overrideable_backward(grad_out, query, key, value, attn_bias, "
          "grad_input_mask, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal)")
-def _heads_second_backward(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    yield from _of_tensors(op, f"{_implementation(op.name)}_backward", q, k, v, 1, 2)
-
-
-@forward(Family.ATTENTION,
-         "aten::_flash_attention_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, "
-         "return_debug_mask, scale, window_size_left, window_size_right)",
-         "aten::_flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, "
-         "max_k, dropout_p, is_causal, rng_state, unused, scale, window_size_left, window_size_right)")
-def _flash(op: Inputs) -> Iterator[OpCall]:
-    """Tokens before heads; with offsets of sequences, tokens of all of them side by side (mean length assumed)."""
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    kind = f"flash_{'backward' if op.name.endswith('backward') else 'forward'}"
-    causal = op.flag("is_causal")
-    window = window_of(op, causal)
-    if len(q.shape) == 3:
-        yield from _packed(op, kind, q, k, v, op.optional("cum_seq_q"), causal, window=window)
+def _heads_second(op: Inputs) -> Iterator[OpCall]:
+    """Heads before tokens. Of the composite, what PyTorch picks: flash for 16-bit types without a mask."""
+    q, k, v = map(op.tensor, ("query", "key", "value"))
+    if op.short_name == "scaled_dot_product_attention":
+        kind = "flash" if itemsize(q.dtype) <= 2 and not op.has("attn_mask") else "efficient"
     else:
-        yield from _of_tensors(op, kind, q, k, v, 2, 1, window=window)
-
-
-def window_of(op: Inputs, causal: bool) -> int:
-    """Tokens of a window: those before one's own, its own, and those after it; -1 or nothing is all, 0 here."""
-    before, after = op.integer("window_size_left", -1), op.integer("window_size_right", -1)
-    return 0 if before < 0 else before + 1 + (0 if causal else max(after, 0))
-
-
-@forward(Family.ATTENTION,
-         "aten::_efficient_attention_forward(query, key, value, bias, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, "
-         "max_seqlen_k, dropout_p, custom_mask_type)",
-         "aten::_efficient_attention_backward(grad_out_, query, key, value, bias, out, cu_seqlens_q, cu_seqlens_k, "
-         "max_seqlen_q, max_seqlen_k, logsumexp, dropout_p, philox_seed, philox_offset, custom_mask_type)")
-def _efficient(op: Inputs) -> Iterator[OpCall]:
-    """Tokens before heads; the mask's type is 0 for none, 1 and 2 for causal ones."""
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    kind = f"efficient_{'backward' if op.name.endswith('backward') else 'forward'}"
-    yield from _of_tensors(op, kind, q, k, v, 2, 1, causal=int(op.integer("custom_mask_type", 0) > 0))
-
-
-@forward(Family.ATTENTION, "flash_attn::_flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal)",
-         "flash_attn::_flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, "
-         "causal)",
-         "flash_attn::fwd(q, k, v)")
-def _flash_package(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
-    kind = f"flash_{'backward' if op.name.endswith('backward') else 'forward'}"
-    yield from _of_tensors(op, kind, q, k, v, 2, 1, causal=int("causal" in op.names and op.flag("causal")))
-
-
-@forward(Family.ATTENTION,
-         "flash_attn::_flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
-         "dropout_p, softmax_scale, causal)",
-         "flash_attn::_flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, "
-         "cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal)")
-def _flash_package_packed(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
-    kind = f"flash_{'backward' if op.name.endswith('backward') else 'forward'}"
-    yield from _packed(op, kind, q, k, v, op.optional("cu_seqlens_q"), op.flag("causal"))
+        kind = next((one for one in ("flash", "efficient", "cudnn", "math") if one in op.name), "fused")
+    yield from _of_tensors(op, kind, q, k, v, 1, 2, op.flag("is_causal"))
 
 
 _FLASH_3 = ("(q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, seqused_k, "
@@ -183,25 +147,48 @@ _FLASH_3 = ("(q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_se
             "q_descale, k_descale, v_descale, softmax_scale, is_causal, window_size_left, window_size_right)")
 
 
-@forward(Family.ATTENTION, f"flash_attn_3::fwd{_FLASH_3}", f"flash_attn_3::_flash_attn_forward{_FLASH_3}",
+@forward(Family.ATTENTION,
+         "aten::_flash_attention_forward(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, "
+         "return_debug_mask, scale, window_size_left, window_size_right)",
+         "aten::_flash_attention_backward(grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, "
+         "max_k, dropout_p, is_causal, rng_state, unused, scale, window_size_left, window_size_right)",
+         "aten::_efficient_attention_forward(query, key, value, bias, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, "
+         "max_seqlen_k, dropout_p, custom_mask_type)",
+         "aten::_efficient_attention_backward(grad_out_, query, key, value, bias, out, cu_seqlens_q, cu_seqlens_k, "
+         "max_seqlen_q, max_seqlen_k, logsumexp, dropout_p, philox_seed, philox_offset, custom_mask_type)",
+         "flash_attn::_flash_attn_forward(q, k, v, dropout_p, softmax_scale, causal)",
+         "flash_attn::_flash_attn_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, dropout_p, softmax_scale, "
+         "causal)",
+         "flash_attn::fwd(q, k, v)",
+         "flash_attn::_flash_attn_varlen_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, "
+         "dropout_p, softmax_scale, causal)",
+         "flash_attn::_flash_attn_varlen_backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, "
+         "cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, causal)",
+         f"flash_attn_3::fwd{_FLASH_3}", f"flash_attn_3::_flash_attn_forward{_FLASH_3}",
          "flash_attn_3::bwd(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, seqused_q, "
          "seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, is_causal, window_size_left, window_size_right)",
          "flash_attn_3::_flash_attn_backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, seqused_q, "
          "seqused_k, max_seqlen_q, max_seqlen_k, softmax_scale, is_causal, window_size_left, window_size_right)")
-def _flash_3(op: Inputs) -> Iterator[OpCall]:
-    """FlashAttention 3: tokens before heads, or side by side with offsets; windows of tokens before and after one's
-    own, -1 for all."""
-    q, k, v = (op.tensor(name) for name in ("q", "k", "v"))
-    kind = f"flash3_{'backward' if op.name.endswith(('bwd', 'backward')) else 'forward'}"
-    causal = op.flag("is_causal")
-    window = window_of(op, causal)
-    if "page_table" in op.names and op.has("page_table"):
-        yield from over_pages(op, "flash3_forward", q, k, v, op.optional("cu_seqlens_q"), op.tensor("page_table"),
+def _tokens_first(op: Inputs) -> Iterator[OpCall]:
+    """Tokens before heads, or side by side with offsets of sequences; windows of tokens before and after one's own, -1
+    for all. The mask's type of memory-efficient kernels is 0 for none, 1 and 2 for causal ones."""
+    q, k, v = map(op.tensor, ("query", "key", "value") if "query" in op.names else ("q", "k", "v"))
+    kind = "flash3" if "flash_attn_3" in op.name else "efficient" if "efficient" in op.name else "flash"
+    causal = op.flag("is_causal") or op.flag("causal") or op.integer("custom_mask_type", 0) > 0
+    window, offsets = window_of(op, causal), op.optional("cum_seq_q") or op.optional("cu_seqlens_q")
+    if op.has("page_table"):
+        yield from over_pages(op, "flash3_forward", q, k, v, offsets, op.tensor("page_table"),
                               op.integer("max_seqlen_k", 0), window)
     elif len(q.shape) == 3:
-        yield from _packed(op, kind, q, k, v, op.optional("cu_seqlens_q"), causal, window=window)
+        yield from _packed(op, kind, q, k, v, offsets, causal, window)
     else:
-        yield from _of_tensors(op, kind, q, k, v, 2, 1, causal=int(causal), window=window)
+        yield from _of_tensors(op, kind, q, k, v, 2, 1, causal, window)
+
+
+def window_of(op: Inputs, causal: bool) -> int:
+    """Tokens of a window: those before one's own, its own, and those after it; -1 or nothing is all, 0 here."""
+    before, after = op.integer("window_size_left", -1), op.integer("window_size_right", -1)
+    return 0 if before < 0 else before + 1 + (0 if causal else max(after, 0))
 
 
 def over_pages(
@@ -222,48 +209,130 @@ def over_pages(
         window=window, flags=op.assumptions(), kv_dtype=k.dtype)
 
 
-def _packed(
-    op: Inputs, kind: str, q: TensorSpec, k: TensorSpec, v: TensorSpec, offsets: TensorSpec | None, causal: bool,
-    flags: tuple[str, ...] = (), window: int = 0,
-) -> Iterator[OpCall]:
-    if any(len(tensor.shape) != 3 for tensor in (q, k, v)):
+HEAD_SIZE = 128
+"""Features of a head where tensors have heads and features in one dimension and nothing tells them apart. Set: that of
+Llama and Mistral models."""
+
+
+@forward(Family.ATTENTION, "vllm::unified_attention_with_output(query, key, value, output)",
+         "vllm::unified_attention(query, key, value)",
+         "sglang::unified_attention_with_output(query, key, value, output)")
+def _unified(op: Inputs) -> Iterator[OpCall]:
+    """vLLM's attention: tokens of the step × heads × features, or both of these in one."""
+    q, k, v = map(op.tensor, ("query", "key", "value"))
+    heads, kv_heads, size, v_size = _heads(op, q, k, v)
+    sequences, each = _sequences(op, q.shape[0])
+    context = max(int(op.assume("context", 0)), 0)
+    yield from attention(
+        "paged_forward", sequences, heads, kv_heads, each, context + each, size, v_size, op.math_dtype(q), causal=True,
+        window=max(int(op.told("window", 0)), 0), flags=(*op.assumptions(), "varlen"),
+        kv_dtype=op.told_type("kv", q.dtype))
+
+
+def _sequences(op: Inputs, tokens: int) -> tuple[int, int]:
+    """Sequences of a step, and tokens of each."""
+    sequences = max(int(op.assume("sequences", 1)), 1)
+    return sequences, max(-(-tokens // sequences), 1)
+
+
+@forward(Family.ATTENTION, "vllm::unified_mla_attention_with_output(query, key, rope, output)",
+         "vllm::unified_mla_attention(query, key, rope)")
+def _latent(op: Inputs) -> Iterator[OpCall]:
+    """Attention over a latent cache that all heads share: each token's latent features and its rotated key.
+
+    Queries have the unabsorbed size; decoding multiplies them into the latent space first, a product of its own.
+    """
+    q, latent, rope = map(op.tensor, ("query", "key", "rope"))
+    if len(q.shape) != 3:
         raise Unpriceable(f"{op.name}: {q.shape}")
+    sequences, each = _sequences(op, q.shape[0])
+    context = max(int(op.assume("context", 0)), 0)
+    width = latent.shape[-1]
+    yield from attention(
+        "mla_forward", sequences, q.shape[1], 1, each, context + each, width + rope.shape[-1], width, op.math_dtype(q),
+        causal=True, flags=(*op.assumptions(), "latent"), kv_dtype=op.told_type("kv", q.dtype))
+
+
+def _heads(op: Inputs, q: TensorSpec, k: TensorSpec, v: TensorSpec) -> tuple[int, int, int, int]:
+    """Heads of queries and of keys, and their sizes."""
+    if len(q.shape) == 3:
+        return q.shape[1], k.shape[1] if len(k.shape) == 3 else k.shape[-1] // q.shape[2], q.shape[2], v.shape[-1]
+    if len(q.shape) != 2 or len(k.shape) != 2:
+        raise Unpriceable(f"{op.name}: {q.shape}")
+    size = max(int(op.assume("head_size", HEAD_SIZE)), 1)
+    if q.shape[1] % size or k.shape[1] % size:
+        raise Unpriceable(f"{op.name}: {q.shape[1]} features are no heads of {size}")
+    return q.shape[1] // size, k.shape[1] // size, size, size
+
+
+_CACHE = ("(q, kcache, vcache, k, v, seqlens_k, rotary_cos, rotary_sin, cache_batch_idx, leftpad_k, "
+          "block_table)")
+
+
+@forward(Family.ATTENTION, f"flash_attn::fwd_kvcache{_CACHE}", f"flash_attn_2_cuda::fwd_kvcache{_CACHE}",
+         f"_vllm_fa2_C::fwd_kvcache{_CACHE}", f"vllm_flash_attn::fwd_kvcache{_CACHE}")
+def _with_cache(op: Inputs) -> Iterator[OpCall]:
+    """FlashAttention over a cache of (sequences, tokens, heads, features), or in pages: how full it is, is not among
+    the sizes. Of pages whose table is not there, each sequence is taken to have as many."""
+    q, k, v = map(op.tensor, ("q", "kcache", "vcache"))
+    if len(q.shape) != 4 or len(k.shape) != 4:
+        raise Unpriceable(f"{op.name}: {q.shape}, {k.shape}")
+    table = op.optional("block_table")
+    pages = table.shape[-1] if table is not None and table.shape else max(k.shape[0] // max(q.shape[0], 1), 1)
+    context = int(op.assume("context", max(pages * k.shape[1] - q.shape[1], 0)))
+    yield from attention(
+        "flash_forward", q.shape[0], q.shape[2], k.shape[2], q.shape[1], context + q.shape[1], q.shape[3], v.shape[3],
+        op.math_dtype(q), causal=True, window=int(op.told("window", 0)), flags=op.assumptions(), kv_dtype=k.dtype)
+
+
+_VARLEN = ("(q, k, v, out, cu_seqlens_q, cu_seqlens_k, seqused_k, leftpad_k, block_table, alibi_slopes, max_seqlen_q, "
+           "max_seqlen_k, p_dropout, softmax_scale, zero_tensors, is_causal, window_size_left, window_size_right)")
+
+
+@forward(Family.ATTENTION, f"_vllm_fa2_C::varlen_fwd{_VARLEN}", f"flash_attn_2_cuda::varlen_fwd{_VARLEN}")
+def _varlen(op: Inputs) -> Iterator[OpCall]:
+    """FlashAttention-2 as vLLM calls it: sequences side by side, over a cache in pages where there is a table."""
+    q, k, v = map(op.tensor, ("q", "k", "v"))
+    window = window_of(op, True)
+    if op.has("block_table") and len(k.shape) == 4:
+        yield from over_pages(op, "flash_forward", q, k, v, op.optional("cu_seqlens_q"), op.tensor("block_table"),
+                              op.integer("max_seqlen_k", 0), window)
+        return
+    if len(q.shape) != 3:
+        raise Unpriceable(f"{op.name}: {q.shape}")
+    offsets = op.optional("cu_seqlens_q")
     batch = max(offsets.elements - 1, 1) if offsets is not None else 1
     yield from attention(
-        kind, batch, q.shape[1], k.shape[1], -(-q.shape[0] // batch), -(-k.shape[0] // batch), q.shape[2], v.shape[2],
-        op.math_dtype(q), causal=causal, window=window, flags=(*flags, "varlen"))
+        "flash_forward", batch, q.shape[1], k.shape[1], -(-q.shape[0] // batch), -(-k.shape[0] // batch), q.shape[2],
+        v.shape[2], op.math_dtype(q), causal=op.flag("is_causal", True), window=window, flags=("varlen",))
 
 
-@forward(Family.ATTENTION, "aten::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)")
-def _composite(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    yield from _of_tensors(op, f"{_chosen(op, q)}_forward", q, k, v, 1, 2)
+@forward(Family.ATTENTION, "flashinfer::batch_decode_with_paged_kv_cache(q, paged_kv_cache)",
+         "flashinfer::batch_prefill_with_paged_kv_cache(q, paged_kv_cache)",
+         "flashinfer::trtllm_batch_decode_with_kv_cache(q, paged_kv_cache)",
+         "flashinfer::trtllm_batch_context_with_kv_cache(q, paged_kv_cache)")
+def _flashinfer(op: Inputs) -> Iterator[OpCall]:
+    """FlashInfer over (pages, keys and values, tokens, heads, features): what belongs to a sequence is not said."""
+    q, cache = op.tensor("q"), op.tensor("paged_kv_cache")
+    if len(q.shape) != 3 or len(cache.shape) != 5:
+        raise Unpriceable(f"{op.name}: {q.shape}, {cache.shape}")
+    # Tokens before heads ("NHD") or heads before tokens ("HND"): pages have 16 tokens and more, devices fewer heads.
+    heads, per_page = sorted(cache.shape[2:4])
+    sequences, each = (q.shape[0], 1) if "decode" in op.name else _sequences(op, q.shape[0])
+    context = int(op.assume("context", max(cache.shape[0] * per_page // sequences - each, 0)))
+    yield from attention(
+        "paged_forward", sequences, q.shape[1], heads, each, context + each, q.shape[2], cache.shape[4],
+        op.math_dtype(q), causal=True, window=int(op.told("window", 0)), flags=(*op.assumptions(), "varlen"),
+        kv_dtype=cache.dtype)
 
 
-@backward(Family.ATTENTION, "aten::scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal)")
-def _composite_backward(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    yield from _of_tensors(op, f"{_chosen(op, q)}_backward", q, k, v, 1, 2)
-
-
-@backward(Family.ATTENTION,
-          "aten::_scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal)",
-          "aten::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal)",
-          "aten::_scaled_dot_product_efficient_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
-          "is_causal)",
-          "aten::_scaled_dot_product_cudnn_attention(query, key, value, attn_bias, compute_log_sumexp, dropout_p, "
-          "is_causal)",
-          "aten::_scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal)")
-def _gradient(op: Inputs) -> Iterator[OpCall]:
-    q, k, v = (op.tensor(name) for name in ("query", "key", "value"))
-    yield from _of_tensors(op, f"{_implementation(op.name)}_backward", q, k, v, 1, 2)
-
-
-def _chosen(op: Inputs, query: TensorSpec) -> str:
-    """Return what PyTorch picks: flash for 16-bit types without a mask, memory-efficient otherwise."""
-    return "flash" if itemsize(query.dtype) <= 2 and not op.has("attn_mask") else "efficient"
-
-
-def _implementation(name: str) -> str:
-    known = ("flash", "efficient", "cudnn", "math")
-    return next((one for one in known if one in name), "fused")
+@forward(Family.ATTENTION, "flashinfer::single_decode_with_kv_cache(q, k, v)",
+         "flashinfer::single_prefill_with_kv_cache(q, k, v)")
+def _single(op: Inputs) -> Iterator[OpCall]:
+    """One sequence: keys and values as (tokens, heads, features)."""
+    q, k, v = map(op.tensor, ("q", "k", "v"))
+    q = TensorSpec((1, *q.shape), q.dtype) if len(q.shape) == 2 else q
+    if len(q.shape) != 3 or len(k.shape) != 3:
+        raise Unpriceable(f"{op.name}: {q.shape}, {k.shape}")
+    yield from attention("paged_forward", 1, q.shape[1], k.shape[1], q.shape[0], k.shape[0], q.shape[2], v.shape[2],
+                         op.math_dtype(q), causal=True, kv_dtype=k.dtype)

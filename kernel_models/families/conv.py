@@ -18,11 +18,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from kernel_models.dtypes import itemsize, multiply_adds
 from kernel_models.families.reduction import reduction
-from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
+from kernel_models.families.registry import Inputs, Unpriceable, backward, forward, spread
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, itemsize, multiply_adds
 
 Sizes = tuple[int, ...]
 
@@ -71,20 +70,11 @@ def _three(sizes: Sizes) -> Sizes:
     return (1,) * (3 - len(sizes)) + sizes
 
 
-def _of(
-    op: Inputs,
-    source: TensorSpec,
-    weight: TensorSpec,
-    stride: Sizes | None,
-    padding: Sizes | None,
-    dilation: Sizes | None,
-    groups: int | None,
-    out: TensorSpec | None = None,
-    *,
-    transposed: bool = False,
-    output_padding: Sizes | None = None,
-) -> _Convolution:
+def _layer(op: Inputs, source: TensorSpec, weight: TensorSpec, out: TensorSpec | None = None) -> _Convolution:
     """From the tensors as the framework sees them; ``source`` and ``out`` are input and output of the *layer*."""
+    stride, groups = op.ints("stride"), op.integer("groups", 0)
+    padding = (0,) if op.text("padding") == "valid" else op.ints("padding")
+    transposed = "transpose" in op.name or op.flag("transposed")
     spatial = len(weight.shape) - 2
     if len(source.shape) == spatial + 1:
         source = TensorSpec((1, *source.shape), source.dtype)
@@ -95,16 +85,16 @@ def _of(
     known = stride is not None and padding is not None
     if not known and out is None:
         flags = (*flags, "assumed")
-    steps = _spread(stride, spatial, 1)
-    spacing = _spread(dilation, spatial, 1)
-    pads = _spread(padding, spatial, 0) if padding is not None else tuple(
+    steps = spread(stride, spatial, 1)
+    spacing = spread(op.ints("dilation"), spatial, 1)
+    pads = spread(padding, spatial, 0) if padding is not None else tuple(
         d * (k - 1) // 2 for k, d in zip(kernel, spacing, strict=True))
     if out is not None:
         reached = out.shape[2:]
         if stride is None:
             steps = tuple(max(round(max(a, b) / max(min(a, b), 1)), 1) for a, b in zip(size, reached, strict=True))
     elif transposed:
-        more = _spread(output_padding, spatial, 0)
+        more = spread(op.ints("output_padding"), spatial, 0)
         reached = tuple(
             (n - 1) * s - 2 * p + d * (k - 1) + 1 + e
             for n, s, p, d, k, e in zip(size, steps, pads, spacing, kernel, more, strict=True))
@@ -122,17 +112,6 @@ def _of(
     groups = groups or max(channels // max(weight.shape[1], 1), 1)
     return _Convolution(source.shape[0], channels, weight.shape[0], groups, size, reached, kernel, steps, spacing,
                         dtype, layout, flags)
-
-
-def _spread(sizes: Sizes | None, spatial: int, missing: int) -> Sizes:
-    if not sizes:
-        return (missing,) * spatial
-    return sizes * spatial if len(sizes) == 1 else sizes[:spatial]
-
-
-def _groups(op: Inputs) -> int | None:
-    value = op.number("groups")
-    return None if value is None else int(value)
 
 
 @forward(Family.CONV,
@@ -155,13 +134,7 @@ def _groups(op: Inputs) -> int | None:
          "aten::thnn_conv2d(input, weight, kernel_size, bias, stride, padding)",
          "aten::_slow_conv2d_forward(input, weight, kernel_size, bias, stride, padding)",
          "aten::slow_conv3d_forward(input, weight, kernel_size, bias, stride, padding)",
-         "aten::slow_conv_dilated2d(input, weight, kernel_size, bias, stride, padding, dilation)")
-def _convolution(op: Inputs) -> Iterator[OpCall]:
-    layer = _layer(op)
-    yield from layer.call("dgrad" if "transposed" in layer.flags else "forward", _has_bias(op))
-
-
-@forward(Family.CONV,
+         "aten::slow_conv_dilated2d(input, weight, kernel_size, bias, stride, padding, dilation)",
          "aten::conv_transpose1d(input, weight, bias, stride, padding, output_padding, groups, dilation)",
          "aten::conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)",
          "aten::conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups, dilation)",
@@ -169,55 +142,26 @@ def _convolution(op: Inputs) -> Iterator[OpCall]:
          "aten::miopen_convolution_transpose(input, weight, bias, padding, output_padding, stride, dilation, groups)",
          "aten::slow_conv_transpose2d(input, weight, kernel_size, bias, stride, padding, output_padding, dilation)",
          "aten::slow_conv_transpose3d(input, weight, kernel_size, bias, stride, padding, output_padding, dilation)")
-def _transposed(op: Inputs) -> Iterator[OpCall]:
-    yield from _layer(op).call("dgrad", _has_bias(op))
-
-
-def _layer(op: Inputs) -> _Convolution:
-    transposed = "transpose" in op.name or ("transposed" in op.names and op.flag("transposed"))
-    source, weight = op.tensor("input"), op.tensor("weight")
-    padding = op.ints("padding")
-    if op.text("padding") == "valid":
-        padding = (0,)
-    return _of(op, source, weight, op.ints("stride"), padding, op.ints("dilation") if "dilation" in op.names else None,
-               _groups(op) if "groups" in op.names else None, transposed=transposed,
-               output_padding=op.ints("output_padding") if "output_padding" in op.names else None)
-
-
-def _has_bias(op: Inputs) -> bool:
-    return "bias" in op.names and op.has("bias")
+def _convolution(op: Inputs) -> Iterator[OpCall]:
+    layer = _layer(op, op.tensor("input"), op.tensor("weight"))
+    yield from layer.call("dgrad" if "transposed" in layer.flags else "forward", op.has("bias"))
 
 
 @forward(Family.CONV,
          "aten::convolution_backward(grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, "
          "output_padding, groups, output_mask)",
          "aten::convolution_backward_overrideable(grad_output, input, weight, stride, padding, dilation, transposed, "
-         "output_padding, groups, output_mask)")
-def _backward(op: Inputs) -> Iterator[OpCall]:
-    grad, source, weight = op.tensor("grad_output"), op.tensor("input"), op.tensor("weight")
-    layer = _of(op, source, weight, op.ints("stride"), op.ints("padding"), op.ints("dilation"), _groups(op), grad,
-                transposed=op.flag("transposed"))
-    mask = op.ints("output_mask") or (1, 1, int("bias_sizes" in op.names and bool(op.ints("bias_sizes"))))
-    yield from _gradients(layer, mask, grad)
-
-
-@forward(Family.CONV,
+         "output_padding, groups, output_mask)",
          "aten::cudnn_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups)",
          "aten::miopen_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups)",
-         "aten::mkldnn_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups)")
-def _backward_of_2020(op: Inputs) -> Iterator[OpCall]:
-    grad = op.tensor("grad_output")
-    layer = _of(op, op.tensor("self"), op.tensor("weight"), op.ints("stride"), op.ints("padding"),
-                op.ints("dilation"), _groups(op), grad)
-    yield from _gradients(layer, (1, 1, 0), grad)
-
-
-@forward(Family.CONV,
+         "aten::mkldnn_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups)",
          "aten::_slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding, output_mask)")
-def _backward_of_the_cpu(op: Inputs) -> Iterator[OpCall]:
+def _backward(op: Inputs) -> Iterator[OpCall]:
+    """What is wanted the mask says; of operations of 2020 and of the CPU's, whose input is ``self``, never the bias."""
     grad = op.tensor("grad_output")
-    layer = _of(op, op.tensor("self"), op.tensor("weight"), op.ints("stride"), op.ints("padding"), None, None, grad)
-    yield from _gradients(layer, op.ints("output_mask") or (1, 1, 0), grad)
+    source = op.tensor("input" if "input" in op.names else "self")
+    mask = op.ints("output_mask") or (1, 1, int(bool(op.ints("bias_sizes"))))
+    yield from _gradients(_layer(op, source, op.tensor("weight"), grad), mask, grad)
 
 
 @forward(Family.CONV, "aten::cudnn_convolution_backward_input(self_size, grad_output, weight, padding, stride)",
@@ -228,7 +172,7 @@ def _input_gradient(op: Inputs) -> Iterator[OpCall]:
     size = op.ints("self_size")
     channels = weight.shape[1:2]
     source = TensorSpec(size or (*grad.shape[:1], *channels, *grad.shape[2:]), grad.dtype)
-    layer = _of(op, source, weight, op.ints("stride"), op.ints("padding"), None, None, grad)
+    layer = _layer(op, source, weight, grad)
     yield from replace(layer, flags=layer.flags if size else ("assumed",)).call("dgrad")
 
 
@@ -240,7 +184,7 @@ def _weight_gradient(op: Inputs) -> Iterator[OpCall]:
     size = op.ints("weight_size")
     ones = (1,) * (len(source.shape) - 2)
     weight = TensorSpec(size or (*grad.shape[1:2], *source.shape[1:2], *ones), grad.dtype)
-    layer = _of(op, source, weight, op.ints("stride"), op.ints("padding"), None, None, grad)
+    layer = _layer(op, source, weight, grad)
     yield from replace(layer, flags=layer.flags if size else ("assumed",)).call("wgrad")
 
 
@@ -255,11 +199,11 @@ def _weight_gradient(op: Inputs) -> Iterator[OpCall]:
           "aten::conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)",
           "aten::conv_transpose3d(input, weight, bias, stride, padding, output_padding, groups, dilation)")
 def _layer_backward(op: Inputs) -> Iterator[OpCall]:
-    layer = _layer(op)
+    layer = _layer(op, op.tensor("input"), op.tensor("weight"))
     transposed = "transposed" in layer.flags
     channels, size = (layer.in_channels, layer.in_size) if transposed else (layer.out_channels, layer.out_size)
     grad = TensorSpec((layer.batch, channels, *size), layer.dtype)
-    yield from _gradients(layer, (1, 1, int(_has_bias(op))), grad)
+    yield from _gradients(layer, (1, 1, int(op.has("bias"))), grad)
 
 
 def _gradients(layer: _Convolution, mask: Sizes, grad: TensorSpec) -> Iterator[OpCall]:

@@ -1,4 +1,4 @@
-"""Copies on the device, casts, concatenation and splitting, and transfers between memories.
+"""Copies, casts, concatenation and splitting, transfers between memories, and views, which copy nothing.
 
 Copies: elements, and how many lie side by side in both tensors (= elements: one run). A cast is a copy that changes the
 element type; its dtype is the target's. Concatenation: elements of the output, tensors joined, and the mean length of
@@ -8,6 +8,11 @@ the pieces that are copied in one run. Transfers and memsets: bytes.
     bytes  = every element read once and written once; a broadcast source's distinct elements
 
 Source: the definition. Kinds of transfers: "h2d", "d2h", "d2d", "p2p"; flags "pinned" or "pageable": the host's side.
+
+Operations without device work are views, metadata, memory that is only reserved, and bookkeeping. Source: PyTorch
+2.13's schemas (operations whose result aliases an input that they do not write), and operations that only look at sizes
+or reserve memory. Composites such as ``aten::reshape`` or ``aten::contiguous`` that copy do so in an operation of their
+own, which is priced.
 """
 
 from __future__ import annotations
@@ -15,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from kernel_models.dtypes import itemsize
 from kernel_models.families.elementwise import elementwise
 from kernel_models.families.registry import (
     Inputs,
@@ -23,11 +27,13 @@ from kernel_models.families.registry import (
     backward,
     dimension,
     forward,
+    free,
     mixed_types,
     without_gradient,
+    words,
 )
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec, contiguous_strides
+from kernel_models.tensors import TensorSpec, contiguous_strides, itemsize
 
 
 def copy(source: TensorSpec, target: TensorSpec) -> Iterator[OpCall]:
@@ -114,8 +120,8 @@ def _clone(op: Inputs) -> Iterator[OpCall]:
 def _to(op: Inputs) -> Iterator[OpCall]:
     """A cast where the element type changes. ``aten::to`` to the same type, or to one not recorded, is free."""
     source = op.tensor("self")
-    other = op.optional("other") if "other" in op.names else None
-    wanted = other.dtype if other is not None else op.dtype("dtype") if "dtype" in op.names else ""
+    other = op.optional("other")
+    wanted = other.dtype if other is not None else op.dtype("dtype")
     if op.short_name == "_to_copy" or wanted not in ("", source.dtype):
         dense = source.stride if source.is_dense else None
         yield from copy(source, TensorSpec(source.shape, wanted or source.dtype, dense))
@@ -185,10 +191,10 @@ def _cat(op: Inputs) -> Iterator[OpCall]:
     Older profilers put that tensor first.
     """
     tensors = op.optional_list("tensors")
-    out = op.optional("tensors") or (op.optional("out") if "out" in op.names else None)
+    out = op.optional("tensors") or op.optional("out")
     if not tensors and out is None:
         op.missing("tensors")
-    dim = op.integer("dim", 0) if "dim" in op.names else 0
+    dim = op.integer("dim", 0)
     if "stack" in op.name and tensors and tensors[0].shape:
         tensors = [TensorSpec((1, *tensor.shape), tensor.dtype) for tensor in tensors]
         dim = 0 if dim >= 0 else dim
@@ -201,8 +207,8 @@ def _cat(op: Inputs) -> Iterator[OpCall]:
          "aten::unbind_copy(self)")
 def _split(op: Inputs) -> Iterator[OpCall]:
     source = op.tensor("self")
-    at = dimension(op.integer("dim", 0) if "dim" in op.names else 0, len(source.shape))
-    sizes = op.ints("split_sizes") if "split_sizes" in op.names else None
+    at = dimension(op.integer("dim", 0), len(source.shape))
+    sizes = op.ints("split_sizes")
     pieces = sizes or (source.shape[at] if source.shape else 1,)
     yield from concat("split", [
         TensorSpec((*source.shape[:at], size, *source.shape[at + 1:]), source.dtype) for size in pieces
@@ -226,9 +232,10 @@ def _copied_out(op: Inputs) -> Iterator[OpCall]:
     yield from concat("split", pieces or [source], 0, source.dtype)
 
 
-@backward(Family.CONCAT, "aten::cat(tensors, dim)", "aten::stack(tensors, dim)", "aten::unbind(self)")
+@backward(Family.COPY, "aten::cat(tensors, dim)", "aten::stack(tensors, dim)", "aten::unbind(self)",
+          "aten::clone(self)", "aten::contiguous(self)")
 def _views(op: Inputs) -> Iterator[OpCall]:
-    """The gradients of what was joined are views of the gradient."""
+    """The gradients of what was joined are views of the gradient; that of a copy passes on as it is."""
     yield from ()
 
 
@@ -240,12 +247,6 @@ def _cast_back(op: Inputs) -> Iterator[OpCall]:
     source, wanted = op.tensor("self"), op.dtype("dtype")
     if wanted not in ("", source.dtype):
         yield from copy(TensorSpec(source.shape, wanted), TensorSpec(source.shape, source.dtype))
-
-
-@backward(Family.COPY, "aten::clone(self)", "aten::contiguous(self)")
-def _clone_back(op: Inputs) -> Iterator[OpCall]:
-    """The gradient passes on as it is."""
-    yield from ()
 
 
 @forward(Family.TRANSFER, "aten::_local_scalar_dense(self)", "aten::item(self)")
@@ -260,3 +261,29 @@ def _pin(op: Inputs) -> Iterator[OpCall]:
 
 
 without_gradient("aten::_local_scalar_dense", "aten::item")
+
+
+VIEWS = words(
+    "_conj _fw_primal _indices _make_dual _neg_view _nested_get_values _nested_view_from_buffer "
+    "_nested_view_from_jagged _reshape_alias _unsafe_view _sparse_broadcast_to _unpack_dual _values adjoint alias "
+    "as_strided as_strided_ broadcast_to ccol_indices chunk col_indices conj crow_indices detach detach_ diagonal "
+    "dsplit expand expand_as flatten hsplit imag indices lift lift_fresh linalg_diagonal mH mT matrix_H moveaxis "
+    "movedim narrow numpy_T permute real reshape reshape_as resolve_conj resolve_neg row_indices select slice "
+    "slice_inverse split split_with_sizes squeeze swapaxes swapdims t t_ tensor_split transpose transpose_ unbind "
+    "unflatten unfold unsafe_chunk unsafe_split unsafe_split_with_sizes unsqueeze unsqueeze_ squeeze_ values view "
+    "view_as view_as_complex view_as_real vsplit atleast_1d atleast_2d atleast_3d ravel broadcast_tensors meshgrid "
+    "unflatten_dense_tensors")
+METADATA = words(
+    "size stride dim numel is_same_size is_floating_point is_complex is_contiguous is_nonzero is_pinned is_cuda "
+    "storage_offset result_type can_cast promote_types sym_size sym_stride sym_numel sym_storage_offset "
+    "sym_is_contiguous item_ requires_grad_ retain_grad set_ set_data _version output_nr "
+    "_has_compatible_shallow_copy_type "
+    "_fused_sdp_choice _nnpack_available _use_cudnn_ctc_loss _debug_has_internal_overlap cudnn_is_acceptable "
+    "_cudnn_init_dropout_state is_inference is_leaf _assert_async _assert_scalar _assert_tensor_metadata "
+    "_functional_assert_async _print sym_constrain_range")
+MEMORY = words(
+    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided resize_ resize_as_ _resize_output_ "
+    "record_stream _cudnn_rnn_flatten_weight _efficientzerotensor")
+
+free(*(f"aten::{name}" for name in (*VIEWS, *METADATA, *MEMORY)), "detach", "detach_", "prim::device", "prim::dtype",
+     "_c10d_functional::wait_tensor")  # the stream waits; nothing runs

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from kernel_models.dtypes import itemsize
+from kernel_models.families.reduction import reduction
 from kernel_models.families.registry import (
     Inputs,
     backward,
@@ -27,7 +27,7 @@ from kernel_models.families.registry import (
     words,
 )
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec, broadcast
+from kernel_models.tensors import TensorSpec, broadcast, itemsize
 
 _NUMBER = re.compile(r"-?(?=.{1,30}$)[0-9]*\.?[0-9]+")
 OPERATIONS = {
@@ -64,12 +64,11 @@ _FILLS = words("fill zero zeros ones full empty_full new_zeros new_ones new_full
 
 def elementwise(
     kind: str, inputs: Sequence[TensorSpec], shape: tuple[int, ...] | None = None, out_dtype: str = "", *,
-    out: TensorSpec | None = None, flags: tuple[str, ...] = (), dtype: str = "",
+    dtype: str = "",
 ) -> Iterator[OpCall]:
     """One pass over the broadcast shape of the inputs (or ``shape``); none if that is empty."""
     shape = broadcast([tensor.shape for tensor in inputs]) if shape is None else shape
-    target = out or TensorSpec(shape, "")
-    elements = target.elements
+    elements = prod(shape)
     if elements <= 0:
         return
     dtype = dtype or (compute_dtype(list(inputs)) if inputs else out_dtype or "fp32")
@@ -77,7 +76,7 @@ def elementwise(
     read = [tensor for tensor in inputs if tensor.shape] or list(inputs)
     yield OpCall(
         Family.ELEMENTWISE, kind, (elements, len(read), sum(tensor.stored for tensor in read)), dtype,
-        _layout(read, shape), tuple(sorted((*flags, *mixed_types(read, dtype, written)))),
+        _layout(read, shape), mixed_types(read, dtype, written),
         flops=float(OPERATIONS.get(kind, 1) * elements),
         bytes_read=float(sum(tensor.bytes for tensor in read)), bytes_written=float(elements * itemsize(written)),
     )
@@ -100,10 +99,7 @@ def _unary(op: Inputs) -> Iterator[OpCall]:
          "aten::masked_fill(self, mask)", *(f"aten::{name}(grad_output, self)" for name in _BINARY
                                             if name.endswith("backward")), "aten::prelu(self, weight)")
 def _binary(op: Inputs) -> Iterator[OpCall]:
-    found = [op.optional(name) for name in op.names]
-    tensors = [tensor for tensor in found if tensor is not None]
-    if not tensors:
-        op.tensor(op.names[0])
+    tensors = op.named()
     floating = "div" in op.short_name and "floor" not in op.short_name
     dtype = compute_dtype(tensors[:1] if op.short_name == "masked_fill" else tensors)
     if floating and not dtype.startswith(("fp", "bf", "tf", "complex")):
@@ -122,9 +118,7 @@ def _binary(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.ELEMENTWISE, "aten::addcmul(self, tensor1, tensor2)", "aten::addcdiv(self, tensor1, tensor2)",
          "aten::lerp(self, end, weight)", "aten::where(condition, self, other)")
 def _ternary(op: Inputs) -> Iterator[OpCall]:
-    tensors = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
-    if not tensors:
-        op.tensor(op.names[0])
+    tensors = op.named()
     values = [t for t in map(op.optional, op.names[1:]) if t is not None] if op.short_name == "where" else tensors
     yield from elementwise(op.short_name, tensors, dtype=compute_dtype(values or tensors))
 
@@ -132,10 +126,7 @@ def _ternary(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.ELEMENTWISE, *(f"aten::{name}(self, other)" for name in _COMPARISONS),
          *(f"aten::{name}(self)" for name in _TESTS))
 def _comparison(op: Inputs) -> Iterator[OpCall]:
-    tensors = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
-    if not tensors:
-        op.tensor("self")
-    yield from elementwise(op.short_name, tensors, out_dtype="bool")
+    yield from elementwise(op.short_name, op.named(), out_dtype="bool")
 
 
 @forward(Family.ELEMENTWISE, "aten::elu_backward(grad_output, alpha, scale, input_scale, is_result, self_or_result)")
@@ -148,7 +139,7 @@ def _elu_backward(op: Inputs) -> Iterator[OpCall]:
          "aten::new_full(self, size)", "aten::_fill_mem_eff_dropout_mask(self)")
 def _fill(op: Inputs) -> Iterator[OpCall]:
     tensor = op.tensor("self")
-    shape = (op.ints("size") if "size" in op.names else None) or tensor.shape
+    shape = op.ints("size") or tensor.shape
     yield from elementwise("fill", [], shape, tensor.dtype)
 
 
@@ -244,26 +235,12 @@ def _activation_backward(op: Inputs) -> Iterator[OpCall]:
     yield from elementwise(f"{name}_backward", [tensor, tensor])
 
 
-@backward(Family.ELEMENTWISE, "aten::add(self, other)", "aten::sub(self, other)")
-def _add_backward(op: Inputs) -> Iterator[OpCall]:
-    """The gradient passes on as it is; a broadcast input sums it."""
-    yield from _gradients_of_operands(op, products=0)
-
-
-@backward(Family.ELEMENTWISE, "aten::mul(self, other)")
-def _mul_backward(op: Inputs) -> Iterator[OpCall]:
-    yield from _gradients_of_operands(op, products=1)
-
-
-@backward(Family.ELEMENTWISE, "aten::div(self, other)")
-def _div_backward(op: Inputs) -> Iterator[OpCall]:
-    yield from _gradients_of_operands(op, products=2)
-
-
-def _gradients_of_operands(op: Inputs, products: int) -> Iterator[OpCall]:
-    """For each operand its factor times the gradient, and a sum where it was broadcast."""
-    from kernel_models.families.reduction import reduction
-
+@backward(Family.ELEMENTWISE, "aten::add(self, other)", "aten::sub(self, other)", "aten::mul(self, other)",
+          "aten::div(self, other)")
+def _gradients_of_operands(op: Inputs) -> Iterator[OpCall]:
+    """For each operand its factor times the gradient, which a sum passes on as it is, and a sum where it was broadcast.
+    """
+    products = {"mul": 1, "div": 2}.get(op.short_name, 0)
     operands = [tensor for tensor in map(op.optional, op.names) if tensor is not None]
     shape = broadcast([tensor.shape for tensor in operands])
     whole = TensorSpec(shape, compute_dtype(operands) if operands else "fp32")
@@ -275,6 +252,14 @@ def _gradients_of_operands(op: Inputs, products: int) -> Iterator[OpCall]:
         if 0 < operand.elements < whole.elements:
             yield from reduction("sum", operand.elements, whole.elements // operand.elements,
                                  operand.elements, whole.dtype)
+
+
+@backward(Family.ELEMENTWISE, "aten::sum(self, dim)", "aten::mean(self, dim)")
+def _spread(op: Inputs) -> Iterator[OpCall]:
+    """The gradient is broadcast: a view for a sum, divided by the count for a mean."""
+    if op.short_name == "mean":
+        tensor = op.tensor("self")
+        yield from elementwise("div", [TensorSpec(tensor.shape, tensor.dtype, (0,) * len(tensor.shape))], tensor.shape)
 
 
 without_gradient(*(f"aten::{name}" for name in (*_COMPARISONS, *_TESTS, *_FILLS)))

@@ -21,11 +21,9 @@ from functools import lru_cache
 from math import ceil
 from typing import Any
 
-from kernel_models.dtypes import itemsize
-from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
-from kernel_models.op_call import Family, OpCall
-from kernel_models.table_parts import TablePart, with_host_rows
-from kernel_models.tensors import TensorSpec
+from kernel_models.families.registry import Inputs, Unpriceable, both, forward
+from kernel_models.op_call import Family, OpCall, TablePart, with_host_rows
+from kernel_models.tensors import itemsize
 from tracer.lookup_data.noted import noted_tables
 from tracer.lookup_data.tables import QUANTIZED, TABLE_DTYPES, EmbeddingTable, stored_row_bytes
 
@@ -104,72 +102,48 @@ def _part(table: EmbeddingTable, samples: int) -> TablePart:
     return TablePart.of(table, samples)
 
 
-@forward(Family.EMBEDDING, "aten::embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)")
+@both(Family.EMBEDDING, "aten::embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)")
 def _embedding(op: Inputs) -> Iterator[OpCall]:
-    yield from _one_table(op, "embedding", op.tensor("weight"), op.tensor("indices"))
-
-
-@backward(Family.EMBEDDING, "aten::embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)")
-def _embedding_gradient(op: Inputs) -> Iterator[OpCall]:
-    kind = "embedding_backward_sparse" if op.flag("sparse") else "embedding_backward"
-    yield from _one_table(op, kind, op.tensor("weight"), op.tensor("indices"))
-
-
-def _one_table(op: Inputs, kind: str, weight: TensorSpec, indices: TensorSpec) -> Iterator[OpCall]:
+    weight, indices = op.tensor("weight"), op.tensor("indices")
     if len(weight.shape) != 2:
         raise Unpriceable(f"{op.name}: table {weight.shape}")
-    yield from embedding(kind, indices.elements, indices.elements, *weight.shape, 1, weight.dtype, indices.dtype,
-                         noted=noted_tables(op.text("indices")))
+    yield from embedding(_kind(op, "embedding"), indices.elements, indices.elements, *weight.shape, 1, weight.dtype,
+                         indices.dtype, noted=noted_tables(op.text("indices")))
 
 
-@forward(Family.EMBEDDING, "aten::embedding_dense_backward(grad_output, indices, num_weights)",
-         "aten::embedding_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq, sparse)",
-         "aten::embedding_sparse_backward(grad_output, indices, num_weights)")
-def _dense_backward(op: Inputs) -> Iterator[OpCall]:
-    grad, indices = op.tensor("grad_output"), op.tensor("indices")
-    kind = "embedding_backward_sparse" if _gives_sparse(op) else "embedding_backward"
-    yield from embedding(kind, indices.elements, indices.elements, op.integer("num_weights", 0), grad.shape[-1], 1,
-                         grad.dtype, indices.dtype, noted=noted_tables(op.text("indices")))
-
-
-def _gives_sparse(op: Inputs) -> bool:
-    """Return whether a gradient's operation gives a sparse one: by its name, or by its argument."""
-    return "sparse" in op.name or ("sparse" in op.names and op.flag("sparse"))
+def _kind(op: Inputs, kind: str) -> str:
+    """The kind of a look-up, or of its gradient: sparse by its name, or by its argument."""
+    sparse = op.is_backward and ("sparse" in op.name or op.flag("sparse"))
+    return kind + op.suffix + ("_sparse" if sparse else "")
 
 
 _BAG = "(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset)"
 
 
-@forward(Family.EMBEDDING, f"aten::_embedding_bag{_BAG}", f"aten::_embedding_bag_forward_only{_BAG}",
-         f"aten::embedding_bag{_BAG}")
+@both(Family.EMBEDDING, f"aten::_embedding_bag{_BAG}", f"aten::embedding_bag{_BAG}")
+@forward(Family.EMBEDDING, f"aten::_embedding_bag_forward_only{_BAG}")
 def _bag(op: Inputs) -> Iterator[OpCall]:
-    yield from _bags(op, "bag")
-
-
-@backward(Family.EMBEDDING, f"aten::_embedding_bag{_BAG}", f"aten::embedding_bag{_BAG}")
-def _bag_gradient(op: Inputs) -> Iterator[OpCall]:
-    yield from _bags(op, "bag_backward_sparse" if op.flag("sparse") else "bag_backward")
-
-
-def _bags(op: Inputs, kind: str) -> Iterator[OpCall]:
     weight, indices, offsets = op.tensor("weight"), op.tensor("indices"), op.optional("offsets")
     if len(weight.shape) != 2:
         raise Unpriceable(f"{op.name}: table {weight.shape}")
     bags = indices.shape[0] if offsets is None else offsets.elements - int(op.flag("include_last_offset"))
     flags = ("weighted",) if op.has("per_sample_weights") else ()
-    yield from embedding(kind, indices.elements, bags, *weight.shape, 1, weight.dtype, indices.dtype, flags,
-                         noted_tables(op.text("indices")))
+    yield from embedding(_kind(op, "bag"), indices.elements, bags, *weight.shape, 1, weight.dtype, indices.dtype,
+                         flags, noted_tables(op.text("indices")))
 
 
-@forward(Family.EMBEDDING,
-         "aten::_embedding_bag_dense_backward(grad, indices, offset2bag, bag_size, maximum_indices, num_weights)",
-         "aten::_embedding_bag_backward(grad, indices, offsets, offset2bag, bag_size, maximum_indices, num_weights, "
-         "scale_grad_by_freq, mode, sparse)",
-         "aten::_embedding_bag_sparse_backward(grad, indices, offsets, offset2bag, bag_size, num_weights)")
-def _bag_backward(op: Inputs) -> Iterator[OpCall]:
-    grad, indices = op.tensor("grad"), op.tensor("indices")
-    kind = "bag_backward_sparse" if _gives_sparse(op) else "bag_backward"
-    yield from embedding(kind, indices.elements, grad.shape[0], op.integer("num_weights", 0), grad.shape[-1], 1,
+@forward(Family.EMBEDDING, "aten::embedding_dense_backward(grad_output, indices, num_weights)",
+         "aten::embedding_backward(grad_output, indices, num_weights, padding_idx, scale_grad_by_freq, sparse)",
+         "aten::embedding_sparse_backward(grad_output, indices, num_weights)",
+         "aten::_embedding_bag_dense_backward(grad_output, indices, offset2bag, bag_size, maximum_indices, "
+         "num_weights)",
+         "aten::_embedding_bag_backward(grad_output, indices, offsets, offset2bag, bag_size, maximum_indices, "
+         "num_weights, scale_grad_by_freq, mode, sparse)",
+         "aten::_embedding_bag_sparse_backward(grad_output, indices, offsets, offset2bag, bag_size, num_weights)")
+def _table_backward(op: Inputs) -> Iterator[OpCall]:
+    grad, indices, pooled = op.tensor("grad_output"), op.tensor("indices"), "bag" in op.name
+    yield from embedding(_kind(op, "bag" if pooled else "embedding"), indices.elements,
+                         grad.shape[0] if pooled else indices.elements, op.integer("num_weights", 0), grad.shape[-1], 1,
                          grad.dtype, indices.dtype, noted=noted_tables(op.text("indices")))
 
 
@@ -184,23 +158,10 @@ _FUSED = tuple(
     "total_hash_size_bits, indices, offsets, pooling_mode, indice_weights)" for optimizer in _OPTIMIZERS)
 
 
-@forward(Family.EMBEDDING, *_FUSED, _DENSE)
+@both(Family.EMBEDDING, *_FUSED, _DENSE)
 def _fused_tables(op: Inputs) -> Iterator[OpCall]:
     """Several tables in one kernel; offsets give bags of all tables, one more than there are bags."""
-    yield from _split_tables(op, "bag")
-
-
-@backward(Family.EMBEDDING, *_FUSED)
-def _fused_tables_gradient(op: Inputs) -> Iterator[OpCall]:
-    yield from _split_tables(op, "bag_backward_fused")
-
-
-@backward(Family.EMBEDDING, _DENSE)
-def _dense_tables_gradient(op: Inputs) -> Iterator[OpCall]:
-    yield from _split_tables(op, "bag_backward")
-
-
-def _split_tables(op: Inputs, kind: str) -> Iterator[OpCall]:
+    kind = f"bag{op.suffix}" + ("_fused" if op.is_backward and "dense" not in op.name else "")
     weights, indices, offsets = op.tensor("dev_weights"), op.tensor("indices"), op.tensor("offsets")
     if not weights.elements and "uvm_weights" in op.names:
         weights = max((op.tensor(name) for name in ("uvm_weights", "lxu_cache_weights")), key=lambda t: t.elements)
@@ -261,7 +222,7 @@ def _fused_backward_node(op: Inputs) -> Iterator[OpCall]:
     """Backward of fused tables where only the gradient [samples, columns of all tables] was recorded.
 
     One lookup a bag is assumed, in tables of 128 columns; with the forward operation known, its arguments tell better
-    (see ``kernel_models.fused_lookups``).
+    (see ``kernel_models.trace_calls``).
     """
     grad = op.tensor("grad")
     samples, total = grad.shape[0], grad.elements // max(grad.shape[0], 1)

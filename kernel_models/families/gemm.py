@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from kernel_models.dtypes import itemsize, multiply_adds, stored_itemsize
 from kernel_models.families.reduction import reduction
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, itemsize, multiply_adds, stored_itemsize
 
 FLIP = {"n": "t", "t": "n"}
 
@@ -93,30 +92,16 @@ def product(
                     out_dtype=out_dtype, flags=flags, kind=kind)
 
 
-@forward(Family.GEMM, "aten::mm(self, mat2)", "aten::bmm(self, mat2)")
+@forward(Family.GEMM, "aten::mm(self, mat2)", "aten::bmm(self, mat2)", "aten::_int_mm(self, mat2)",
+         "aten::addmm(self, mat1, mat2, beta, alpha)", "aten::_addmm_activation(self, mat1, mat2)",
+         "aten::baddbmm(self, batch1, batch2, beta, alpha)", "aten::addbmm(self, batch1, batch2)")
 def _mm(op: Inputs) -> Iterator[OpCall]:
-    yield from product(op, op.tensor("self"), op.tensor("mat2"))
-
-
-@forward(Family.GEMM, "aten::_int_mm(self, mat2)")
-def _int_mm(op: Inputs) -> Iterator[OpCall]:
-    yield from product(op, op.tensor("self"), op.tensor("mat2"), out_dtype="int32")
-
-
-@forward(Family.GEMM, "aten::addmm(self, mat1, mat2, beta, alpha)", "aten::_addmm_activation(self, mat1, mat2)")
-def _addmm(op: Inputs) -> Iterator[OpCall]:
-    yield from product(op, op.tensor("mat1"), op.tensor("mat2"), op.optional("self"))
-
-
-@forward(Family.GEMM, "aten::baddbmm(self, batch1, batch2, beta, alpha)")
-def _baddbmm(op: Inputs) -> Iterator[OpCall]:
-    unused = op.number("beta") == 0
-    yield from product(op, op.tensor("batch1"), op.tensor("batch2"), None if unused else op.optional("self"))
-
-
-@forward(Family.GEMM, "aten::addbmm(self, batch1, batch2)")
-def _addbmm(op: Inputs) -> Iterator[OpCall]:
-    yield from product(op, op.tensor("batch1"), op.tensor("batch2"), op.optional("self"))
+    """One matrix times another; where there are three, the first is added to the product of the others."""
+    adds = len(op.names) > 2
+    a, b = map(op.tensor, op.names[1:3] if adds else op.names)
+    unused = op.short_name == "baddbmm" and op.number("beta") == 0
+    yield from product(op, a, b, op.optional("self") if adds and not unused else None,
+                       "int32" if op.short_name == "_int_mm" else "")
 
 
 @forward(Family.GEMM, "aten::_scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype)")
@@ -154,25 +139,18 @@ def _grouped_mm(op: Inputs) -> Iterator[OpCall]:
                     out_dtype="bf16" if a.dtype == "fp8" else "")
 
 
-@forward(Family.GEMM, "aten::mv(self, vec)")
+@forward(Family.GEMM, "aten::mv(self, vec)", "aten::addmv(self, mat, vec)")
 def _mv(op: Inputs) -> Iterator[OpCall]:
-    yield from _matrix_vector(op, op.tensor("self"))
-
-
-@forward(Family.GEMM, "aten::addmv(self, mat, vec)")
-def _addmv(op: Inputs) -> Iterator[OpCall]:
-    yield from _matrix_vector(op, op.tensor("mat"), added="accumulate")
+    matrix = op.tensor(op.names[-2])
+    m, k = matrix.shape
+    yield from gemm(1, m, 1, k, op.math_dtype(matrix), layout_of(matrix) + "n",
+                    added="accumulate" if len(op.names) > 2 else "")
 
 
 @forward(Family.GEMM, "aten::addr(self, vec1, vec2)")
 def _addr(op: Inputs) -> Iterator[OpCall]:
     m, n = op.tensor("vec1").elements, op.tensor("vec2").elements
     yield from gemm(1, m, n, 1, op.math_dtype(op.tensor("vec1")), added="accumulate")
-
-
-def _matrix_vector(op: Inputs, matrix: TensorSpec, added: str = "") -> Iterator[OpCall]:
-    m, k = matrix.shape
-    yield from gemm(1, m, 1, k, op.math_dtype(matrix), layout_of(matrix) + "n", added=added)
 
 
 @forward(Family.GEMM, "aten::linear(input, weight, bias)", "vllm::rocm_unquantized_gemm(x, weight, bias)",

@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from kernel_models.dtypes import itemsize
 from kernel_models.families.registry import Inputs, Unpriceable, backward, dimension, forward, pattern, without_gradient
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec, broadcast
+from kernel_models.tensors import TensorSpec, broadcast, itemsize
 
 _ACCUMULATE = ("scatter_add", "index_add", "scatter_reduce", "index_put_accumulate", "segment_sum", "bincount", "put",
                "index_reduce")
@@ -131,16 +130,14 @@ def _index_put(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.INDEX, "aten::nonzero(self)", "aten::masked_select(self, mask)", "aten::argwhere(self)",
          "aten::masked_scatter(self, mask)", "aten::bincount(self)", "aten::histc(self)",
          "aten::repeat_interleave(self, repeats)", "aten::one_hot(self)", "aten::nonzero_static(self)",
-         "aten::_masked_scale(self, mask)")
+         "aten::_masked_scale(self, mask)", "aten::masked_scatter_backward(grad_output, mask)", "aten::col2im(self)",
+         "fbgemm::block_bucketize_sparse_features(lengths, indices)",
+         "fbgemm::jagged_to_padded_dense(lengths, indices)", "fbgemm::expand_into_jagged_permute(lengths, indices)")
 def _selection(op: Inputs) -> Iterator[OpCall]:
-    source = op.tensor("self")
-    yield from index(op.short_name, source.elements, 1, source.elements, source.dtype)
-
-
-@forward(Family.INDEX, "aten::masked_scatter_backward(grad_output, mask)")
-def _masked_scatter_back(op: Inputs) -> Iterator[OpCall]:
-    grad = op.tensor("grad_output")
-    yield from index("masked_select", grad.elements, 1, grad.elements, grad.dtype)
+    """Element by element, of what is chosen from as much as there is."""
+    source = op.optional("indices") or op.tensor(op.names[0])
+    kind = "masked_select" if op.is_backward else op.short_name
+    yield from index(kind, source.elements, 1, source.elements, source.dtype)
 
 
 @forward(Family.INDEX, "aten::im2col(self, kernel_size, dilation, padding, stride)")
@@ -153,12 +150,6 @@ def _windows(op: Inputs) -> Iterator[OpCall]:
     places = prod((size + 2 * pad - wide * (side - 1) - 1) // step + 1 for size, side, wide, pad, step in zip(
         source.shape[-2:], kernel, dilation, padding, stride, strict=True))
     yield from index("im2col", prod(source.shape[:-2]) * prod(kernel) * places, 1, source.elements, source.dtype)
-
-
-@forward(Family.INDEX, "aten::col2im(self)")
-def _windows_back(op: Inputs) -> Iterator[OpCall]:
-    windows = op.tensor("self")
-    yield from index("col2im", windows.elements, 1, windows.elements, windows.dtype)
 
 
 @forward(Family.INDEX, "aten::searchsorted(sorted_sequence, self)", "aten::bucketize(self, boundaries)")
@@ -208,13 +199,6 @@ def _bounds_check(op: Inputs) -> Iterator[OpCall]:
     yield from index("bounds_check", indices.elements, 1, op.tensor("rows_per_table").elements, indices.dtype)
 
 
-@forward(Family.INDEX, "fbgemm::block_bucketize_sparse_features(lengths, indices)", "fbgemm::jagged_to_padded_dense("
-         "lengths, indices)", "fbgemm::expand_into_jagged_permute(lengths, indices)")
-def _buckets(op: Inputs) -> Iterator[OpCall]:
-    indices = op.optional("indices") or op.tensor("lengths")
-    yield from index(op.short_name, indices.elements, 1, indices.elements, indices.dtype)
-
-
 @forward(Family.INDEX, "_C_cache_ops::reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping)",
          "_C_cache_ops::reshape_and_cache(key, value, key_cache, value_cache, slot_mapping)",
          "vllm::unified_kv_cache_update(key, value)")
@@ -223,7 +207,7 @@ def _cache_update(op: Inputs) -> Iterator[OpCall]:
     key = op.tensor("key")
     if not key.shape:
         raise Unpriceable("a number has no tokens")
-    cache = op.optional("key_cache") if "key_cache" in op.names else None
+    cache = op.optional("key_cache")
     inner = key.elements // max(key.shape[0], 1)
     yield from index("cache_update", 2 * key.elements, inner, cache.elements if cache is not None else key.elements,
                      key.dtype)
@@ -243,7 +227,6 @@ def _accumulate_back(op: Inputs) -> Iterator[OpCall]:
         elements, inner, all_elements = call.dims
         yield from index(kinds[op.short_name], elements, inner, all_elements, call.dtype, flags=tuple(
             flag for flag in call.flags if not flag.startswith("index_")))
-
 
 
 without_gradient("aten::nonzero", "aten::searchsorted", "aten::bucketize", "aten::bincount", "aten::one_hot")

@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from kernel_models.dtypes import itemsize
-from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
+from kernel_models.families.registry import Inputs, Unpriceable, both, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec, channels_last
+from kernel_models.tensors import TensorSpec, channels_last, itemsize
 
 
 def norm(
@@ -52,7 +51,7 @@ def norm(
 
 def _columns(op: Inputs, tensor: TensorSpec) -> int:
     """Length of what is normalised: as given, else the weight's, else the last dimension's."""
-    given = op.ints("normalized_shape") if "normalized_shape" in op.names else None
+    given = op.ints("normalized_shape")
     if given:
         return prod(given)
     weight = op.optional("weight")
@@ -67,31 +66,18 @@ def _rows(op: Inputs, kind: str, tensor: TensorSpec, flags: tuple[str, ...] = ()
     columns = max(_columns(op, tensor), 1)
     weight = op.optional("weight")
     yield from norm(kind, tensor.elements // columns, columns, tensor.dtype, columns, weight=weight is not None,
-                    bias="bias" in op.names and op.has("bias"), flags=flags,
+                    bias=op.has("bias"), flags=flags,
                     weight_dtype="" if weight is None else weight.dtype)
 
 
-@forward(Family.NORM, "aten::native_layer_norm(input, normalized_shape, weight, bias)",
-         "aten::layer_norm(input, normalized_shape, weight, bias)",
-         "aten::rms_norm(input, normalized_shape, weight)", "aten::_fused_rms_norm(input, normalized_shape, weight)")
-def _by_rows(op: Inputs) -> Iterator[OpCall]:
-    yield from _rows(op, "rms_norm" if "rms" in op.name else "layer_norm", op.tensor("input"))
-
-
+@both(Family.NORM, "aten::native_layer_norm(input, normalized_shape, weight, bias)",
+      "aten::layer_norm(input, normalized_shape, weight, bias)",
+      "aten::rms_norm(input, normalized_shape, weight)", "aten::_fused_rms_norm(input, normalized_shape, weight)")
 @forward(Family.NORM,
          "aten::native_layer_norm_backward(grad_out, input, normalized_shape, mean, rstd, weight, bias)",
          "aten::_fused_rms_norm_backward(grad_out, input, normalized_shape, rstd, weight)")
-def _by_rows_backward(op: Inputs) -> Iterator[OpCall]:
-    kind = "rms_norm_backward" if "rms" in op.name else "layer_norm_backward"
-    yield from _rows(op, kind, op.tensor("input"))
-
-
-@backward(Family.NORM, "aten::native_layer_norm(input, normalized_shape, weight, bias)",
-          "aten::layer_norm(input, normalized_shape, weight, bias)",
-          "aten::rms_norm(input, normalized_shape, weight)", "aten::_fused_rms_norm(input, normalized_shape, weight)")
-def _by_rows_gradient(op: Inputs) -> Iterator[OpCall]:
-    kind = "rms_norm_backward" if "rms" in op.name else "layer_norm_backward"
-    yield from _rows(op, kind, op.tensor("input"))
+def _by_rows(op: Inputs) -> Iterator[OpCall]:
+    yield from _rows(op, ("rms_norm" if "rms" in op.name else "layer_norm") + op.suffix, op.tensor("input"))
 
 
 @forward(Family.NORM, "_C::fused_add_rms_norm(input, residual, weight)", "_C::rms_norm(out, input, weight)")
@@ -102,68 +88,55 @@ def _inference(op: Inputs) -> Iterator[OpCall]:
 _BATCH = "(input, weight, bias, running_mean, running_var, training)"
 
 
-@forward(Family.NORM, f"aten::native_batch_norm{_BATCH}", f"aten::cudnn_batch_norm{_BATCH}",
-         f"aten::miopen_batch_norm{_BATCH}", f"aten::batch_norm{_BATCH}", f"aten::_batch_norm_impl_index{_BATCH}",
-         f"aten::_native_batch_norm_legit{_BATCH}",
+@both(Family.NORM, f"aten::native_batch_norm{_BATCH}", f"aten::cudnn_batch_norm{_BATCH}",
+      f"aten::miopen_batch_norm{_BATCH}", f"aten::batch_norm{_BATCH}")
+@forward(Family.NORM, f"aten::_batch_norm_impl_index{_BATCH}", f"aten::_native_batch_norm_legit{_BATCH}",
          f"aten::_native_batch_norm_legit_functional{_BATCH}",
          "aten::_batch_norm_with_update(input, weight, bias, running_mean, running_var)",
          "aten::_batch_norm_with_update_functional(input, weight, bias, running_mean, running_var)",
          "aten::_native_batch_norm_legit_no_training(input, weight, bias, running_mean, running_var)",
-         "aten::_batch_norm_no_update(input, weight, bias, running_mean, running_var)")
-def _batch_norm(op: Inputs) -> Iterator[OpCall]:
-    evaluating = ("training" in op.names and not op.flag("training", True)) or "no_" in op.name
-    yield from _by_channel(op, "batch_norm", op.tensor("input"), ("eval",) if evaluating else ())
-
-
-@forward(Family.NORM,
+         "aten::_batch_norm_no_update(input, weight, bias, running_mean, running_var)",
          "aten::native_batch_norm_backward(grad_out, input, weight)",
          "aten::batch_norm_backward(grad_out, input, weight)",
          "aten::cudnn_batch_norm_backward(input, grad_output, weight)",
          "aten::miopen_batch_norm_backward(input, grad_output, weight)",
          "aten::_batch_norm_impl_index_backward(impl_index, input, grad_output, weight)")
-def _batch_norm_backward(op: Inputs) -> Iterator[OpCall]:
-    yield from _by_channel(op, "batch_norm_backward", op.tensor("input"))
+def _batch_norm(op: Inputs) -> Iterator[OpCall]:
+    evaluating = not op.is_backward and (not op.flag("training", True) or "no_" in op.name)
+    yield from _by_channel(op, op.has("weight"), ("eval",) if evaluating else ())
 
 
-@backward(Family.NORM, f"aten::native_batch_norm{_BATCH}", f"aten::cudnn_batch_norm{_BATCH}",
-          f"aten::miopen_batch_norm{_BATCH}", f"aten::batch_norm{_BATCH}")
-def _batch_norm_gradient(op: Inputs) -> Iterator[OpCall]:
-    yield from _by_channel(op, "batch_norm_backward", op.tensor("input"))
+@forward(Family.NORM, "aten::batch_norm_stats(input)", "aten::batch_norm_elemt(input, weight)",
+         "aten::batch_norm_backward_reduce(grad_out, input, mean, invstd, weight)",
+         "aten::batch_norm_backward_elemt(grad_out, input, mean, invstd, weight)")
+def _synchronised(op: Inputs) -> Iterator[OpCall]:
+    """The halves of a batch norm over several ranks: statistics or values, each one pass."""
+    yield from _by_channel(op, op.has("weight"), () if op.is_backward else ("eval",), typed=False)
 
 
-def _by_channel(op: Inputs, kind: str, tensor: TensorSpec, flags: tuple[str, ...] = ()) -> Iterator[OpCall]:
+def _by_channel(op: Inputs, weight: bool, flags: tuple[str, ...], typed: bool = True) -> Iterator[OpCall]:
+    """A batch norm; ``typed`` says whether its weight's own type counts."""
+    tensor = op.tensor("input")
     if len(tensor.shape) < 2:
         raise Unpriceable(f"{op.name}: {tensor.shape}")
     channels = tensor.shape[1]
-    weight = op.optional("weight")
-    yield from norm(kind, channels, tensor.elements // max(channels, 1), tensor.dtype, channels,
-                    weight=weight is not None, bias=weight is not None, flags=flags,
-                    weight_dtype="" if weight is None else weight.dtype, layout=channels_last(tensor))
+    yield from norm(f"batch_norm{op.suffix}", channels, tensor.elements // max(channels, 1), tensor.dtype, channels,
+                    weight=weight, bias=weight, flags=flags, layout=channels_last(tensor),
+                    weight_dtype=op.tensor("weight").dtype if weight and typed else "")
 
 
-@forward(Family.NORM, "aten::native_group_norm(input, weight, bias, N, C, HxW, group)",
-         "aten::native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group)",
-         "aten::group_norm(input, num_groups, weight, bias)")
+@both(Family.NORM, "aten::native_group_norm(input, weight, bias, N, C, HxW, group)",
+      "aten::group_norm(input, num_groups, weight, bias)")
+@forward(Family.NORM, "aten::native_group_norm_backward(grad_out, input, mean, rstd, weight, N, C, HxW, group)")
 def _group_norm(op: Inputs) -> Iterator[OpCall]:
-    kind = "group_norm_backward" if op.name.endswith("backward") else "group_norm"
-    yield from _groups(op, kind)
-
-
-@backward(Family.NORM, "aten::native_group_norm(input, weight, bias, N, C, HxW, group)",
-          "aten::group_norm(input, num_groups, weight, bias)")
-def _group_norm_gradient(op: Inputs) -> Iterator[OpCall]:
-    yield from _groups(op, "group_norm_backward")
-
-
-def _groups(op: Inputs, kind: str) -> Iterator[OpCall]:
     tensor = op.tensor("input")
     if len(tensor.shape) < 2:
         raise Unpriceable(f"{op.name}: {tensor.shape}")
     groups = op.integer("group" if "group" in op.names else "num_groups", 32)
     rows = tensor.shape[0] * max(groups, 1)
     weight = op.has("weight")
-    yield from norm(kind, rows, tensor.elements // max(rows, 1), tensor.dtype, tensor.shape[1], weight=weight,
-                    bias=weight, layout=channels_last(tensor))
+    yield from norm(f"group_norm{op.suffix}", rows, tensor.elements // max(rows, 1), tensor.dtype, tensor.shape[1],
+                    weight=weight, bias=weight, layout=channels_last(tensor))
 
 
 @forward(Family.NORM, "aten::instance_norm(input, weight, bias)")
@@ -184,18 +157,3 @@ def _weight_norm(op: Inputs) -> Iterator[OpCall]:
     rows = max(length.elements, 1)
     yield from norm("weight_norm_backward" if saved else "weight_norm", rows, value.elements // rows, value.dtype,
                     value.elements // rows, weight=False, bias=False)
-
-
-@forward(Family.NORM, "aten::batch_norm_stats(input)", "aten::batch_norm_elemt(input, weight)",
-         "aten::batch_norm_backward_reduce(grad_out, input, mean, invstd, weight)",
-         "aten::batch_norm_backward_elemt(grad_out, input, mean, invstd, weight)")
-def _synchronised(op: Inputs) -> Iterator[OpCall]:
-    """The halves of a batch norm over several ranks: statistics or values, each one pass."""
-    tensor = op.tensor("input")
-    if len(tensor.shape) < 2:
-        raise Unpriceable(f"{op.name}: {tensor.shape}")
-    kind = "batch_norm_backward" if "backward" in op.name else "batch_norm"
-    weight = "weight" in op.names and op.has("weight")
-    yield from norm(kind, tensor.shape[1], tensor.elements // max(tensor.shape[1], 1), tensor.dtype, tensor.shape[1],
-                    weight=weight, bias=weight, flags=() if "backward" in op.name else ("eval",),
-                    layout=channels_last(tensor))

@@ -1,25 +1,34 @@
-"""Optimizers and operations over lists of tensors (``_foreach_*``, ``_fused_*``, Apex).
+"""Kernels over many tensors: optimizers and lists (``_foreach_*``, ``_fused_*``, Apex), and what compilers generate.
 
-Dimensions: tensors in the list and elements of all of them.
+Lists. Dimensions: tensors in the list and elements of all of them.
 
     FLOPs  = elements × operations an element (``_foreach_*``: 1, products with addition 3; Adam 12, Adagrad 8, SGD 4)
     bytes  = elements × (lists read + lists written), each in its own type
 
 Source: the update rules as PyTorch's ``_fused_adam``, ``_fused_sgd`` and ``_fused_adagrad`` apply them. Profilers leave
 out the sizes of lists of more than 30 tensors: such calls are "unsized".
+
+Kernels of Triton and Inductor are priced by the tensors they are given. Dimensions: elements of the output (the last
+tensor among the arguments), tensors, elements of all tensors.
+
+    FLOPs  = one an element read (what is fused is not among the arguments)
+    bytes  = every tensor read once but the output, which is written
+
+Source: Inductor names its kernels ("poi": pointwise, "red" and "per": reductions, "tem": templates) and passes inputs
+before outputs (``torch/_inductor/codegen/triton.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel_models.dtypes import itemsize
-from kernel_models.families.registry import Inputs, forward, pattern, plain_name
+from kernel_models.families.registry import Inputs, forward, mixed_types, pattern, plain_name
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, itemsize
 
 _OPERATIONS = {"fused_adam": 12, "fused_adamw": 13, "fused_sgd": 4, "fused_adagrad": 8, "foreach_addcmul": 3,
                "foreach_addcdiv": 3, "foreach_lerp": 3, "foreach_norm": 2, "foreach_copy": 0, "foreach_zero": 0}
+"""Floating-point operations an element, counted in the update rules above."""
 _ONLY_READ = frozenset({"foreach_norm", "foreach_max"})
 _ONLY_WRITTEN = frozenset({"foreach_zero"})
 
@@ -76,3 +85,31 @@ def _unscale(op: Inputs) -> Iterator[OpCall]:
 @forward(Family.OPTIMIZER, "aten::_amp_update_scale(self)")
 def _update_scale(op: Inputs) -> Iterator[OpCall]:
     yield from optimizer("amp_update_scale", [[op.tensor("self")]], 1)
+
+
+_KINDS = {"poi": "pointwise", "red": "reduction", "per": "persistent_reduction", "tem": "template",
+          "for": "foreach", "spl": "split_scan"}
+
+
+@pattern(Family.TRITON, r"triton_\w+|_?\w+_kernel\w*_\d+(d\d+)+")
+def _generated(op: Inputs) -> Iterator[OpCall]:
+    tensors = op.tensors()
+    if not tensors:
+        op.missing("tensors")
+    out = tensors[-1]
+    if not out.elements:
+        return
+    total = sum(tensor.bytes for tensor in tensors)
+    read = total - out.bytes if len(tensors) > 1 else total
+    elements = sum(tensor.stored for tensor in tensors)
+    yield OpCall(
+        Family.TRITON, triton_kind(op.name), (out.stored, len(tensors), elements), out.dtype,
+        flags=mixed_types(tensors, out.dtype), flops=float(elements), bytes_read=float(read),
+        bytes_written=float(out.bytes),
+    )
+
+
+def triton_kind(name: str) -> str:
+    """ "triton_poi_fused_add_0" → "pointwise"; "user" for kernels people wrote."""
+    parts = name.split("_")
+    return _KINDS.get(parts[1], "user") if parts[0] == "triton" and len(parts) > 1 else "user"

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from kernel_models.dtypes import itemsize
 from kernel_models.families.elementwise import elementwise
+from kernel_models.families.reduction import sort
 from kernel_models.families.registry import Inputs, backward, forward, without_gradient, words
-from kernel_models.families.sort import sort
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, itemsize
 
 _IN_PLACE = words("uniform normal bernoulli random exponential cauchy log_normal geometric rand_like randn_like "
                   "randint_like poisson binomial _standard_gamma _sample_dirichlet")
@@ -59,7 +58,7 @@ def _dropout(op: Inputs) -> Iterator[OpCall]:
     """Nothing outside training, nor where nothing is to be dropped: the input is handed back."""
     tensor = op.tensor("input")
     drops = op.short_name not in _HAND_BACK or op.number("p") != 0
-    if drops and ("train" not in op.names or op.flag("train", True)):
+    if drops and op.flag("train", True):
         yield from random("dropout", tensor.elements, tensor.dtype)
 
 
@@ -67,7 +66,7 @@ def _dropout(op: Inputs) -> Iterator[OpCall]:
           "aten::dropout(input, p, train)")
 def _dropout_backward(op: Inputs) -> Iterator[OpCall]:
     tensor = op.tensor("input")
-    if "train" not in op.names or op.flag("train", True):
+    if op.flag("train", True):
         yield from elementwise(
             "native_dropout_backward", [tensor, TensorSpec(tensor.shape, "bool")], dtype=tensor.dtype
         )

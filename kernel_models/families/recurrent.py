@@ -14,10 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel_models.dtypes import itemsize
-from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
+from kernel_models.families.registry import Inputs, Unpriceable, both, forward
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import itemsize
 
 _GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 _MODES = ("rnn", "rnn", "lstm", "gru")
@@ -41,22 +40,6 @@ def recurrent(
                  bytes_read=float(times * (weights + reads) * size), bytes_written=float(times * writes * size))
 
 
-def _stack(op: Inputs, source: TensorSpec, suffix: str = "") -> Iterator[OpCall]:
-    if len(source.shape) != 3:
-        raise Unpriceable(f"{op.name}: {source.shape}")
-    sequence, batch = source.shape[:2] if not op.flag("batch_first") else (source.shape[1], source.shape[0])
-    kind = _MODES[op.integer("mode", 2) % 4] if "mode" in op.names else op.short_name.split("_")[0]
-    state = op.optional("hx") if "hx" in op.names else None
-    first = state or next(iter(op.optional_list("hx")), None) if "hx" in op.names else None
-    hidden = op.integer("hidden_size", 0) if "hidden_size" in op.names else 0
-    hidden = hidden or (first.shape[-1] if first is not None and first.shape else 0)
-    if not hidden:
-        raise Unpriceable("the hidden size")
-    directions = 2 if op.flag("bidirectional") else 1
-    layers = op.integer("num_layers", 0) or (first.shape[0] // directions if first is not None else 1)
-    yield from recurrent(kind + suffix, sequence, batch, source.shape[2], hidden, layers, directions, source.dtype)
-
-
 _CUDNN = ("input, weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, batch_first, "
           "dropout, train, bidirectional")
 _MIOPEN = ("input, weight, weight_stride0, hx, cx, mode, hidden_size, num_layers, batch_first, dropout, train, "
@@ -64,19 +47,28 @@ _MIOPEN = ("input, weight, weight_stride0, hx, cx, mode, hidden_size, num_layers
 _COMPOSITE = "(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)"
 
 
-@forward(Family.RECURRENT, f"aten::_cudnn_rnn({_CUDNN})", f"aten::miopen_rnn({_MIOPEN})", f"aten::lstm{_COMPOSITE}",
-         f"aten::gru{_COMPOSITE}")
-def _forward(op: Inputs) -> Iterator[OpCall]:
-    yield from _stack(op, op.tensor("input"))
-
-
+@both(Family.RECURRENT, f"aten::_cudnn_rnn({_CUDNN})", f"aten::miopen_rnn({_MIOPEN})", f"aten::lstm{_COMPOSITE}",
+      f"aten::gru{_COMPOSITE}")
 @forward(Family.RECURRENT,
          "aten::_cudnn_rnn_backward(input, weight, weight_stride0, weight_buf, hx, cx, output, grad_output, grad_hy, "
          "grad_cy, mode, hidden_size, proj_size, num_layers, batch_first, dropout, train, bidirectional)",
          "aten::miopen_rnn_backward(input, weight, weight_stride0, weight_buf, hx, cx, output, grad_output, grad_hy, "
          "grad_cy, mode, hidden_size, num_layers, batch_first, dropout, train, bidirectional)")
-def _backward(op: Inputs) -> Iterator[OpCall]:
-    yield from _stack(op, op.tensor("input"), "_backward")
+def _stack(op: Inputs) -> Iterator[OpCall]:
+    source = op.tensor("input")
+    if len(source.shape) != 3:
+        raise Unpriceable(f"{op.name}: {source.shape}")
+    sequence, batch = source.shape[:2] if not op.flag("batch_first") else (source.shape[1], source.shape[0])
+    kind = _MODES[op.integer("mode", 2) % 4] if "mode" in op.names else op.short_name.split("_")[0]
+    state = op.optional("hx")
+    first = state or next(iter(op.optional_list("hx")), None)
+    hidden = op.integer("hidden_size", 0)
+    hidden = hidden or (first.shape[-1] if first is not None and first.shape else 0)
+    if not hidden:
+        raise Unpriceable("the hidden size")
+    directions = 2 if op.flag("bidirectional") else 1
+    layers = op.integer("num_layers", 0) or (first.shape[0] // directions if first is not None else 1)
+    yield from recurrent(kind + op.suffix, sequence, batch, source.shape[2], hidden, layers, directions, source.dtype)
 
 
 @forward(Family.RECURRENT,
@@ -89,14 +81,8 @@ def _one_layer(op: Inputs) -> Iterator[OpCall]:
     source, state = op.tensor("input"), op.tensor("hx_")
     if len(source.shape) != 3 or not state.shape:
         raise Unpriceable(f"{op.name}: {source.shape}")
-    kind = _MODES[op.integer("mode", 2) % 4] + ("_backward" if op.name.endswith("_backward") else "")
+    kind = _MODES[op.integer("mode", 2) % 4] + op.suffix
     yield from recurrent(kind, source.shape[0], source.shape[1], source.shape[2], state.shape[-1], 1, 1, source.dtype)
-
-
-@backward(Family.RECURRENT, f"aten::_cudnn_rnn({_CUDNN})", f"aten::miopen_rnn({_MIOPEN})", f"aten::lstm{_COMPOSITE}",
-          f"aten::gru{_COMPOSITE}")
-def _gradient(op: Inputs) -> Iterator[OpCall]:
-    yield from _stack(op, op.tensor("input"), "_backward")
 
 
 @forward(Family.RECURRENT, "aten::_thnn_fused_lstm_cell(input_gates, hidden_gates, cx)",

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from kernel_models.dtypes import promoted, scalar_type, short_dtype
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, promoted, scalar_type, short_dtype
 from tracer.views import Argument
 
 
@@ -32,15 +31,17 @@ class Inputs:
 
     Attributes:
         name: the operation's name.
-        names: its arguments by the schema.
+        names: its arguments by the schema; one that the schema does not have reads as ``None`` too.
         tf32: whether fp32 products run as TF32.
+        is_backward: whether the work is a gradient's: that of a forward operation, or an operation named so.
     """
 
     def __init__(
         self, name: str, arguments: tuple[Argument, ...], names: tuple[str, ...], list_dtype: str, tf32: bool = False,
-        told: tuple[tuple[str, str], ...] = (),
+        told: tuple[tuple[str, str], ...] = (), is_gradient: bool = False,
     ) -> None:
         self.name, self.arguments, self.names, self.tf32 = name, arguments, names, tf32
+        self.is_backward = is_gradient or "backward" in name or name.endswith("bwd")
         self._told = dict(told)
         self._assumed: dict[str, str] = {}
         self._position = {argument: i for i, argument in enumerate(names)}
@@ -50,6 +51,11 @@ class Inputs:
     def short_name(self) -> str:
         """Name without name space and without the underscore of in-place variants."""
         return plain_name(self.name)
+
+    @property
+    def suffix(self) -> str:
+        """What the kind of a gradient's call ends in: "_backward", "" of other work."""
+        return "_backward" if self.is_backward else ""
 
     def tensor(self, name: str) -> TensorSpec:
         """A tensor that must be there.
@@ -95,6 +101,15 @@ class Inputs:
             one = _tensor(argument)
             found += [one] if one is not None else _tensor_list(argument, self._list_dtype)
         return found
+
+    def named(self) -> list[TensorSpec]:
+        """The tensors of its schema that were recorded, in order.
+
+        Raises:
+            Unpriceable: none was.
+        """
+        found = [tensor for tensor in map(self.optional, self.names) if tensor is not None]
+        return found or [self.tensor(self.names[0])]
 
     def lists(self) -> Iterator[list[TensorSpec]]:
         """The lists of tensors among the arguments, in order."""
@@ -175,7 +190,7 @@ class Inputs:
         return "tf32" if self.tf32 and tensor.dtype == "fp32" else tensor.dtype
 
     def _argument(self, name: str) -> Argument | None:
-        position = self._position[name]
+        position = self._position.get(name, len(self.arguments))
         return self.arguments[position] if position < len(self.arguments) else None
 
 
@@ -192,10 +207,7 @@ class Rule:
     names: tuple[str, ...]
     function: Function
     is_free: bool = False
-
-    def kind(self, name: str) -> str:
-        """Kind of a call whose sizes are unknown: the operation's plain name."""
-        return plain_name(name)
+    is_gradient: bool = False
 
 
 FORWARD: dict[str, Rule] = {}
@@ -223,6 +235,13 @@ def backward(family: Family, *signatures: str) -> Callable[[Function], Function]
         ValueError: an operation is registered twice.
     """
     return _registering(BACKWARD, family, signatures)
+
+
+def both(family: Family, *signatures: str) -> Callable[[Function], Function]:
+    """Register a function for operations and for their gradients, which ``Inputs.is_backward`` tells apart."""
+    def register(function: Function) -> Function:
+        return forward(family, *signatures)(backward(family, *signatures)(function))
+    return register
 
 
 def pattern(family: Family, expression: str) -> Callable[[Function], Function]:
@@ -255,10 +274,8 @@ def forward_rule(name: str) -> Rule | None:
 
 def backward_rule(name: str) -> Rule | None:
     """The rule for an operation's gradient."""
-    _load()
-    if forward_rule_is_free(name):
-        return _by_name(FORWARD, name)
-    return _by_name(BACKWARD, name)
+    rule = forward_rule(name)
+    return rule if rule is not None and rule.is_free else _by_name(BACKWARD, name)
 
 
 def has_gradient(name: str) -> bool:
@@ -267,12 +284,6 @@ def has_gradient(name: str) -> bool:
     base = name.split(".")[0]
     return not (rule is not None and rule.family is Family.OPTIMIZER) and not (
         {base, base.rstrip("_")} & WITHOUT_GRADIENT)
-
-
-def forward_rule_is_free(name: str) -> bool:
-    """Return whether the operation is registered as free."""
-    rule = _by_name(FORWARD, name)
-    return rule is not None and rule.is_free
 
 
 def words(text: str) -> list[str]:
@@ -289,11 +300,6 @@ def plain_name(name: str) -> str:
 def unsized(family: Family, kind: str) -> OpCall:
     """A call of which only the family is known: all its sizes are 0, and it says so."""
     return OpCall(family, kind, (0,) * len(DIMENSIONS[family]), "", flags=("unsized",))
-
-
-def with_flags(call: OpCall, *flags: str) -> OpCall:
-    """The call with further flags."""
-    return replace(call, flags=tuple(sorted({*call.flags, *flags})))
 
 
 def assumptions_of(calls: Iterable[OpCall]) -> dict[str, str]:
@@ -327,6 +333,11 @@ def compute_dtype(tensors: list[TensorSpec]) -> str:
     return promoted(with_sizes or [tensor.dtype for tensor in tensors])
 
 
+def spread(sizes: tuple[int, ...] | None, n: int, missing: int) -> tuple[int, ...]:
+    """Sizes of n dimensions: one given for all, or ``missing`` where none is."""
+    return (missing,) * n if not sizes else sizes * n if len(sizes) == 1 else sizes[:n]
+
+
 def dimension(index: int | None, rank: int) -> int:
     """A dimension counted from the front; the last if not recorded.
 
@@ -346,7 +357,7 @@ def _registering(table: dict[str, Rule], family: Family, signatures: tuple[str, 
             if match is None or match["name"] in table:
                 raise ValueError(f"{signature!r} is registered twice, or is no signature")
             names = tuple(name.strip() for name in (match["names"] or "").split(",") if name.strip())
-            table[match["name"]] = Rule(family, names, function)
+            table[match["name"]] = Rule(family, names, function, is_gradient=table is BACKWARD)
         return function
     return register
 

@@ -15,13 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.dtypes import itemsize
-from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.curves import memory_us
-from kernel_models.heuristics.sustained import peak_tflops
-from kernel_models.heuristics.tiles import filled_units
-from kernel_models.heuristics.work import KernelWork, one, work_of
+from kernel_models.heuristics.products import filled_units
+from kernel_models.heuristics.rates import memory_us, peak_tflops
+from kernel_models.heuristics.work import CallTable, KernelWork, one, work_of
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from kernel_models.tensors import itemsize
 from tracer.arrays import Float64
 
 QUERY_BLOCK = 128.0
@@ -43,9 +41,10 @@ KEY_BLOCK = 64.0
 SPLIT_KEYS = 128.0
 """Keys that a part of a split cache has at least: one tile of them (flash decoding)."""
 HALF_FILLED = 0.5
-"""Share of the units whose requests fill the memory's bandwidth."""
+"""Share of the units whose requests fill the memory's bandwidth. Set, not measured."""
 COMBINE = 0.15
-"""Share of a kernel's fixed cost that adding up a split cache's parts takes: a small kernel after a large one."""
+"""Share of a kernel's fixed cost that adding up a split cache's parts takes: a small kernel after a large one. Set, not
+measured."""
 CACHE_STREAM, CACHE_STREAM_ELSEWHERE = {"hopper": 0.36}, 0.4
 """Time of a byte of the cache over that of a byte of the step's own tokens. A cache streams at 0.9 of what long copies
 reach (Flash-Decoding's 131,072 over 65,536 tokens on an A100), on Hopper at all of it, as weights do (0.88 of the peak;

@@ -20,8 +20,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics.curves import usable_cache_bytes
-from kernel_models.heuristics.sustained import computed_as
+from kernel_models.heuristics.rates import computed_as, usable_cache_bytes
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
 from tracer.arrays import Float64, Int64
 
@@ -32,11 +31,13 @@ PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 STEM_CHANNELS = 4
 """Input channels up to which a convolution is a network's first one, which has kernels of its own."""
 CACHE_PARTS = 1024.0
+"""Parts of the last-level cache that bytes are counted in. Set."""
 _ALIGNMENTS = (2, 4, 8, 16, 32, 64)
 ROWS = {"nn": "kn", "nt": "kn", "tn": "mn", "tt": "mkn"}
 """Sizes that are the length of a row of an operand or of the result, by layout: a kernel reads wide words of rows only
 where these are multiples of them."""
 _KERNELS = (1, 3, 4, 7, 9, 11, 16, 21, 25, 49, 81, 121, 256)
+"""Areas of usual kernels, 1×1 to 16×16, lines of 3 to 11 and cubes of 3 among them."""
 
 
 class Classes(NamedTuple):

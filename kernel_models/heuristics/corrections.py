@@ -26,8 +26,8 @@ import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.call_classes import PRODUCTS, Classes, grouped
-from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.curves import usable_cache_bytes
+from kernel_models.heuristics.rates import usable_cache_bytes
+from kernel_models.heuristics.work import CallTable
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64
 
@@ -35,13 +35,13 @@ SHIPPED_FILE = Path(__file__).with_name("corrections.json.gz")
 LARGEST = 2.5
 """Largest sum, as a logarithm: corrections are no models of their own."""
 KNOTS = 48
-"""Powers of two of a curve."""
+"""Powers of two of a curve: no call has more than 2⁴⁷ bytes."""
 _PLACES = np.arange(KNOTS, dtype=np.float64)
 PARTS = ("compute", "memory", "fixed")
 THE_DEVICE = 6
 """Level of what calls of one device have in common."""
 BYTES_TO_CYCLES = 82 * 1.695 / 936
-"""Cycles (10⁹/s, all multiprocessors together) for one GB/s of an RTX 3090."""
+"""Cycles (10⁹/s, all multiprocessors together) for one GB/s of an RTX 3090. From its data sheet."""
 _WIDE = 1
 """Classes up to this level have a fixed cost of their own."""
 

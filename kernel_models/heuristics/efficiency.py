@@ -19,23 +19,24 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.curves import overlapped
-from kernel_models.heuristics.work import KernelWork, work
+from kernel_models.heuristics.rates import overlapped
+from kernel_models.heuristics.work import CallTable, KernelWork, work
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64
 
 DEFAULTS_FILE = Path(__file__).with_name("efficiencies.toml")
 HOST_DEFAULTS_FILE = Path(__file__).with_name("efficiencies_host.toml")
 FEW = 3
-"""Distinct calls that a key of its own needs; fewer leave it to the next wider key."""
+"""Distinct calls that a key of its own needs; fewer leave it to the next wider key. Set: the fewest whose median is not
+an end."""
 ENOUGH = 20
-"""A set of fewer calls of a family than this counts less among several sets."""
+"""A set of fewer calls of a family than this counts less among several sets. Set."""
 PRIOR_WEIGHT = 0.03
-"""Pull towards the wider key, in mean absolute log error for each e-fold of change, times FEW over the calls."""
+"""Pull towards the wider key, in mean absolute log error for each e-fold of change, times FEW over the calls. Set."""
 _FACTORS = np.exp(np.linspace(-0.4, 0.4, 17))
 _SWEEPS = 12
 _BOUNDS = {"compute": (0.005, 2.5), "memory": (0.01, 3.0), "fixed": (0.25, 12.0)}
+"""Limits of what is fitted, beyond all defaults (``efficiencies.toml``)."""
 _HOST_BOUNDS = _BOUNDS | {"fixed": (0.25, 200.0)}
 """A CPU's operation allocates, asks a library for a kernel and puts its operands in order before it computes."""
 _PRODUCTS = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
@@ -192,8 +193,7 @@ def together(compute_us: Float64, memory_us: Float64, device: DeviceSpec) -> Flo
 
 
 def fit_efficiencies(
-    calls: Sequence[OpCall], measured_us: npt.ArrayLike, device: DeviceSpec, *,
-    base: Efficiencies | None = None, source: str = "",
+    calls: Sequence[OpCall], measured_us: npt.ArrayLike, device: DeviceSpec, *, source: str = "",
 ) -> Efficiencies:
     """Efficiencies of one device from measured calls, which need not cover every family.
 
@@ -206,14 +206,12 @@ def fit_efficiencies(
         calls: Measured calls; repeated ones count as one with their median time.
         measured_us: Their times, µs; not positive or not finite ones are left out.
         device: What they were measured on.
-        base: What they start from; the defaults.
         source: What to note as their origin.
 
     Raises:
         ValueError: there is no usable measurement, or the lengths differ.
     """
-    return fit_over_devices([Measured(calls, np.asarray(measured_us, np.float64), device)], base=base, source=source,
-                            fitted=True)
+    return fit_over_devices([Measured(calls, np.asarray(measured_us, np.float64), device)], source=source, fitted=True)
 
 
 def fit_over_devices(

@@ -23,19 +23,18 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.curves import (
+from kernel_models.heuristics.rates import (
     GB_PER_S_IN_BYTES_PER_US,
     L2_SPEEDUP,
+    bandwidth_gbps,
     memory_us,
+    peak_tflops,
     sector_bytes,
     usable_cache_bytes,
 )
 from kernel_models.heuristics.streaming import SECTOR_BYTES
-from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
-from kernel_models.heuristics.work import KernelWork, vector_us, work_of
-from kernel_models.op_call import Family
-from kernel_models.table_parts import TablePart
+from kernel_models.heuristics.work import CallTable, KernelWork, vector_us, work_of
+from kernel_models.op_call import Family, TablePart
 from tracer.arrays import Bool, Float64, Int64
 from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, stored_row_bytes
 
@@ -44,9 +43,10 @@ HIT_CYCLES, MISS_CYCLES = 193.0, 1029.0
 lie anywhere in gigabytes are. Source: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking"
 (2018, arXiv 1804.06826), taken for every GPU."""
 LOADS_BEFORE = 2.0
-"""Loads that a bag waits for before its first row: its start, and the index there."""
+"""Loads that a bag waits for before its first row: its start, and the index there. Set, not measured."""
 LOADS_OF_UPDATE = 6.0
-"""Loads after one another of a row's update: its look-ups' range, their places, gradient, weights, state."""
+"""Loads after one another of a row's update: its look-ups' range, their places, gradient, weights, state. Set, not
+measured."""
 WARPS = 48.0
 """Warps of look-up kernels on a multiprocessor at once: of 64, what their registers leave."""
 VECTOR = 4.0
@@ -54,6 +54,7 @@ VECTOR = 4.0
 ONE_BLOCK = 4096.0
 """Look-ups that one block sorts by itself; more are sorted by the whole device, pass after pass."""
 RADIX_BITS = 8.0
+"""Bits of an index sorted in one pass, at most (CUB's radix sort)."""
 INDEX_BYTES, GRADIENT_BYTES, WEIGHT_BYTES = 8.0, 4.0, 4.0
 FUSED_KERNELS, DENSE_KERNELS = 28.0, 8.0
 """Kernel floors of a gradient besides its sort's passes. Fused: ten kernels, most of them of one or a few blocks that

@@ -11,19 +11,16 @@ from functools import partial
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.dtypes import multiply_adds
 from kernel_models.families.attention import PRODUCTS
-from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.curves import GB_PER_S_IN_BYTES_PER_US, L2_SPEEDUP, memory_us
 from kernel_models.heuristics.embedding import LookupParts, columns_of, parts_of
-from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
-from kernel_models.heuristics.work import WORK, KernelWork, one, work_of
-from kernel_models.op_call import Family
-from kernel_models.table_parts import TablePart
+from kernel_models.heuristics.rates import GB_PER_S_IN_BYTES_PER_US, L2_SPEEDUP, bandwidth_gbps, memory_us, peak_tflops
+from kernel_models.heuristics.work import WORK, CallTable, KernelWork, one, work_of
+from kernel_models.op_call import Family, TablePart
+from kernel_models.tensors import multiply_adds
 from tracer.arrays import Bool, Float64
 
 LANES = 8.0
-"""Values of fp32 in a vector of 256 bits, which channels are rounded up to."""
+"""Values of fp32 in a vector of 256 bits, which channels are rounded up to. AVX2's; oneDNN blocks channels by it."""
 AS_IT_STANDS = 0.13
 """Share of oneDNN's fixed cost that a convolution made of products has (fitted to a calibration on one thread of an AMD
 EPYC: 4 µs against 52 forward, 8 to 12 against 58 backward)."""
@@ -34,7 +31,8 @@ ATen/native/Convolution.cpp; of fp32, on one thread)."""
 QUERY_BLOCK, SKIPS = 256.0, 768.0
 """Queries of a block of fused attention, from this length of sequence on (shorter ones' are of 32 and 64)."""
 LOOKUP_CYCLES, ROW_CYCLES, BAG_CYCLES = 2.5, 10.0, 6.0
-"""Cycles of a look-up of a bag, of one without a bag, and of a bag, besides its arithmetic and its traffic."""
+"""Cycles of a look-up of a bag, of one without a bag, and of a bag, besides its arithmetic and its traffic. These and
+those that follow: ``benchmarks/dlrm_lookups.py`` on an AMD EPYC (one thread)."""
 SORTED_CYCLES, SUMMED_CYCLES, COPIED_CYCLES = 236.0, 2.25, 6.0
 """Costs of a gradient: cycles of a look-up and of an element of a different row (dense), and of a look-up (sparse)."""
 MISSED_CYCLES = 14.0

@@ -9,13 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec, device
-from kernel_models.heuristics import curves
 from kernel_models.heuristics.call_classes import PRODUCTS
-from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.corrections import Corrections, accumulates_at_half, shipped_corrections
 from kernel_models.heuristics.efficiency import Efficiencies, default_efficiencies_of, together
-from kernel_models.heuristics.sustained import computed_as, most_floors, peak_tflops
-from kernel_models.heuristics.work import work
+from kernel_models.heuristics.rates import computed_as, memory_us, most_floors, peak_tflops
+from kernel_models.heuristics.work import CallTable, work
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
 from kernel_models.spreads import (
@@ -176,7 +174,7 @@ class RooflineModel:
         peak = table.by_dtype(lambda dtype: peak_tflops(self.device, dtype, matrix=True))
         reached = BOOSTED if accumulates_at_half(self.device) else REACHED
         return Least(np.minimum(parts.compute_us, table.flops / peak / 1e6 / reached),
-                     np.minimum(parts.memory_us, curves.memory_us(table.bytes_moved, self.device) / CACHED))
+                     np.minimum(parts.memory_us, memory_us(table.bytes_moved, self.device) / CACHED))
 
     def _lacks(self, dtype: str) -> bool:
         """Return whether the device, or what was measured, has no products of a type: their efficiency is another

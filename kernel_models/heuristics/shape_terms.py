@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics import heuristic_models
 from kernel_models.heuristics.attention import idle_units, padded_heads
-from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.tiles import tiling
-from kernel_models.heuristics.words import narrow_rows, whole_depth
+from kernel_models.heuristics.products import narrow_rows, tiling, whole_depth
+from kernel_models.heuristics.roofline import heuristic_models
+from kernel_models.heuristics.work import CallTable
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64
 

@@ -1,21 +1,19 @@
-"""Families whose time is that of moving their bytes: element-wise, normalisation, softmax, copies, optimizers, …."""
+"""Families whose time is that of moving their bytes: element-wise, normalisation, softmax, copies, transfers, …."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.curves import memory_us, sector_bytes
-from kernel_models.heuristics.sustained import peak_tflops
-from kernel_models.heuristics.work import KernelWork, one, vector_us, work_of
+from kernel_models.heuristics.rates import link_us, memory_us, peak_tflops, sector_bytes
+from kernel_models.heuristics.work import CallTable, KernelWork, one, vector_us, work_of
 from kernel_models.op_call import Family
 from tracer.arrays import Float64
 
 SECTOR_BYTES = 32.0
 """Least that a memory access moves (NVIDIA; AMD's is 64, whose difference the efficiency absorbs)."""
 ROWS_PER_UNIT = 2.0
-"""Rows that each unit must have at hand for the whole bandwidth: one block works on a row."""
+"""Rows that each unit must have at hand for the whole bandwidth: one block works on a row. Set, not measured."""
 LONE_ROWS = 8.0
 """Rows' shares of the bandwidth that a single block can ask for: its threads have 64 KB under way, and a load takes
 some 0.6 µs. It counts where a step has a row or two, as in decoding for one sequence."""
@@ -28,14 +26,14 @@ RADIX_PASS_BITS = 8
 def streaming_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Each byte moved once at the memory's bandwidth, faster where it stays in the cache, µs.
 
-    Source: roofline (Williams et al., 2009); ``curves.memory_us``.
+    Source: roofline (Williams et al., 2009); ``rates.memory_us``.
     """
     return KernelWork(vector_us(table, device), memory_us(table.bytes_moved, device), one(table))
 
 
 @work_of(Family.COPY, Family.CONCAT)
 def copy_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Bytes read in runs and written side by side; short runs cost whole sectors, µs (``curves.sector_bytes``)."""
+    """Bytes read in runs and written side by side; short runs cost whole sectors, µs (``rates.sector_bytes``)."""
     piece = table.dim("inner") * table.item_bytes()
     pieces = table.bytes_read / np.maximum(piece, 1.0)
     # A transposition through shared memory reads whole sectors too: no run costs more than four times its bytes.
@@ -45,7 +43,7 @@ def copy_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.INDEX)
 def index_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Pieces gathered from or scattered to anywhere: each costs whole sectors, µs (``curves.sector_bytes``)."""
+    """Pieces gathered from or scattered to anywhere: each costs whole sectors, µs (``rates.sector_bytes``)."""
     piece = table.dim("inner") * table.item_bytes()
     pieces = table.dim("elements") / table.dim("inner")
     extra = np.maximum(sector_bytes(pieces, piece, SECTOR_BYTES) - pieces * piece, 0.0)
@@ -106,3 +104,30 @@ def recurrent_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 def _idle(parallel: Float64, device: DeviceSpec) -> Float64:
     """Return how much longer moving bytes takes when only so many blocks do it: 1 from ``ROWS_PER_UNIT`` a unit on."""
     return np.maximum(1.0, device.sm_count * ROWS_PER_UNIT / np.maximum(parallel, LONE_ROWS))
+
+
+HALF_SPEED_BYTES = 64e3
+"""b½ of a link: where a copy reaches two thirds of its speed. Assumed, of the order bandwidthTest shows."""
+
+
+@work_of(Family.TRANSFER)
+def transfer_work(table: CallTable, device: DeviceSpec) -> KernelWork:
+    """Bytes over PCIe or NVLink, or twice over the memory for a copy within the device, µs (``rates.link_us``).
+
+    A copy to a peer uses all of a device's links, as behind a switch.
+
+    Source: one-way link rates of the data sheet; Hockney's latency–bandwidth model.
+    """
+    moved = np.maximum(table.dim("bytes"), table.bytes_moved / 2.0)
+    peer_gbps = device.peer_gbps or device.host_gbps
+    within = table.by_kind(lambda kind: float("dtod" in _plain(kind))) > 0
+    peer = table.by_kind(lambda kind: float("ptop" in _plain(kind) or "peer" in kind)) > 0
+    host = link_us(moved, device.host_gbps, HALF_SPEED_BYTES)
+    other = np.where(peer, link_us(moved, peer_gbps, HALF_SPEED_BYTES), memory_us(2.0 * moved, device))
+    return KernelWork(np.zeros(len(table)), np.where(within | peer, other, host), one(table))
+
+
+def _plain(kind: str) -> str:
+    """ "d2d", "DtoD", "device_to_device" → "dtod"; "p2p" → "ptop"."""
+    kind = kind.lower().split(":")[0]
+    return kind.replace("device", "d").replace("host", "h").replace("_", "").replace("2", "to")

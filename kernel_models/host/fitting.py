@@ -39,7 +39,7 @@ from tracer.errors import ForetraceError
 from tracer.graph import NONE
 
 LEAST_NS = 50.0
-"""Least base cost that a pool counts."""
+"""Least base cost that a pool counts: chosen, about the resolution of recorded times."""
 MEAN_SHARE = 0.25
 """Share of the mean in a pool's logarithm, the rest of it the mean of logarithms: a few events cost many times the
 others of their pool, and a sum needs means."""

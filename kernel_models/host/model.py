@@ -196,6 +196,7 @@ CPU_HOST, GPU_HOST, PLANS_HOST = "cpu-steps", "gpu-steps", "cpu-plans"
 """Hosts whose own operations compute (2 cores of an AMD EPYC), hosts of GPUs (published traces), and the first with
 programs under DDP and FSDP besides, whose hooks it knows."""
 _MOST_BYTES = 1 << 26
+"""Chosen: no host's file comes near it."""
 _BEGINS = b'{"host":'
 
 

@@ -32,8 +32,8 @@ from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-STALL_TIMES = 20.0
-STALL_NS = 500_000
+"""Stored of each distribution."""
+STALL_TIMES, STALL_NS = 20.0, 500_000
 """A segment of at least half a millisecond that takes over twenty times its key's median is a stall: the operating
 system, a garbage collection, a driver's lock. On the traces here such pauses of 1–3 ms come up to once a step, at a
 different operation each time."""
@@ -292,7 +292,7 @@ def compare_hosts(first: HostOverheads, second: HostOverheads) -> dict[Overhead 
 
 
 LEAST_WRAPPERS = 8
-"""So many operations made of others tell what an event costs."""
+"""So many operations made of others tell what an event costs: chosen, for their median to be sound."""
 SPREAD = 0.2
 """Standard deviation of the logarithm of the true cost over that median: 0.16 of 19 programs, 0.20 of eight others."""
 USUAL_NS, USUAL_SPREAD_NS = 1_000.0, 2_000.0

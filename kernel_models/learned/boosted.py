@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from kernel_models.heuristics.efficiency import INTERVAL
 from kernel_models.learned.features import RECIPES, Columns, Figures, Variants, gemm_baseline_us
 from kernel_models.learned.neighbours import Neighbours
 from kernel_models.learned.trees import Trees
@@ -17,11 +18,11 @@ from tracer.arrays import Bool, Float64, Int64
 
 REACH = 2.0
 """A size is covered up to this factor beyond those measured; past that the trees would repeat their last leaf."""
-_SHORTEST_US = 0.1
-QUANTILES = (0.1, 0.9)
-"""The 80% interval."""
-LEAST_IN_BIN = 80
-MOST_BINS = 12
+SHORTEST_US = 0.1
+"""No kernel is predicted shorter: chosen, a tenth of the shortest that tables have."""
+LEAST_IN_BIN, MOST_BINS = 80, 12
+"""Residuals of a bin, and bins of predicted times: chosen, for each quantile of a bin to lie among eight residuals or
+more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def _ends(residuals: Float64) -> tuple[float, float]:
     """Quantiles with the finite-sample correction of conformal prediction: as if one more residual lay outside."""
     n = len(residuals)
     widened = (n + 1) / n
-    low, high = np.quantile(residuals, [max(0.0, 1 - (1 - QUANTILES[0]) * widened), min(1.0, QUANTILES[1] * widened)])
+    low, high = np.quantile(residuals, [max(0.0, 1 - (1 - INTERVAL[0]) * widened), min(1.0, INTERVAL[1] * widened)])
     return min(float(low), 0.0), max(float(high), 0.0)
 
 
@@ -138,7 +139,7 @@ class BoostedModel:
         if self.neighbours is not None:
             near = self.neighbours.features(columns, lambda asked: gemm_baseline_us(asked, self.figures))
             features = np.hstack([features, near])
-        return np.maximum(baseline * np.exp(self.trees.predict(features)), _SHORTEST_US)
+        return np.maximum(baseline * np.exp(self.trees.predict(features)), SHORTEST_US)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
         """Plain values and arrays; see ``from_state``."""

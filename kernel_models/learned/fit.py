@@ -20,13 +20,16 @@ from kernel_models.threads import in_threads
 from tracer.arrays import Bool, Float64, Int64
 
 FOLDS = 5
+"""Of cross-validation: the usual number."""
 _WEIGHTS = np.arange(11) / 10
 """Weights that the second of two members may have in their mean."""
 _AS_GOOD = 0.005
-"""Of weights whose errors on rows left out differ by no more than this share, the one nearest to a half is taken."""
+"""Of weights whose errors on rows left out differ by no more than this share, the one nearest to a half is taken:
+chosen, below what folds differ by."""
 STUDENT = Boosting(100, 0.25, 127, 0.5, 1, depth=9)
+"""Settings of a copy: few trees, many leaves, for 300,000 calls a second (``benchmarks/pricing_speed.py``)."""
 ROWS = 50_000
-"""Calls a copy learns from at most."""
+"""Calls a copy learns from at most: chosen, as many as take some seconds."""
 LARGE_ROWS = 75_000
 """Most rows for a teacher fitted to more than ``ROWS`` calls: its own calls are enough, and new combinations few."""
 _TOGETHER: dict[Family, tuple[tuple[str, ...], ...]] = {
@@ -103,7 +106,7 @@ class Problem:
             predicted[:, out] = [each for _, each in members]
         done = np.isfinite(predicted[0])
         weights = _weights(predicted[:, done], self.target[done])
-        shares = np.mean([[share for share, _ in members] for members in stopped], axis=0) if outs else np.ones(
+        shares = np.max([[share for share, _ in members] for members in stopped], axis=0) if outs else np.ones(
             len(how.members))
         return OutOfFold(self.baseline_us * np.exp(weights @ predicted), done, tuple(
             replace(member, share=float(share), weight=float(weight))

@@ -17,10 +17,11 @@ import numpy as np
 
 from kernel_models.datasets.samples import Samples, fold_of
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics import RooflineModel, fit_efficiencies
-from kernel_models.learned.boosted import BoostedModel, Intervals
+from kernel_models.heuristics.efficiency import INTERVAL, NARROWEST, fit_efficiencies
+from kernel_models.heuristics.roofline import RooflineModel
+from kernel_models.learned.boosted import SHORTEST_US, BoostedModel, Intervals
 from kernel_models.learned.boosting import Boosting
-from kernel_models.learned.fit import Problem
+from kernel_models.learned.fit import FOLDS, Problem
 from kernel_models.learned.process import Kernel, Points, Process, fit_process
 from kernel_models.model import Arrays, Source, Times
 from kernel_models.op_call import Family, OpCall
@@ -30,15 +31,11 @@ LEAST_CALLS, MOST_CALLS = 12, 900
 """Fewer say nothing beyond the formulas; more are better left to trees (the work grows with the cube)."""
 REACH = 4.0
 """A size is covered up to this factor beyond those measured: further off the process returns to the formulas."""
-_SHORTEST_US = 0.1
-_SHARE = 0.8
-"""Share of outcomes that an interval is to hold."""
-_NARROWEST = 0.05
-"""Least half width of an interval, log: what the same kernel varies by between runs."""
-_FOLDS = 5
 BLEND_ABOVE, BLEND_FROM = 0.06, 60
-"""Trees are tried where the process's mean absolute error is above this, and so many calls are there to learn from."""
+"""Trees are tried where the process's mean absolute error is above this, and so many calls are there to learn from:
+chosen, where the process alone is worse than a repeated measurement would be."""
 TREES = Boosting(120, 0.15, 8, 0.5, 4)
+"""As ``kernel_models.fitting.SMALL``."""
 _BLENDED = "trees."
 """Prefix of the trees' arrays in a state."""
 
@@ -75,13 +72,13 @@ class GaussianModel:
         """Times of covered calls, µs."""
         x, v = self.points.points(calls)
         mean, deviation = self.process.predict(x, v)
-        time = np.maximum(self.formula.predict(calls).time_us * np.exp(mean), _SHORTEST_US)
+        time = np.maximum(self.formula.predict(calls).time_us * np.exp(mean), SHORTEST_US)
         if self.trees is not None:
             known = self.trees.covers(calls)
             if known.any():
                 mine = [call for call, keep in zip(calls, known, strict=True) if keep]
                 time[known] = np.sqrt(time[known] * self.trees.predict(mine).time_us)
-        half = np.maximum(self.widths * deviation, _NARROWEST)
+        half = np.maximum(self.widths * deviation, NARROWEST)
         return Times(time, time * np.exp(-half), time * np.exp(half))
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
@@ -132,13 +129,13 @@ def fit_gaussian(samples: Samples, spec: DeviceSpec, until: float = math.inf) ->
     points = Points.of(samples.family, samples.calls)
     x, v = points.points(samples.calls)
     process = fit_process(x, v, np.log(samples.measured_us / base), until=until)
-    fold = np.array([fold_of(label, _FOLDS) for label in samples.labels()])
+    fold = np.array([fold_of(label, FOLDS) for label in samples.labels()])
     out = process.left_out_by(fold) if len(set(fold.tolist())) > 1 else process.left_out()[0]
     alone = base * np.exp(out)
     trees, blended = (None, alone) if time.monotonic() > until else _blended(samples, spec, alone)
     _, deviation = process.left_out()
     far = np.abs(np.log(samples.measured_us / blended)) / deviation
-    widths = float(np.clip(np.quantile(far, _SHARE), 0.5, 5.0))
+    widths = float(np.clip(np.quantile(far, INTERVAL[1] - INTERVAL[0]), 0.5, 5.0))
     return GaussianModel(samples.family, formula, points, process, widths, trees), blended
 
 

@@ -8,7 +8,8 @@ from tracer.machine_code import kept_loop
 BLOCK = 16
 """Rows that walk a tree together: enough to hide the loads' latency, few enough to stay in the first cache."""
 WIDE, NARROW = 0.5, 0.05
-"""The constants c of the weights 1/(d² + c)² of products d octaves away, for the plane and the mean; octaves²."""
+"""The constants c of the weights 1/(d² + c)² of products d octaves away, for the plane and the mean; octaves²:
+chosen."""
 _HELD = 1e-3
 """Holds the plane near 0 where few products tell it."""
 

@@ -20,28 +20,32 @@ from typing import Any
 
 import numpy as np
 
-from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.embedding import parts_of
+from kernel_models.heuristics.work import CallTable
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
 from tracer.arrays import Bool, Float64, Int64
 
 Codes = Int64
 
 MOST_TO_LEARN_FROM = 240
-"""Rows that lengths and the like are learned from; the conditional mean uses all rows."""
+"""Rows that lengths and the like are learned from, chosen for a search to take half a second; the conditional mean uses
+all rows."""
 FAR = 3.0
 """A row this many standard deviations from what the others say of it has its own, larger noise."""
 _START_LENGTH, _START_VARIANCE, _START_NOISE, _START_DIFFERS = 4.0, 0.1, 0.02**2, 0.3
-"""Doublings of a size; squared log units of time; squared log units; per part of a variant."""
+"""Doublings of a size; squared log units of time; squared log units; per part of a variant.
+Chosen: kernels scatter by 2% and differ from fitted formulas by a third."""
 _PRIOR_WIDTHS = {"length": 1.0, "variance": 1.5, "noise": 1.5, "differs": 1.5}
-"""Standard deviations of the priors, natural logarithms."""
+"""Standard deviations of the priors, natural logarithms: broad."""
 _LEAST_NOISE = 0.005**2
 _REACH = 7.0
-"""Furthest from the middle of a prior, natural logarithms."""
+"""Least noise, squared log units, and furthest from the middle of a prior, natural logarithms: chosen, to keep the
+search where numbers are sound."""
 _EVALUATIONS = 60
+"""Chosen: looks at the posterior density, after which it rises no more to speak of."""
 _ALIGNED = {Family.GEMM: (1, 2, 3), Family.CONV: (1, 2), Family.ATTENTION: (5,)}
-"""Sizes whose alignment decides which kernel runs, and how well it is filled."""
 _ALIGNMENT = 64
+"""Sizes whose alignment decides which kernel runs and how well it is filled, and the largest one that counts."""
 
 
 @dataclass(frozen=True)
@@ -205,14 +209,6 @@ class Process:
         variance = self.kernel.variance() - ((across @ self.inverse) * across).sum(1)
         return across @ self.weights, np.sqrt(np.maximum(variance, 0.0) + self.kernel.noise)
 
-    def covariance(self, x: Float64, v: Codes, other_x: Float64, other_v: Codes) -> tuple[Float64, Float64]:
-        """Conditional covariances of two sets of points [m, k], and variances of the other ones [k], without noise."""
-        first = self.kernel.between(x, v, self.x, self.v)
-        second = self.kernel.between(other_x, other_v, self.x, self.v)
-        solved = second @ self.inverse
-        variance = self.kernel.variance() - (solved * second).sum(1)
-        return self.kernel.between(x, v, other_x, other_v) - first @ solved.T, np.maximum(variance, 0.0)
-
     def left_out(self) -> tuple[Float64, Float64]:
         """Return what the other rows say of each: mean and standard deviation, noise included, [n]."""
         own = np.diag(self.inverse)
@@ -225,33 +221,6 @@ class Process:
             rows = group == one
             # y_i − K⁻¹_ii⁻¹ (K⁻¹ y)_i, blockwise.
             found[rows] = self.y[rows] - np.linalg.solve(self.inverse[np.ix_(rows, rows)], self.weights[rows])
-        return found
-
-    def corrected(self, row: int, y: float) -> Process:
-        """The same rows, one of which turned out to be another value."""
-        values = self.y.copy()
-        values[row] = y
-        found = Process(self.kernel, self.x, self.v, values, self.loose)
-        if "inverse" in self.__dict__:
-            found.__dict__["inverse"] = self.inverse  # it does not depend on the values
-        return found
-
-    def seeing(self, x: Float64, v: Codes, y: Float64) -> Process:
-        """The same kernel after more rows; the inverse is extended rather than made again."""
-        found = Process(self.kernel, np.vstack([self.x, x]), np.vstack([self.v, v]), np.concatenate([self.y, y]),
-                        np.concatenate([self.loose, np.ones(len(y))]))
-        n = len(self.y)
-        if not n or "inverse" not in self.__dict__:
-            return found
-        across = self.kernel.between(x, v, self.x, self.v)
-        solved = across @ self.inverse
-        own = np.linalg.inv(self.kernel.between(x, v, x, v) + self.kernel.noise * np.eye(len(y)) - solved @ across.T)
-        inverse = np.empty((n + len(y),) * 2)
-        inverse[:n, :n] = self.inverse + solved.T @ own @ solved
-        inverse[:n, n:] = -solved.T @ own
-        inverse[n:, :n] = inverse[:n, n:].T
-        inverse[n:, n:] = own
-        found.__dict__["inverse"] = inverse  # where cached_property keeps it
         return found
 
 

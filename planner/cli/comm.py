@@ -23,11 +23,12 @@ from graph_predictor.prediction import tuned_workload
 from graph_predictor.simulation import build
 from kernel_models import collectives, device_choice
 from kernel_models.collectives import call as collectives_call
-from kernel_models.collectives import cluster, datasheet, formulas, measurements, nccl_constants, readers, tuner
-from kernel_models.collectives import contention as collectives_contention
-from kernel_models.collectives import times as collectives_times
+from kernel_models.collectives import datasheet, measurements, tuner
+from kernel_models.collectives import datasheet as formulas
+from kernel_models.collectives import datasheet as nccl_constants
+from kernel_models.collectives import logs as collective_logs
+from kernel_models.collectives import price as collectives_price
 from kernel_models.collectives import topology as collectives_topology
-from kernel_models.collectives.readers import hints as readers_hints
 from planner.cli.comm_study import study
 from planner.cli.comm_tables import backends, read_measurements, report_fit, report_found, report_tuning, tuned_json
 from tracer import comm_bench, output_file
@@ -91,17 +92,17 @@ def predict(
                 raise collectives.CommError(f"{algorithm!r} is no algorithm; it is one of {', '.join(names)}.")
             formulas_alone = datasheet.DatasheetModel(where, names[algorithm.lower()])
             times = formulas_alone.predict(collectives.CollectiveBatch.from_calls([call]))
-            if times.level[0] == int(collectives_times.Level.UNKNOWN):
+            if times.level[0] == int(collectives_call.Level.UNKNOWN):
                 raise collectives.CommError(f"A {kind.label} of this group cannot be done by {algorithm}; leave "
                                             f"--algorithm out.")
         else:
             times = collectives.price_calls([call], on)
         if sharing > 1:
             tiny = replace(call, payload_bytes=min(payload, 1.0))
-            times = collectives_contention.shared_times(times, collectives.price_calls([tiny], on), sharing)
+            times = collectives_price.shared_times(times, collectives.price_calls([tiny], on), sharing)
         time_us = float(times.time_us[0])
-        level = collectives_times.Level(int(times.level[0]))
-        nothing = level is collectives_times.Level.NOTHING_TO_DO
+        level = collectives_call.Level(int(times.level[0]))
+        nothing = level is collectives_call.Level.NOTHING_TO_DO
         checked = (sharing == 1 and algorithm is None
                    and model.interval_checked(kind, placement, level, backend, on=where))
         algbw = payload / time_us * 1e-3 if time_us else 0.0
@@ -165,11 +166,11 @@ def fit(
     with one_sentence(debug):
         check_output(out, logs, COMM_PROFILE)
         where = collectives_topology.find_topology(topology)
-        hints = readers_hints.Hints(ranks, per_node, collectives.collective_kind(collective) if collective else None,
-                                    collectives_call.dtype_name(dtype), backend)
+        hints = measurements.Hints(ranks, per_node, collectives.collective_kind(collective) if collective else None,
+                                   collectives_call.dtype_name(dtype), backend)
         with working("Reading"):
             parts = [read_measurements(path, hints, where) for path in logs]
-        rows, notes = cluster.of_cluster(measurements.join(parts), where, gpu, system)
+        rows, notes = measurements.of_cluster(measurements.join(parts), where, gpu, system)
         with working("Fitting"):
             profile = collectives.CommProfile.fit(rows, where, [*(f"{Path(path).name}: {len(part)} measurements"
                                                                   for path, part in zip(logs, parts, strict=True)),
@@ -211,7 +212,7 @@ def bench(
                                                            int(traffic.parse_bytes(largest)), per_octave), backend,
                                     dtype, rounds)
         with tempfile.TemporaryDirectory() as folder, working("Measuring"):
-            rows = readers.read_log(str(comm_bench.run_bench(plan, processes, table
+            rows = collective_logs.read_log(str(comm_bench.run_bench(plan, processes, table
                                                              or os.path.join(folder, "table.jsonl"))))
         profile = collectives.CommProfile.fit(rows, where, [f"swept here with {processes} processes, {rounds} rounds"])
         profile.save(out)
@@ -341,7 +342,7 @@ def _overlap(where: collectives.Topology, busbw_gbps: float) -> dict[str, float]
 
     if where.node.link == "loopback" or busbw_gbps <= 0:
         return None
-    return asdict(collectives_contention.overlap_slowdown(device_choice.find_device(where.node.device), busbw_gbps))
+    return asdict(collectives_price.overlap_slowdown(device_choice.find_device(where.node.device), busbw_gbps))
 
 
 def _finite(value: Any) -> Any:

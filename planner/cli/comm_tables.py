@@ -19,10 +19,10 @@ from graph_predictor.figures import count, milliseconds, percent
 from graph_predictor.prediction import tuned_workload
 from graph_predictor.simulation import build
 from kernel_models import collectives
-from kernel_models.collectives import CollectiveKind, call, cluster, readers, tuner
+from kernel_models.collectives import CollectiveKind, call, measurements, tuner
+from kernel_models.collectives import logs as collective_logs
+from kernel_models.collectives import recorded as recorded_collectives
 from kernel_models.collectives import topology as collectives_topology
-from kernel_models.collectives.readers import hints as readers_hints
-from kernel_models.collectives.readers import inspector, traces
 from tracer.output_kind import COMM_PROFILE, check_output
 
 
@@ -189,8 +189,8 @@ def backends(
             where = collectives_topology.find_topology(topology)
         if where is None:
             raise collectives.CommError("Nothing says where the collectives were measured; give --topology.")
-        hints = readers_hints.Hints(ranks, None, collectives.collective_kind(collective) if collective else None,
-                                    call.dtype_name(dtype))
+        hints = measurements.Hints(ranks, None, collectives.collective_kind(collective) if collective else None,
+                                   call.dtype_name(dtype))
         joined = collectives.CommProfile(where)
         with working("Fitting"):
             for name, path in named:
@@ -212,16 +212,16 @@ def backends(
         report.line(f"Profile in {out}; give it to --comm-choices.")
 
 
-def read_measurements(path: str, hints: readers_hints.Hints,
+def read_measurements(path: str, hints: measurements.Hints,
                       where: collectives.Topology) -> collectives.CollectiveMeasurements:
     """Read a log, table or trace."""
-    if inspector.inspector_folder(Path(path)):
-        return readers.read_log(path, hints)
+    if collective_logs.inspector_folder(Path(path)):
+        return collective_logs.read_log(path, hints)
     if os.path.isdir(path) or path.lower().endswith(TRACE_ENDINGS):
         built = build.build_program(read([path]).graphs)
-        return traces.read_matched(built.graphs, built.rendezvous.groups, built.rendezvous.intrinsic_ns, where,
-                                   hints.backend)
-    return readers.read_log(path, hints)
+        return recorded_collectives.read_matched(built.graphs, built.rendezvous.groups,
+                                                 built.rendezvous.intrinsic_ns, where, hints.backend)
+    return collective_logs.read_log(path, hints)
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -243,8 +243,8 @@ def _beginning(path: str) -> bytes:
         return file.read(64)
 
 
-def _fitted(path: str, hints: readers_hints.Hints, where: collectives.Topology) -> collectives.CommProfile:
-    rows, notes = cluster.of_cluster(read_measurements(path, hints, where), where)
+def _fitted(path: str, hints: measurements.Hints, where: collectives.Topology) -> collectives.CommProfile:
+    rows, notes = measurements.of_cluster(read_measurements(path, hints, where), where)
     return collectives.CommProfile.fit(rows, where, [f"{Path(path).name}: {len(rows)} measurements", *notes])
 
 

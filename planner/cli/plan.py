@@ -108,7 +108,6 @@ def plan(
         limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
         changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
         cases = exploration.cases_of(device, topology, price, changes, max(sizes))
-
         case = cases[0]
         request = planning.PlanRequest(
             source, sizes[0], settings=assignments or (), preset=preset, global_batch=global_batch, only=only,
@@ -116,9 +115,8 @@ def plan(
             launch_us=launch_us, host=host, host_from=host_from)
         if len(cases) > 1:
             for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
-                                ("--comm-choices", comm_choices),
-                                ("--calibrate", runs), ("--memory-limit", memory_limit), ("--timeline", timeline),
-                                ("--html", html)):
+                                ("--comm-choices", comm_choices), ("--calibrate", runs),
+                                ("--memory-limit", memory_limit), ("--timeline", timeline), ("--html", html)):
                 if value:
                     raise _of_one(name)
             if len(sizes) > 1:

@@ -14,7 +14,7 @@ from graph_predictor.cli.console import Column, Report
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
 from kernel_models import model
-from planner.parallel import exploration, frameworks, planning, search, technology
+from planner.parallel import exploration, frameworks, planning, search
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only import transformer
 
@@ -320,7 +320,7 @@ def _sources(found: Sequence[exploration.Explored]) -> list[str]:
 def _report_map(out: Report, found: Sequence[exploration.Explored]) -> None:
     """Print what binds over two figures, with the step's time beside the first case's."""
     values = {axis: list(dict.fromkeys(getattr(each.case.technology, axis) for each in found))
-              for axis in technology.AXES}
+              for axis in exploration.AXES}
     axes = [axis for axis, factors in values.items() if len(factors) > 1]
     if len(axes) != 2 or len({each.case.device for each in found}) > 1:
         return

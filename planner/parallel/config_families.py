@@ -14,8 +14,7 @@ from typing import Any
 
 from graph_predictor.sizes.named_sizes import MOST
 from tracer.parallel_plan import PlanError
-from tracer.shape_only.state_space import StateSpace
-from tracer.shape_only.transformer import Latent, TransformerShape
+from tracer.shape_only.transformer import Latent, StateSpace, TransformerShape
 
 MOST_LAYERS = 10_000
 """Ten times the deepest decoder there has been; more is damage."""

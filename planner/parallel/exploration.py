@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from math import isfinite
 from typing import Any
 
 from kernel_models.collectives import find_topology, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from planner.parallel.layer_costs import LayerCosts
-from planner.parallel.planning import PlanRequest, Plans, check_finite, find_plans
+from planner.parallel.planning import PlanRequest, Plans, Technology, check_finite, find_plans
 from planner.parallel.search import Ranked
-from planner.parallel.technology import AXES, Technology, factors_of
 from tracer.parallel_plan import PlanError
 
+AXES: Mapping[str, Mapping[str, float]] = {
+    "clock": {"mhz": 1.0, "ghz": 1e3}, "bandwidth": {"gb/s": 1.0, "tb/s": 1e3},
+    "memory": {"gb": 1.0, "tb": 1e3, "gib": 1.073741824}, "link": {"gb/s": 1.0, "tb/s": 1e3}}
+"""Figures that may be changed, and units of their values in those of the device's figure."""
+_UNITS = {"clock": "MHz", "bandwidth": "GB/s", "memory": "GB", "link": "GB/s"}
+MOST = 100.0
+"""Largest factor, and one over the smallest."""
 MOST_CASES = 64
 """Cases that are explored at once: each is a search of its own."""
 BINDS: Mapping[str, tuple[str, ...]] = {
@@ -28,6 +36,7 @@ TELLING = 0.03
 FED = 0.5
 """Share of what twice the compute saves from which on power alone is said to bind."""
 NOTHING_FITS = "capacity: nothing fits"
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -148,6 +157,37 @@ def _gains(case: Case, plans: Plans, request: PlanRequest, traced: list[LayerCos
     return gains
 
 
+def factors_of(axis: str, text: str | None, spec: DeviceSpec, link_gbps: Callable[[], float]) -> list[float]:
+    """Return the factors of an option: "1.5" and "x1.5" are factors, "2100MHz" or "6TB/s" values.
+
+    Args:
+        axis: one of ``AXES``.
+        text: one or several, separated by commas; ``None`` for none, which is a factor of 1.
+        spec: the device that a value is of.
+        link_gbps: the bandwidth of a GPU's links to its node that a value is of.
+
+    Raises:
+        PlanError: it is neither, or out of range.
+    """
+    if text is None:
+        return [1.0]
+    own = {"clock": lambda: spec.boost_clock_mhz, "bandwidth": lambda: spec.memory_bandwidth_gbps,
+           "memory": lambda: spec.memory_gb, "link": link_gbps}[axis]
+    found = []
+    for part in text.split(","):
+        match = re.fullmatch(r"[x×]?(\d{1,9}(?:\.\d{1,9})?)\s*([a-z/]*)", part.strip().lower(), re.ASCII)
+        unit = match.group(2) if match else "?"
+        if match is None or (unit and unit not in AXES[axis]):
+            raise PlanError(f"--{axis} {part.strip()[:40]!r} is no factor and no value; write one such as 1.5 or "
+                            f"100{_UNITS[axis]}, several separated by commas.")
+        factor = float(match.group(1)) * AXES[axis].get(unit, 1.0) / (own() if unit else 1.0)
+        if not isfinite(factor) or not 1 / MOST <= factor <= MOST:
+            raise PlanError(f"--{axis} {part.strip()} is {factor:g} times what {spec.name} has; give from {1 / MOST:g} "
+                            f"to {MOST:g} times as much.")
+        found.append(factor)
+    return list(dict.fromkeys(found))
+
+
 def cases_of(devices: str, topologies: str | None, prices: str | None, changes: Mapping[str, str | None],
              gpus: int) -> list[Case]:
     """Return every device with every combination of changes.
@@ -172,12 +212,10 @@ def cases_of(devices: str, topologies: str | None, prices: str | None, changes: 
             return where.node.peer_gbps
 
         factors = [factors_of(axis, changes.get(axis), spec, link_gbps) for axis in AXES]
-        found += [Case(name, on, Technology(**dict(zip(AXES, values, strict=True))),
-                                  cost)
+        found += [Case(name, on, Technology(**dict(zip(AXES, values, strict=True))), cost)
                   for values in product(*factors)]
     if len(found) > MOST_CASES:
-        raise PlanError(f"{len(found)} devices and changes are more than the {MOST_CASES} that are searched "
-                        f"at once; "
+        raise PlanError(f"{len(found)} devices and changes are more than the {MOST_CASES} that are searched at once; "
                         "name fewer values.")
     return found
 

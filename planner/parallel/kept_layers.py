@@ -12,6 +12,7 @@ import hashlib
 import re
 import sys
 import zlib
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,6 +101,15 @@ class KeptLayers:
             return msgspec.msgpack.decode(content, type=kind)
         except msgspec.MsgspecError:  # somebody else's
             return None
+
+    def of(self, what: str, shape: TransformerShape, part: TransformerPart, kind: type[Traced],
+           trace: Callable[[], Traced]) -> Traced:
+        """Return what was shipped or kept of a piece; else trace it, and keep that."""
+        found = self.get(what, shape, part, kind)
+        if found is None:
+            found = trace()
+            self.put(what, shape, part, found)
+        return found
 
     def put(self, what: str, shape: TransformerShape, part: TransformerPart, traced: object) -> None:
         """Keep what was traced, where anything can be written."""

@@ -1,5 +1,11 @@
 """Costs of one rank's pieces of a decoder: a block, the embedding, the head and the optimizer, each traced once by
-shapes and priced on the device."""
+shapes and priced on the device.
+
+Linear layers in fp8 and fp4 are priced as Transformer Engine runs them: a layer's input is cast once, by the norm where
+one comes before it, its output's gradient once for both products of backward; master weights once a step. A cast writes
+a second, transposed copy where the matrix units take operands in one order alone (Hopper's fp8) or where scales run
+along the rows of each (blocks, MX, NVFP4).
+"""
 
 from __future__ import annotations
 
@@ -12,16 +18,14 @@ import numpy as np
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import shape_device
-from kernel_models.dtypes import itemsize
 from kernel_models.op_call import Family, OpCall
-from kernel_models.power import sustained
-from kernel_models.pricing import Models, PricedCalls, price
+from kernel_models.pricing import Models, PricedCalls, price, sustained
 from kernel_models.spreads import STATE_SPACE_KERNELS
+from kernel_models.tensors import itemsize
 from planner.parallel.kept_layers import KeptLayers
 from tracer.graph import ExecutionGraph, Phase
 from tracer.parallel_plan import PlanError, Recomputation
-from tracer.shape_only.state_space import SCAN
-from tracer.shape_only.transformer import LINEARS, Piece, TransformerPart, TransformerShape
+from tracer.shape_only.transformer import LINEARS, SCAN, Piece, TransformerPart, TransformerShape
 
 _WIDTH = {"fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """Bytes of a value with its share of a scale."""
@@ -281,7 +285,8 @@ class LayerCosts:
         """Trace a part, or grow its calls from those of the smallest micro-batches, which many plans need."""
         key = shape, part
         if key not in self._calls:
-            self._calls[key] = self._grown(shape, part) or self._trace(shape, part)
+            self._calls[key] = self._grown(shape, part) or self._kept.of(
+                "calls", shape, part, TracedCalls, lambda: self._trace(shape, part))
         return self._calls[key]
 
     def _grown(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls | None:
@@ -295,8 +300,6 @@ class LayerCosts:
         return None
 
     def _trace(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
-        if (kept := self._kept.get("calls", shape, part, TracedCalls)) is not None:
-            return kept
         from tracer.shape_only.transformer_parts import trace_part
 
         graph = trace_part(shape, part, shape_device(self.device))
@@ -305,10 +308,8 @@ class LayerCosts:
         if shape.state is not None:
             calls = {op: tuple(replace(call, flags=(*call.flags, SCAN)) for call in each)
                      if _scans(graph, op) else each for op, each in calls.items()}
-        traced = TracedCalls(*(tuple(call for op, each in calls.items() if bool(phase[op] == Phase.BACKWARD) is back
-                                     for call in each) for back in (False, True)))
-        self._kept.put("calls", shape, part, traced)
-        return traced
+        return TracedCalls(*(tuple(call for op, each in calls.items() if bool(phase[op] == Phase.BACKWARD) is back
+                                   for call in each) for back in (False, True)))
 
     def optimizer(self, shape: TransformerShape, part: TransformerPart) -> LayerWork:
         """The optimizer's work for the parameters of one block."""
@@ -316,39 +317,32 @@ class LayerCosts:
         # A block's parameters are the same for any tokens; ranks' own experts go with tokens of their own.
         key = shape, replace(part, microbatch=1, cp=1, sequence_parallel=part.etp is not None)
         if key not in self._optimizers:
-            calls = self._trace_optimizer(*key)
+            calls = self._kept.of("optimizer", *key, list[OpCall], lambda: self._trace_optimizer(*key))
             if (narrow := narrow_type(shape.linears, self.device)) is not None:
                 calls.append(weights_cast(shape, shape.block_parameters(part.tp, part.ep, part.etp), narrow))
             self._optimizers[key] = self._work(calls)
         return self._optimizers[key]
 
     def _trace_optimizer(self, shape: TransformerShape, part: TransformerPart) -> list[OpCall]:
-        if (kept := self._kept.get("optimizer", shape, part, list[OpCall])) is not None:
-            return kept
         from tracer.shape_only.transformer_parts import trace_optimizer
 
-        calls = _calls(trace_optimizer(shape, part, shape_device(self.device)))
-        self._kept.put("optimizer", shape, part, calls)
-        return calls
+        graph = trace_optimizer(shape, part, shape_device(self.device))
+        return [call for each in calls_by_operation(graph, range(len(graph.ops))).values() for call in each]
 
     def saved_bytes(self, shape: TransformerShape, part: TransformerPart) -> int:
         """Return what forward of a part keeps for backward, its output among it."""
         key = shape.one_layer(), part
         if key not in self._saved:
-            saved = self._trace_saved(*key)
+            saved = self._kept.of("saved", *key, int, lambda: self._trace_saved(*key))
             if part.piece is Piece.BLOCK and (narrow := narrow_type(shape.linears, self.device)) is not None:
                 saved -= round(kept_less(self._traced(*key).forward, shape, narrow))
             self._saved[key] = saved
         return self._saved[key]
 
     def _trace_saved(self, shape: TransformerShape, part: TransformerPart) -> int:
-        if (kept := self._kept.get("saved", shape, part, int)) is not None:
-            return kept
         from tracer.shape_only.transformer_parts import trace_saved
 
-        saved = trace_saved(shape, part, shape_device(self.device))
-        self._kept.put("saved", shape, part, saved)
-        return saved
+        return trace_saved(shape, part, shape_device(self.device))
 
     def priced(self, shape: TransformerShape, part: TransformerPart) -> PricedCalls:
         """Return a part's calls of forward and backward as they run, priced in a step that keeps the device busy."""
@@ -417,10 +411,6 @@ _KEPT: Mapping[Recomputation, Callable[[Sequence[OpCall]], list[int]]] = {
     Recomputation.NEEDED: lambda forward: [], Recomputation.PROJECTIONS: _projections,
     Recomputation.OPERATORS: _operators}
 """The calls of a block's forward whose results recomputation keeps, by kind."""
-
-
-def _calls(graph: ExecutionGraph) -> list[OpCall]:
-    return [call for each in calls_by_operation(graph, range(len(graph.ops))).values() for call in each]
 
 
 def _divides(shape: TransformerShape, part: TransformerPart, microbatch: int) -> bool:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.request.memory_fit import StageMemory, with_waste
-from kernel_models.collectives.nccl_constants import COMMUNICATOR_BYTES
+from kernel_models.collectives.datasheet import COMMUNICATOR_BYTES
 from planner.parallel.layer_costs import LayerCosts, narrow_type
 from planner.parallel.plan_costs import gradient_bytes, optimizer_parameters, stage_parameters
 from planner.parallel.schedule import BACKWARD, FORWARD, WEIGHTS, order_of

@@ -12,7 +12,6 @@ them once, as torchtitan does by default (``fsdp_reshard_after_forward = "defaul
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict
 
 from graph_predictor.comm.traffic import Communication, Pass, of_block, of_boundary, of_replicas
 from kernel_models.collectives import (
@@ -44,7 +43,9 @@ SPREAD = 2.0
 
 
 def offloaded_step(parameters: float, gradient_bytes: int, parameter_bytes: int, device: DeviceSpec) -> LayerWork:
-    """Return the optimizer's step of so many parameters.
+    """Return the optimizer's step of so many parameters whose state is in the host's memory, as Megatron-Core's
+    ``--optimizer-cpu-offload`` does it: gradients go to the host, its cores update (Adam in fp32), and parameters come
+    back, one after another. No measurement has tested this: the link is the data sheet's, the host's share is assumed.
 
     Args:
         parameters: whose state the rank has.
@@ -79,11 +80,6 @@ class Exchange:
     count: int = 0
     ranks: int = 1
     between_nodes: bool = False
-
-    def times(self, factor: int) -> Exchange:
-        """Return so many of them."""
-        return Exchange(self.us * factor, self.low * factor, self.high * factor, self.count * factor, self.ranks,
-                        self.between_nodes)
 
     def without_last(self) -> Exchange:
         """Return all of them, which are taken to be equal, but the last."""
@@ -169,13 +165,6 @@ class PlanCosts:
         """Return the kinds of blocks of the model, and how many there are of each."""
         return [(block, sum(row[kind] for stage in self.counts for row in stage))
                 for kind, block in enumerate(self.blocks)]
-
-
-class _Routed(TypedDict, total=False):
-    """Arguments of ``of_block`` about experts."""
-
-    routed: float
-    shared: float
 
 
 class PlanCalls:
@@ -320,8 +309,9 @@ def _within_block(calls: PlanCalls, plan: ParallelPlan, kind: TransformerShape, 
     mixed = (0.0, 0.0) if kind.state is None else (
         float(tokens * kind.state.projected // plan.tp * width), float(tokens * kind.state.inner // plan.tp * width))
     parts = int(kind.attends or kind.state is not None) + _shared_forward(plan, kind)
+    routed, shared = _routed(plan, kind, stream)
     for each in of_block(stream, sequence_parallel=plan.sequence_parallel, keys=keys, mixed=mixed, split=parts,
-                         **_routed(plan, kind, stream)):
+                         routed=routed, shared=shared):
         place, name = on.place(plan.spaced(each.dimension)), _WORK[each.dimension]
         # Overlapped gathers come piece by piece before their products; in backward all have one to run beside. They
         # are written into the other GPUs' memory (userbuffers, symmetric memory), which those of a node alone allow.
@@ -333,23 +323,19 @@ def _within_block(calls: PlanCalls, plan: ParallelPlan, kind: TransformerShape, 
                       each.count)
 
 
-def _routed(plan: ParallelPlan, kind: TransformerShape, stream: float) -> _Routed:
-    """Return what the most loaded rank sends to experts and gathers for them. With sequence parallelism each
-    tensor-parallel
-    rank sends its own tokens, and those that share an expert gather them there (Megatron-Core's all-to-all dispatcher);
-    without, each sends all of them."""
-    if not kind.experts:
-        return {}
-    every = stream * kind.top_k * kind.imbalance
+def _routed(plan: ParallelPlan, kind: TransformerShape, stream: float) -> tuple[float, float]:
+    """Return bytes that the most loaded rank sends to experts, and gathers for them. With sequence parallelism each
+    tensor-parallel rank sends its own tokens, and those that share an expert gather them there (Megatron-Core's
+    all-to-all dispatcher); without, each sends all of them."""
+    every = stream * kind.top_k * kind.imbalance if kind.experts else 0.0
     if not plan.sequence_parallel:
-        return {"routed": every}
-    return {"routed": every / plan.tp, "shared": every if plan.expert_tp > 1 else 0.0}
+        return every, 0.0
+    return every / plan.tp, every if plan.expert_tp > 1 else 0.0
 
 
 def _shared_forward(plan: ParallelPlan, kind: TransformerShape) -> bool:
     """Return whether tensor-parallel ranks share the work of a block's feed-forward part; with sequence parallelism
-    experts
-    are their ranks' own."""
+    experts are their ranks' own."""
     if kind.experts and plan.sequence_parallel:
         return kind.shared_ffn > 0
     return kind.experts > 0 or kind.ffn > 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,9 @@ from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.prediction.host_steps import host_by_name, traced_host_step
 from graph_predictor.request.memory_fit import StageMemory
 from graph_predictor.synthesis.step import calls_by_operation
-from kernel_models.collectives import CollectiveModel, topology_of
+from kernel_models.collectives import CollectiveModel, Topology, topology_of
 from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device, shape_device
+from kernel_models.device_choice import find_device, scaled_device, shape_device
 from kernel_models.host.model import HostModel
 from kernel_models.profile import DeviceProfile
 from planner.parallel.calibrate import PlanCalibration, calibrate, read_measured_plans
@@ -31,7 +31,6 @@ from planner.parallel.memory import MemoryPoint
 from planner.parallel.plan_costs import costs_of_plan
 from planner.parallel.search import BEST, Ranked, Refused, Relief, price_plan, search
 from planner.parallel.space import says_batch, with_batch
-from planner.parallel.technology import AS_IT_IS, Technology
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
@@ -42,6 +41,37 @@ if TYPE_CHECKING:
 
 TOLD_HOST = 0.3
 """Spread of the host's time where a user says what a launch takes: of other operations it is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Technology:
+    """Factors on a device's and its nodes' figures.
+
+    Attributes:
+        clock, bandwidth, memory, power: of the device: its rates, its memory's speed and size, its board's limit.
+        link: on the links between a node's GPUs, and on the network cards that join nodes.
+    """
+
+    clock: float = 1.0
+    bandwidth: float = 1.0
+    memory: float = 1.0
+    link: float = 1.0
+    power: float = 1.0
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} × {factor:g}" for name, factor in asdict(self).items() if factor != 1.0)
+
+    def device(self, spec: DeviceSpec) -> DeviceSpec:
+        """Return the device so changed, by a name that says it; itself where nothing of it is."""
+        edited = scaled_device(spec, clock=self.clock, bandwidth=self.bandwidth, memory=self.memory, power=self.power)
+        return edited if edited is spec else replace(edited, name=f"{spec.name} ({replace(self, link=1.0)})")
+
+    def cluster(self, on: Topology) -> Topology:
+        """Return the cluster with other links; itself where they stay."""
+        return on.with_links(self.link)
+
+
+AS_IT_IS = Technology()
 
 
 @dataclass(frozen=True, repr=False)

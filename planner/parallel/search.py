@@ -3,13 +3,12 @@ named with the reason, those that are provably slower than the best are left out
 
 Best first: families of plans, then plans, come in the order of their lower bounds (``Bounds``), and the search ends
 when the next bound is above the slowest plan that is wanted. Nothing that would be among the best can be missed so.
-
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import exp, gcd, hypot
@@ -105,7 +104,15 @@ def _values(plan: ParallelPlan) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 class Bounds:
-    """Lower bounds on plans of one decoder. Work of equal chunks is added up once, however many plans have them."""
+    """Lower bounds on plans of one decoder. Work of equal chunks is added up once, however many plans have them.
+
+    Whatever a schedule does, stage s cannot begin before the first micro-batch has come through the stages before it,
+    then has all its own work to do, and its last backward has yet to go back through them:
+
+        step ≥ max over s of  Σ (i < s) (forward + gradients of activations of one micro-batch on i) + all work of s
+
+    Transfers, gradients and parameters of replicas, the optimizer and other waits are left out.
+    """
 
     def __init__(self, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel,
                  rates: CorrectionFactors) -> None:
@@ -217,8 +224,7 @@ class Found:
 
 def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerCosts, collectives: CollectiveModel, *,
            memory_limit: float | None = None, rates: CorrectionFactors = UNCORRECTED,
-           framework: Framework | None = None, best: int | None = BEST, reach: float = REACH,
-           tick: Callable[[], None] = lambda: None) -> Found:
+           framework: Framework | None = None, best: int | None = BEST, reach: float = REACH) -> Found:
     """Estimate every plan that can be, fits and may be among the best.
 
     Args:
@@ -226,13 +232,12 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerC
         framework: the only one whose plans are wanted.
         best: how many plans are wanted; ``None`` for all that can be and fit.
         reach: plans of up to so many times the fastest one's time are wanted too.
-        tick: called once a plan that is looked at.
 
     Raises:
         PlanError: the cluster is too small, or the batch can be split by no number of replicas.
     """
     collectives.check_fits(gpus)
-    job = _Search(shape, pieces, collectives, memory_limit, rates, best, reach, tick)
+    job = _Search(shape, pieces, collectives, memory_limit, rates, best, reach)
     for layout in layouts(shape, gpus, global_batch):
         node = collectives.topology.node.gpus
         own = families(layout, shape, global_batch, framework, node=node)
@@ -256,7 +261,7 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerC
 def price_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel, *,
                memory_limit: float | None = None, rates: CorrectionFactors = UNCORRECTED) -> Found:
     """One plan as a search that found it or refused it."""
-    job = _Search(shape, pieces, collectives, memory_limit, rates, None, 1.0, lambda: None, named=True)
+    job = _Search(shape, pieces, collectives, memory_limit, rates, None, 1.0, named=True)
     try:
         check_decoder_plan(plan, shape, collectives.topology)
         job.look_at(plan)
@@ -277,10 +282,10 @@ class _Search:
 
     def __init__(self, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel,
                  memory_limit: float | None, rates: CorrectionFactors, best: int | None, reach: float,
-                 tick: Callable[[], None], named: bool = False) -> None:
+                 named: bool = False) -> None:
         self._shape, self._pieces, self._collectives, self._rates = shape, pieces, collectives, rates
         self.limit_bytes = memory_limit if memory_limit is not None else pieces.device.memory_gb * 1e9
-        self._best, self._reach, self._tick, self._named = best, reach, tick, named
+        self._best, self._reach, self._named = best, reach, named
         self._bounds = Bounds(shape, pieces, collectives, rates)
         self._left: list[tuple[float, int, PlanFamily | ParallelPlan]] = []
         self._order = count()
@@ -305,7 +310,6 @@ class _Search:
         while self._left and self._left[0][0] <= self._worst:
             bound, _, each = heapq.heappop(self._left)
             if isinstance(each, ParallelPlan):
-                self._tick()
                 self.look_at(each)
                 continue
             for state in each.states:

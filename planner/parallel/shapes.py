@@ -17,7 +17,7 @@ from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.heuristics.shape_terms import TERMS, arithmetic_share, shape_terms
 from kernel_models.op_call import OpCall
-from kernel_models.power import LIMITED, sustained_tflops
+from kernel_models.pricing import LIMITED, sustained_tflops
 from kernel_models.profile import DeviceProfile
 from planner.parallel.corrections import Z80
 from planner.parallel.decoder import read_decoder
@@ -31,7 +31,6 @@ from tracer.shown import Shown, frame_of
 
 if TYPE_CHECKING:
     import pandas
-
 
 HEAD_SIZES = range(32, 257, 8)
 """Sizes of heads that are tried: those that fused attention has kernels for, in steps of one load."""

@@ -44,7 +44,7 @@ from graph_predictor.synthesis.program import (
     synthesize,
 )
 from kernel_models.collectives import CollectiveCall, CommTimes
-from kernel_models.collectives.readers.traces import element_bytes
+from kernel_models.collectives.recorded import element_bytes
 from kernel_models.device import DeviceSpec
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.request.memory_fit import CONTEXT
-from kernel_models.collectives.nccl_constants import COMMUNICATOR_BYTES
+from kernel_models.collectives.datasheet import COMMUNICATOR_BYTES
 from kernel_models.device import DeviceSpec
 from planner.serving.setup import ServingError, ServingSetup, weight_type
 from tracer.arrays import Float64, Int64

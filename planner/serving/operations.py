@@ -16,16 +16,15 @@ from dataclasses import dataclass, replace
 
 from kernel_models.collectives import CollectiveCall, CollectiveKind, Topology
 from kernel_models.device import DeviceSpec
-from kernel_models.dtypes import itemsize
 from kernel_models.families.attention import attention
 from kernel_models.families.elementwise import elementwise
 from kernel_models.families.embedding import embedding
-from kernel_models.families.experts import touched
 from kernel_models.families.gemm import gemm
+from kernel_models.families.inference import touched
 from kernel_models.families.norm import norm
-from kernel_models.families.softmax import softmax
+from kernel_models.families.reduction import softmax
 from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec
+from kernel_models.tensors import TensorSpec, itemsize
 from planner.serving.setup import ServingSetup, WeightType, weight_type
 from tracer.shape_only.transformer import TransformerShape
 

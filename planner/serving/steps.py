@@ -20,13 +20,12 @@ from typing import TypeVar
 import numpy as np
 
 from kernel_models.collectives import CollectiveBatch, CollectiveCall, CollectiveModel, CommTimes, price_calls
-from kernel_models.collectives.engine_kernels import with_engine_kernels
+from kernel_models.collectives.price import with_engine_kernels
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics import heuristic_models
+from kernel_models.heuristics.roofline import heuristic_models
 from kernel_models.model import Source
 from kernel_models.op_call import OpCall
-from kernel_models.power import sustained
-from kernel_models.pricing import Models, PricedCalls, price
+from kernel_models.pricing import Models, PricedCalls, price, sustained
 from planner.parallel.corrections import Z80, CorrectionFactors
 from planner.parallel.layer_costs import PRODUCTS
 from planner.serving.operations import StepExchange, StepOperation, StepOperations, layer_in_order

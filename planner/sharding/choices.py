@@ -16,9 +16,8 @@ import numpy as np
 
 from kernel_models.heuristics.embedding import WEIGHT_BYTES
 from kernel_models.lookups import PartCosts, backward_call
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, TablePart
 from kernel_models.pricing import price
-from kernel_models.table_parts import TablePart
 from planner.sharding.problem import ShardingProblem, can_split_columns, node_ranks
 from tracer.arrays import Bool, Float64, Int64
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding

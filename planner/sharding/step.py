@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.collectives import CollectiveCall, CollectiveKind, Placement, price_calls
-from kernel_models.collectives.times import Level
+from kernel_models.collectives.call import Level
 from kernel_models.lookups import batched_backward_us, batched_forward_us
 from kernel_models.model import Source
 from planner.sharding.choices import Choices, Scope

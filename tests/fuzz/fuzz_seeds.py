@@ -217,7 +217,7 @@ def _traces(folder: Path) -> None:
 
 def _profiles(folder: Path) -> None:
     from kernel_models.device import device
-    from kernel_models.heuristics import RooflineModel
+    from kernel_models.heuristics.roofline import RooflineModel
     from kernel_models.learned.boosted import Intervals
     from kernel_models.learned.fit import Problem
     from kernel_models.op_call import Family
@@ -248,7 +248,8 @@ def _collectives(folder: Path) -> None:
     frame.to_json(folder / "collectives.jsonl", orient="records", lines=True)
     frame.to_parquet(folder / "collectives.parquet")
     from kernel_models.collectives import CommProfile, find_topology
-    from kernel_models.collectives.readers import Hints, read_log
+    from kernel_models.collectives.logs import read_log
+    from kernel_models.collectives.measurements import Hints
 
     one = CommProfile.fit(read_log(str(folder / "nccl.log")), find_topology("dgx-h100"), ["a log"])
     one.save(folder / "comm.json")

@@ -35,7 +35,7 @@ from kernel_models.collectives import (
     price_calls,
 )
 from kernel_models.collectives.measurements import join
-from kernel_models.collectives.readers.traces import read_matched
+from kernel_models.collectives.recorded import read_matched
 from kernel_models.collectives.tuner import backends_of
 from tracer.job import read_job
 

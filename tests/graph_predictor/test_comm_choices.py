@@ -10,8 +10,8 @@ from micro import Micro
 from said import Run, plain
 
 from kernel_models.collectives import CollectiveMeasurements, CommProfile, Placement, find_topology, make_measurements
-from kernel_models.collectives.backends import SWITCH_US
 from kernel_models.collectives.measurements import join
+from kernel_models.collectives.price import SWITCH_US
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 SIZES = (1024, 1 << 20, 1 << 26, 1 << 30)

@@ -86,7 +86,7 @@ def test_it_goes_with_other_edits(tmp_path: Path) -> None:
 
 def test_a_step_traced_again_loads_its_batches_too(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from tracer.shape_only.script import trace_script
+    from tracer.shape_only.trace import trace_script
 
     script = tmp_path / "train.py"
     script.write_text("import torch\n\ndef build(batch=8):\n    x, w = torch.randn(batch, 256), torch.randn(256, 512)\n"

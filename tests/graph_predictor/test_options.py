@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -20,9 +21,10 @@ from foretrace.commands import app
 from graph_predictor.cli.options import SHARED
 from graph_predictor.edits.registry import OPTIONS
 from kernel_models.collectives import CommError, CommProfile, find_topology
-from kernel_models.device import FOLDER, DeviceError, device_names
+from kernel_models.collectives.topology import FOLDER as TOPOLOGIES
+from kernel_models.device import DeviceError
 from kernel_models.device_choice import find_device, shape_device
-from tracer.shape_only.devices import TracedDevice
+from tracer.shape_only.devices import FOLDER, TracedDevice, device_names
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURE = str(ROOT / "traces" / "cpu-small")
@@ -103,7 +105,7 @@ def own_device(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def own_node(tmp_path: Path, own_device: Path) -> Path:
-    text = (FOLDER.parent / "topologies" / "dgx-h200.toml").read_text(encoding="utf-8")
+    text = (TOPOLOGIES / "dgx-h200.toml").read_text(encoding="utf-8")
     path = tmp_path / "node.toml"
     path.write_text(text.replace('name = "dgx-h200"', 'name = "my-node"').replace('"h200-sxm"', '"mine.toml"') + """
 [networks.my-net]
@@ -126,12 +128,13 @@ def run(*arguments: object) -> Any:
 def test_a_device_of_ones_own_is_priced_and_traced_for(own_device: Path) -> None:
     spec = find_device(str(own_device))
     assert (spec.name, spec.memory_bandwidth_gbps) == ("my-gpu", 9600)
-    assert shape_device(spec) == TracedDevice("my-gpu", (9, 0), "nvidia", 150_750_000_000)
-    assert shape_device(find_device("h200")) == "h200-sxm"
+    assert shape_device(spec) == TracedDevice("my-gpu", (9, 0), "nvidia", "NVIDIA H200", 150_750_000_000, 132)
+    assert shape_device(find_device("h200")) == replace(shape_device(spec), name="h200-sxm")
     times = [json.loads(run("price", "aten::add", "--shapes", "8192x8192,8192x8192", "--device", name, "--json").stdout)
              ["time_us"] for name in (own_device, "h200-sxm")]
     assert times[0] < 0.6 * times[1]
-    assert shape_device(find_device("10940X")) == TracedDevice("i9-10940x", (0, 0), "cpu", 256_000_000_000)
+    assert shape_device(find_device("10940X")) == TracedDevice(
+        "i9-10940x", (0, 0), "host", "Intel(R) Core(TM) i9-10940X CPU @ 3.30GHz", 256_000_000_000, 14)
     shown = run("devices", own_device).stdout
     assert "my-gpu" in shown and "9600" in shown
 

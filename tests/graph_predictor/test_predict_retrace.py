@@ -26,8 +26,7 @@ from graph_predictor.synthesis.baseline import baseline_of, retraced
 from graph_predictor.synthesis.recorded_operations import match, names_of_both, out_of_place, recorded_operations
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
-from kernel_models.power import sustained
-from kernel_models.pricing import price
+from kernel_models.pricing import price, sustained
 from tracer.errors import ForetraceError
 from tracer.graph import (
     NONE,

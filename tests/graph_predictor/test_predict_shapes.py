@@ -16,8 +16,7 @@ from graph_predictor.request.study import Study
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from kernel_models.operation import calls_of, operation
-from kernel_models.power import sustained
-from kernel_models.pricing import price
+from kernel_models.pricing import price, sustained
 from tracer.errors import ForetraceError
 from tracer.graph import (
     NONE,

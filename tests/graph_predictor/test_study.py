@@ -19,7 +19,7 @@ from kernel_models.profile import DeviceProfile, ProfileError, save_profile
 from tracer.errors import ForetraceError
 from tracer.job import assemble_job, read_job
 from tracer.shape_only.apart import trace_apart
-from tracer.shape_only.script import trace_script
+from tracer.shape_only.trace import trace_script
 
 CAPTURE = str(Path(__file__).parents[2] / "traces" / "llama-cpu")
 SCRIPT = '''

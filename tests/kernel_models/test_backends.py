@@ -19,8 +19,8 @@ from kernel_models.collectives import (
     make_measurements,
     price_calls,
 )
-from kernel_models.collectives.backends import PINNED, SWITCH_US, Backends
 from kernel_models.collectives.measurements import join
+from kernel_models.collectives.price import PINNED, SWITCH_US, Backends
 
 H100, TWO = find_topology("dgx-h100"), find_topology("dgx-h100x2")
 NODE = Placement((8,))

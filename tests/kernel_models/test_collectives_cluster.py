@@ -18,9 +18,8 @@ from kernel_models.collectives import (
     find_topology,
     make_measurements,
 )
-from kernel_models.collectives.cluster import gpu_of_system, of_cluster, same_gpu
-from kernel_models.collectives.measurements import join
-from kernel_models.collectives.readers import read_log
+from kernel_models.collectives.logs import read_log
+from kernel_models.collectives.measurements import gpu_of_system, join, of_cluster, same_gpu
 from kernel_models.model import Source
 
 A100 = find_topology("dgx-a100")

@@ -21,9 +21,8 @@ from kernel_models.collectives import (
     find_topology,
     make_measurements,
 )
-from kernel_models.collectives.curve import BLENDS, Curve, choose_blend
 from kernel_models.collectives.fitted import CurvePieces, FittedModel
-from kernel_models.collectives.measured import MeasuredModel
+from kernel_models.collectives.measured import BLENDS, Curve, MeasuredModel, choose_blend
 from kernel_models.collectives.measurements import CollectiveMeasurements, join
 from kernel_models.collectives.tuner import backends_of, choose, crossovers, nccl_tuner_csv
 

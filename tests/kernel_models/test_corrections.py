@@ -10,7 +10,6 @@ import pytest
 
 from kernel_models.device import DeviceSpec, device
 from kernel_models.heuristics.call_classes import Classes, grouped, sizes_of
-from kernel_models.heuristics.call_table import CallTable
 from kernel_models.heuristics.corrections import (
     KNOTS,
     Corrections,
@@ -19,8 +18,9 @@ from kernel_models.heuristics.corrections import (
     shipped_corrections,
     traffic_factor,
 )
+from kernel_models.heuristics.rates import peak_tflops
 from kernel_models.heuristics.roofline import RooflineModel, heuristic_models
-from kernel_models.heuristics.sustained import peak_tflops
+from kernel_models.heuristics.work import CallTable
 from kernel_models.model import Source
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import calls_of, operation

@@ -19,14 +19,13 @@ from kernel_models.datasets import DataError, read_samples
 from kernel_models.datasets.samples import Samples, fold_of, is_held_out, joined, share_of
 from kernel_models.datasets.tables import read_table
 from kernel_models.device import device
-from kernel_models.evaluate import evaluate_profile
 from kernel_models.fitting import Options, candidates_of, fit_entry, fit_profile, scaled_to
 from kernel_models.learned import boosting
 from kernel_models.learned.boosted import BoostedModel
 from kernel_models.learned.boosting import Boosting
 from kernel_models.op_call import Family
 from kernel_models.profile import load_profile
-from kernel_models.scores import errors_of
+from kernel_models.scores import errors_of, evaluate_profile
 
 H200 = device("h200-sxm")
 ROOT = Path(__file__).resolve().parents[2]
@@ -284,7 +283,7 @@ def test_formulas_win_where_they_are_better(tmp_path: Path, monkeypatch: pytest.
 
 def test_as_many_trees_are_stored_as_helped_rows_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boosting, "STOPPED_FROM", 300)
-    entry = fit_entry(gemm_samples(700), H200, Options(distil=False))
+    entry = fit_entry(gemm_samples(700, noise=1.0), H200, Options(distil=False))
     most = int(entry.facts["chosen"].split()[1].split("×")[0])
     shares = [member["share"] for member in entry.facts["members"]]
     assert isinstance(entry.model, BoostedModel) and all(0.0 < share <= 1.0 for share in shares)

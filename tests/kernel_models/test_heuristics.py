@@ -9,30 +9,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_models.device import device, device_names
+from kernel_models.device import device
 from kernel_models.families.attention import attention
-from kernel_models.heuristics import (
-    Efficiencies,
-    Efficiency,
-    RooflineModel,
-    default_efficiencies,
-    fit_efficiencies,
-    heuristic_models,
-)
 from kernel_models.heuristics.attention import padded_head
-from kernel_models.heuristics.call_table import CallTable
-from kernel_models.heuristics.curves import L2_SPEEDUP, link_us, memory_us, overlapped, sector_bytes
+from kernel_models.heuristics.efficiency import Efficiencies, Efficiency, default_efficiencies, fit_efficiencies
 from kernel_models.heuristics.embedding import even_distinct
-from kernel_models.heuristics.sustained import bandwidth_gbps, peak_tflops
-from kernel_models.heuristics.tiles import padded_product_us, tiling
-from kernel_models.heuristics.words import NARROW, SINGLE, narrow_rows, whole_depth
+from kernel_models.heuristics.products import NARROW, SINGLE, narrow_rows, padded_product_us, tiling, whole_depth
+from kernel_models.heuristics.rates import (
+    L2_SPEEDUP,
+    bandwidth_gbps,
+    link_us,
+    memory_us,
+    overlapped,
+    peak_tflops,
+    sector_bytes,
+)
+from kernel_models.heuristics.roofline import RooflineModel, heuristic_models
+from kernel_models.heuristics.work import CallTable
 from kernel_models.lookups import backward_call, forward_call
 from kernel_models.model import Source
-from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from kernel_models.op_call import DIMENSIONS, Family, OpCall, TablePart
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price
-from kernel_models.table_parts import TablePart
 from tracer.lookup_data.tables import histogram_of_zipf
+from tracer.shape_only.devices import device_names
 
 DEVICES = st.sampled_from([spec for spec in map(device, device_names()) if spec.vendor != "host"])
 BYTES = st.floats(1.0, 1e11)

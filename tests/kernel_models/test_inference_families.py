@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernel_models.device import device, device_names
-from kernel_models.families.experts import fullest_share, moe_calls, shares, touched
+from kernel_models.device import device
 from kernel_models.families.gemm import gemm
+from kernel_models.families.inference import moe_calls, shares, touched
 from kernel_models.families.registry import assumptions_of
-from kernel_models.heuristics.sustained import most_floors
+from kernel_models.heuristics.rates import most_floors
 from kernel_models.op_call import Family
 from kernel_models.operation import Operation, calls_of, operation
 from kernel_models.pricing import price
 from kernel_models.tensors import TensorSpec
+from tracer.shape_only.devices import device_names
 from tracer.views import Argument
 
 
@@ -35,11 +36,6 @@ def test_visits_add_up_and_touch_no_more_experts_than_there_are(
     found = touched(tokens, experts, visits, imbalance)
     assert 0 < found <= min(experts, tokens * visits) + 1e-6
     assert found <= touched(tokens, experts, visits) + 1e-6 <= touched(tokens + 1, experts, visits) + 2e-6
-
-
-def test_imbalance_fills_one_rank_more_than_the_others() -> None:
-    assert fullest_share(256, 8, 8) == pytest.approx(1 / 8)
-    assert 1 / 8 < fullest_share(256, 8, 8, 1.2) < 0.5
 
 
 def test_weights_of_experts_are_read_once_for_each_that_is_touched() -> None:

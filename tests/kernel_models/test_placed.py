@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel_models.op_call import Family, OpCall
-from kernel_models.placed import HOST_BYTES_PER_NS, HOST_TENSOR_NS, host_work_ns, placed_calls
+from kernel_models.operation import HOST_BYTES_PER_NS, HOST_TENSOR_NS, host_work_ns, placed_calls
 from tracer.graph import ExecutionGraph, Place
 
 torch = pytest.importorskip("torch")

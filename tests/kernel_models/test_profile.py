@@ -1,4 +1,7 @@
-"""The device profile's file: what comes back, and what is refused."""
+"""The device profile's file: what comes back, and what is refused.
+
+Members of profiles that are arrays: what is claimed is compared with what is there before anything is allocated.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 from learned_support import QUICK, gemm_samples
 
 from kernel_models.device import device
-from kernel_models.heuristics import RooflineModel
+from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.learned.boosted import Intervals
 from kernel_models.learned.fit import Problem
 from kernel_models.op_call import Family
@@ -24,6 +27,7 @@ from kernel_models.profile import (
     DeviceProfile,
     ProfileEntry,
     ProfileError,
+    array_from,
     from_bytes,
     load_profile,
     save_profile,
@@ -199,3 +203,35 @@ def test_pricing_with_a_profile_imports_neither_torch_nor_pandas(profile: Device
     ran = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.profile")], capture_output=True, text=True,
                          check=True)
     assert ran.stdout.strip() == "2 []"
+
+
+def stored(array: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array, allow_pickle=False)
+    return stream.getvalue()
+
+
+def claiming(shape: tuple[int, ...], kind: str = "<f8") -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": kind, "fortran_order": False, "shape": shape})
+    return stream.getvalue() + bytes(64)
+
+
+@pytest.mark.parametrize("array", [
+    np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3)), np.zeros((0, 4), np.float32),
+    np.array([1, 2], np.uint8), np.array(3.5)])
+def test_arrays_come_back(array: np.ndarray) -> None:
+    found = array_from(stored(array))
+    assert found.dtype == array.dtype and found.shape == array.shape and (found == array).all()
+    assert found.flags.writeable
+
+
+@pytest.mark.parametrize("data", [
+    claiming((10**11,)), claiming((10**6, 10**6)), claiming((-1,)), claiming((7,)), claiming((1 << 62, 4)),
+    claiming((2,), "|O"), claiming((1,), "<U16"), claiming((4,), "|V16"), b"", b"\x93NUMPY\x01\x00\xff\xff{'descr'",
+    b"\x93NUMPY\x01\x00" + (4000).to_bytes(2, "little") + b"(" * 4000, stored(np.array([1.0, np.nan])),
+    stored(np.array([np.inf])), stored(np.arange(9))[:-3],
+    b"\x93NUMPY\x01\x00" + (52).to_bytes(2, "little") + b"{'descr': '<f8', 'fortran_order': False, 'shape': ('''  "])
+def test_headers_and_bytes_that_do_not_fit_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"array|magic|number"):
+        array_from(data)

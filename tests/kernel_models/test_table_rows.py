@@ -16,8 +16,7 @@ from kernel_models.device import device
 from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.lookups import PartCosts, backward_call, forward_call
 from kernel_models.model import Times
-from kernel_models.op_call import Family, OpCall
-from kernel_models.table_parts import TablePart
+from kernel_models.op_call import Family, OpCall, TablePart
 from tracer.lookup_data.tables import EmbeddingTable, distinct_of_zipf, lru_misses
 
 H100 = device("h100-sxm")

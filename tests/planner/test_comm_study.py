@@ -123,7 +123,7 @@ def program(name: str) -> dict[KINDS, tuple[float, float]]:
     """Count and payload of what a program of ``parallel_programs`` calls on 4 ranks, but for norms' gradients."""
     pytest.importorskip("torch")
     from graph_predictor.comm.recorded_calls import table_calls
-    from tracer.shape_only.script import trace_script
+    from tracer.shape_only.trace import trace_script
 
     graph = trace_script(f"{Path(__file__).parent / 'parallel_programs.py'}:{name}", "h100-sxm", world_size=4)
     found: dict[KINDS, tuple[float, float]] = {}

@@ -15,8 +15,7 @@ from planner.parallel.config_file import decoder_of_config
 from planner.parallel.plan_costs import plan_calls
 from planner.parallel.published_configs import CONFIGS
 from tracer.parallel_plan import ParallelPlan, PlanError
-from tracer.shape_only.state_space import SCAN, StateSpace
-from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
+from tracer.shape_only.transformer import SCAN, Piece, StateSpace, TransformerPart, TransformerShape
 
 SMALL: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 32, "n_groups": 2, "expand": 2},

@@ -11,11 +11,10 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from kernel_models.collectives import find_topology
 from kernel_models.device import device
-from kernel_models.device_edit import scaled_device
-from planner.parallel.exploration import cases_of
+from kernel_models.device_choice import scaled_device
+from planner.parallel.exploration import AXES, cases_of, factors_of
 from planner.parallel.layer_costs import LayerCosts
-from planner.parallel.planning import plan
-from planner.parallel.technology import AXES, Technology, factors_of
+from planner.parallel.planning import Technology, plan
 from tracer.parallel_plan import PlanError
 
 SMALL = ["seq=256", "depth=2", "width=512", "heads=8", "vocabulary=2048", "positions=256", "batch=1", "dtype=bf16"]

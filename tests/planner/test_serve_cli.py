@@ -9,7 +9,7 @@ import pandas
 import pytest
 from said import Run, plain
 
-from kernel_models.collectives.engine_kernels import MOST_BYTES, kernel_us
+from kernel_models.collectives.price import ENGINE_BYTES, kernel_us
 
 CONFIG = ('{"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, '
           '"num_key_value_heads": 4, "intermediate_size": 2816, "vocab_size": 32000, "max_position_embeddings": 2048}')
@@ -72,6 +72,6 @@ def test_all_reduce_kernels_are_those_measured(data_folder: Path) -> None:
         pytest.skip(f"{path} is absent")
     frame = pandas.read_parquet(path)
     for name, least in (("vLLM_custom_graph", 4.4), ("SGLang_CustomAllReduce_graph", 2.6), ("TRTLLM", 2.6)):
-        rows = frame[(frame.backend_kernel == name) & (frame.payload_bytes <= MOST_BYTES)]
+        rows = frame[(frame.backend_kernel == name) & (frame.payload_bytes <= ENGINE_BYTES)]
         us = kernel_us(rows.payload_bytes.to_numpy(float), rows.ranks.to_numpy(float), 450.0, least)
         assert np.abs(us / rows.latency_us.to_numpy() - 1).mean() < 0.12

@@ -13,8 +13,8 @@ from dlrm_parts.tasks import dreamshard_task
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import device
 from kernel_models.lookups import backward_call, forward_call
+from kernel_models.op_call import TablePart
 from kernel_models.pricing import price
-from kernel_models.table_parts import TablePart
 from planner.sharding.choices import choices_of
 from planner.sharding.estimate import estimate
 from planner.sharding.planning import DataDrift

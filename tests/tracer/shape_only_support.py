@@ -13,7 +13,6 @@ from typing import Any
 
 from tracer import read_kineto
 from tracer.graph import NONE, ExecutionGraph, OpKind
-from tracer.shape_only.substitutions import CPU, GPU, Substitution
 from tracer.workloads import Settings, create
 
 Call = tuple[str, tuple[Any, ...]]
@@ -93,6 +92,48 @@ def _is_composite(name: str) -> bool:
                if torch._C._dispatch_has_kernel(operator))
 
 
+GONE = {
+    "cpu": """
+        _embedding_bag _embedding_bag_backward _index_put_impl_ _local_scalar_dense _reshape_alias _to_copy
+        _unsafe_view add add_ as_strided clone div_ empty fill_ index_add_ index_put_ linalg_vector_norm
+        masked_fill_ max min mkldnn_rnn_layer mkldnn_rnn_layer_backward mul_ native_batch_norm_backward
+        native_group_norm_backward native_layer_norm_backward scatter_ scatter_add_ sub_ view zeros""",
+    "gpu": """
+        _embedding_bag _embedding_bag_backward _index_put_impl_ _local_scalar_dense _reshape_alias _safe_softmax
+        _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+        _softmax _softmax_backward_data _to_copy _unsafe_view add add_ addcdiv_ addcmul_ addmm alias all any
+        as_strided bernoulli_ bmm cat clone contiguous detach div div_ empty empty_like eq expand fill_ full
+        full_like index_add_ index_put_ lerp_ linalg_vector_norm logical_not masked_fill masked_fill_ max mean
+        min mkldnn_rnn_layer mkldnn_rnn_layer_backward mm mul mul_ native_batch_norm native_batch_norm_backward
+        native_dropout native_dropout_backward native_group_norm_backward native_layer_norm_backward neg
+        new_zeros ones pow rsqrt scalar_tensor scatter_ scatter_add_ select select_backward sigmoid sigmoid_
+        sigmoid_backward slice slice_backward sqrt squeeze stack sub_ sum t tanh tanh_ tanh_backward transpose
+        transpose_ tril type_as unbind unsafe_chunk unsafe_split unsqueeze unsqueeze_ view where zero_ zeros
+        zeros_like""",
+}
+"""Operators of a real step on the CPU that a trace for a device has not, as the written list says."""
+COME = {
+    "cpu": """
+        _embedding_bag _embedding_bag_backward _foreach_mul_ _foreach_norm _grouped_mm _to_copy _unsafe_view add
+        clone div index_add index_put masked_fill mkldnn_rnn_layer mkldnn_rnn_layer_backward mul
+        native_batch_norm_backward native_group_norm_backward native_layer_norm_backward new_zeros scatter
+        scatter_ scatter_add sub view zeros""",
+    "gpu": """
+        _amp_foreach_non_finite_check_and_unscale_ _amp_update_scale_ _cudnn_rnn _cudnn_rnn_backward
+        _embedding_bag _embedding_bag_backward _foreach_add _foreach_add_ _foreach_addcdiv_ _foreach_addcmul_
+        _foreach_div_ _foreach_lerp_ _foreach_mul _foreach_mul_ _foreach_norm _foreach_sqrt _fused_rms_norm
+        _fused_rms_norm_backward _grouped_mm _safe_softmax _scaled_dot_product_cudnn_attention
+        _scaled_dot_product_cudnn_attention_backward _scaled_dot_product_efficient_attention
+        _scaled_dot_product_efficient_attention_backward _scaled_dot_product_flash_attention
+        _scaled_dot_product_flash_attention_backward _softmax _softmax_backward_data _to_copy _unsafe_view add
+        add_ addmm all any bernoulli_ bmm clone constant_pad_nd cudnn_batch_norm cudnn_batch_norm_backward
+        detach div div_ empty_like eq expand full full_like histc index_add index_put logical_not masked_fill
+        masked_fill_ mkldnn_rnn_layer mkldnn_rnn_layer_backward mm mul native_batch_norm_backward native_dropout
+        native_dropout_backward native_group_norm_backward native_layer_norm_backward new_zeros ones
+        scalar_tensor scatter scatter_ scatter_add select slice slice_backward squeeze sub sum t transpose tril
+        unsqueeze view where zeros zeros_like""",
+}
+"""Those that it has in their place."""
 _LONG_LIST = 30
 
 
@@ -110,22 +151,26 @@ def differences(real: list[Call], traced: list[Call]) -> list[Difference]:
     return [Difference(real[a:b], traced[c:d]) for kind, a, b, c, d in matcher.get_opcodes() if kind != "equal"]
 
 
-def explained(found: Difference, substitutions: tuple[Substitution, ...], *, checkpointing: bool = False) -> bool:
+def explained(found: Difference, device: str, *, checkpointing: bool = False) -> bool:
     """Whether the written list says that these calls go and those come.
 
     Under checkpointing the profiler also shows the call that recomputation was stopped in: it began, and did nothing.
     """
     if checkpointing and len(found.real) == 1 and not found.traced:
         return True
-    gone = {name for s in substitutions for name in s.cpu}
-    come = {name for s in substitutions for name in s.gpu}
-    return {name for name, _ in found.real} <= gone and {name for name, _ in found.traced} <= come
+    kind = "cpu" if device == "cpu" else "gpu"
+    return {name for name, _ in found.real} <= _named(GONE, kind) and {
+        name for name, _ in found.traced} <= _named(COME, kind)
+
+
+def _named(lists: dict[str, str], *kinds: str) -> set[str]:
+    return {f"aten::{name}" for kind in kinds for name in lists[kind].split()}
 
 
 def known_names(traced: ExecutionGraph) -> set[str]:
     """Operators at the level of the dispatcher: those of a trace and those the written list names."""
     names = {traced.string(code) for code in set(traced.ops.name.tolist())}
-    return names | {name for s in (*GPU, *CPU) for name in s.cpu if not _is_composite(name)}
+    return names | {name for name in _named(GONE, *GONE) if not _is_composite(name)}
 
 
 def without_float_types(sequence: list[Call]) -> list[Call]:

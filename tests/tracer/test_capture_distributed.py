@@ -17,7 +17,7 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
 
 from graph_predictor import replay  # noqa: E402
 from tracer import read_job  # noqa: E402
-from tracer.capture.noted_calls import RecordedCall, notes_of  # noqa: E402
+from tracer.capture.merge import RecordedCall, notes_of  # noqa: E402
 from tracer.capture_layout import find_parts, read_context  # noqa: E402
 from tracer.errors import TraceError  # noqa: E402
 from tracer.execution_trace import read_execution_trace  # noqa: E402

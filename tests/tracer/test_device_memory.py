@@ -231,7 +231,7 @@ def test_no_operation_but_those_of_plain_values_is_done(body: bytes) -> None:
 
 
 def test_operations_that_are_done_are_a_closed_list() -> None:
-    known = {pickletools.code2op[chr(code)].name for code in snapshot_module._PlainUnpickler.dispatch}
+    known = {snapshot_module._NAMES[code] for code in snapshot_module._PlainUnpickler.dispatch}
     assert known == snapshot_module._OPERATIONS
     every = {operation.name for operation in pickletools.opcodes}
     assert every - known >= {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1",

@@ -16,7 +16,7 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
     pytest.skip("torch was built without gloo", allow_module_level=True)
 
 from tracer import workloads  # noqa: E402
-from tracer.capture.collectives import CollectiveNotes  # noqa: E402
+from tracer.capture.notes import CollectiveNotes  # noqa: E402
 from tracer.fake_world import fake_world, parallelize, rank_classes  # noqa: E402
 from tracer.parallel_plan import ParallelPlan, PlanError  # noqa: E402
 from tracer.shape_only import trace_job  # noqa: E402

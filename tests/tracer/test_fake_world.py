@@ -25,7 +25,7 @@ import tracer  # noqa: E402
 from foretrace.commands import app  # noqa: E402
 from tracer import workloads  # noqa: E402
 from tracer.capture import CaptureOptions  # noqa: E402
-from tracer.capture.collectives import CollectiveNotes  # noqa: E402
+from tracer.capture.notes import CollectiveNotes  # noqa: E402
 from tracer.capture.script import run_workload  # noqa: E402
 from tracer.capture_layout import read_window  # noqa: E402
 from tracer.errors import CaptureError  # noqa: E402

@@ -12,7 +12,7 @@ import pytest
 from said import Run
 
 from tracer.capture import readiness
-from tracer.capture.clock_log import ClockLog
+from tracer.capture.context import ClockLog
 from tracer.capture.readiness import MachineCheck, MachineVerdict
 from tracer.capture_layout import read_capture
 from tracer.gpu_state import find_gpus, place_in_use

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tracer.shape_only.errors import ShapeOnlyError
-from tracer.shape_only.script import trace_script
+from tracer.shape_only.trace import trace_script
 
 SCRIPT = """
 import torch

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tracer import workloads
-from tracer.capture.merge_lookups import merge_lookups
+from tracer.capture.merge import merge_lookups
 from tracer.errors import TraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
@@ -76,7 +76,7 @@ def test_every_step_forward_and_backward_has_its_table(tmp_path: Path) -> None:
 
 def test_without_the_option_nothing_watches_and_the_workload_states_its_law(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tracer.capture.lookups as watching
+    import tracer.capture.notes as watching
 
     monkeypatch.setattr(watching, "LookupNotes", None)
     graph = captured(tmp_path, workloads.configure("dlrm", preset="tiny"))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from graph_predictor.simulation.host_slices import top_operations
-from tracer.capture.merge_python import merge_python, note_python_calls
+from tracer.capture.merge import merge_python, note_python_calls
 from tracer.errors import TraceError
 from tracer.graph import NONE, ExecutionGraph
 from tracer.job import read_job

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from graph_predictor.request.measured import read_steps
-from kernel_models.collectives.readers import read_log
+from kernel_models.collectives.logs import read_log
 from kernel_models.datasets import read_samples
 from tracer.errors import ForetraceError, cut_text, reason_of
 from tracer.output_kind import PROFILE, check_output

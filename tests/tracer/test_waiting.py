@@ -8,8 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tracer.shape_only.apart import trace_apart
-from tracer.shape_only.waiting import WaitingTracer, possible
+from tracer.shape_only.apart import WaitingTracer, possible, trace_apart
 
 SCRIPT = """
 import os, sys, torch

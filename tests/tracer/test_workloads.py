@@ -330,7 +330,7 @@ def test_dlrm_sparse_gradients_train_like_dense_ones(torch: Any) -> None:
 
 def test_moe_routes_each_token_to_its_best_experts(torch: Any) -> None:
     """With room for all, the batched routing equals a loop over tokens; with none to spare, tokens are dropped."""
-    from tracer.workloads.models.moe import RoutedFeedForward
+    from tracer.workloads.models.language import RoutedFeedForward
 
     torch.manual_seed(0)
     settings = workloads.configure("moe", preset="tiny", capacity=4.0)
@@ -352,7 +352,7 @@ def test_moe_routes_each_token_to_its_best_experts(torch: Any) -> None:
 
 
 def test_rotary_positions_depend_on_distance_only(torch: Any) -> None:
-    from tracer.workloads.models.llama import rotary_angles, rotate
+    from tracer.workloads.models.language import rotary_angles, rotate
 
     cosines, sines = rotary_angles(16, 8)
     q, k = torch.randn(8).expand(1, 1, 16, 8), torch.randn(8).expand(1, 1, 16, 8)
@@ -397,7 +397,7 @@ def test_switches_set_through_the_newer_interface_survive() -> None:
     torch = pytest.importorskip("torch", reason="running the workloads needs torch")
     if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         pytest.skip("this torch has the older interface only")
-    code = ("import torch; from tracer.workloads.precision import tf32\n"
+    code = ("import torch; from tracer.workloads.workload import tf32\n"
             "m, c = torch.backends.cuda.matmul, torch.backends.cudnn\n"
             "m.fp32_precision = 'tf32'; c.conv.fp32_precision = 'ieee'\n"
             "before = (m.fp32_precision, c.conv.fp32_precision, c.rnn.fp32_precision)\n"

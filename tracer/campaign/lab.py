@@ -50,7 +50,7 @@ class Lab:
 
     def tf32(self, enabled: bool) -> None:
         """Switch TF32 for the rest of the benchmark."""
-        from tracer.workloads.precision import tf32
+        from tracer.workloads.workload import tf32
 
         self.enter(tf32(enabled))
 

@@ -1,27 +1,127 @@
-"""The merge of ``collectives.json`` into a graph's collectives. Needs no torch.
+"""The merge of what a discarded step was watched for (``notes.py``) into the graph of the others. Needs no torch.
 
-The notes are of one step. Where a profiled step has the same collectives, the n-th call of an operator in it is
-described by the n-th note of that operator; a step that has others is aligned with the notes (``noted_calls.py``), and
-what is left over there is of the job's only process group if there is but one, else only its kind is known. A
-functional collective and the ``c10d`` call inside it are one: the notes have the outer, the row names the inner.
+``collectives.json``: where a profiled step has the same collectives, the n-th call of an operator in it is described by
+the n-th note of that operator. A step that has others is aligned with the notes in order, by operator and by size where
+it is known, so that an occasional collective (the loss, every fifth step) does not cost the groups of all others; a
+call is identified only if every best alignment agrees. What is left over there is of the job's only process group if
+there is but one, else only its kind is known. A functional collective and the ``c10d`` call inside it are one: the
+notes have the outer, the row names the inner.
+
+``lookups.json`` and ``python-calls.json``: counts, written with the operations that they are of.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 import numpy as np
 
-from tracer.capture.noted_calls import RecordedCall, call_of, notes_of
+from tracer.alignment import align_windows
+from tracer.arrays import Bool, Int64
 from tracer.decode import DecodeError, from_json
-from tracer.errors import TraceError
+from tracer.errors import ForetraceError, TraceError
 from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind, string_coder
 from tracer.input_file import read_input, why_not_read
 from tracer.kineto.collectives import SAME_SIZE, collective_kind
+from tracer.lookup_data.noted import note_counted, note_tables, tables_of
+from tracer.lookup_data.tables import EmbeddingTable, TableError
 from tracer.ranks import MOST_RANKS
+
+_MOST_CELLS = 4_000_000
+"""Cells of the alignment's table, a second or two; longer steps that differ throughout stay unknown."""
+_NO_TENSOR = frozenset({"", "Scalar", "ScalarList", "GenericList", "None", "Bool", "Int", "Double", "String"})
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A collective call of the profile.
+
+    Attributes:
+        operator: its name.
+        elements: of all tensors it was given, -1 where that was not recorded.
+    """
+
+    operator: str
+    elements: int = -1
+
+    def may_be(self, note: dict[str, Any]) -> bool:
+        """Return whether the note may describe it."""
+        if self.operator != note["op"]:
+            return False
+        sent, received = note["elements_in"], note["elements_out"]
+        if self.elements < 0 or self.elements == sent:
+            return True
+        # Most are given what they receive too; of lists of lists of tensors nothing is recorded.
+        return not _is_in_place(self.operator) and self.elements in (received, sent + received)
+
+
+@lru_cache(maxsize=256)
+def _is_in_place(operator: str) -> bool:
+    return collective_kind(operator) in SAME_SIZE
+
+
+def call_of(graph: ExecutionGraph, row: int, operator: str) -> RecordedCall:
+    """Read the call in a row of ``graph.ops``."""
+    try:
+        shapes, dtypes = (json.loads(graph.string(int(column[row]))) for column in (graph.ops.shapes, graph.ops.dtypes))
+        sizes = [size for shape, dtype in zip(shapes, dtypes, strict=True) for size in _sizes(shape, dtype)]
+        return RecordedCall(operator, sum(sizes) if sizes else -1)
+    except (ValueError, TypeError):
+        return RecordedCall(operator)
+
+
+def _sizes(shape: Any, dtype: str) -> list[int]:
+    if dtype.startswith("TensorList"):
+        return [math.prod(each) for each in shape]
+    return [] if dtype in _NO_TENSOR else [math.prod(shape)]
+
+
+def notes_of(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) -> list[dict[str, Any] | None]:
+    """Return the note of each call, ``None`` where it has none or it could be either of two that differ."""
+    first = _leftmost(calls, notes)
+    last = [None if place is None else len(notes) - 1 - place
+            for place in reversed(_leftmost(calls[::-1], notes[::-1]))]
+    found: list[dict[str, Any] | None] = []
+    for one, other in zip(first, last, strict=True):
+        agreed = one is not None and other is not None and (one == other or notes[one] == notes[other])
+        found.append(notes[one] if agreed and one is not None else None)
+    return found
+
+
+def _leftmost(calls: Sequence[RecordedCall], notes: Sequence[dict[str, Any]]) -> list[int | None]:
+    """Return the place of each call's note in the leftmost of the longest alignments."""
+    found: list[int | None] = [None] * len(calls)
+    begin = 0
+    while begin < min(len(calls), len(notes)) and calls[begin].may_be(notes[begin]):
+        found[begin] = begin
+        begin += 1
+    middle, rest = calls[begin:], notes[begin:]
+    if not middle or not rest or len(middle) * len(rest) > _MOST_CELLS:
+        return found
+    # best[i][j]: the most that can be aligned of middle[i:] and rest[j:].
+    may = [[call.may_be(note) for note in rest] for call in middle]
+    best = np.zeros((len(middle) + 1, len(rest) + 1), np.int32).tolist()
+    for i in range(len(middle) - 1, -1, -1):
+        row, below, fits = best[i], best[i + 1], may[i]
+        for j in range(len(rest) - 1, -1, -1):
+            row[j] = below[j + 1] + 1 if fits[j] else max(below[j], row[j + 1])
+    i = j = 0
+    while i < len(middle) and best[i][j]:
+        # The first note that it can have without losing any later call; if there is none, it goes without.
+        place = next((k for k in range(j, len(rest)) if may[i][k] and best[i + 1][k + 1] + 1 == best[i][j]), None)
+        if place is not None:
+            found[begin + i] = begin + place
+            j = place + 1
+        i += 1
+    return found
+
 
 _Elements = Annotated[int, msgspec.Meta(ge=NONE, le=(1 << 62))]
 _Rank = Annotated[int, msgspec.Meta(ge=NONE, lt=MOST_RANKS)]
@@ -29,12 +129,34 @@ _Note = TypedDict("_Note", {"op": str, "kind": str, "group": str, "ranks": list[
                             "elements_in": _Elements, "elements_out": _Elements, "async": bool | None})
 
 
-class _Stored(msgspec.Struct):
+class _Collectives(msgspec.Struct):
     rows: list[_Note]
 
 
 _OPERATORS = ("c10d::", "_c10d_functional::")
 _NOT_COLLECTIVES = ("::wait_tensor", "::check_for_nan", "::batch_p2p_ops", "::_wrap_tensor_autograd")
+
+
+def _rows(path: Path, kind: type[Any], what: str, without: str) -> tuple[list[Any] | None, list[str]]:
+    """Return the rows of a file, ``None`` where it is not there or was not read, and a sentence that says so.
+
+    Raises:
+        TraceError: the file is damaged.
+    """
+    try:
+        rows: list[Any] = from_json(read_input(path), kind).rows
+        return rows, []
+    except FileNotFoundError:
+        if not path.is_symlink():
+            return None, []
+        why = why_not_read(path)
+    except (OSError, DecodeError, TableError) as error:
+        # A pipe, a device, a link to another file: nothing of the capture's, which is of use without it.
+        why = why_not_read(path) or ("is a link to another file" if path.is_symlink() else "")
+        if not why:
+            raise TraceError(f"{path} cannot be read as a capture's {what} ({error}); copy or record it again.") \
+                from error
+    return None, [f"{path.parent.name}/{path.name} {why}; it was not read, and {without}."]
 
 
 def merge_collectives(graph: ExecutionGraph, path: Path, groups: object = ()) -> list[str]:
@@ -45,16 +167,10 @@ def merge_collectives(graph: ExecutionGraph, path: Path, groups: object = ()) ->
     Raises:
         TraceError: the file is damaged.
     """
-    try:
-        noted = cast(list[dict[str, Any]], from_json(read_input(path), _Stored).rows)
-    except FileNotFoundError:
-        return [] if not path.is_symlink() else [_not_read(path, why_not_read(path))]
-    except (OSError, DecodeError) as error:
-        # A pipe, a device, a link to another file: nothing of the capture's, which is of use without it.
-        if why := why_not_read(path) or ("is a link to another file" if path.is_symlink() else ""):
-            return [_not_read(path, why)]
-        raise TraceError(f"{path} cannot be read as a capture's notes of collectives ({error}); copy or record "
-                         "it again.") from error
+    noted, notes = _rows(path, _Collectives, "notes of collectives",
+                         "collectives are those of the profiler's trace")
+    if notes or noted is None:
+        return notes
     calls = _calls(graph)
     described, unlike = _described(graph, calls, noted)
     left = [index for index, note in enumerate(described) if note is None and graph.ops.step[calls[index][0]] != NONE]
@@ -92,10 +208,6 @@ def _in_group(group: dict[str, Any], call: RecordedCall) -> dict[str, Any]:
     if kind in SAME_SIZE and call.elements >= 0:
         known.update(elements_in=call.elements, elements_out=call.elements)
     return known
-
-
-def _not_read(path: Path, why: str) -> str:
-    return f"{path.parent.name}/{path.name} {why}; it was not read, and collectives are those of the profiler's trace."
 
 
 def _calls(graph: ExecutionGraph) -> list[tuple[int, str]]:
@@ -217,3 +329,117 @@ def _times(graph: ExecutionGraph, table: CollectiveTable) -> np.ndarray:
         return starts[np.maximum(rows, 0)] if len(starts) else np.zeros(len(rows), np.int64)
 
     return np.where(table.kernel >= 0, at(graph.kernels.start_ns, table.kernel), at(graph.ops.start_ns, table.op))
+
+
+class _Lookups(msgspec.Struct):
+    rows: list[EmbeddingTable]
+
+
+def merge_lookups(graph: ExecutionGraph, path: Path) -> list[str]:
+    """Write what was counted with the graph's look-ups, in place; sentences for what does not fit.
+
+    A missing file is fine.
+
+    Raises:
+        TraceError: the file is damaged.
+    """
+    counted, notes = _rows(path, _Lookups, "counts of look-ups", "look-ups are as the trace has them")
+    if notes or counted is None:
+        return notes
+    if not counted:
+        return ["The step in which indices were to be counted looked nothing up."]
+    return note_counted(graph, counted)
+
+
+def note_law(graph: ExecutionGraph) -> None:
+    """Write the law of a suite's workload with its look-ups, where nothing was counted. In place."""
+    noted = graph.meta.workload
+    if not noted or tables_of(graph):
+        return
+    from tracer.workloads import configure
+
+    try:
+        tables = configure(noted["name"], **noted["settings"]).embedding_tables()
+    except (ForetraceError, KeyError, TypeError):  # of another version, or a file that somebody changed
+        return
+    if tables:
+        note_tables(graph, tables)
+
+
+_WATCHED_ONLY = ("aten::detach", "profiler::")
+"""What autograd calls more often while a mode watches, and what no profiler records: no places to count at."""
+LEAST_FOUND = 0.5
+"""Share of the counted operations that a step must have to be the same program."""
+
+
+class _Counted(msgspec.Struct):
+    rows: list[tuple[str, int]]
+
+
+def merge_python(graph: ExecutionGraph, path: Path) -> list[str]:
+    """Write what was counted with the operations and steps of a graph, in place; sentences for what does not fit.
+
+    A missing file is fine.
+
+    Raises:
+        TraceError: the file is damaged.
+    """
+    rows, notes = _rows(path, _Counted, "counts of Python calls", "calls of Python are not known")
+    return notes if rows is None else note_python_calls(graph, rows)
+
+
+def note_python_calls(graph: ExecutionGraph, rows: list[tuple[str, int]]) -> list[str]:
+    """Write counted calls with a graph's operations, in place, step by step; sentences for what does not fit.
+
+    Args:
+        graph: steps that were recorded beside the counted one.
+        rows: as ``PythonNotes`` has them.
+    """
+    code_of = {text: code for code, text in enumerate(graph.strings)}
+    reached = np.cumsum([calls for _, calls in rows])
+    places = [row for row, (name, _) in enumerate(rows[:-1]) if not name.startswith(_WATCHED_ONLY)]
+    counted = np.array([code_of.get(rows[row][0], NONE) for row in places], np.int64)
+    if not places or not 0 <= int(reached[-1]) < 1 << 31 or min(calls for _, calls in rows) < 0:
+        return ["The step in which calls of Python were to be counted has no counts that could be."]
+    ops, unlike = graph.ops, 0
+    level = _outermost(graph, counted)
+    known: dict[bytes, Int64 | None] = {}
+    before_ops, in_steps = ops.writable("python_calls"), graph.steps.writable("python_calls")
+    for step in range(len(graph.steps)):
+        mine = np.flatnonzero((ops.step == step) & (ops.start_ns >= graph.steps.start_ns[step]))
+        mine = mine[np.argsort(ops.start_ns[mine], kind="stable")]
+        names = np.where(level[mine], ops.name[mine], NONE - 1).astype(np.int64)
+        key = names.tobytes()
+        if key not in known:
+            known[key] = _calls_before(names, counted, reached[places])
+        found = known[key]
+        if found is None:
+            unlike += 1
+            continue
+        before_ops[mine] = found
+        in_steps[step] = int(reached[-1])
+    return [] if not unlike else [
+        f"{unlike} of {len(graph.steps)} steps are unlike the one in which Python calls were counted, and have none."]
+
+
+def _outermost(graph: ExecutionGraph, counted: Int64) -> Bool:
+    """Return which rows of ``ops`` have a counted operation's name and lie in no other one that has."""
+    ops = graph.ops
+    named = np.isin(ops.name, counted[counted != NONE])
+    inside = np.zeros(len(ops), np.bool_)
+    for row, parent in enumerate(ops.parent.tolist()):  # a parent comes before its parts
+        if parent >= 0:
+            inside[row] = named[parent] or inside[parent]
+    return named & ~inside
+
+
+def _calls_before(names: Int64, counted: Int64, reached: Int64) -> Int64 | None:
+    """Return the calls before each operation of a step; ``None`` where too few of the counted ones are in it."""
+    places = np.flatnonzero(names >= 0)
+    partner = align_windows(counted, names[places])
+    found = partner >= 0
+    if found.sum() < LEAST_FOUND * len(counted):
+        return None
+    at = np.zeros(len(names), np.int64)
+    at[places[partner[found]]] = reached[found]
+    return np.diff(np.maximum.accumulate(at), prepend=0)

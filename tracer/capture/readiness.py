@@ -15,7 +15,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
-from tracer.capture.quiet import QuietStderr
+from tracer.capture.recorder import QuietStderr
 from tracer.cores import usable_cores
 from tracer.gpu_state import GpuState, find_gpus
 from tracer.output_file import SCARCE_BYTES, free_bytes

@@ -1,15 +1,82 @@
-"""The profiler and the execution-trace observer, run over the same steps."""
+"""The profiler and the execution-trace observer, run over the same steps; marks of data loading.
+
+Torch's own lines on stderr at the borders of a profile, which tell a user nothing, are left out.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import sys
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracer.capture.options import PROFILER_WARMUP, CaptureOptions
-from tracer.capture.quiet import QuietStderr
 from tracer.errors import ProfilerBusyError
+
+if TYPE_CHECKING:
+    from tracer.capture.session import Capture
+
+
+_NOISE = re.compile(
+    rb"USDT:.*profiler_(?:start|stop)"
+    rb"|.*execution_trace_observer\.cpp:\d+\] (?:En|Dis)abling Execution Trace Observer"
+    rb"|ERROR:.*DeviceProperties\.cpp:\d+\] gpuGetDeviceCount failed")  # on a machine without a GPU
+
+
+class QuietStderr:
+    """Holds back what is written to file descriptor 2 while ``quiet`` runs, then writes it without the noise.
+
+    Nothing is held back where the system has no files in memory, or no stderr is open.
+    """
+
+    def __init__(self) -> None:
+        self._held = -1
+        if hasattr(os, "memfd_create"):
+            with suppress(OSError):
+                self._held = os.memfd_create("foretrace")
+
+    def close(self) -> None:
+        """Give the memory back. Safe to repeat."""
+        held, self._held = self._held, -1
+        if held >= 0:
+            os.close(held)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Around a call that makes noise. Two system calls before it, so that it may stand within a profile."""
+        try:
+            real = os.dup(2) if self._held >= 0 else -1
+        except OSError:
+            real = -1
+        if real < 0:
+            yield
+            return
+        os.dup2(self._held, 2)
+        try:
+            yield
+        finally:
+            with suppress(OSError, ValueError, AttributeError):
+                sys.stderr.flush()
+            os.dup2(real, 2)
+            os.close(real)
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        with suppress(OSError):
+            size = os.lseek(self._held, 0, os.SEEK_CUR)
+            if not size:
+                return
+            text = os.pread(self._held, size, 0)
+            os.lseek(self._held, 0, os.SEEK_SET)
+            os.ftruncate(self._held, 0)
+            kept = b"".join(line for line in text.splitlines(keepends=True) if not _NOISE.match(line))
+            if kept:
+                os.write(2, kept)
+
 
 STEP = "ProfilerStep#"
 
@@ -164,3 +231,39 @@ def _experimental_config() -> Any:
         return _ExperimentalConfig(enable_cuda_sync_events=True)
     except (ImportError, TypeError):
         return None
+
+
+Batch = TypeVar("Batch")
+
+
+class AnnotatedLoader(Iterable[Batch]):
+    """Iterates over a loader; while the profiler records, each fetch is a range named as torch's DataLoader names its.
+
+    Everything else (``len``, ``dataset``, ``sampler``, …) is the loader's own.
+    """
+
+    def __init__(self, capture: Capture, loader: Iterable[Batch]) -> None:
+        self._capture = capture
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Batch]:
+        name = f"enumerate(DataLoader)#{type(self._loader).__name__}.__next__"
+        batches = iter(self._loader)
+        while True:
+            try:
+                if self._capture.recording:
+                    from torch.profiler import record_function
+
+                    with record_function(name):
+                        batch = next(batches)
+                else:
+                    batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # a loader without a length raises its own error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

@@ -2,7 +2,7 @@
 
 A script's steps are found by its optimizer: a step ends when the first optimizer that was seen (or another that was
 chosen) has updated the parameters, so that gradient accumulation needs no care, nor do further optimizers that step as
-often. Those that do not are told (``optimizers.py``).
+often. Those that do not are told (``Optimizers``).
 """
 
 from __future__ import annotations
@@ -17,17 +17,96 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
-from tracer.capture.counting import by_optimizer
 from tracer.capture.interruption import termination_unwinds
-from tracer.capture.optimizers import Optimizers
-from tracer.capture.options import CaptureOptions, CaptureWarning
+from tracer.capture.options import CaptureOptions, CaptureWarning, by_optimizer
 from tracer.capture.session import Capture, need_torch
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
     from tracer.parallel_plan import ParallelPlan
     from tracer.workloads import Settings
+
+
+@dataclass(slots=True)
+class _Seen:
+    kind: str
+    parameters: int
+    steps: int = 0
+    """Steps since the capture began."""
+    in_steps: list[int] = field(default_factory=list)
+    """The number of its own steps in each captured step; steps before it was first seen are left out."""
+    first: int = 0
+    """The captured step in which it was first seen."""
+
+
+class Optimizers:
+    """The optimizers that have made a step, numbered by their first one.
+
+    Args:
+        counted: the number of the one whose steps are counted.
+    """
+
+    def __init__(self, counted: int) -> None:
+        self.seen: list[_Seen] = []
+        self._counted = counted
+        # Not kept alive: a script may make new ones for ever.
+        self._numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._steps = 0
+        self._pending: dict[int, int] = {}
+        self._begun = False
+
+    def note(self, optimizer: Any) -> bool:
+        """An optimizer has made a step; whether it is the one that is counted."""
+        number = self._numbers.get(optimizer)
+        if number is None:
+            number = self._numbers[optimizer] = len(self.seen)
+            elements = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+            self.seen.append(_Seen(type(optimizer).__name__, elements, first=self._steps))
+        if number == self._counted:
+            self._begun = True
+            return True
+        if self._begun:
+            self._pending[number] = self._pending.get(number, 0) + 1
+        return False
+
+    def end_step(self) -> None:
+        """A captured step ends."""
+        self._steps += 1
+        for number, each in enumerate(self.seen):
+            made = self._pending.get(number, 0) if number != self._counted else 1
+            each.steps += made
+            each.in_steps.append(made)
+        self._pending.clear()
+
+    @property
+    def listed(self) -> str:
+        """All of them, in words."""
+        return ", ".join(f"{number} ({each.kind}, {each.parameters:,} parameters)"
+                         for number, each in enumerate(self.seen))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what ``context.json`` holds of them; nothing where there is one only."""
+        if len(self.seen) < 2:
+            return {}
+        return {"optimizers": {
+            "counted": self._counted, "note": self._note(),
+            "seen": [{"class": each.kind, "parameters": each.parameters, "steps": each.steps} for each in self.seen]}}
+
+    def _note(self) -> str:
+        """A sentence if captured steps differ in the steps that other optimizers make in them; else empty."""
+        others = [number for number, each in enumerate(self.seen) if number != self._counted and (
+            len(set(each.in_steps)) > 1 or (each.first > 0 and any(each.in_steps)))]
+        if not others:
+            return ""
+        counted = self.seen[self._counted]
+        slowest = min(others, key=lambda number: self.seen[number].steps)
+        one = self.seen[slowest]
+        return (f"The steps are not alike: each of the {self._steps} since the first is one of optimizer "
+                f"{self._counted} ({counted.kind}, {counted.parameters:,} parameters), while optimizer {slowest} "
+                f"({one.kind}, {one.parameters:,} parameters) made {one.steps} meanwhile, not as many in each; "
+                f"--optimizer {slowest} counts the steps of that one instead.")
 
 
 @dataclass(frozen=True, slots=True)

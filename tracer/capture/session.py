@@ -16,26 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from tracer.capture.counting import BY_CALL, BY_FUNCTION, Counting
 from tracer.capture.interruption import uninterrupted
-from tracer.capture.options import CaptureOptions, CapturePhase, CaptureWarning
+from tracer.capture.options import BY_CALL, BY_FUNCTION, CaptureOptions, CapturePhase, CaptureWarning, Counting
 from tracer.capture.recorder import Recorder, refuse_another_profiler, synchronize
-from tracer.capture_layout import (
-    COLLECTIVES,
-    EXECUTION_TRACE,
-    LOOKUPS,
-    PYTHON_CALLS,
-    what_it_holds,
-    window_name,
-)
+from tracer.capture_layout import EXECUTION_TRACE, LOOKUPS, what_it_holds, window_name
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
-    from tracer.capture.clock_log import ClockLog
-    from tracer.capture.collectives import CollectiveNotes
-    from tracer.capture.lookups import LookupNotes
+    from tracer.capture.context import ClockLog
+    from tracer.capture.notes import StepNotes
     from tracer.capture.output import PartWriter
-    from tracer.capture.python_notes import PythonNotes
 
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
@@ -72,10 +62,9 @@ class Capture:
         self._started_ns = 0
         self._output: PartWriter | None = None
         self._recorder: Recorder | None = None
-        self._notes: CollectiveNotes | None = None
+        self._notes: list[StepNotes] = []
+        """What watches one discarded step; last what must not see the others."""
         self._clocks: ClockLog | None = None
-        self._lookups: LookupNotes | None = None
-        self._python: PythonNotes | None = None
         self.facts: dict[str, Any] = {}
         self.late_facts: Callable[[], dict[str, Any]] = dict
         self.counting: Counting = BY_CALL
@@ -99,7 +88,7 @@ class Capture:
     @property
     def looked_up(self) -> bool:
         """Return whether look-ups of embedding tables were counted."""
-        return self._lookups is not None and bool(self._lookups.rows)
+        return any(notes.file == LOOKUPS and notes.rows for notes in self._notes)
 
     @property
     def slowdown(self) -> float | None:
@@ -229,7 +218,7 @@ class Capture:
             raise _not_begun("wrap")
         from torch.utils.data import DataLoader
 
-        from tracer.capture.loader import AnnotatedLoader
+        from tracer.capture.recorder import AnnotatedLoader
 
         return loader if isinstance(loader, DataLoader) else AnnotatedLoader(self, loader)
 
@@ -304,7 +293,7 @@ class Capture:
             self._finish("")
 
     def _begin_profile(self) -> None:
-        from tracer.capture.collectives import CollectiveNotes, profiler_lacks_collectives
+        from tracer.capture import notes
         from tracer.capture.context import peak_memory, rank_and_world
         from tracer.capture_layout import part_name
 
@@ -320,33 +309,24 @@ class Capture:
         self._recorder = Recorder(self._output.scratch, self.options)
         self._recorder.start()
         self.recording = True
-        if profiler_lacks_collectives():
-            self._notes = CollectiveNotes()
+        if notes.profiler_lacks_collectives():
+            self._notes.append(notes.CollectiveNotes())
         if self.options.lookups:
-            from tracer.capture.lookups import LookupNotes
-
-            self._lookups = LookupNotes()
+            self._notes.append(notes.LookupNotes())
         if self.options.python_calls and not self.options.stacks:  # stacks have them
-            from tracer.capture.python_notes import PythonNotes
-
-            self._python = PythonNotes()
+            self._notes.append(notes.PythonNotes())
         # Never the process's first step: what is compiled in it would be compiled under the watching mode.
         if self._warm + len(self.unprofiled_step_ns) > 0:
             self._start_notes()
 
     def _start_notes(self) -> None:
-        for notes in self._all_notes:
+        for notes in self._notes:
             if not notes.started:
                 notes.start()
 
     def _stop_notes(self) -> None:
-        for notes in reversed(self._all_notes):  # torch's modes are a stack
+        for notes in reversed(self._notes):  # torch's modes are a stack
             notes.stop()
-
-    @property
-    def _all_notes(self) -> list[CollectiveNotes | LookupNotes | PythonNotes]:
-        """Return what watches one discarded step; last what must not see the others."""
-        return [notes for notes in (self._notes, self._lookups, self._python) if notes is not None]
 
     def _end_profiled_step(self, elapsed: int) -> None:
         assert self._recorder is not None
@@ -374,12 +354,9 @@ class Capture:
                 output.store_trace(source, window_name(index, "json"), unfinished)
             if recorder is not None and windows:
                 self._store_execution_trace(output, recorder.execution_trace, unfinished)
-            if self._notes is not None and self._notes.rows:
-                output.write_json(COLLECTIVES, {"rows": self._notes.rows})
-            if self._lookups is not None:
-                output.write_json(LOOKUPS, {"rows": self._lookups.rows})
-            if self._python is not None and len(self._python.rows) > 1:
-                output.write_json(PYTHON_CALLS, {"rows": self._python.rows})
+            for notes in self._notes:
+                if notes.worth_writing:
+                    output.write_json(notes.file, {"rows": notes.rows})
             context = self._context(ended)
             output.write_context({**context, "complete": False})
             if self.options.form == "foretrace" and windows:
@@ -457,7 +434,7 @@ def _clock_log() -> ClockLog | None:
 
     if not torch.cuda.is_available():
         return None
-    from tracer.capture.clock_log import ClockLog
+    from tracer.capture.context import ClockLog
 
     return ClockLog()
 

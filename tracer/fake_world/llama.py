@@ -16,10 +16,10 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from tracer.fake_world.fit import stage_sizes
+from tracer.workloads.models.language import Llama
 from tracer.workloads.models.layers import run_block
-from tracer.workloads.models.llama import Llama
-from tracer.workloads.precision import autocast
 from tracer.workloads.settings import Settings
+from tracer.workloads.workload import autocast
 
 
 class _Replicated(ParallelStyle):

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from tracer.fake_world.errors import FakeWorldError
 from tracer.parallel_plan import MeshPlace, ParallelPlan
 from tracer.workloads.data import StepBatch
-from tracer.workloads.precision import autocast, parameter_dtype, tf32
 from tracer.workloads.settings import DtypeMode
-from tracer.workloads.workload import Workload
+from tracer.workloads.workload import Workload, autocast, parameter_dtype, tf32
 
 
 class PipelineWorkload(Workload):

@@ -23,24 +23,20 @@ from typing import TYPE_CHECKING
 from tracer.lazy import lazily
 
 if TYPE_CHECKING:
-    from tracer.hooks.accelerate_loop import AccelerateCapture
-    from tracer.hooks.deepspeed_engine import capture_deepspeed
     from tracer.hooks.lightning_callback import LightningCapture
-    from tracer.hooks.megatron_loop import megatron_capture
-    from tracer.hooks.profiler_handler import handler
-    from tracer.hooks.ray_worker import ray_capture
+    from tracer.hooks.loops import AccelerateCapture, capture_deepspeed, handler, megatron_capture, ray_capture
     from tracer.hooks.titan_profiler import TitanCapture
     from tracer.hooks.trainer_callback import TrainerCapture
 
 HOMES = {
-    "AccelerateCapture": "tracer.hooks.accelerate_loop",
+    "AccelerateCapture": "tracer.hooks.loops",
     "LightningCapture": "tracer.hooks.lightning_callback",
     "TitanCapture": "tracer.hooks.titan_profiler",
     "TrainerCapture": "tracer.hooks.trainer_callback",
-    "capture_deepspeed": "tracer.hooks.deepspeed_engine",
-    "handler": "tracer.hooks.profiler_handler",
-    "megatron_capture": "tracer.hooks.megatron_loop",
-    "ray_capture": "tracer.hooks.ray_worker",
+    "capture_deepspeed": "tracer.hooks.loops",
+    "handler": "tracer.hooks.loops",
+    "megatron_capture": "tracer.hooks.loops",
+    "ray_capture": "tracer.hooks.loops",
 }
 
 __all__ = ["HOMES", "AccelerateCapture", "LightningCapture", "TitanCapture", "TrainerCapture", "capture_deepspeed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tracer.hooks.course import CaptureCourse, need
+from tracer.hooks.loops import CaptureCourse, need
 
 try:
     from lightning.pytorch.callbacks import Callback

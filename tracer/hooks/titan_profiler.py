@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from tracer.hooks.course import CaptureCourse, need
+from tracer.hooks.loops import CaptureCourse, need
 
 try:
     from torchtitan.tools.profiler import Profiler

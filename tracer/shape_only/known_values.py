@@ -7,7 +7,7 @@ A fake tensor has no values, but what comes of constants alone is the same where
 are made for real beside the fake ones, views of them as views, and read where a program asks for a number or for as
 many elements as its values say. What is random, comes from data or is large has no value here; where a share is given,
 masks that come from data are assumed to select it, evenly spread, and what they select is computed as for known ones.
-Numbers that lie between known ends are assumed then too (``ends.py``); masks made of them select the share like others.
+Numbers that lie between known ends are assumed then too (``ends_of``); masks made of them select the share like others.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from tracer.shape_only.ends import ENDS, ends_of, spread
+from tracer.shape_only.arguments import tensors_in
 from tracer.shape_only.errors import MOST_ELEMENTS
-from tracer.shape_only.kept_values import KeptValues
-from tracer.shape_only.tensors import tensors_in
+from tracer.shape_only.kept_values import ENDS, KeptValues, ends_of, spread
 
 if TYPE_CHECKING:
-    from tracer.shape_only.substitutions.substitution import Site
+    from tracer.shape_only.substitutions.site import Site
 
 MOST_EXPANDED = 1 << 26
 """Most elements of a small tensor that is expanded, such as a mask of tokens for every channel."""

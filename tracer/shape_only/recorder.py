@@ -2,6 +2,7 @@
 
 What is seen is what autograd's kernels call: ``aten::addmm`` but not ``aten::linear`` around it, and nothing inside an
 operator. Views and other calls that move no data are operations too, and cost a GPU nothing but their host time.
+Backward operations get the module of the forward operation whose autograd node runs, found by its sequence number.
 """
 
 from __future__ import annotations
@@ -14,21 +15,98 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
-from tracer.capture.collectives import CollectiveNotes, received_tensors
+from tracer.capture.notes import CollectiveNotes, received_tensors
 from tracer.device_memory import Holds
 from tracer.graph import NONE, Phase, Place
 from tracer.python_calls import PythonCalls
-from tracer.shape_only.arguments import ArgumentWriter
+from tracer.shape_only.arguments import ArgumentWriter, tensors_in
 from tracer.shape_only.known_values import KnownValues
 from tracer.shape_only.memory import MemoryTracker
-from tracer.shape_only.modules import ModuleStack, current_sequence
-from tracer.shape_only.overlap import WaitPoints
-from tracer.shape_only.tensors import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+class ModuleStack:
+    """The path of the running module, such as "Llama/blocks.0/attention/q"; a context that installs the hooks."""
+
+    def __init__(self) -> None:
+        self.modules: dict[int, Any] = {}
+        """Every module that ran, by id (kept alive, so that ids stay unique)."""
+        self._names: dict[int, str] = {}
+        self._stack: list[str] = []
+        self._handles: list[Any] = []
+
+    @property
+    def path(self) -> str:
+        """The innermost running module's path, "" outside."""
+        return self._stack[-1] if self._stack else ""
+
+    def __enter__(self) -> ModuleStack:
+        self._handles = [hooks.register_module_forward_pre_hook(self._enter),
+                         hooks.register_module_forward_hook(self._leave, always_call=True)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def forget(self) -> None:
+        """Leave every module: a step that failed, or ended."""
+        self._stack.clear()
+
+    def _enter(self, module: Any, _: Any) -> None:
+        if id(module) not in self._names:
+            self._learn(module)
+        self._stack.append(self._names[id(module)])
+
+    def _leave(self, module: Any, *_: Any) -> None:
+        name = self._names.get(id(module))
+        if name in self._stack:  # a module that failed leaves those inside it behind
+            while self._stack.pop() != name:
+                pass
+
+    def _learn(self, module: Any) -> None:
+        root = type(module).__name__
+        for name, part in module.named_modules():
+            self.modules.setdefault(id(part), part)
+            self._names.setdefault(id(part), f"{root}/{name.replace('.', '/')}" if name else root)
+
+
+def current_sequence() -> int:
+    """The sequence number autograd's next node will have."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+class WaitPoints:
+    """Collectives under way and, by collective, the operation that first needed its result: what it can overlap.
+
+    On a GPU a collective runs on a stream of its own, and the compute stream waits for it where its result is used. A
+    step that never ran has no streams, but its data dependences say the same: the first later operation, views
+    excepted, that touches the storage of the result. A functional collective says it itself, by ``wait_tensor``.
+    """
+
+    def __init__(self) -> None:
+        self.first: dict[int, int] = {}
+        """Number of the collective → row of the operation."""
+        self.pending: dict[int, set[int]] = {}
+        """Number of a storage → collectives that write it."""
+
+    def started(self, collective: int, row: int, storages: list[int]) -> None:
+        """A collective began at ``row``, and will write these storages."""
+        for storage in storages:
+            if storage != NONE:
+                self.pending.setdefault(storage, set()).add(collective)
+
+    def waited(self, row: int, storages: list[int]) -> None:
+        """The result in these storages is needed at ``row``."""
+        for storage in storages:
+            for collective in self.pending.pop(storage, ()):
+                self.first.setdefault(collective, row)
+
 
 _DEVICE = torch.ops.prim.device.default
 _TO_NUMBER = torch.ops.aten._local_scalar_dense.default

@@ -4,31 +4,56 @@ from __future__ import annotations
 
 import gc
 import inspect
+import json
 import logging
+import runpy
+import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from tracer.errors import ForetraceError
-from tracer.graph import ExecutionGraph
-from tracer.shape_only.assemble import assemble, new_meta
+from tracer.graph import (
+    NONE,
+    SHAPE_ONLY,
+    AllocationTable,
+    CollectiveTable,
+    ExecutionGraph,
+    GapTable,
+    KernelTable,
+    LaunchTable,
+    LossReport,
+    Meta,
+    OpKind,
+    OpTable,
+    OverheadTable,
+    StepSource,
+    StepTable,
+    SyncTable,
+    Thread,
+    WaitSource,
+    string_coder,
+)
 from tracer.shape_only.devices import TracedDevice, find_device
-from tracer.shape_only.errors import ShapeOnlyError, explained, function_line, unexplained
+from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError, explained, function_line, unexplained
 from tracer.shape_only.known_values import KnownValues, NumbersInLists
 from tracer.shape_only.memory import MemoryTracker, resize_watch
-from tracer.shape_only.modules import ModuleStack
-from tracer.shape_only.recorder import OperatorRecorder
-from tracer.shape_only.substitutions import CPU, GPU, Site, host_data, installed
+from tracer.shape_only.recorder import ModuleStack, OperatorRecorder
+from tracer.shape_only.substitutions import CPU, GPU, host_data
 from tracer.shape_only.substitutions.placement import DevicePlacement
+from tracer.shape_only.substitutions.site import Site, installed
 from tracer.shape_only.uncompiled import UncompiledFakeMode, without_compiler
 
 if TYPE_CHECKING:
     from tracer.job import Job
     from tracer.parallel_plan import ParallelPlan
     from tracer.workloads import Settings
+
 
 Step = Callable[[], Any]
 
@@ -168,6 +193,57 @@ def trace_job(
     return folded_job(graphs, [each.ranks for each in classes], world_size)
 
 
+def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
+                 arguments: Mapping[str, int] | None = None, selected: float | None = None) -> ExecutionGraph:
+    """Trace the step that ``SCRIPT.py:FUNCTION`` returns; arguments as ``trace_step``.
+
+    ``arguments`` are passed to the function by name: sizes, as in ``def build(batch=32)``.
+
+    The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``), so that what it makes on import
+    is traced too and its decorators see the GPU that is not there. It finds its own path as the command line,
+    without arguments: ones that it parses take their defaults. It must not have run in this process before
+    (``trace_apart``).
+
+    Raises:
+        UnknownSizeError: the function takes no such argument.
+        ShapeOnlyError: there is no such file or function, or as ``trace_step``.
+    """
+    path, _, name = target.rpartition(":")
+    if not path or not name:
+        raise ShapeOnlyError(f"{target!r} names no function; write it as script.py:function.")
+    file = Path(path)
+    if not file.is_file():
+        raise ShapeOnlyError(f"{path} does not exist; check the path.")
+
+    def build() -> Any:
+        before, arguments_before = list(sys.path), sys.argv
+        sys.path.insert(0, str(file.resolve().parent))
+        sys.argv = [str(file)]
+        try:
+            found = runpy.run_path(str(file), run_name=file.stem)
+            function = found.get(name)
+            if not callable(function):
+                there = ", ".join(key for key, value in found.items() if callable(value) and not key.startswith("_")
+                                  and getattr(value, "__module__", "") == file.stem)
+                raise ShapeOnlyError(f"{path} has no function {name!r}" + (f"; it has {there}." if there else "."))
+            for argument in arguments or ():
+                _check_takes(target, function, argument)
+            return function(**(arguments or {}))
+        finally:
+            sys.path[:], sys.argv = before, arguments_before
+
+    return trace_step(build, device, world_size=world_size, rank=rank, source=target, selected=selected)
+
+
+def _check_takes(target: str, function: Any, argument: str) -> None:
+    """Raise ``UnknownSizeError`` if a function takes no argument of a name."""
+    parameters = inspect.signature(function).parameters
+    if argument not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        there = f"it takes {', '.join(parameters)}" if parameters else "it takes none"
+        raise UnknownSizeError(f"{target} takes no argument {argument!r} ({there}); let it take its sizes by name, as "
+                               f"in def {target.rpartition(':')[2]}({argument}=32).")
+
+
 @contextmanager
 def _short_collections() -> Iterator[None]:
     """Let garbage collections leave alone what was there before: with PyTorch's modules among it, one takes longer than
@@ -202,7 +278,7 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
                 modes.enter_context(NumbersInLists())
                 if placement is not None:
                     modes.enter_context(placement)
-                _run(fn, recorder, steps, warmup, site, placement)
+                _run(fn, source, recorder, steps, warmup, site, placement)
         except (ForetraceError, KeyboardInterrupt):
             raise
         except BaseException as error:  # a program may end itself too
@@ -214,13 +290,13 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
         return _finished(recorder, site, placement, meta, source)
 
 
-def _run(fn: Callable[[], Step], recorder: OperatorRecorder, steps: int, warmup: int, site: Site,
+def _run(fn: Callable[[], Step], source: str, recorder: OperatorRecorder, steps: int, warmup: int, site: Site,
          placement: DevicePlacement | None) -> None:
     step = fn()
     if not callable(step):
-        raise ShapeOnlyError(f"{getattr(fn, '__name__', 'The function')} returned {type(step).__name__} where the step "
-                             "was expected: let it build model, optimizer and data, and return a function without "
-                             "arguments that does one training step.")
+        raise ShapeOnlyError(f"{source} returned {type(step).__name__} where the step was expected: let it build "
+                             "model, optimizer and data, and return a function without arguments that does one "
+                             "training step.")
     check_no_arguments(step)
     for _ in range(warmup):
         step()
@@ -284,3 +360,77 @@ def _quiet() -> Iterator[None]:
 
 def _is_below_error(record: logging.LogRecord) -> bool:
     return record.levelno < logging.ERROR
+
+
+def assemble(recorder: OperatorRecorder, meta: Meta) -> ExecutionGraph:
+    """The graph of the recorded steps: operations 1 ns apart, without durations, launches or device work."""
+    columns = recorder.columns
+    count = len(columns)
+    ops = OpTable.empty(count)
+    for name, values in columns.ints.items():
+        getattr(ops, name)[:] = np.array(values, np.int64)
+    ops.kind[:] = OpKind.OPERATION
+    ops.thread[:] = 0
+    ops.start_ns[:] = np.arange(count)
+    ops.duration_ns[:] = 0
+    ops.forward_thread[:] = NONE
+    ops.external_id[:] = np.arange(count)
+    graph = ExecutionGraph(
+        strings=list(columns.strings), threads=[Thread("0", "0", "the traced function")], ops=ops,
+        launches=LaunchTable.empty(), kernels=KernelTable.empty(), collectives=CollectiveTable.empty(),
+        syncs=SyncTable.empty(), gaps=GapTable.empty(), steps=_steps(recorder.step_ends, recorder.step_calls),
+        overheads=OverheadTable.empty(), meta=meta)
+    code_of = string_coder(graph)
+    graph.steps.name[:] = [code_of(f"ProfilerStep#{i}") for i in range(len(recorder.step_ends))]
+    graph.collectives = _collectives(recorder, code_of)
+    graph.allocations = _allocations(recorder)
+    meta.era = SHAPE_ONLY
+    meta.window_ns = count
+    meta.step_source = int(StepSource.PROFILER_STEP)
+    return graph
+
+
+def _allocations(recorder: OperatorRecorder) -> AllocationTable:
+    changes = np.array(recorder.tracker.changes(), np.int64).reshape(-1, 4)
+    table = AllocationTable.empty(len(changes))
+    table.op[:] = table.start_ns[:] = changes[:, 0]
+    table.address[:], table.bytes[:], table.holds[:] = changes[:, 1], changes[:, 2], changes[:, 3]
+    table.total_bytes[:] = np.cumsum(changes[:, 2])
+    table.thread[:], table.device[:] = 0, 0
+    return table
+
+
+def _steps(ends: list[int], calls: list[int]) -> StepTable:
+    table = StepTable.empty(len(ends))
+    table.start_ns[:] = [0, *ends[:-1]]
+    table.duration_ns[:] = np.diff(np.array([0, *ends]))
+    table.thread[:] = 0
+    table.python_calls[:] = calls
+    return table
+
+
+def _collectives(recorder: OperatorRecorder, code_of: Any) -> CollectiveTable:
+    rows = recorder.notes.rows
+    table = CollectiveTable.empty(len(rows))
+    order: dict[str, int] = {}
+    for i, (row, op) in enumerate(zip(rows, recorder.collective_ops, strict=True)):
+        place = order.get(row["group"], 0)
+        order[row["group"]] = place + 1
+        asynchronous = row["async"]
+        values = {
+            "op": op, "kind": code_of(row["kind"]), "group": code_of(row["group"]),
+            "ranks": code_of(json.dumps(row["ranks"])) if row["ranks"] else NONE, "dtype": code_of(row["dtype"]),
+            "elements_in": row["elements_in"], "elements_out": row["elements_out"],
+            "group_size": len(row["ranks"]) if row["ranks"] else NONE, "order": place,
+            "is_async": NONE if asynchronous is None else int(asynchronous),
+            "wait_op": recorder.waits.first.get(i, NONE), "wait_source": int(WaitSource.MODELLED),
+        }
+        for name, value in values.items():
+            getattr(table, name)[i] = value
+    return table
+
+
+def new_meta(device: str, capability: tuple[int, int], rank: int, world_size: int) -> Meta:
+    """Return what is known of the traced step before it runs."""
+    return Meta(device=device, device_count=1, compute_capability=".".join(map(str, capability)) if any(capability)
+                else "", rank=rank, world_size=world_size, torch_version=str(torch.__version__), loss=LossReport())

@@ -19,9 +19,14 @@ from tracer.graph import ExecutionGraph
 from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.trace import trace_step
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
-from tracer.shape_only.transformer_attention import attention_of
-from tracer.shape_only.transformer_layers import RoutedPart, SplitFeedForward, norm_of, on_all_tokens
-from tracer.shape_only.transformer_state_space import StateSpaceMixer
+from tracer.shape_only.transformer_layers import (
+    RoutedPart,
+    SplitFeedForward,
+    StateSpaceMixer,
+    attention_of,
+    norm_of,
+    on_all_tokens,
+)
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -7,7 +7,7 @@ Listing and configuring them imports no torch; ``build`` and ``create`` do:
     >>> for _, batch in zip(range(3), workload.batches()):                    # doctest: +SKIP
     ...     loss = workload.step(batch)
 
-``settings.py`` has what all share, ``catalogue.py`` each workload's sizes, ``models/`` one file a workload.
+``settings.py`` has what all share, ``catalogue.py`` each workload's sizes, ``models/`` what they compute.
 """
 
 from __future__ import annotations

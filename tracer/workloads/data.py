@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 POOL_STEPS = 4
 """Distinct steps' batches in the circle."""
@@ -33,6 +34,22 @@ class Batch:
         moved = self.map(lambda tensor: tensor.to(device, non_blocking=True))
         inputs = (tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in moved.inputs)
         return Batch(tuple(inputs), moved.targets)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A workload's definition, which a file of ``tracer.workloads.models`` has among its ``DEFINITIONS``.
+
+    Attributes:
+        model: the module for given settings. Its ``blocks`` lists the repeated parts that are checkpointed, and
+            that a sharding wrapper may treat one by one.
+        batch: one micro-batch on the host, drawn from a generator.
+        loss: output and targets → the loss, a scalar in fp32.
+    """
+
+    model: Callable[[Any], nn.Module]
+    batch: Callable[[Any, torch.Generator], Batch]
+    loss: Callable[[Any, Tensor], Tensor]
 
 
 StepBatch = tuple[Batch, ...]

@@ -6,38 +6,38 @@ and backward; then update the parameters. Nothing in it waits for the device: th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tracer.workloads.data import Batch, StepBatch, serve
-from tracer.workloads.optimizers import make_optimizer, parameter_count
-from tracer.workloads.precision import autocast, default_dtype, parameter_dtype, tf32
-from tracer.workloads.settings import DtypeMode, Settings, WorkloadError
+from tracer.workloads.data import Batch, Definition, StepBatch, serve
+from tracer.workloads.models import language, recommendation, vision
+from tracer.workloads.settings import DtypeMode, OptimizerKind, Settings, WorkloadError
 
-MODULES = {"resnet50": "resnet"}
-"""Files of ``tracer.workloads.models`` whose name is not the workload's."""
+DEFINITIONS = {**language.DEFINITIONS, **recommendation.DEFINITIONS, **vision.DEFINITIONS}
+"""Of the workloads, by name."""
+LEARNING_RATE = {"sgd": 0.01, "adamw": 1e-3}
+MOMENTUM = 0.9
+WEIGHT_DECAY = 0.01
 
-
-@dataclass(frozen=True)
-class Definition:
-    """A workload's definition, which a file of ``tracer.workloads.models`` has under the name ``DEFINITION``.
-
-    Attributes:
-        model: the module for given settings. Its ``blocks`` lists the repeated parts that are checkpointed, and
-            that a sharding wrapper may treat one by one.
-        batch: one micro-batch on the host, drawn from a generator.
-        loss: output and targets → the loss, a scalar in fp32.
-    """
-
-    model: Callable[[Any], nn.Module]
-    batch: Callable[[Any, torch.Generator], Batch]
-    loss: Callable[[Any, Tensor], Tensor]
+_MAKERS: dict[OptimizerKind, Callable[[Any], torch.optim.Optimizer]] = {
+    OptimizerKind.SGD: lambda groups: torch.optim.SGD(
+        groups, lr=LEARNING_RATE["sgd"], momentum=MOMENTUM, foreach=True),
+    OptimizerKind.ADAMW: lambda groups: torch.optim.AdamW(
+        groups, lr=LEARNING_RATE["adamw"], weight_decay=WEIGHT_DECAY, foreach=False),
+    OptimizerKind.ADAMW_FOREACH: lambda groups: torch.optim.AdamW(
+        groups, lr=LEARNING_RATE["adamw"], weight_decay=WEIGHT_DECAY, foreach=True),
+    OptimizerKind.ADAMW_FUSED: lambda groups: torch.optim.AdamW(
+        groups, lr=LEARNING_RATE["adamw"], weight_decay=WEIGHT_DECAY, fused=True),
+}
+_PARTS: list[tuple[Any, str]] = [
+    (torch.backends.cuda, "matmul"), (torch.backends.cudnn, "conv"), (torch.backends.cudnn, "rnn"),
+    (torch.backends.mkldnn, "matmul"),
+]
+"""The newer interface's places of the precisions that the older one sets."""
 
 
 class Workload:
@@ -127,8 +127,7 @@ def create(settings: Settings) -> Workload:
     Raises:
         WorkloadError: The device does not exist here.
     """
-    name = MODULES.get(settings.WORKLOAD, settings.WORKLOAD)
-    definition: Definition = import_module(f"tracer.workloads.models.{name}").DEFINITION
+    definition = DEFINITIONS[settings.WORKLOAD]
     device = _device(settings.device)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(settings.seed)
@@ -160,3 +159,72 @@ def _gradient_sync(model: nn.Module, *, last: bool) -> AbstractContextManager[An
         context: AbstractContextManager[Any] = model.no_sync()
         return context
     return nullcontext()
+
+
+def make_optimizer(kind: OptimizerKind, model: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer of all parameters; those with sparse gradients form a second group without momentum."""
+    sparse = {id(module.weight) for module in model.modules() if getattr(module, "sparse", False)}
+    dense_group = {"params": [value for value in model.parameters() if id(value) not in sparse]}
+    sparse_group = {"params": [value for value in model.parameters() if id(value) in sparse], "momentum": 0.0}
+    return _MAKERS[kind]([dense_group, sparse_group] if sparse else [dense_group])
+
+
+def parameter_count(parameters: Iterable[torch.Tensor]) -> int:
+    """Trainable numbers in all, a shared tensor counted once."""
+    return sum(tensor.numel() for tensor in {id(tensor): tensor for tensor in parameters}.values())
+
+
+def parameter_dtype(mode: DtypeMode) -> torch.dtype:
+    """The type of parameters and floating-point inputs."""
+    return torch.bfloat16 if mode is DtypeMode.BF16 else torch.float32
+
+
+def autocast(mode: DtypeMode, device_type: str) -> AbstractContextManager[Any]:
+    """Autocast for forward and loss in ``bf16-autocast``, nothing otherwise."""
+    if mode is not DtypeMode.BF16_AUTOCAST:
+        return nullcontext()
+    context: AbstractContextManager[Any] = torch.autocast(device_type, dtype=torch.bfloat16)
+    return context
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """New floating-point tensors are of this type. (Casting a finished model fails at times under fake tensors.)"""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def tf32(enabled: bool) -> Iterator[None]:
+    """TF32 on or off for matrix products, convolutions and RNNs; every switch is put back at the end.
+
+    The switches are set through the older interface, which all supported versions have and which keeps the newer
+    ``fp32_precision`` (torch 2.9 on) in step. Reading the older one is an error where a caller has used the newer,
+    so reading is guarded and both are restored, older first. Where the switches stand right already nothing is
+    touched: a caller for whom 10 µs a step matter holds ``tf32`` around the whole loop.
+    """
+    cudnn = torch.backends.cudnn
+    wanted = "high" if enabled else "highest"
+    try:
+        precision, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:  # set through the newer interface, which alone is then to be restored
+        precision, convolutions = "highest", True
+    else:
+        if (precision, convolutions) == (wanted, enabled):
+            yield
+            return
+    parts = [(backend, name) for backend, name in _PARTS if hasattr(getattr(backend, name, None), "fp32_precision")]
+    newer = [(getattr(backend, name), getattr(backend, name).fp32_precision) for backend, name in parts]
+    torch.set_float32_matmul_precision(wanted)  # not `allow_tf32`, which leaves the CPU's switch behind
+    cudnn.allow_tf32 = enabled
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        cudnn.allow_tf32 = convolutions
+        for part, value in newer:
+            part.fp32_precision = value

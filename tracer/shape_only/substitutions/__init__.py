@@ -1,37 +1,29 @@
 """The written list: where a GPU runs other operations than the CPU, and how a shape-only trace comes to have them.
 
-One file each. ``GPU`` is what a trace for a GPU installs; a trace for the CPU installs ``CPU``, which only mends where
-fake tensors do otherwise than any device.
+Each entry is a function that puts itself in place on a ``Site`` for the length of a trace. ``GPU`` is what a trace for
+a GPU installs; a trace for the CPU installs ``CPU``, which only mends where fake tensors do otherwise than any device.
 """
 
 from __future__ import annotations
 
-from tracer.shape_only.substitutions import (
-    attention,
-    autocast,
+from tracer.shape_only.substitutions.autocast import autocast, grad_scaler
+from tracer.shape_only.substitutions.layers import attention, norms, recurrent, rms_norm
+from tracer.shape_only.substitutions.operators import (
+    clipping,
     collectives,
     conversions,
     counting,
     dropout,
-    grad_scaler,
     grouped,
     initialization,
-    norms,
     one_hot,
     optimizers,
-    placement,
-    recurrent,
-    rms_norm,
     sparse,
-    subclasses,
 )
-from tracer.shape_only.substitutions.substitution import Site, Substitution, installed
+from tracer.shape_only.substitutions.placement import placement
 
-GPU: tuple[Substitution, ...] = tuple(module.SUBSTITUTION for module in (
-    placement, conversions, autocast, attention, rms_norm, norms, dropout, one_hot, recurrent, optimizers, grad_scaler,
-    subclasses, collectives, sparse, initialization, counting, grouped))
-CPU: tuple[Substitution, ...] = (conversions.SUBSTITUTION, one_hot.SUBSTITUTION, subclasses.SUBSTITUTION,
-                                 collectives.SUBSTITUTION, sparse.SUBSTITUTION, initialization.SUBSTITUTION,
-                                 optimizers.ON_CPU, grouped.SUBSTITUTION)
+GPU = (placement, conversions, autocast, attention, rms_norm, norms, dropout, one_hot, recurrent, optimizers,
+       grad_scaler, collectives, sparse, initialization, counting, grouped)
+CPU = (conversions, one_hot, collectives, sparse, initialization, clipping, grouped)
 
-__all__ = ["CPU", "GPU", "Site", "Substitution", "installed"]
+__all__ = ["CPU", "GPU"]

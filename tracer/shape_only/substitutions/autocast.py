@@ -1,7 +1,7 @@
 """``autocast("cuda")`` on tensors that say they are on the CPU: CUDA's lists in the place of the CPU's.
 
 Fake tensors carry the CPU's dispatch keys, so their autocast key is ``AutocastCPU``. While a trace runs, the CPU's
-kernels of that key are replaced by CUDA's policy (``autocast_lists``), and contexts for "cuda" become contexts of that
+kernels of that key are replaced by CUDA's policy, and contexts for "cuda" become contexts of that
 key: entered anywhere, nested, as decorators, and again when checkpointing runs forward in backward. A context that was
 made before the trace, when torch had already switched it off for lack of a GPU, is an error: the step would silently
 be traced in fp32.
@@ -16,16 +16,53 @@ from typing import Any
 
 import torch
 
+from tracer.shape_only.arguments import tensors_in
 from tracer.shape_only.errors import ShapeOnlyError
-from tracer.shape_only.substitutions import autocast_lists as lists
-from tracer.shape_only.substitutions.substitution import Site, Substitution, operator_of
-from tracer.shape_only.tensors import tensors_in
+from tracer.shape_only.substitutions.site import Site, operator_of
 
 _KEY = "AutocastCPU"
 _GPU = ("cuda", "hip")
 
+# What CUDA's autocast runs in each type, as ``ATen/autocast_mode.h`` of PyTorch has it. Operators an installed torch
+# lacks are skipped; ``name.overload`` where only one overload is meant.
+LOWER = (
+    "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
+    "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul",
+    "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+)
+"""Operators that run in autocast's type (fp16 or bf16)."""
+FP32 = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
+    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
+    "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim", "cosine_similarity",
+    "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss",
+    "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss",
+    "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm",
+    "logsumexp", "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d", "_upsample_nearest_exact2d",
+    "upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+    "_upsample_bilinear2d_aa", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
+)
+"""Operators that run in fp32: inputs are cast."""
+FP32_RESULT = (
+    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
+    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
+)
+"""Operators that run in fp32 by their ``dtype`` argument, where the caller gave none: inputs stay as they are."""
+NORMS = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+"""Operators that run in fp32 by another overload, which takes a ``dtype``."""
+WIDEST = (
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
+    "scatter_add",
+)
+"""Operators that run in the widest type among their inputs."""
+REFUSED = ("binary_cross_entropy",)
+"""Autocast refuses these; the caller must use another."""
 
-def _install(site: Site) -> None:
+
+def autocast(site: Site) -> None:
+    """CUDA's autocast: norms, softmax, sums, powers and losses in fp32; the CPU's has other lists."""
     policy = _Policy(site)
     policy.install()
     _redirect(site, policy)
@@ -41,8 +78,8 @@ class _Policy:
 
     def install(self) -> None:
         makers: list[tuple[tuple[str, ...], Callable[[Any], Callable[..., Any]]]] = [
-            (lists.LOWER, self._lower), (lists.FP32, self._fp32), (lists.FP32_RESULT, self._fp32_result),
-            (lists.WIDEST, self._widest), (lists.REFUSED, self._refused)]
+            (LOWER, self._lower), (FP32, self._fp32), (FP32_RESULT, self._fp32_result),
+            (WIDEST, self._widest), (REFUSED, self._refused)]
         covered = set()
         for names, make in makers:
             for name in names:
@@ -50,7 +87,7 @@ class _Policy:
                 if operator is not None:
                     covered.add(operator.name())
                     self.site.library.impl(name, make(operator), _KEY)
-        for name, other in lists.NORMS.items():
+        for name, other in NORMS.items():
             operator, target = operator_of(name), operator_of(other)
             if operator is not None and target is not None:
                 covered.add(operator.name())
@@ -201,8 +238,25 @@ def _with_cpu_kernel() -> list[str]:
     return _CPU_KERNELS
 
 
-SUBSTITUTION = Substitution(
-    "autocast", "CUDA's autocast keeps norms, softmax, sums, powers and losses in fp32; the CPU's has other lists.",
-    # Casts move, and what follows a cast in backward moves with it.
-    cpu=frozenset({"aten::_to_copy", "aten::detach", "aten::t", "aten::add", "aten::add_"}),
-    gpu=frozenset({"aten::_to_copy", "aten::detach", "aten::t", "aten::add", "aten::add_"}), install=_install)
+def grad_scaler(site: Site) -> None:
+    """The gradient scaler of fp16 training: on, as on a GPU, with gradients that are taken to be finite.
+
+    torch switches ``GradScaler("cuda")`` off where there is no GPU. Whether it skips a step is read from the gradients,
+    and a trace has no values: the step is taken, without the wait of that read.
+    """
+    kind = getattr(torch.amp, "GradScaler", None)
+    if kind is None:
+        return
+    begin = kind.__init__
+
+    def __init__(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        begin(self, "cpu" if device == "cuda" else device, *args, **kwargs)
+
+    def _maybe_opt_step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        site.used("grad_scaler")
+        site.note("The gradient scaler's question whether gradients are finite was answered with yes: on a GPU the "
+                  "host waits for that answer.")
+        return optimizer.step(*args, **kwargs)
+
+    site.patch(kind, "__init__", __init__)
+    site.patch(kind, "_maybe_opt_step", _maybe_opt_step)

@@ -12,11 +12,12 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import data
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tracer.shape_only.errors import ShapeOnlyError, caller_line
 from tracer.shape_only.substitutions.placement import is_gpu
-from tracer.shape_only.substitutions.substitution import Site
+from tracer.shape_only.substitutions.site import Site
 
 if TYPE_CHECKING:
     from tracer.shape_only.substitutions.placement import DevicePlacement
@@ -27,14 +28,11 @@ _NO_WORKERS = {"num_workers": 0, "timeout": 0, "prefetch_factor": None}
 
 def install(site: Site, placement: DevicePlacement | None) -> None:
     """Put real data loading, and loading and saving of files, in place for one trace."""
-    from torch.utils import data
-    from torch.utils.data import distributed
-
     site.patch(data.DataLoader, "_get_iterator", _iterator(site, data.DataLoader._get_iterator))
     for name in _SAMPLERS:
         sampler = getattr(data, name)
         site.patch(sampler, "__iter__", _drawn(sampler.__iter__))
-    site.patch(distributed.DistributedSampler, "__iter__", _drawn(distributed.DistributedSampler.__iter__))
+    site.patch(data.DistributedSampler, "__iter__", _drawn(data.DistributedSampler.__iter__))
     # The weights may be fake: which samples come does not change a shape.
     site.patch(data.WeightedRandomSampler, "__iter__",
                lambda self: iter([i % len(self.weights) for i in range(self.num_samples)]))

@@ -16,11 +16,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from tracer.shape_only.errors import ShapeOnlyError, caller_line
-from tracer.shape_only.substitutions.substitution import Site, Substitution
+from tracer.shape_only.substitutions.site import Site
 from tracer.shape_only.uncompiled import compiler_imported
 
 if TYPE_CHECKING:
@@ -101,8 +102,6 @@ class DevicePlacement(TorchFunctionMode):
 
     def install(self, site: Site) -> None:
         """Show users the device that fake tensors lie on."""
-        from torch._subclasses.fake_tensor import FakeTensor
-
         if "device" in vars(FakeTensor):
             site.patch(FakeTensor, "device", _Seen(vars(FakeTensor)["device"], self))
         for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
@@ -240,15 +239,15 @@ def _true_device(tensor: Any) -> torch.device:
         return device
 
 
-def _install(site: Site) -> None:
+def placement(site: Site) -> None:
     """The functions of ``torch.cuda``: as on a machine with one such GPU for users, untouched for torch's own code."""
     cuda = torch.cuda
     capability = site.device.capability
-    properties = SimpleNamespace(name=site.device.name, major=capability[0], minor=capability[1],
-                                 multi_processor_count=0, total_memory=site.device.memory_bytes)
+    properties = SimpleNamespace(name=site.device.reported, major=capability[0], minor=capability[1],
+                                 multi_processor_count=site.device.sm_count, total_memory=site.device.memory_bytes)
     answers: dict[str, Any] = {
         "is_available": True, "device_count": 1, "current_device": 0, "set_device": None,
-        "empty_cache": None, "get_device_name": site.device.name, "get_device_capability": capability,
+        "empty_cache": None, "get_device_name": site.device.reported, "get_device_capability": capability,
         "get_device_properties": properties, "reset_peak_memory_stats": None, "ipc_collect": None,
         "is_bf16_supported": site.device.has_bf16, "manual_seed": None, "manual_seed_all": None,
         "init": None, "is_initialized": True,
@@ -364,8 +363,3 @@ class _Stream(_Event):
 
     def __exit__(self, *_: object) -> None:
         pass
-
-
-SUBSTITUTION = Substitution(
-    "placement", "Tensors that move to the GPU are copied; on the CPU they are where they are.",
-    cpu=frozenset(), gpu=frozenset({"aten::_to_copy"}), install=_install)

@@ -1,0 +1,183 @@
+"""What inference servers add to a forward pass: mixtures of experts, choosing the next token, recurrent states.
+
+::
+
+    tokens, experts, visits a token, imbalance ──visits──▶ experts touched, rows of the fullest
+    moe_calls: rows into groups ─▶ grouped product (gate and up) ─▶ activation ─▶ grouped product (down) ─▶ sum
+
+A weight is read once for each expert that any token visits. Expert i of e is visited by a share p_i of the tokens with
+p_i ∝ i^(−imbalance) (0: all alike), no expert by more than all of them; experts touched = Σ 1 − (1 − p_i)^tokens.
+Source: the definition; AIConfigurator (github.com/ai-dynamo/aiconfigurator) measures with power laws of 1.01 and 1.2.
+
+Dimensions and bytes are of ``reduction`` and ``elementwise``: a sampler goes over the vocabulary's probabilities of
+each sequence a few times and writes a token; a state-space layer reads and writes its whole state for every sequence.
+Source: the definitions; sampling by rejection needs no sort (FlashInfer, github.com/flashinfer-ai/flashinfer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+
+from kernel_models.families.elementwise import elementwise
+from kernel_models.families.gemm import gemm
+from kernel_models.families.index import index
+from kernel_models.families.reduction import sort
+from kernel_models.families.registry import Inputs, Unpriceable, forward
+from kernel_models.op_call import Family, OpCall
+from kernel_models.tensors import TensorSpec, itemsize
+
+VISITS = 4
+"""Experts that a token visits where nothing says how many. Set: that of gpt-oss."""
+
+
+@lru_cache(maxsize=4096)
+def shares(experts: int, visits: int, imbalance: float = 0.0) -> tuple[float, ...]:
+    """Share of the tokens that visit each expert, the most visited first; they add up to ``visits``."""
+    weight = np.arange(1.0, experts + 1.0) ** -imbalance
+    found = np.minimum(weight * visits / float(weight.sum()), 1.0).astype(np.float64)
+    for _ in range(32):
+        # What an expert cannot take goes to those that can.
+        lacking, open_ones = visits - found.sum(), found < 1.0
+        if lacking < 1e-9 or not open_ones.any():
+            break
+        found[open_ones] = np.minimum(found[open_ones] * (1.0 + lacking / float(found[open_ones].sum())), 1.0)
+    return tuple(found.tolist())
+
+
+def touched(tokens: int, experts: int, visits: int, imbalance: float = 0.0) -> float:
+    """Expected number of experts that any of the tokens visits."""
+    chosen = np.array(shares(experts, min(visits, experts), imbalance))
+    return float(np.sum(1.0 - (1.0 - chosen) ** tokens))
+
+
+def grouped(
+    tokens: int, experts: int, visits: int, n: int, k: int, dtype: str, *, imbalance: float = 0.0,
+    weight_dtype: str = "", flags: tuple[str, ...] = (), out_dtype: str = "",
+) -> Iterator[OpCall]:
+    """The grouped product of the experts that tokens visit, each with its mean number of rows."""
+    groups = max(round(touched(tokens, experts, visits, imbalance)), 1)
+    rows = -(-tokens * min(visits, experts) // groups)
+    yield from gemm(groups, rows, n, k, dtype, "nt", kind="grouped", weight_dtype=weight_dtype, flags=flags,
+                    out_dtype=out_dtype)
+
+
+def moe_calls(
+    tokens: int, experts: int, visits: int, hidden: int, inner: int, dtype: str, *, compute_dtype: str = "",
+    weight_dtype: str = "", imbalance: float = 0.0, gated: bool = True, flags: tuple[str, ...] = (),
+) -> Iterator[OpCall]:
+    """The device work of a fused mixture of experts after its routing.
+
+    Args:
+        tokens, experts, visits: tokens of the step, experts of this device, visits of a token to them.
+        hidden, inner: width of the tokens and of an expert.
+        dtype: of the tokens; ``compute_dtype`` that they are cast to for the products, if another.
+        weight_dtype: what the experts' weights are stored in, if another than the products'.
+        imbalance: exponent of the visits' power law.
+        gated: whether gate and up projections are one product of twice the width.
+        flags: of the products.
+    """
+    if not tokens * experts * visits:
+        return
+    rows, computed = tokens * min(visits, experts), compute_dtype or dtype
+    wide = inner * (2 if gated else 1)
+
+    def product(n: int, k: int) -> Iterator[OpCall]:
+        # Fused kernels gather each expert's tokens as they go.
+        return grouped(tokens, experts, visits, n, k, computed, imbalance=imbalance, weight_dtype=weight_dtype,
+                       flags=("routed", *flags), out_dtype="" if computed == dtype else dtype)
+
+    yield from sort("topk", 1, rows, rows, "int32")
+    if computed != dtype:
+        yield from elementwise("quantize", [TensorSpec((tokens, hidden), dtype)], (tokens, hidden), computed)
+    yield from product(wide, hidden)
+    yield from elementwise("silu_and_mul", [TensorSpec((rows, wide), dtype)], (rows, inner), computed)
+    yield from product(hidden, inner)
+    yield from index("moe_sum", rows * hidden, hidden, rows * hidden, dtype)
+
+
+@forward(Family.GEMM, "vllm::inplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
+         "vllm::outplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
+         "vllm::fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
+         "vllm::fused_moe(hidden_states, w1, w2, topk_weights, topk_ids)",
+         "sglang::fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
+         "sglang::inplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)",
+         "sglang::outplace_fused_experts(hidden_states, w1, w2, topk_weights, topk_ids)")
+def _fused_experts(op: Inputs) -> Iterator[OpCall]:
+    """Sizes are all among the arguments; which experts the tokens visit is not, and they are taken to be even.
+
+    Weights of half a value a byte are packed 4-bit ones, which are widened on their way to the products.
+    """
+    hidden, first, second = op.tensor("hidden_states"), op.tensor("w1"), op.tensor("w2")
+    if len(first.shape) != 3 or len(second.shape) != 3:
+        raise Unpriceable(f"{op.name}: {first.shape}, {second.shape}")
+    chosen = op.optional("topk_ids") or op.tensor("topk_weights")
+    experts, wide, _ = first.shape
+    packed = first.shape[-1] * 2 == hidden.shape[-1]
+    inner = second.shape[-1] * (2 if packed else 1)
+    yield from moe_calls(
+        hidden.shape[0], experts, chosen.shape[-1], hidden.shape[-1], inner, hidden.dtype,
+        compute_dtype=first.dtype if first.dtype in ("fp8", "int8") and not packed else "",
+        weight_dtype="fp4" if packed else "", gated=wide != inner, imbalance=op.told("imbalance", 0.0))
+
+
+@forward(Family.GEMM, "vllm::moe_forward(hidden_states, router_logits)",
+         "vllm::moe_forward_shared(hidden_states, router_logits)")
+def _mixture_of_experts(op: Inputs) -> Iterator[OpCall]:
+    """Neither the experts' width nor how many each token visits, nor their weights' type, is among the arguments.
+
+    A width equal to the hidden size, four visits and weights of the tokens' type are assumed; as servers split experts
+    between devices, so may be how many of them are here. The calls say so (flag "assumed").
+    """
+    hidden, router = op.tensor("hidden_states"), op.tensor("router_logits")
+    tokens, width = hidden.shape[-2:]
+    everyone = router.shape[-1]
+    experts = int(op.assume("experts", everyone))
+    visits = int(op.assume("visits", VISITS))
+    inner = int(op.assume("expert_width", width))
+    weights = op.assume_type("weights", hidden.dtype)
+    imbalance = op.told("imbalance", 0.0)
+    # Of a device's share of the experts, tokens visit a share.
+    here = max(round(tokens * min(experts / everyone, 1.0)), 1) if experts < everyone else tokens
+    flags = op.assumptions()
+    yield from sort("topk", tokens, everyone, min(visits, everyone), router.dtype)
+    yield from moe_calls(
+        here, experts, min(visits, experts), width, inner, hidden.dtype,
+        compute_dtype=weights if weights == "fp8" else "", weight_dtype="" if weights == "fp8" else weights,
+        imbalance=imbalance, flags=flags)
+
+
+PASSES = 3
+"""Times that a sampler by rejection reads the probabilities: a threshold found, tried and used."""
+
+
+@forward(Family.REDUCTION, "flashinfer::sampling_from_probs(probs)", "flashinfer::top_p_sampling_from_probs(probs)",
+         "flashinfer::top_k_sampling_from_probs(probs)", "flashinfer::min_p_sampling_from_probs(probs)",
+         "flashinfer::top_k_top_p_sampling_from_probs(probs)", "flashinfer::top_k_renorm_probs(probs)",
+         "flashinfer::top_p_renorm_probs(probs)", "flashinfer::top_k_mask_logits(probs)",
+         "sgl_kernel::top_p_sampling_from_probs(probs)", "sgl_kernel::top_k_top_p_sampling_from_probs(probs)")
+def _sample(op: Inputs) -> Iterator[OpCall]:
+    probabilities = op.tensor("probs")
+    rows, columns = probabilities.elements // max(probabilities.shape[-1], 1), probabilities.shape[-1]
+    if not rows * columns:
+        return
+    whole = "renorm" in op.name or "mask" in op.name
+    size = itemsize(probabilities.dtype)
+    yield OpCall(Family.REDUCTION, "renorm" if whole else "sample", (rows, columns, 1), probabilities.dtype,
+                 flops=float(rows * columns), bytes_read=float(PASSES * rows * columns * size),
+                 bytes_written=float(rows * columns * size if whole else 4 * rows))
+
+
+@forward(Family.ELEMENTWISE, "mamba_ssm::selective_state_update(state, x)", "vllm::selective_state_update(state, x)",
+         "_C::causal_conv1d_update(conv_state, x)", "causal_conv1d::causal_conv1d_update(conv_state, x)")
+def _state(op: Inputs) -> Iterator[OpCall]:
+    """Yield the whole state of the step's sequences, read and written, as fast as memory gives it."""
+    state = op.tensor(op.names[0])
+    if len(state.shape) < 2:
+        raise Unpriceable(f"{op.name}: {state.shape}")
+    of_step = op.optional("x")
+    sequences = min(of_step.shape[0], state.shape[0]) if of_step is not None and of_step.shape else state.shape[0]
+    mine = TensorSpec((sequences, *state.shape[1:]), state.dtype)
+    yield from elementwise("state_update", [mine], mine.shape)

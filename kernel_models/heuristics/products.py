@@ -1,0 +1,320 @@
+"""Matrix products, and convolutions as implicit ones: whole tiles and waves, or operand bytes, if longer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from kernel_models.device import DeviceSpec
+from kernel_models.heuristics.call_classes import ROWS
+from kernel_models.heuristics.rates import GB_PER_S_IN_BYTES_PER_US, bandwidth_gbps, computed_as, memory_us, peak_tflops
+from kernel_models.heuristics.work import CallTable, KernelWork, one, vector_us, work_of
+from kernel_models.op_call import Family
+from kernel_models.tensors import itemsize, multiply_adds, stored_itemsize
+from tracer.arrays import Bool, Float64
+
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (16, 64), (16, 128))
+"""Output tiles (rows, columns) of cuBLAS, CUTLASS and rocBLAS kernels, as the kernels' names tell."""
+SPLITS = (1, 2, 3, 4, 8, 16)
+"""Parts that the contraction is cut into where the output has too few tiles for all units (split-k)."""
+TILE_COST = 16.0
+"""a in a tile's relative efficiency 1/(1 + a(1/rows + 1/columns)): operands loaded for a product fall with its size.
+See ``padded_product_us``."""
+QUANTISED = 0.3
+"""Share of a partly filled last wave that is lost: persistent and stream-k kernels win some of it back. 1 = all."""
+AT_ONCE = 1024
+"""Products that are put into all tilings at once; of more, one tiling at a time takes less memory."""
+SPLIT_COST = 0.15
+"""Share of its work that a split kernel adds for adding up its parts, for each doubling."""
+
+
+class Tiling(NamedTuple):
+    """Factors by which products take longer, in their best tile and split, than in full, largest tiles [n].
+
+    Attributes:
+        tiles: rows and columns that the result's last tiles have for nothing.
+        waves: units that the last wave of blocks leaves idle, or all blocks where they are fewer than the units.
+        small: smaller tiles, which load their operands more often, and split sums.
+    """
+
+    tiles: Float64
+    waves: Float64
+    small: Float64
+
+
+def padded_product_us(batch: Float64, m: Float64, n: Float64, k: Float64, peak_tflops: Float64, device: DeviceSpec,
+                      ) -> Float64:
+    """Time of batch·m·n·k multiply-adds at the peak rate with whole tiles and waves, µs: the best tile and split.
+
+    blocks = ⌈m/Tm⌉·⌈n/Tn⌉·batch·split, waves = blocks/units, of which a partly filled last one counts ``QUANTISED``;
+    t = waves · 2·Tm·Tn·k/split / (rate of a unit · tile efficiency). The minimum over tiles and splits
+    never falls when a size grows. Source: NVIDIA "Matrix Multiplication Background User's Guide" (tile and wave
+    quantisation); ``TILE_COST`` and ``QUANTISED`` are the best of 4 to 48 and 0 to 1 on the products of
+    the tables in benchmarks/kernel_tables.py, ``SPLIT_COST`` is set.
+    """
+    if np.size(m) <= AT_ONCE:
+        batch, m, n, k, peak_tflops = (np.asarray(each, np.float64)[..., None]
+                                       for each in (batch, m, n, k, peak_tflops))
+        us, _ = _tiling_us(device, batch, m, n, k, peak_tflops, *_Tilings.all())
+        return np.asarray(us.min(axis=-1))
+    best = np.full(np.shape(m), np.inf)
+    for us, _ in _every_tiling(batch, m, n, k, peak_tflops, device):
+        np.minimum(best, us, out=best)
+    return best
+
+
+def tiling(batch: Float64, m: Float64, n: Float64, device: DeviceSpec) -> Tiling:
+    """Return what ``padded_product_us`` is made of: it is the ideal time, 2·batch·m·n·k / peak, times all three
+    factors."""
+    ideal = np.maximum(2.0 * batch * m * n, 1.0) / 1e6
+    one = np.ones(np.shape(m))
+    best, found = one * np.inf, Tiling(one, one, one)
+    for us, (blocks, area, each) in _every_tiling(batch, m, n, one, one, device):
+        better, padded = us < best, blocks * area / (batch * m * n)
+        best = np.where(better, us, best)
+        found = Tiling(np.where(better, padded, found.tiles),
+                       np.where(better, us / ideal / padded / each, found.waves), np.where(better, each, found.small))
+    return found
+
+
+def _every_tiling(batch: Float64, m: Float64, n: Float64, k: Float64, peak_tflops: Float64, device: DeviceSpec,
+                  ) -> Iterator[tuple[Float64, tuple[Float64, float, float]]]:
+    """For every tile and split its time, µs, and its number of tiles, their area, and what tile and split cost more."""
+    for rows, columns, split, cost, more in zip(*_Tilings.all(), strict=True):
+        us, tiles = _tiling_us(device, batch, m, n, k, peak_tflops, rows, columns, split, cost, more)
+        yield us, (tiles, float(rows * columns), cost * more)
+
+
+class _Tilings(NamedTuple):
+    """Every tile with every split, [tiles × splits]: rows, columns, split, and what tile and split cost more."""
+
+    rows: Float64
+    columns: Float64
+    split: Float64
+    cost: Float64
+    more: Float64
+
+    @classmethod
+    @lru_cache(maxsize=1)
+    def all(cls) -> _Tilings:
+        """Make them."""
+        reference = 1.0 + TILE_COST * (1 / 256 + 1 / 128)
+        each = [(rows, columns, split, (1.0 + TILE_COST * (1 / rows + 1 / columns)) / reference,
+                 1.0 + SPLIT_COST * np.log2(split)) for rows, columns in TILES for split in SPLITS]
+        return cls(*np.array(each, np.float64).T)
+
+
+def _tiling_us(device: DeviceSpec, batch: Float64, m: Float64, n: Float64, k: Float64, peak_tflops: Float64,
+               rows: Float64, columns: Float64, split: Float64, cost: Float64, more: Float64,
+               ) -> tuple[Float64, Float64]:
+    """Time of products in one tile and split, µs, and their number of tiles."""
+    unit_rate = peak_tflops * 1e6 / device.sm_count  # operations per µs
+    tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch
+    waves = tiles * split / device.sm_count
+    counted = QUANTISED * np.ceil(waves) + (1.0 - QUANTISED) * np.maximum(waves, 1.0)
+    block = 2.0 * rows * columns * k / split * more
+    return counted * block * cost / unit_rate, tiles
+
+
+def filled_units(blocks: Float64, device: DeviceSpec) -> Float64:
+    """Share of the units' time that equal blocks use, from 0 to 1, with the last wave counted as above."""
+    waves = np.maximum(blocks, 1e-9) / device.sm_count
+    return waves / (QUANTISED * np.ceil(waves) + (1.0 - QUANTISED) * np.maximum(waves, 1.0))
+
+
+LOAD_BYTES, LEAST_BYTES = 16, 4
+"""A row of whole loads of 16 bytes is copied to shared memory by the widest; the narrowest asynchronous one has 4 (CUDA
+C++ Programming Guide, ``cp.async``). Rows of 16 bits at odd places are read value by value."""
+NARROW, SINGLE = 1.49, 3.61
+"""Times the arithmetic takes where the shortest-aligned row is no multiple of 16, and of 4 bytes.
+
+Fitted: an A100's sweep through the contraction (``vocab_h_sweep`` of ``kernels/gemm_alignment_fp16``, medians over rows
+of whole loads; ``benchmarks/shape_advice.py`` computes them again and judges the other sweeps). Taken for all of
+NVIDIA's data center boards with matrix units, of which A100 and V100 were measured; the MI250X of that table shows
+none."""
+DEPTH_BYTES = 64
+"""Bytes of a contraction that a tile takes at a time: 32 values of 16 bits, as kernels' names tell
+("ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn")."""
+
+
+def affected(table: CallTable, device: DeviceSpec) -> Bool:
+    """Return whether calls are products that matrix units compute on a board that was measured, or is like one that
+    was.
+
+    Boards with GDDR memory have what unaligned rows cost among the corrections that steps have taught."""
+    like = device.vendor == "nvidia" and not device.memory_kind.startswith("GDDR")
+    return table.by_dtype(lambda dtype: float(
+        like and computed_as(device, dtype) in device.matrix_tflops and itemsize(dtype) <= 4 and dtype != "fp32")) > 0
+
+
+def narrow_rows(table: CallTable, device: DeviceSpec) -> Float64:
+    """Factor of the arithmetic for rows that are no whole number of the widest loads [n]."""
+    return np.where(affected(table, device), table.once("narrow rows", lambda: _narrow(table)), 1.0)
+
+
+def _narrow(table: CallTable) -> Float64:
+    """The same where it counts."""
+    by_name = {name: table.dim(name) * table.item_bytes() for name in "mnk"}
+    rest: Float64 = np.full(len(table), float(LOAD_BYTES))
+    layouts = np.array([ROWS.get(call.layout, "nk") for call in table.calls])
+    for rows in np.unique(layouts).tolist() if len(table) else []:
+        mine = layouts == rows
+        for name in rows:
+            row = by_name[name].astype(np.int64)
+            rest[mine] = np.minimum(rest, np.minimum(row & -row, LOAD_BYTES))[mine]
+    return np.where(rest >= LOAD_BYTES, 1.0, np.where(rest >= LEAST_BYTES, NARROW, SINGLE))
+
+
+def whole_depth(table: CallTable, device: DeviceSpec) -> Float64:
+    """The contraction in whole steps of a tile [n]."""
+    k, step = table.dim("k"), DEPTH_BYTES / table.item_bytes()
+    return np.where(affected(table, device), np.ceil(k / step) * step, k)
+
+
+FEW_ROWS = 16
+"""Rows and columns of a result up to which its sums may be done without matrix units: their smallest product. The
+smallest tile of matrix instructions (``mma.m16n8k16``)."""
+
+STREAMED = {"hopper": 0.83, "ampere": 0.96}
+"""Time of a weight's byte over that of other operands': products of few rows read their weights at 0.88 of an H100's
+published bandwidth and at 0.77 of an A100's (``gemm_forward``, m up to 64, weights of 64 MB and more)."""
+DEPTH_FLOORS, DEEPEST = 6e-5, 8192.0
+"""What each of the contraction's steps adds to a product's fixed cost, and from how many on it is split: blocks go
+through all of them one after another. From the same rows of 1 to 8 MB: 0.2 ns for each of k on A100, H100 and H200
+alike. Of 16 bits, and of 8 where activations are not cast beside the product."""
+GROUPED = {"nt": 0.92, "nn": 0.86, "tn": 0.75}
+"""Of the rate of single products, what grouped ones reach, by layout: forward, input gradient, weight gradient. Of
+SimuMax's rows those of an A100, and those of a B200 of 1,000 rows a group and more, beside their single products."""
+GROUP_US = {"blackwell": 4.5}
+"""What each group of such a product costs besides, µs, by architecture: Transformer Engine launches one product a
+group, and on a B200 each is over before the next has filled the device (SimuMax's rows "chosen on" of
+``benchmarks/inference_kernels.py``, groups of 128 to 10,000 rows). None on an A100. Fused kernels of servers pay
+none."""
+GROUPED_FP8 = 0.6
+"""The same of 8 and 4 bits, besides: kernels that scale blocks of values on their way (DeepSeek's DeepGEMM publishes
+0.5 to 0.7 of an H800's peak for groups of 4,096 rows, servers' Triton kernels reach less). Set, not measured."""
+ROUTED = 0.5
+"""The same of servers' fused kernels, which gather tokens of experts as they go (Triton's, Marlin's, of any type): in a
+recorded step of gpt-oss the experts of 8,192 tokens reach 0.5 on an MI300X (trace ``vllm-cuda-graph``)."""
+
+ROUTED_WIDENED, ROUTED_FP8 = 0.23, 0.3
+"""The same on NVIDIA's GPUs for weights that are widened to 16 bits as they are read (Marlin's and Triton's kernels for
+int4 and MXFP4), and for 8 bits scaled by blocks, where each expert has ``FILLED`` rows or more, as prompts have. Set
+with times to the first token of the looked-at half of the serving table (``benchmarks/serving.py``), which judges them
+by the other half; how quick experts of few rows are says ``ROUTED``."""
+FILLED, BARE = 16.0, 4.0
+"""Rows of an expert from which a block's products fill its time, and up to which its weights do. Set, not measured."""
+
+
+@work_of(Family.GEMM)
+def gemm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
+    """Time of 2·batch·m·n·k operations in whole tiles and waves, and of A, B and the output once each, µs.
+
+    A product of a few rows by a few columns, such as the gradient of weights that mix attention heads, is summed up
+    without matrix units, which would fill a tile with nothing: the quicker form counts. Source: roofline (Williams et
+    al., 2009) with tile and wave quantisation (``tiles.padded_product_us``) and rows that are no whole number of loads
+    (``narrow_rows``).
+    """
+    peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
+    batch, m, n = (table.dim(name) for name in ("batch", "m", "n"))
+    k = whole_depth(table, device) * table.by_dtype(multiply_adds)
+    product = padded_product_us(batch, m, n, k, peak, device) * narrow_rows(table, device) / _grouped(table, device)
+    direct = np.where(np.maximum(m, n) <= FEW_ROWS, vector_us(table, device), np.inf)
+    memory, fixed = memory_us(table.bytes_moved, device), one(table)
+    if device.vendor == "nvidia" and not device.memory_kind.startswith("GDDR"):
+        weights = table.once("weights", lambda: _weight_share(table))
+        streamed = table.bytes_moved / (bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US)
+        memory += weights * (streamed * STREAMED.get(device.architecture, 1.0) - memory)
+        fixed += DEPTH_FLOORS * np.minimum(table.dim("k"), DEEPEST) * _goes_through(table)
+    launched = _launched(table, device)
+    return KernelWork(np.minimum(product, direct) + launched, memory + launched, fixed)
+
+
+def _goes_through(table: CallTable) -> Float64:
+    """Whether the depth of a call counts [n]."""
+    counts = [dtype in ("fp16", "bf16") or (dtype == "fp8" and kind != "mm") for kind, dtype in table.groups]
+    return np.array(counts, np.float64)[table.group]
+
+
+def _weight_share(table: CallTable) -> Float64:
+    """Share of the bytes that are the larger operand's: a weight's, where rows are few [n].
+
+    No cache has kept it, since a model's other weights were read after it."""
+    k, many = table.dim("k"), np.maximum(table.dim("m"), table.dim("n"))
+    size = np.array([stored_bytes(call.flags, call.dtype) for call in table.calls])
+    weight = table.dim("batch") * many * k * size
+    return np.minimum(weight / np.maximum(table.bytes_moved, 1.0), 1.0)
+
+
+def stored_bytes(flags: tuple[str, ...], dtype: str) -> float:
+    """Bytes of a weight's element, which may be stored in another type than it is multiplied in (flag "weight_fp4")."""
+    kept = next((flag[7:] for flag in flags if flag.startswith("weight_")), dtype)
+    return stored_itemsize(kept)
+
+
+def _grouped(table: CallTable, device: DeviceSpec) -> Float64:
+    """Share of a single product's rate that grouped ones reach [n]."""
+    found = np.ones(len(table))
+    narrow = table.by_dtype(lambda dtype: GROUPED_FP8 if dtype in ("fp8", "fp4", "int8") else 1.0)
+    rows = table.dim("m")
+    for i, call in enumerate(table.calls):
+        if call.kind == "grouped":
+            found[i] = (_routed(call.dtype, call.flags, float(rows[i]), device) if "routed" in call.flags else
+                        GROUPED.get(call.layout, GROUPED["nt"]) * narrow[i])
+    return found
+
+
+def _launched(table: CallTable, device: DeviceSpec) -> Float64:
+    """What the groups of grouped products cost besides, µs [n]."""
+    each = GROUP_US.get(device.architecture, 0.0)
+    apart = [each if call.kind == "grouped" and "routed" not in call.flags else 0.0 for call in table.calls]
+    return table.dim("batch") * np.array(apart, np.float64)
+
+
+def _routed(dtype: str, flags: tuple[str, ...], rows: float, device: DeviceSpec) -> float:
+    """Share of a single product's rate that a server's fused experts of so many rows each reach."""
+    widened = any(flag.startswith("weight_") for flag in flags)
+    if device.vendor != "nvidia" or not (widened or dtype == "fp8"):
+        return ROUTED
+    filled = ROUTED_WIDENED if widened else ROUTED_FP8
+    way = min(max(math.log(max(rows, 1.0) / BARE) / math.log(FILLED / BARE), 0.0), 1.0)
+    return ROUTED * (filled / ROUTED) ** way
+
+
+@work_of(Family.CONV)
+def convolution_work(table: CallTable, device: DeviceSpec) -> KernelWork:
+    """Time of the implicit product in whole tiles and waves, and of input, weights and output once each, µs.
+
+    Forward: m = batch·output positions, n = output channels of a group, k = input channels of a group · kernel size;
+    the gradient of the input swaps input and output channels, with k shared out over the stride; that of the weights
+    contracts over batch and positions. A depthwise kernel does no products but sums on the other units: the quicker
+    form counts. Source: cuDNN (Chetlur et al., 2014, "implicit GEMM"); NVIDIA "Convolutional Layers User's Guide".
+    """
+    peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
+    groups, inputs, outputs, m, n, k = table.once("product", lambda: _product(table))
+    product = padded_product_us(groups, m, n, k, peak, device)
+    direct = np.where(np.minimum(inputs, outputs) <= 4, vector_us(table, device), np.inf)
+    return KernelWork(np.minimum(product, direct), memory_us(table.bytes_moved, device), one(table))
+
+
+def _product(table: CallTable) -> tuple[Float64, Float64, Float64, Float64, Float64, Float64]:
+    """Groups, input and output channels of one, and m, n and k of the implicit product [n] each."""
+    groups = table.dim("groups")
+    batch = table.dim("batch")
+    inputs = np.maximum(table.dim("in_channels") / groups, 1.0)
+    outputs = np.maximum(table.dim("out_channels") / groups, 1.0)
+    in_positions = batch * table.dim("in_d") * table.dim("in_h") * table.dim("in_w")
+    out_positions = batch * table.dim("out_d") * table.dim("out_h") * table.dim("out_w")
+    kernel = table.dim("kernel_d") * table.dim("kernel_h") * table.dim("kernel_w")
+    # The gradient of the input has a position for each input; only 1/stride of the kernel's taps reach each.
+    taps = np.maximum(kernel * np.minimum(out_positions / in_positions, 1.0), 1.0)
+    is_input = table.by_kind(lambda kind: float("dgrad" in kind)) > 0
+    is_weight = table.by_kind(lambda kind: float("wgrad" in kind)) > 0
+    m = np.where(is_weight, outputs, np.where(is_input, in_positions, out_positions))
+    n = np.where(is_weight, inputs * kernel, np.where(is_input, inputs, outputs))
+    k = np.where(is_weight, out_positions, np.where(is_input, outputs * taps, inputs * kernel))
+    return groups, inputs, outputs, m, n, k * table.by_dtype(multiply_adds)

@@ -1,0 +1,75 @@
+"""The page on extending foretrace: each of its blocks, followed in a copy of the packages, makes what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "howto" / "extend.md"
+PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner")
+BLOCK = re.compile(r"^`(?P<file>[\w./-]+)`, (?:a new file|a copy of `(?P<copied>[\w./-]+)` with|below "
+                   r"`(?P<line>[^`\n]+)`):\n\n```\w+\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+STEP = """
+import torch
+
+def build():
+    model, x = torch.nn.Linear(8192, 8192).cuda(), torch.randn(64, 8192, device="cuda")
+    return lambda: model(x).sum().backward()
+"""
+SAYS = {"predict traces/cpu-small": "20% of the host taken", "devices": "ACME", "predict step.py:build": "acme-gpu",
+        "price": "rotary", "topologies": "acme-node"}
+"""What each command of the page says, by its beginning."""
+
+
+def followed(folder: Path) -> None:
+    """Write the page's blocks into the files that they name."""
+    for block in BLOCK.finditer(PAGE.read_text(encoding="utf-8")):
+        path, text = folder / block["file"], block["text"]
+        if block["line"]:
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            place = [line.strip() for line in lines].index(block["line"])
+            text = "".join([*lines[:place + 1], text, *lines[place + 1:]])
+        elif block["copied"]:
+            changed = {line.partition(" = ")[0]: line for line in text.splitlines()}
+            copied = (folder / block["copied"]).read_text(encoding="utf-8").splitlines()
+            assert changed.keys() <= {line.partition(" = ")[0] for line in copied}
+            text = "\n".join(changed.get(line.partition(" = ")[0], line) for line in copied)
+        path.write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("extended")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "traces").symlink_to(ROOT / "traces")
+    (folder / "step.py").write_text(STEP)
+    followed(folder)
+    return folder
+
+
+COMMANDS = re.findall(r"^\$ foretrace (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command.split()[:2]))
+def test_what_the_page_adds_works(command: str, copied: Path) -> None:
+    if "step.py" in command:
+        pytest.importorskip("torch")
+    said = subprocess.run([sys.executable, "-c", "from foretrace.commands import main; main()", *shlex.split(command)],
+                          cwd=copied, env={**os.environ, "PYTHONPATH": str(copied)}, capture_output=True, text=True,
+                          check=False)
+    assert said.returncode == 0, said.stderr
+    assert next(words for start, words in SAYS.items() if command.startswith(start)) in said.stdout
+
+
+def test_every_kind_of_addition_is_shown() -> None:
+    files = [block["file"] for block in BLOCK.finditer(PAGE.read_text(encoding="utf-8"))]
+    assert len(files) == 6 and len(COMMANDS) == len(SAYS) and files.count("kernel_models/op_call.py") == 1

@@ -1,0 +1,223 @@
+"""Single operators and torch's own helpers that a GPU, or any device, runs otherwise than fake tensors on the CPU.
+
+What is left is no substitution: fake tensors are a subclass of tensors, so that a trace differs from a real run on any
+device. The work is the same, element for element:
+
+- autograd adds gradients, and computes a few formulas, out of place instead of in place: ``add`` for ``add_``,
+  ``index_put`` for ``_index_put_impl_``; a gradient that is added to another takes a new buffer;
+- ``view`` for ``_reshape_alias``;
+- an ``empty`` of no elements (a result that is not asked for) is not there;
+- gradients of ``index_select`` are added by ``index_add`` for ``scatter_add_`` into zeros;
+- the fake kernels keep some statistics of norms in the input's type and some bag numbers of ``embedding_bag`` where
+  the CPU keeps fp32 and none, and do not know the size of the CPU's workspace for recurrent layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
+
+from tracer.shape_only.errors import ShapeOnlyError
+from tracer.shape_only.substitutions.site import Site, operator_of
+
+_NAMESPACE = "c10d::"
+_WORK = "c10d.Work"
+_SAME_ROWS = ("clone.default", *(f"{name}.{kind}" for name in ("mul", "div", "mul_", "div_")
+                                 for kind in ("Tensor", "Scalar")))
+
+_BAGS = torch.ops.aten._embedding_bag_backward.default
+_NUM_WEIGHTS, _SPARSE = 6, 9
+"""Places of arguments."""
+
+
+def conversions(site: Site) -> None:
+    """``nn.Module.to``, ``.double()`` and the like, on parameters without data: they take their new type in place."""
+    site.patch(torch.nn.Module, "_apply", _apply)
+
+
+def _apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+    """``nn.Module._apply`` with ``.data`` set; torch's own swaps fake parameters, which fails where anything refers to
+    them."""
+    for child in self.children() if recurse else ():
+        child._apply(fn)
+    for parameter in self._parameters.values():
+        if parameter is None:
+            continue
+        with torch.no_grad():
+            for tensor in (parameter, parameter.grad):
+                applied = fn(tensor) if tensor is not None else None
+                if applied is not tensor:
+                    tensor.data = applied
+    for name, buffer in self._buffers.items():
+        if buffer is not None:
+            self._buffers[name] = fn(buffer)
+    return self
+
+
+def dropout(site: Site) -> None:
+    """Dropout: one kernel draws, masks and scales, and keeps a mask of one byte an element."""
+    aten = torch.ops.aten
+
+    def dropped(x: Any, p: float, train: bool) -> Any:
+        if not train or p == 0 or x.numel() == 0:
+            return x
+        if p < 1:
+            site.used("dropout")
+            return aten.native_dropout(x, p, train)[0]
+        return x * torch.zeros((), dtype=x.dtype)
+
+    site.replace("dropout", dropped)
+
+
+def one_hot(site: Site) -> None:
+    """One-hot: zeros and scattered ones. Only the CPU checks the range of the values; fake tensors have a third way."""
+    def spread(x: Any, num_classes: int = -1) -> Any:
+        if num_classes <= 0:
+            raise ShapeOnlyError("one_hot without num_classes takes the number of classes from the values, which a "
+                                 "trace by shapes alone does not have: give num_classes.")
+        site.used("one_hot")
+        ones = torch.zeros([*x.shape, num_classes], dtype=x.dtype, device=x.device)
+        return ones.scatter_(-1, x.unsqueeze(-1), 1)
+
+    site.replace("one_hot", spread)
+
+
+def counting(site: Site) -> None:
+    """Histograms: CUDA counts whole numbers too, which the CPU refuses."""
+    def histc(x: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+        return torch.empty(bins, dtype=x.dtype)
+
+    site.rules[torch.ops.aten.histc.default] = histc
+
+
+def grouped(site: Site) -> None:
+    """Grouped products of every floating-point type, of which fake tensors have a kernel for bf16 only."""
+    operator = operator_of("_grouped_mm")
+    if operator is None:
+        return
+
+    def grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+        if a.dtype == torch.bfloat16:
+            return operator(a, b, offs, bias, out_dtype)
+        if a.shape[-1] != b.shape[-2]:
+            raise RuntimeError(f"grouped_mm: {tuple(a.shape)} and {tuple(b.shape)} cannot be multiplied")
+        rows, columns = a.shape[-2], b.shape[-1]
+        # Two matrices are multiplied by parts of the dimension they share, one result a part.
+        groups = [offs.shape[0]] if a.dim() == b.dim() == 2 else [a.shape[0]] if a.dim() == b.dim() == 3 else []
+        return torch.empty([*groups, rows, columns], dtype=out_dtype or a.dtype)
+
+    site.rules[operator] = grouped_mm
+
+
+def initialization(site: Site) -> None:
+    """Truncated normal weights are drawn once: drawing again until all lie within bounds reads values."""
+    def drawn_once(tensor: Any, mean: float, std: float, *bounds: Any, generator: Any = None, **more: Any) -> Any:
+        with torch.no_grad():
+            return tensor.normal_(mean, std)
+
+    site.patch(torch.nn.init, "_no_grad_trunc_normal_", drawn_once)
+
+
+def optimizers(site: Site) -> None:
+    """Optimizers and clipping with ``foreach`` where torch chooses it: of a GPU it has multi-tensor kernels."""
+    for module in (optimizer, _foreach_utils):
+        name = "_get_foreach_kernels_supported_devices"
+        if hasattr(module, name):
+            site.patch(module, name, _with_cpu(site, getattr(module, name)))
+    clipping(site)
+
+
+def clipping(site: Site) -> None:
+    """torch's own choice of lists, told that fake tensors are native: a CPU clips gradients as lists."""
+    for module in (optimizer, _foreach_utils):
+        types = getattr(module, "_foreach_supported_types", None)
+        if types is not None and FakeTensor not in types:
+            types.append(FakeTensor)
+            site.stack.callback(types.remove, FakeTensor)
+
+
+def _with_cpu(site: Site, original: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    def devices(*args: Any) -> list[str]:
+        site.used("optimizers")
+        return [*original(*args), "cpu"]
+
+    return devices
+
+
+def collectives(site: Site) -> None:
+    """Collectives: a call gives its tensors back as they are, and a work that is done: in a fake world nothing is sent.
+
+    That holds for every operator of ``c10d``, so all of them are met here, whatever kernels this version of PyTorch
+    has; functional collectives (``_c10d_functional``) give new tensors and have fake kernels of their own.
+    """
+    try:
+        from torch._C._distributed_c10d import FakeWork
+    except ImportError:  # a torch without distributed support has no such operators
+        return
+    for operator, schema in _operators():
+        site.rules[operator] = _finished(schema, FakeWork)
+
+
+@lru_cache(maxsize=1)
+def _operators() -> list[tuple[Any, Any]]:
+    """Operators that give a work, with their schemas; there are thousands of others to look through."""
+    found = []
+    for schema in torch._C._jit_get_all_schemas():
+        if schema.name.startswith(_NAMESPACE) and any(_WORK in str(each.type) for each in schema.returns):
+            packet = getattr(torch.ops.c10d, schema.name.removeprefix(_NAMESPACE))
+            found.append((getattr(packet, schema.overload_name or "default"), schema))
+    return found
+
+
+def _finished(schema: Any, work: Callable[[], Any]) -> Callable[..., Any]:
+    """A function that gives what an operator of this schema does: its first arguments, which it fills, and a work."""
+    works = [_WORK in str(each.type) for each in schema.returns]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        results = [work().boxed() if is_work else given[at] for at, is_work in enumerate(works)]
+        return tuple(results) if len(results) > 1 else results[0]
+
+    return call
+
+
+def _gradient_of_bags(*args: Any, **kwargs: Any) -> Any:
+    """A row for each index where the gradient is sparse."""
+    if len(args) <= _SPARSE or not args[_SPARSE]:
+        return _BAGS(*args, **kwargs)
+    grad, indices = args[:2]
+    rows = grad.new_empty(indices.numel(), grad.shape[1])
+    return torch.sparse_coo_tensor(indices.reshape(1, -1), rows, (args[_NUM_WEIGHTS], grad.shape[1]),
+                                   check_invariants=False)
+
+
+def sparse(site: Site) -> None:
+    """Sparse gradients: fake tensors forget how many rows a sparse tensor has when it is copied or scaled.
+
+    An embedding with ``sparse=True`` has gradients of as many rows as it was asked for. ``clone``, ``mul`` and ``div``
+    of a fake sparse tensor give one without any, so that reducing it would seem to cost nothing. The gradient of bags
+    has none either, as the CPU's forward does not say which row belongs to which bag.
+    """
+    for name in _SAME_ROWS:
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload, None)
+        if operator is not None and operator not in site.rules:
+            site.rules[operator] = _keeping_rows(operator, in_place=packet.endswith("_"))
+    site.rules[_BAGS] = _gradient_of_bags
+
+
+def _keeping_rows(operator: Any, *, in_place: bool) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensor = args[0]
+        if tensor.layout is not torch.sparse_coo:
+            return operator(*args, **kwargs)
+        return tensor if in_place else torch.sparse_coo_tensor(
+            tensor._indices(), tensor._values(), tensor.shape, check_invariants=False)
+
+    return call
