@@ -29,7 +29,7 @@ from tracer.columns import nearest
 from tracer.execution_trace import ExecutionTrace, read_execution_trace
 from tracer.execution_trace.trace import profiler_arguments
 from tracer.graph import NONE, CodeOf, ExecutionGraph, OpKind, string_coder
-from tracer.kineto.collectives import collective_kind
+from tracer.kineto.linking import collective_kind
 from tracer.ranks import MOST_RANKS
 
 if TYPE_CHECKING:

@@ -24,15 +24,29 @@ from tracer.graph import (
     SyncTable,
     Thread,
 )
-from tracer.kineto.collectives import find_collectives
 from tracer.kineto.columns import MEMORY_COLUMNS, Collector
-from tracer.kineto.events import Args
-from tracer.kineto.linking import LinkedWork, adopt_gradient_sums, base_time_ns, classify, count_losses, fill_meta, link
+from tracer.kineto.events import ANNOTATION_NAME, Args, NameGroup, is_collective_kernel, sync_kind
+from tracer.kineto.linking import (
+    LinkedWork,
+    adopt_gradient_sums,
+    base_time_ns,
+    classify,
+    count_losses,
+    fill_meta,
+    find_collectives,
+    link,
+)
 from tracer.kineto.modules import count_python_calls, module_lines, module_paths, phases
-from tracer.kineto.names import ANNOTATION_NAME, NameGroup, is_collective_kernel, sync_kind
 from tracer.kineto.nesting import Nesting, find_gaps, host_order, innermost, nest
-from tracer.kineto.step_faults import drop_step_faults, first_names
-from tracer.kineto.steps import find_steps, listed, region_steps, repeated_regions, step_of
+from tracer.kineto.steps import (
+    drop_step_faults,
+    find_steps,
+    first_names,
+    listed,
+    region_steps,
+    repeated_regions,
+    step_of,
+)
 from tracer.lost_launches import lost_launches
 from tracer.table import is_constant
 

@@ -12,14 +12,14 @@ import numpy as np
 
 from tracer.columns import grouped
 from tracer.graph import NONE, LossReport
-from tracer.kineto.events import Args
-from tracer.kineto.names import (
+from tracer.kineto.events import (
     CATEGORY_GROUPS,
     DEVICE_KINDS,
     IGNORED_CATEGORIES,
     OTHER_PHASES,
     OWN_FRAME,
     UNREADABLE_DEVICE_CATEGORIES,
+    Args,
     NameGroup,
     is_accelerator_call,
 )
