@@ -20,7 +20,9 @@ from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
 from tracer.decode import DecodeError, convert
 from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
+from tracer.folding import all_alike, folded_job, renumbered
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
+from tracer.input_file import PathLike
 from tracer.ranks import MOST_RANKS, RankClass, Span, missing_of, rank_in_name
 from tracer.shown import Chart, Shown, time_chart
 from tracer.store.container import corrupt, write_file
@@ -28,8 +30,6 @@ from tracer.store.graphs import load_graphs, pack_graphs
 
 if TYPE_CHECKING:
     import pandas
-
-PathLike = str | os.PathLike[str]
 
 FAKE = "fake"
 """``meta.backend`` of a rank of a fake world (see ``tracer.fake_world``)."""
@@ -107,8 +107,6 @@ class Job(Shown):
                 return graph
         for each in self.classes:
             if number in each and each.graph != NONE:
-                from tracer.folding import renumbered
-
                 return renumbered(self.graphs[each.graph], number)
         if self.classes:
             have = "; ".join(str(each) for each in self.classes if each.graph != NONE)
@@ -221,8 +219,6 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
     """
     graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
     _check_one_job(graphs)
-    from tracer.folding import all_alike, folded_job
-
     if not classes and all_alike(graphs):
         size = graphs[0].meta.world_size
         job = folded_job(graphs[:1], [((0, size - 1, 1),)], size, [*notes, *_fake_world_notes(graphs)])

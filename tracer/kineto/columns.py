@@ -280,6 +280,12 @@ class Collector:
         """The columns of a group (times in absolute nanoseconds of the trace's clock)."""
         return self._columns[group].finish(GROUP_COLUMNS[group])
 
+    def of_window(self, group: NameGroup) -> dict[str, np.ndarray]:
+        """The columns of a group, with starts from the window's."""
+        columns = self.finish(group)
+        columns["start"] = columns["start"] - (self.first_ns or 0)
+        return columns
+
     def rows(self, group: NameGroup) -> int:
         """Number of events of a group gathered so far."""
         return self._columns[group].rows
