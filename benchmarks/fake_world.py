@@ -31,11 +31,11 @@ from tracer.job import load_job, save_job
 settings, plan = workloads.configure("llama"), ParallelPlan.parse(text, ranks)
 begin = time.perf_counter()
 if how == "captured":
-    from tracer.capture import CaptureOptions
+    from tracer.capture import Capture, CaptureOptions
     from tracer.capture.script import run_workload
     options = CaptureOptions(steps=1, warmup=2, timed=0, execution_trace="none")
     for one in rank_classes(plan, settings):
-        run_workload(settings, out + "/job", options, plan, (ranks, one.first))
+        run_workload(settings, Capture(out + "/job", options), plan, (ranks, one.first))
     job = read_job(out + "/job")
 else:
     from tracer.shape_only import trace_job

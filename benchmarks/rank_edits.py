@@ -18,7 +18,7 @@ from pathlib import Path
 from graph_predictor.request.parallel_ranks import on_ranks
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer import workloads
-from tracer.capture import CaptureOptions
+from tracer.capture import Capture, CaptureOptions
 from tracer.capture.script import run_workload
 from tracer.capture_layout import read_window
 from tracer.fake_world import check_plan
@@ -61,7 +61,7 @@ def main() -> None:
     settings = workloads.configure("llama", **SETTINGS)
     print(f"{'plan':16}{'rank':>6}  {'collectives':60}")
     with tempfile.TemporaryDirectory() as folder:
-        run_workload(settings, f"{folder}/alone", OPTIONS)
+        run_workload(settings, Capture(f"{folder}/alone", OPTIONS))
         baseline = baseline_of(read_job(f"{folder}/alone"))
         for count in parser.parse_args().ranks:
             for text in PLANS[count]:
@@ -75,7 +75,7 @@ def main() -> None:
                 by_rank = {graph.meta.rank: graph for graph in spread.graphs}
                 for rank in (0, count - 1):
                     out = Path(folder) / text
-                    run_workload(settings, out, OPTIONS, plan, (count, rank))
+                    run_workload(settings, Capture(out, OPTIONS), plan, (count, rank))
                     fake = collectives(read_window(out / f"rank{rank}"))
                     print(f"{text:16}{rank:>6}  {difference(collectives(by_rank[rank]), fake):60}", flush=True)
 

@@ -27,8 +27,8 @@ import numpy as np
 
 from foretrace import edits
 from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.repeat import Shared
 from graph_predictor.prediction.scenario import Edit
-from graph_predictor.prediction.shared import Shared
 from graph_predictor.sweep import Axis, SweepSpace, sweep
 from graph_predictor.sweep.run import SweepSource
 from graph_predictor.synthesis.baseline import baseline_of

@@ -16,9 +16,9 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tracer.arrays import Int8, Int32, Int64
+from tracer.columns import NONE, Table
 from tracer.ranks import MOST_RANKS
 from tracer.shown import Chart, Shown, time_chart
-from tracer.table import NONE, Table
 
 if TYPE_CHECKING:
     import networkx

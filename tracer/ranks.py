@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.table import NONE
+from tracer.columns import NONE
 
 MOST_RANKS = 1_000_000
 """Ten times the largest training jobs there have been; a larger number is damage, or no job at all."""

@@ -271,8 +271,8 @@ def _run(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], side: 
 
 def _capture(script: str, arguments: list[str], out: Path, tree: Tree, present: Path, log: Path) -> None:
     """Capture a script in a tree, with everything that is printed in a file."""
-    from tracer.capture import CaptureOptions
-    from tracer.capture.script import ScriptOptions, run_script
+    from tracer.capture import Capture, CaptureOptions
+    from tracer.capture.script import run_script
 
     with log.open("wb") as file:
         for stream in (1, 2):
@@ -284,7 +284,7 @@ def _capture(script: str, arguments: list[str], out: Path, tree: Tree, present: 
         _moved(entry, present, tree.root) for entry in paths))
     try:
         # An execution trace says nothing that is compared.
-        run_script(script, arguments, ScriptOptions(out, CaptureOptions(execution_trace="none")))
+        run_script(script, arguments, Capture(out, CaptureOptions(execution_trace="none")))
     except ForetraceError as error:
         sys.exit(str(error))
 

@@ -17,8 +17,7 @@ from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.terminal import INTERRUPTED, one_sentence, tell
 from graph_predictor.figures import count, microseconds, signed_percent
-from graph_predictor.prediction import host_steps as host_calibration
-from graph_predictor.prediction import overheads
+from graph_predictor.prediction import host_steps, overheads
 from kernel_models import profile as kernel_models_profile
 from kernel_models.calibration import run
 from kernel_models.calibration.checks import CalibrationError
@@ -75,16 +74,16 @@ def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: lis
 
 
 def _measured(folder: Path, on: str, seconds: float, threads: int, line: ProgressLine) -> tuple[
-        host_calibration.HostCalibration, int, str]:
+        host_steps.HostCalibration, int, str]:
     """Record rounds into a folder and fit; the calibration, the rounds kept, and the device."""
     device, steps = host_programs.built_on(on, threads)
     plan = host_rounds.RoundPlan(MOST_ROUNDS, KEEP, seconds)
     kept = host_rounds.record_rounds({name: (step, {}) for name, step in steps.items()}, folder, plan, line.say)
     line.say("fitting the host's model")
-    return host_calibration.calibrated(host_calibration.read_rounds(folder), f"this host ({device})"), kept, device
+    return host_steps.calibrated(host_steps.read_rounds(folder), f"this host ({device})"), kept, device
 
 
-def _report_host(out: str, found: host_calibration.HostCalibration, kept: int, device: str) -> None:
+def _report_host(out: str, found: host_steps.HostCalibration, kept: int, device: str) -> None:
     report = Report()
     errors = [abs(program.error) for program in found.programs]
     report.line(f"Wrote {out}: what operations cost this host, from {count(len(found.programs))} small programs on "
@@ -102,7 +101,7 @@ def _report_host(out: str, found: host_calibration.HostCalibration, kept: int, d
     report.line(f"Use it: foretrace predict STEP.foretrace --host-from {out}; foretrace plan … --host-from {out}")
 
 
-def _over_shipped(found: host_calibration.HostCalibration, device: str) -> float | None:
+def _over_shipped(found: host_steps.HostCalibration, device: str) -> float | None:
     """Return how long operations take here over the shipped host's, the median of those that both know as they are."""
     other = model.shipped_host(model.CPU_HOST if device == "cpu" else model.GPU_HOST)
     both = [label for label, pool in found.model.pools.items() if len(label) == 3 and label[0] == "own"
@@ -113,7 +112,7 @@ def _over_shipped(found: host_calibration.HostCalibration, device: str) -> float
     return math.exp(apart + found.model.offset - other.offset)
 
 
-def _host_json(out: str, found: host_calibration.HostCalibration, kept: int, device: str) -> dict[str, Any]:
+def _host_json(out: str, found: host_steps.HostCalibration, kept: int, device: str) -> dict[str, Any]:
     return {"file": out, "device": device, "rounds": kept, "interval_factor": math.exp(found.model.suited(True).spread),
             "over_shipped": _over_shipped(found, device),
             "programs": [{"name": program.name, "measured_us": program.measured_ns / 1e3,

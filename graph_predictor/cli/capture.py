@@ -116,20 +116,13 @@ def _workload(name: str, assignments: list[str], preset: str, out: str, options:
     settings = workloads.parse(name, assignments, preset=preset)
     begun = session.Capture(out, options)
     with _progress(begun), _interruption_told(f"the workload {name}", begun):
-        return _run_workload(settings, out, options, parallel, world, begun)
-
-
-def _run_workload(settings: workloads.Settings, out: str, options: capture_options.CaptureOptions, parallel: str
-                  | None, world: tuple[int, int] | None, begun: session.Capture) -> session.Capture:
-
-    if parallel is None and world is None:
-        return capture_script.run_workload(settings, out, options, capture=begun)
-    if parallel is None:
-        raise CaptureError("Say how the workload is spread over the ranks: --parallel ddp, fsdp2, tp, pp, or sizes "
-                           "such as fsdp2=8,tp=8.")
-
-    plan = ParallelPlan.parse(parallel, world[0] if world else _launched_ranks())
-    return capture_script.run_workload(settings, out, options, plan, world, begun)
+        if parallel is None and world is None:
+            return capture_script.run_workload(settings, begun)
+        if parallel is None:
+            raise CaptureError("Say how the workload is spread over the ranks: --parallel ddp, fsdp2, tp, pp, or sizes "
+                               "such as fsdp2=8,tp=8.")
+        plan = ParallelPlan.parse(parallel, world[0] if world else _launched_ranks())
+        return capture_script.run_workload(settings, begun, plan, world)
 
 
 def _launched_ranks() -> int:
@@ -145,11 +138,11 @@ def _launched_ranks() -> int:
 def _script(path: str, arguments: list[str], out: str, options: capture_options.CaptureOptions, run_on: bool,
             debug: bool, world: tuple[int, int] | None, optimizer: int) -> session.Capture:
 
-    how = capture_script.ScriptOptions(out, options, "continue" if run_on else "stop", world, optimizer)
-    begun = capture_script.new_capture(how)
+    begun = session.Capture(out, options)
     try:
         with _progress(begun), _interruption_told(path, begun):
-            return capture_script.run_script(path, arguments, how, begun)
+            return capture_script.run_script(path, arguments, begun, afterwards="continue" if run_on else "stop",
+                                             world=world, optimizer=optimizer)
     except (ForetraceError, typer.Exit):
         raise
     except SystemExit as error:

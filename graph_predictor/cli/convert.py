@@ -9,8 +9,8 @@ from graph_predictor.cli.console import Report, print_json, read, working
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
 from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.figures import count
-from graph_predictor.recorded import damage
-from tracer import job as jobs
+from graph_predictor.recorded import facts as damage
+from tracer import job as tracer_job
 from tracer.output_kind import GRAPH, check_output
 
 
@@ -33,7 +33,7 @@ def convert(
         check_output(out, paths, GRAPH)
         job = read(paths, window, workers, scheduler, step_region=step_region)
         with working("Writing"):
-            jobs.save_job(job, out)
+            tracer_job.save_job(job, out)
         size = os.path.getsize(out) if "://" not in out else None
         sources = [graph.meta.source for graph in job.graphs]
         stored = [os.path.getsize(source) for source in sources if os.path.isfile(source)]

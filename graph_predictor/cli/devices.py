@@ -14,7 +14,7 @@ from kernel_models import collectives, device_choice
 from kernel_models import device as kernel_models_device
 from kernel_models.collectives import node_maps, topology
 from tracer.errors import ForetraceError
-from tracer.shape_only import devices as shape_devices
+from tracer.shape_only import devices as shape_only_devices
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,13 +40,13 @@ def devices(
         if name is not None:
             spec = device_choice.find_device(name)
             if toml:
-                _print_file(shape_devices.FOLDER / f"{spec.name}.toml", name)
+                _print_file(shape_only_devices.FOLDER / f"{spec.name}.toml", name)
             elif json:
                 print_json(spec.to_json())
             else:
                 _show_device(spec)
             return
-        found = [kernel_models_device.device(each) for each in shape_devices.device_names()]
+        found = [kernel_models_device.device(each) for each in shape_only_devices.device_names()]
         if json:
             print_json([spec.to_json() for spec in found])
             return

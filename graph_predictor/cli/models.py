@@ -14,7 +14,7 @@ from graph_predictor.cli.options import Debug, Json
 from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.request import measured
 from kernel_models import profile as kernel_models_profile
-from kernel_models import scores as kernel_models_evaluate
+from kernel_models import scores
 
 models = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                      help="List fitted device profiles, and judge them by measured kernels.")
@@ -58,8 +58,8 @@ def evaluate(
     """
     with one_sentence(debug):
         judged, notes = _load(profile), list[str]()
-        found = kernel_models_evaluate.evaluate_profile(judged,
-                                                        measured.read_kernels(data, spec=judged.device,
+        found = scores.evaluate_profile(judged,
+                                        measured.read_kernels(data, spec=judged.device,
                                                                                       notes=notes))
         found.notes[:0] = notes
         if json:

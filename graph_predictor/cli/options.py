@@ -14,13 +14,11 @@ import typer
 
 from graph_predictor.cli.console import working
 from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS, EditOption, Value
-from graph_predictor.pages import page, provenance
-from graph_predictor.pages import parts as pages_parts
+from graph_predictor.pages import page, parts, provenance
 from kernel_models import device
 from kernel_models import profile as kernel_models_profile
 from kernel_models.collectives import topology
-from tracer import ranks as rank_classes
-from tracer import workloads
+from tracer import ranks, workloads
 from tracer.errors import ForetraceError
 from tracer.parallel_plan import PlanError
 from tracer.shape_only import devices
@@ -220,15 +218,15 @@ def numbers(text: str, option: str, example: str) -> list[int]:
         PlanError: there is something else, or more than ``MOST_NUMBERS``.
     """
 
-    pages_parts = [part.strip() for part in text.split(",")]
-    if len(pages_parts) > MOST_NUMBERS or not all(
-            part.isascii() and part.isdecimal() and len(part) <= len(str(rank_classes.MOST_RANKS))
-            and 0 < int(part) <= rank_classes.MOST_RANKS
-            for part in pages_parts):
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) > MOST_NUMBERS or not all(
+            part.isascii() and part.isdecimal() and len(part) <= len(str(ranks.MOST_RANKS))
+            and 0 < int(part) <= ranks.MOST_RANKS
+            for part in parts):
         raise PlanError(f"{option} {text[:40]} is not possible; give a whole number from 1 to "
-                        f"{rank_classes.MOST_RANKS:,}, or up to "
+                        f"{ranks.MOST_RANKS:,}, or up to "
                         f"{MOST_NUMBERS} separated by commas, such as {example}.")
-    return list(dict.fromkeys(int(part) for part in pages_parts))
+    return list(dict.fromkeys(int(part) for part in parts))
 
 
 def loaded_profiles(paths: Sequence[str] | None) -> list[kernel_models_profile.DeviceProfile]:
@@ -271,7 +269,7 @@ def check_html(path: str | None, inputs: Sequence[str]) -> None:
 
 
 def write_html(path: str | None, sources: Sequence[str],
-               make: Callable[[provenance.Provenance], pages_parts.ReportPage]) -> None:
+               make: Callable[[provenance.Provenance], parts.ReportPage]) -> None:
     """Write the page that ``make`` returns; nothing without a path.
 
     Raises:

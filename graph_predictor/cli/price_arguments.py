@@ -11,7 +11,7 @@ from typing import Any
 
 from kernel_models import op_call
 from kernel_models import operation as kernel_models_operation
-from kernel_models import tensors as kernel_models_dtypes
+from kernel_models import tensors as kernel_models_tensors
 from kernel_models.families import arguments, registry
 from tracer.errors import ForetraceError
 
@@ -178,7 +178,7 @@ def _as_lists(name: str, names: Sequence[str], given: list[_Given], found: Asked
 
 def _joined(entries: list[_Given]) -> _Given:
     return _Given([shape for one in entries for shape in one.shapes],
-                  kernel_models_dtypes.promoted([one.dtype for one in entries]), True)
+                  kernel_models_tensors.promoted([one.dtype for one in entries]), True)
 
 
 def _completed(
@@ -258,9 +258,9 @@ def _types(given: list[_Given], dtype: str) -> list[_Given]:
     types = [text.strip() for text in dtype.split(",")]
     nothing = ("none", "-")
     for text in types:
-        if not kernel_models_dtypes.short_dtype(text) and (text not in nothing or len(types) == 1):
+        if not kernel_models_tensors.short_dtype(text) and (text not in nothing or len(types) == 1):
             raise PriceError(f"There is no element type {text!r}; known are "
-                             f"{', '.join(kernel_models_dtypes.ITEMSIZE)}.")
+                             f"{', '.join(kernel_models_tensors.ITEMSIZE)}.")
     tensors = [one for one in given if one.sizes is not None]
     if len(types) == 1:
         chosen = types * len(tensors)
@@ -271,7 +271,7 @@ def _types(given: list[_Given], dtype: str) -> list[_Given]:
     if len(chosen) != len(tensors) or any(text in nothing for text in chosen):
         raise PriceError(f"{len(types)} element types are given for {len(tensors)} tensors; give one, or one for each.")
     for one, text in zip(tensors, chosen, strict=True):
-        one.dtype, one.own_dtype = kernel_models_dtypes.short_dtype(text), len(types) > 1
+        one.dtype, one.own_dtype = kernel_models_tensors.short_dtype(text), len(types) > 1
     return given
 
 
@@ -283,8 +283,8 @@ def _value(operation: str, text: str) -> tuple[str, Any]:
     listed = arguments.is_listed(operation, name)
     if written.lower() in ("true", "false"):
         return name, written.lower() == "true"
-    if name in ("dtype", "out_dtype", "input_dtype") and kernel_models_dtypes.short_dtype(written):
-        return name, kernel_models_dtypes.short_dtype(written)
+    if name in ("dtype", "out_dtype", "input_dtype") and kernel_models_tensors.short_dtype(written):
+        return name, kernel_models_tensors.short_dtype(written)
     if name == "padding" and written in ("same", "valid"):
         return name, written
     bare = written.strip("[]()")

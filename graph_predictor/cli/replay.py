@@ -11,7 +11,8 @@ from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegio
 from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.figures import count, microseconds, milliseconds, percent, signed_percent
 from graph_predictor.prediction import replay as prediction_replay
-from graph_predictor.recorded import damage, facts
+from graph_predictor.recorded import facts
+from graph_predictor.recorded import facts as damage
 from graph_predictor.reports import facts as reports_facts
 from graph_predictor.reports import timeline as reports_timeline
 from graph_predictor.simulation import build

@@ -15,7 +15,6 @@ from graph_predictor.reports import inspection
 from graph_predictor.sizes import named_sizes
 from kernel_models import device_choice
 from tracer import graph as tracer_graph
-from tracer import job as jobs
 from tracer import job as tracer_job
 from tracer import shape_only, workloads
 from tracer.errors import CaptureError
@@ -72,7 +71,7 @@ def trace(
             for graph in job.graphs:
                 graph.meta.loss.notes += noted.note_indices(graph, given)
         if len(job.graphs) > 1 or job.classes:
-            jobs.save_job(job, out)
+            tracer_job.save_job(job, out)
         else:
             job.graphs[0].save(out)
         _report(job, out, json)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import on_host
-from graph_predictor.recorded.damage import check_device_work
+from graph_predictor.recorded.facts import check_device_work
 from graph_predictor.simulation.ranks import job_clock, match_collectives, view_rank
 from kernel_models.collectives import CollectiveKind, bus_factor
 from kernel_models.collectives.recorded import element_bytes, kind_of, payload_bytes

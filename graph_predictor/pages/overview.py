@@ -36,8 +36,7 @@ from graph_predictor.pages.timeline import timeline_section
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.prediction.result import Prediction, which_times
-from graph_predictor.recorded.damage import folded_notes
-from graph_predictor.recorded.facts import RecordedFacts
+from graph_predictor.recorded.facts import RecordedFacts, folded_notes
 from graph_predictor.reports.breakdown import Breakdown, breakdown
 from graph_predictor.reports.call_tree import call_tree
 from graph_predictor.reports.facts import recorded_line, savings_line, step_line

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graph_predictor.prediction.edited_host import GRAPH_LAUNCH_NS, EditedHost, kinds_of
+from graph_predictor.prediction.edited_repeats import GRAPH_LAUNCH_NS, EditedHost, kinds_of
 from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.result import PathItem
@@ -118,10 +118,10 @@ class OperationNames:
             self._item[calls] = self._numbers(rank, graph, graph.launches.op[program.item_row[calls]])
         self._own = np.where(is_call, self._number(GRAPH_LAUNCH), self._item) if graphed else self._item
 
-    def text(self, number: int, none: str = OUTSIDE) -> str:
-        """Return the name of a number; ``none`` for -1."""
+    def text(self, number: int) -> str:
+        """Return the name of a number; ``OUTSIDE`` for -1."""
         if number < 0:
-            return none
+            return OUTSIDE
         if number >= self._offset[-1]:
             return self._more[number - int(self._offset[-1])]
         rank = int(np.searchsorted(self._offset, number, side="right")) - 1

@@ -13,7 +13,7 @@ import numpy as np
 from graph_predictor.prediction.operation_costs import OperationCosts, operation_costs, operations_named
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.unprofiled import profiler_share
-from graph_predictor.recorded.damage import damage_notes
+from graph_predictor.recorded.facts import damage_notes
 from graph_predictor.simulation.program import whole_ns
 from kernel_models.host.events import LISTS, HostStep, is_flat
 from kernel_models.host.fitting import ToldHost, fit_host, left_out

@@ -44,7 +44,6 @@ class OperationCosts:
     Attributes:
         graph: the rank's.
         op: row of ``graph.ops`` of each.
-        of_op: for every row of ``graph.ops`` the row of this table that it lies in; -1 for none.
         before: host time before each and outside of any row, [steps, rows + 1].
         inside: host time in each, [steps, rows].
         calls_before, calls_inside: of these two, that of calls.
@@ -57,7 +56,6 @@ class OperationCosts:
 
     graph: ExecutionGraph
     op: Int64
-    of_op: Int64
     before: Float64
     inside: Float64
     calls_before: Float64
@@ -120,8 +118,7 @@ def operations_named(graph: ExecutionGraph, names: Iterable[str]) -> Int64:
     return owner.astype(np.int64)
 
 
-def operation_costs(cycle: Cycle, slices: HostSlices, rank: int, owner: Int64, kernel_op: Int64 | None = None) -> \
-        OperationCosts:
+def operation_costs(cycle: Cycle, slices: HostSlices, rank: int, owner: Int64) -> OperationCosts:
     """Make the table of one rank.
 
     Args:
@@ -129,7 +126,6 @@ def operation_costs(cycle: Cycle, slices: HostSlices, rank: int, owner: Int64, k
         slices: the job's host time.
         rank: position in the job.
         owner: for every row of ``ops`` the operation with a row of its own that it lies in; -1 for none.
-        kernel_op: operation of each of the rank's kernels; by default the one that launched it.
     """
     graph, program = cycle.built.graphs[rank], cycle.built.program
     ops, steps = graph.ops, cycle.steps
@@ -165,15 +161,15 @@ def operation_costs(cycle: Cycle, slices: HostSlices, rank: int, owner: Int64, k
         compute = table(within & ~slices.is_cost[slice_row] & np.append(computing_operations(graph), False)[
             slices.op[slice_row]], size)
     low, high = int(program.kernel_ptr[rank]), int(program.kernel_ptr[rank + 1])
-    of_kernel = of_op[graph.kernels.op if kernel_op is None else kernel_op]
-    launched = np.append(ops.start_ns, 0)[graph.kernels.op if kernel_op is None else kernel_op]
+    of_kernel = of_op[graph.kernels.op]
+    launched = np.append(ops.start_ns, 0)[graph.kernels.op]
     at = np.clip(np.searchsorted(begins, launched, side="right") - 1, 0, steps - 1)
     mine = (of_kernel >= 0) & cycle.kernel[low:high]
     device: Float64 = np.bincount(at[mine] * size + of_kernel[mine], weights=program.kernel_duration[low:high][mine],
                          minlength=steps * size).astype(np.float64)
     called = slices.is_cost[slice_row]
     return OperationCosts(
-        graph, reference, of_op[:-1], table(~within, size + 1), table(within, size), table(~within & called, size + 1),
+        graph, reference, table(~within, size + 1), table(within, size), table(~within & called, size + 1),
         table(within & called, size), compute, device.reshape(steps, size), float(data_loading_ns(cycle, slices)[rank]),
         slice_row, row, within)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.prediction.operation_costs import computing_operations
-from graph_predictor.recorded.damage import check_device_work
+from graph_predictor.recorded.facts import check_device_work
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.host_slices import exclusive_time, waits
 from kernel_models.host.overheads import (

@@ -19,13 +19,19 @@ import numpy as np
 from graph_predictor.comm.contention import Overlapping
 from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.data_loading import DataLoading, loader_of
-from graph_predictor.prediction.edited_host import EditedHost, edit_host
-from graph_predictor.prediction.edited_repeats import HOSTS_KEPT, NUMBERS_KEPT, EditedRepeats, KernelRows
+from graph_predictor.prediction.edited_repeats import (
+    HOSTS_KEPT,
+    NUMBERS_KEPT,
+    EditedHost,
+    EditedRepeats,
+    KernelRows,
+    edit_host,
+)
 from graph_predictor.prediction.explain import HOST, Explained, bottleneck_rank, explain, path_entries, time_sources
 from graph_predictor.prediction.interval import ActiveErrors, FamilyRows, KernelVariants, TimeErrors, spread_by
 from graph_predictor.prediction.memory import lacking_memory, peak_memory
 from graph_predictor.prediction.pricing import KernelTimes, measured_times, price_kernels
-from graph_predictor.prediction.repeat import Cycle, Repeated, choose_steps, steps_of
+from graph_predictor.prediction.repeat import KEPT, Cycle, Repeated, choose_steps, steps_of
 from graph_predictor.prediction.replay import ReplayErrors, check_recorded, replay_error
 from graph_predictor.prediction.result import Prediction, RankPrediction, SourceFacts, SteadyStep
 from graph_predictor.prediction.rewriting import Rewritten, replaced_kernels, rewrite
@@ -38,7 +44,6 @@ from graph_predictor.prediction.scenario import (
     Scenario,
     is_edit,
 )
-from graph_predictor.prediction.shared import KEPT
 from graph_predictor.prediction.steady_state import Steady, matters, slowed, steady_shares, steady_state
 from graph_predictor.prediction.step_spread import (
     StepKinds,
@@ -52,8 +57,7 @@ from graph_predictor.prediction.step_spread import (
 from graph_predictor.prediction.unprofiled import unprofiled
 from graph_predictor.prediction.work import COLLECTIVE, Work
 from graph_predictor.recorded.counted_steps import CountedSteps, alike_steps, compared_steps, similar_steps, typical
-from graph_predictor.recorded.damage import rank_number
-from graph_predictor.recorded.facts import RecordedFacts, recorded_facts
+from graph_predictor.recorded.facts import RecordedFacts, rank_number, recorded_facts
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_slices import HostSlices, host_slices
 from graph_predictor.simulation.program import MOST_FACTOR

@@ -14,8 +14,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from graph_predictor.prediction.anchoring import CallGroups, anchored, prices_of
+from graph_predictor.prediction.repeat import KEPT
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.shared import KEPT
 from graph_predictor.prediction.work import COLLECTIVE
 from graph_predictor.simulation.program import Program
 from kernel_models.device import DeviceSpec

@@ -20,12 +20,12 @@ from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.unprofiled import on_unprofiled_clock, unprofiled
 from graph_predictor.recorded.counted_steps import CountedSteps, StepLengths
-from graph_predictor.recorded.damage import check_device_work, damage_notes, rank_number
+from graph_predictor.recorded.facts import check_device_work, damage_notes, rank_number
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.changed_program import with_residuals
 from graph_predictor.simulation.critical_path import PathStart
 from graph_predictor.simulation.engine import simulate
-from graph_predictor.simulation.program import MOST_FACTOR, Program, RecordedTimes, Simulated, step_items, whole_ns
+from graph_predictor.simulation.program import MOST_FACTOR, EventTimes, Program, Simulated, step_items, whole_ns
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind
@@ -77,7 +77,7 @@ class CountedSpan:
         return cls(program, rank, ("kernel", first + int(lengths.since[row])),
                    ("kernel", first + int(lengths.last[row])), bool(lengths.from_start[row]))
 
-    def path_start(self, times: Simulated | RecordedTimes) -> PathStart:
+    def path_start(self, times: Simulated | EventTimes) -> PathStart:
         """Return where the walk along its path begins, and where it stops."""
         if self.since is None or self.until is None:
             return self._window_start(times)
@@ -87,7 +87,7 @@ class CountedSpan:
         end = times.item_end if kind == "item" else times.kernel_end
         return PathStart(self.until, int(end[last]), int(begin[row]))
 
-    def _window_start(self, times: Simulated | RecordedTimes) -> PathStart:
+    def _window_start(self, times: Simulated | EventTimes) -> PathStart:
         """Return where the path of the rank's whole window begins, at its last event."""
         program = self.program
         items = np.nonzero(program.thread_rank[program.item_thread()] == self.rank)[0]
@@ -100,7 +100,7 @@ class CountedSpan:
         at = ("item", int(items[last])) if last < len(items) else ("kernel", int(kernels[last - len(items)]))
         return PathStart(at, int(ends[last]), int(starts.min()))
 
-    def length_ns(self, times: Simulated | RecordedTimes) -> int:
+    def length_ns(self, times: Simulated | EventTimes) -> int:
         """Return the time from begin to end, ns."""
         start = self.path_start(times)
         return start.end_ns - start.stop_ns

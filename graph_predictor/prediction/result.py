@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graph_predictor.recorded.damage import damage_notes
-from graph_predictor.recorded.facts import RecordedFacts
+from graph_predictor.recorded.facts import RecordedFacts, damage_notes
 from graph_predictor.simulation.build import Built
 from tracer.arrays import Int8
 from tracer.graph import KernelKind

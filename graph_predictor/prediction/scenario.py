@@ -1,4 +1,8 @@
-"""``Scenario``: a recorded job and what edits change of it. Edits fill in fields; nothing is computed until it is
+"""``Shared``: results that several predictions need, made once: of one recording, one source, one cycle of steps.
+
+Functions of plain values keep theirs with ``functools``; here results depend on objects too large to compare.
+
+``Scenario``: a recorded job and what edits change of it. Edits fill in fields; nothing is computed until it is
 priced.
 
 Each field of its groups (the classes above it) is one independent change, resolved in one order whatever the order of
@@ -15,8 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from graph_predictor.prediction.data_loading import DataLoading, Loader, data_loading_of
-from graph_predictor.prediction.repeat import Cycle
-from graph_predictor.prediction.shared import Shared
+from graph_predictor.prediction.repeat import Cycle, Shared
 from graph_predictor.prediction.work import Rewriting, Work, WorkUnits, describe_work
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_slices import HostSlices

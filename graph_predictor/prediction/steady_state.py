@@ -118,20 +118,19 @@ class Steady:
         return self.periods.period_ns
 
 
-def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedRepeats, KernelRows]],
-                 copies: int = FIRST_COPIES, *, once: bool = False) -> Steady:
+def steady_state(cycle: Cycle, edit: Callable[[Repeated], tuple[EditedRepeats, KernelRows]], *,
+                 once: bool = False) -> Steady:
     """Repeat a cycle until its period no longer changes (or ``MOST_COPIES``).
 
     Args:
         cycle: the steps to repeat.
         edit: puts the edits into copies.
-        copies: how many to begin with.
         once: nothing else will be asked of these copies, so that an order that all share is not worth finding.
 
     Raises:
         ForetraceError: nothing happens in the cycle, so that it cannot be repeated.
     """
-    size = int(cycle.item.sum() + cycle.kernel.sum())
+    copies, size = FIRST_COPIES, int(cycle.item.sum() + cycle.kernel.sum())
     if not cycle.item.any():
         raise ForetraceError("Nothing happens in the chosen step (its marker has no length, or no call lies in it), so "
                              "that it cannot be repeated; choose another with --step.")

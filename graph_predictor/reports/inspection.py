@@ -8,8 +8,14 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.prediction.step_spread import step_kinds
-from graph_predictor.recorded.damage import by_rank, unknown_device_work
-from graph_predictor.recorded.facts import RankFacts, RecordedFacts, active_ns, recorded_facts
+from graph_predictor.recorded.facts import (
+    RankFacts,
+    RecordedFacts,
+    active_ns,
+    by_rank,
+    recorded_facts,
+    unknown_device_work,
+)
 from tracer.device_memory import MemoryAccount, binary_size
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, GapKind, KernelKind, LossReport, OpKind, StepSource
 from tracer.job import Job

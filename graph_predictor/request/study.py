@@ -20,8 +20,8 @@ from graph_predictor.edits.registry import Value, chosen, made
 from graph_predictor.edits.straggler import Straggler
 from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.repeat import Shared
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.prediction.shared import Shared
 from graph_predictor.sizes.named_sizes import captured_sizes, nearest, parse_also, parse_sets, samples_of
 from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
 from graph_predictor.synthesis.baseline import baseline_of

@@ -63,15 +63,12 @@ class RankRows:
     queue_depth: int
 
 
-def assemble(ranks: Sequence[RankRows], clock_ns: Sequence[int]) -> tuple[Program, list[int]]:
+def assemble(ranks: Sequence[RankRows], clock_ns: Sequence[int]) -> Program:
     """Concatenate ranks to one program without rendezvous.
 
     Args:
         ranks: of one job.
         clock_ns: when each rank's own clock starts on the job's.
-
-    Returns:
-        the program, and the first item of each rank.
     """
     item_offset = pointers([len(rank.items.kind) for rank in ranks])
     kernel_ptr = pointers([len(rank.kernel_call) for rank in ranks])
@@ -125,11 +122,10 @@ def assemble(ranks: Sequence[RankRows], clock_ns: Sequence[int]) -> tuple[Progra
         for name in [name for name in table if name.startswith(f"{prefix}_")]:
             table[name] = table[name][order]
         table[f"{prefix}_ptr"] = pointers(np.bincount(owner, minlength=size))
-    program = Program(
+    return Program(
         thread_ptr=pointers(table.pop("thread_count")), queue_ptr=pointers(table.pop("queue_count")),
         kernel_ptr=kernel_ptr, kernel_group=np.full(kernels_total, -1, np.int64), group_size=np.zeros(0, np.int64),
         **table)
-    return program, item_offset[:-1].tolist()
 
 
 def with_edges(program: Program, target: Int64, source: Int64, fraction: Float64) -> Program:
@@ -212,7 +208,6 @@ class Built:
     rendezvous: Rendezvous
     clock_ns: list[int]
     """Start of each rank's window on the job's clock (ns from the earliest window's start)."""
-    item_offset: list[int]
     thread_number: list[int] = field(default_factory=list)
     """Row of its rank's ``graph.threads`` for every thread of the program."""
     left_out: dict[str, int] = field(default_factory=dict)
@@ -284,7 +279,7 @@ def build_program(graphs: list[ExecutionGraph]) -> Built:
     clock = job.starts_ns
     rendezvous = match_collectives([p.view for p in parts], clock, job.drifts)
     rendezvous.notes += job.notes
-    program, item_offset = assemble([part.rows() for part in parts], clock)
+    program = assemble([part.rows() for part in parts], clock)
     program, left_out = without_cycles(with_rendezvous(program, rendezvous))
     dissolve(rendezvous, program)
     reports = [
@@ -298,7 +293,7 @@ def build_program(graphs: list[ExecutionGraph]) -> Built:
         for p in parts
     ]
     numbers = [number for p in parts for number in p.items.threads]
-    return Built(program, graphs, reports, rendezvous, clock, item_offset, numbers, left_out)
+    return Built(program, graphs, reports, rendezvous, clock, numbers, left_out)
 
 
 def _inferred(graph: ExecutionGraph) -> _Inferred:

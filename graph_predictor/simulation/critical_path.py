@@ -111,7 +111,7 @@ class Causes:
             # No segments, the first walk, at none of its places yet.
             np.array([0, 0, -1, -1, 0], np.int64), np.zeros(len(starts) + 1, np.int64), first, self._bounds)
         found = PathSegments(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int8),
-                         np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.bool_))
+                             np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.bool_))
         sums = np.zeros((len(starts), len(Bound)), np.int64)
         while walk_back(program, simulated, walks, found, int(across), sums) < len(starts):
             found = PathSegments(*(np.concatenate([column, np.empty_like(column)]) for column in (

@@ -197,9 +197,9 @@ class Program:
         return owners(self.thread_ptr)
 
     @property
-    def recorded(self) -> RecordedTimes:
+    def recorded(self) -> EventTimes:
         """The recorded times."""
-        return RecordedTimes(self.recorded_item_start, self.recorded_item_end, self.recorded_kernel_start,
+        return EventTimes(self.recorded_item_start, self.recorded_item_end, self.recorded_kernel_start,
                              self.recorded_kernel_end)
 
     def with_durations(self, kernel_duration: Int64) -> Program:
@@ -238,7 +238,7 @@ class Simulated:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedTimes:
+class EventTimes:
     """The recorded times (ns) of a program's items and kernels."""
 
     item_start: Int64

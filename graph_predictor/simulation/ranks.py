@@ -27,14 +27,12 @@ IN_CALL_COPIES = ("hipMemcpyWithStream", "cudaMemcpy", "hipMemcpy", "cudaMemcpy_
 class RankView:
     """Arrays derived from one graph; ``k_*`` have a row a kernel, ``c_*`` a row a call. Times in ns of its window.
 
-    ``c_top`` is the outermost call a call is nested in (itself mostly). ``k_call`` is the top-level launch call of a
-    kernel (-1: orphan) and ``k_call_start`` / ``k_call_end`` its times. ``k_order`` ranks the kernels by launch time,
-    orphans first. ``k_previous`` is the kernel before it on its stream.
+    ``k_call`` is the top-level launch call of a kernel (-1: orphan) and ``k_call_start`` / ``k_call_end`` its times.
+    ``k_order`` ranks the kernels by launch time, orphans first. ``k_previous`` is the kernel before it on its stream.
     """
 
     graph: ExecutionGraph
     c_end: Int64
-    c_top: Int64
     k_end: Int64
     k_call: Int64
     k_call_start: Int64
@@ -87,7 +85,7 @@ def view_rank(graph: ExecutionGraph) -> RankView:
     in_stream[by_stream] = np.arange(len(kernels))
     order[np.lexsort((in_stream, kernels.start_ns, k_queued))] = np.arange(len(kernels))
     return RankView(
-        graph=graph, c_end=c_end, c_top=c_top, k_end=k_end, k_call=k_call,
+        graph=graph, c_end=c_end, k_end=k_end, k_call=k_call,
         k_call_start=k_call_start, k_call_end=k_call_end, k_order=order, k_queued=k_queued,
         k_previous=_previous(index, by_stream),
         k_stream=index, k_in_graph=in_graph, k_in_call=in_call, k_staged=staged, streams=pairs,

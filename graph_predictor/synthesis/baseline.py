@@ -22,7 +22,7 @@ from graph_predictor.prediction.scenario import (
     Scenario,
 )
 from graph_predictor.prediction.step_spread import RESOLVED
-from graph_predictor.recorded.damage import damage_notes
+from graph_predictor.recorded.facts import damage_notes
 from graph_predictor.simulation.host_slices import host_slices
 from kernel_models.device import DeviceSpec
 from kernel_models.pricing import Models

@@ -19,43 +19,49 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
-
-from graph_predictor.simulation.build import (
-    Built,
-    RankReport,
-    RankRows,
-    assemble,
-    dissolve,
-    with_edges,
-    with_rendezvous,
-)
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.build import RankReport
+from graph_predictor.simulation.build import RankRows
+from graph_predictor.simulation.build import assemble
+from graph_predictor.simulation.build import dissolve
+from graph_predictor.simulation.build import with_edges
+from graph_predictor.simulation.build import with_rendezvous
 from graph_predictor.simulation.changed_program import without_cycles
 from graph_predictor.simulation.device_waits import CUDA_DEPTH
 from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.host_items import HostItems
-from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, Simulated, whole_ns
-from graph_predictor.simulation.ranks import STAGED_BYTES, match_in_order
-from kernel_models.launch_constants import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT_NS, LaunchConstants
-from tracer.arrays import Float64, Int64
-from tracer.graph import (
-    NONE,
-    CodeOf,
-    ExecutionGraph,
-    GapKind,
-    GapTable,
-    KernelKind,
-    KernelTable,
-    LaunchKind,
-    LaunchTable,
-    StepTable,
-    SyncKind,
-    SyncTable,
-    string_coder,
-)
+from graph_predictor.simulation.program import ItemKind
+from graph_predictor.simulation.program import LaunchReference
+from graph_predictor.simulation.program import NEVER
+from graph_predictor.simulation.program import Program
+from graph_predictor.simulation.program import Simulated
+from graph_predictor.simulation.program import whole_ns
+from graph_predictor.simulation.ranks import STAGED_BYTES
+from graph_predictor.simulation.ranks import match_in_order
+from kernel_models.launch_constants import GAP_DEFAULT_NS
+from kernel_models.launch_constants import KINDS
+from kernel_models.launch_constants import LaunchConstants
+from kernel_models.launch_constants import RETURN_DEFAULT_NS
+from tracer.arrays import Float64
+from tracer.arrays import Int64
+from tracer.graph import CodeOf
+from tracer.graph import ExecutionGraph
+from tracer.graph import GapKind
+from tracer.graph import GapTable
+from tracer.graph import KernelKind
+from tracer.graph import KernelTable
+from tracer.graph import LaunchKind
+from tracer.graph import LaunchTable
+from tracer.graph import NONE
+from tracer.graph import StepTable
+from tracer.graph import SyncKind
+from tracer.graph import SyncTable
+from tracer.graph import string_coder
 from tracer.shape_only.devices import CPU
+import numpy as np
 
 COMPUTE_STREAM, COMMUNICATION_STREAM = 7, 20
 SEND, RECEIVE = "send", "recv"
@@ -170,7 +176,7 @@ def plain_constants(latency_ns: int) -> LaunchConstants:
 def synthesize(ranks: Sequence[RankTimes]) -> Synthesized:
     """Make the program of a job whose ranks were traced by shapes."""
     parts = [_Rank(rank) for rank in ranks]
-    alone, item_offset = assemble([part.rows() for part in parts], [0] * len(parts))
+    alone = assemble([part.rows() for part in parts], [0] * len(parts))
     simulated = simulate(alone)
     alone = replace(alone, recorded_item_start=simulated.item_start, recorded_item_end=simulated.item_end,
                     recorded_kernel_start=simulated.kernel_start, recorded_kernel_end=simulated.kernel_end)
@@ -182,7 +188,7 @@ def synthesize(ranks: Sequence[RankTimes]) -> Synthesized:
     program, left_out = without_cycles(with_edges(program, pairs[:, 0], pairs[:, 1], np.zeros(len(pairs))))
     dissolve(rendezvous, program)
     works = [work for part in parts for work in part.works]
-    built = Built(program, graphs, [part.report() for part in parts], rendezvous, [0] * len(parts), item_offset,
+    built = Built(program, graphs, [part.report() for part in parts], rendezvous, [0] * len(parts),
                   [part.thread for part in parts], left_out)
     return Synthesized(built, np.array([work.source for work in works], np.int64),
                        np.array([work.low for work in works], np.float64),

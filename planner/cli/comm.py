@@ -23,11 +23,8 @@ from graph_predictor.prediction import tuned_workload
 from graph_predictor.simulation import build
 from kernel_models import collectives, device_choice
 from kernel_models.collectives import call as collectives_call
-from kernel_models.collectives import datasheet, measurements, tuner
-from kernel_models.collectives import datasheet as formulas
-from kernel_models.collectives import datasheet as nccl_constants
-from kernel_models.collectives import logs as collective_logs
-from kernel_models.collectives import price as collectives_price
+from kernel_models.collectives import datasheet, measurements, price, tuner
+from kernel_models.collectives import logs as collectives_logs
 from kernel_models.collectives import topology as collectives_topology
 from planner.cli.comm_study import study
 from planner.cli.comm_tables import backends, read_measurements, report_fit, report_found, report_tuning, tuned_json
@@ -87,7 +84,7 @@ def predict(
         call = collectives.CollectiveCall(kind, payload, placement, collectives_call.dtype_name(dtype))
         on = collectives.CollectiveModel(where, model, backend)
         if algorithm is not None:
-            names = {a.label: a for a in nccl_constants.Algorithm}
+            names = {a.label: a for a in datasheet.Algorithm}
             if algorithm.lower() not in names:
                 raise collectives.CommError(f"{algorithm!r} is no algorithm; it is one of {', '.join(names)}.")
             formulas_alone = datasheet.DatasheetModel(where, names[algorithm.lower()])
@@ -99,7 +96,7 @@ def predict(
             times = collectives.price_calls([call], on)
         if sharing > 1:
             tiny = replace(call, payload_bytes=min(payload, 1.0))
-            times = collectives_price.shared_times(times, collectives.price_calls([tiny], on), sharing)
+            times = price.shared_times(times, collectives.price_calls([tiny], on), sharing)
         time_us = float(times.time_us[0])
         level = collectives_call.Level(int(times.level[0]))
         nothing = level is collectives_call.Level.NOTHING_TO_DO
@@ -107,8 +104,9 @@ def predict(
                    and model.interval_checked(kind, placement, level, backend, on=where))
         algbw = payload / time_us * 1e-3 if time_us else 0.0
         busbw = algbw * collectives.bus_factor(kind, placement.ranks)
-        ways = [] if nothing else formulas.lines(where, kind,
-                                                 formulas.RankGroup(placement.ranks, placement.nodes, placement.widest,
+        ways = [] if nothing else datasheet.lines(where, kind,
+                                                  datasheet.RankGroup(placement.ranks, placement.nodes,
+                                                                      placement.widest,
                                                                                  placement.narrowest))
         values: dict[str, Any] = {
             "time_us": time_us, "interval_us": [float(times.low_us[0]), float(times.high_us[0])],
@@ -212,7 +210,7 @@ def bench(
                                                            int(traffic.parse_bytes(largest)), per_octave), backend,
                                     dtype, rounds)
         with tempfile.TemporaryDirectory() as folder, working("Measuring"):
-            rows = collective_logs.read_log(str(comm_bench.run_bench(plan, processes, table
+            rows = collectives_logs.read_log(str(comm_bench.run_bench(plan, processes, table
                                                              or os.path.join(folder, "table.jsonl"))))
         profile = collectives.CommProfile.fit(rows, where, [f"swept here with {processes} processes, {rounds} rounds"])
         profile.save(out)
@@ -342,7 +340,7 @@ def _overlap(where: collectives.Topology, busbw_gbps: float) -> dict[str, float]
 
     if where.node.link == "loopback" or busbw_gbps <= 0:
         return None
-    return asdict(collectives_price.overlap_slowdown(device_choice.find_device(where.node.device), busbw_gbps))
+    return asdict(price.overlap_slowdown(device_choice.find_device(where.node.device), busbw_gbps))
 
 
 def _finite(value: Any) -> Any:

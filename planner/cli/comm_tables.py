@@ -19,9 +19,7 @@ from graph_predictor.figures import count, milliseconds, percent
 from graph_predictor.prediction import tuned_workload
 from graph_predictor.simulation import build
 from kernel_models import collectives
-from kernel_models.collectives import CollectiveKind, call, measurements, tuner
-from kernel_models.collectives import logs as collective_logs
-from kernel_models.collectives import recorded as recorded_collectives
+from kernel_models.collectives import CollectiveKind, call, logs, measurements, recorded, tuner
 from kernel_models.collectives import topology as collectives_topology
 from tracer.output_kind import COMM_PROFILE, check_output
 
@@ -215,13 +213,13 @@ def backends(
 def read_measurements(path: str, hints: measurements.Hints,
                       where: collectives.Topology) -> collectives.CollectiveMeasurements:
     """Read a log, table or trace."""
-    if collective_logs.inspector_folder(Path(path)):
-        return collective_logs.read_log(path, hints)
+    if logs.inspector_folder(Path(path)):
+        return logs.read_log(path, hints)
     if os.path.isdir(path) or path.lower().endswith(TRACE_ENDINGS):
         built = build.build_program(read([path]).graphs)
-        return recorded_collectives.read_matched(built.graphs, built.rendezvous.groups,
-                                                 built.rendezvous.intrinsic_ns, where, hints.backend)
-    return collective_logs.read_log(path, hints)
+        return recorded.read_matched(built.graphs, built.rendezvous.groups,
+                                     built.rendezvous.intrinsic_ns, where, hints.backend)
+    return logs.read_log(path, hints)
 
 
 def _named(text: str) -> tuple[str, str]:

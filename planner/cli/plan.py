@@ -25,7 +25,7 @@ from graph_predictor.comm import traffic
 from kernel_models import device_choice
 from planner.cli.plan_report import plain, plain_exploration, report, report_exploration
 from planner.parallel import exploration, layer_costs, page, planning, search
-from planner.parallel import timeline as step_timeline
+from planner.parallel import timeline as parallel_timeline
 from tracer import output_kind
 from tracer.parallel_plan import PlanError
 
@@ -157,7 +157,7 @@ def _write_timeline(found: Sequence[planning.Plans], path: str) -> None:
     if len(found) > 1:
         raise _of_one("--timeline")
     assert found[0].schedule is not None
-    step_timeline.write_step_timeline(step_timeline.StepTimeline.of(
+    parallel_timeline.write_step_timeline(parallel_timeline.StepTimeline.of(
         found[0].schedule, found[0].plans[0].estimate), path)
 
 

@@ -17,7 +17,7 @@ from planner.sharding import estimate, planning, sources
 from planner.sharding import problem as sharding_problem
 from tracer import output_kind
 from tracer.lookup_data import plan_file
-from tracer.lookup_data import tables as reuse
+from tracer.lookup_data import tables as lookup_data_tables
 
 BEST = 5
 PROVEN = "Every sharding was weighed: by the search's sums over the tables of a rank no other is faster."
@@ -116,9 +116,9 @@ def _exponents(text: str | None) -> list[float]:
             value = float(each)
         except ValueError:
             value = -1.0
-        if not 0 <= value <= reuse.STEEPEST_SKEW:
+        if not 0 <= value <= lookup_data_tables.STEEPEST_SKEW:
             raise plan_file.ShardingError(f"--skews {each.strip()!r} is no exponent; give numbers from 0 (even) to "
-                                          f"{reuse.STEEPEST_SKEW:g}, such as 0,0.8,1.2.")
+                                          f"{lookup_data_tables.STEEPEST_SKEW:g}, such as 0,0.8,1.2.")
         found.append(value)
     return found
 

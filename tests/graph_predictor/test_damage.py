@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graph_predictor import replay
-from graph_predictor.recorded.damage import by_rank, damage_notes
+from graph_predictor.recorded.facts import by_rank, damage_notes
 from tracer.errors import GraphFileError, TraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job

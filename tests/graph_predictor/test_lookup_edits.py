@@ -119,13 +119,13 @@ def test_a_counted_batch_scales_to_other_batches() -> None:
 
 
 def test_a_captured_step_on_the_cpu_uses_its_counts_and_other_indices_move_look_ups_only(tmp_path: Path) -> None:
-    from tracer.capture import CaptureOptions
+    from tracer.capture import Capture, CaptureOptions
     from tracer.capture.script import run_workload
 
     settings = workloads.configure("dlrm", preset="tiny", skew=2.0, rows=200_000, embedding=32, batch=512, pooling=20,
                                    sparse=True, optimizer="sgd")
-    run_workload(settings, tmp_path / "run", CaptureOptions(steps=2, warmup=1, timed=2, execution_trace="none",
-                                                           lookups=True))
+    run_workload(settings, Capture(tmp_path / "run", CaptureOptions(steps=2, warmup=1, timed=2, execution_trace="none",
+                                                                   lookups=True)))
     job = read_job(tmp_path / "run")
     study = Study(job)
     plain = study.predict(Configuration())

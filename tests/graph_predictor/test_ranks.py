@@ -19,7 +19,7 @@ from graph_predictor.request.parallel_ranks import on_ranks  # noqa: E402
 from graph_predictor.synthesis.baseline import baseline_of  # noqa: E402
 from kernel_models.collectives import CollectiveModel, find_topology  # noqa: E402
 from tracer import workloads  # noqa: E402
-from tracer.capture import CaptureOptions  # noqa: E402
+from tracer.capture import Capture, CaptureOptions  # noqa: E402
 from tracer.capture.script import run_workload  # noqa: E402
 from tracer.capture_layout import read_window  # noqa: E402
 from tracer.job import read_job  # noqa: E402
@@ -45,7 +45,7 @@ def test_collectives_are_those_of_a_captured_fake_world(alone: Baseline, tmp_pat
     spread = on_ranks(alone, ParallelPlan.parse(plan))
     assert [graph.meta.rank for graph in spread.built.graphs] == list(range(ranks))
     last = ranks - 1
-    run_workload(SETTINGS, tmp_path / "fake", OPTIONS, ParallelPlan.parse(plan, ranks), (ranks, last))
+    run_workload(SETTINGS, Capture(tmp_path / "fake", OPTIONS), ParallelPlan.parse(plan, ranks), (ranks, last))
     expected = collectives(read_window(tmp_path / "fake" / f"rank{last}"))
     assert expected
     assert collectives(spread.built.graphs[last]) == expected

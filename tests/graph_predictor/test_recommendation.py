@@ -27,11 +27,12 @@ def settings(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="module")
 def job(settings: Any, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    from tracer.capture import CaptureOptions
+    from tracer.capture import Capture, CaptureOptions
     from tracer.capture.script import run_workload
 
     path = tmp_path_factory.mktemp("recommendation") / "run"
-    run_workload(settings, path, CaptureOptions(steps=3, warmup=2, timed=3, execution_trace="none", lookups=True))
+    run_workload(settings, Capture(path, CaptureOptions(steps=3, warmup=2, timed=3, execution_trace="none",
+                                                       lookups=True)))
     return read_job(path)
 
 

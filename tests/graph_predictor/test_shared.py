@@ -10,8 +10,7 @@ from micro import Micro
 
 from foretrace.edits import Device, ScaleClock, ScaleHost
 from graph_predictor.prediction import anchoring
-from graph_predictor.prediction.repeat import repeat
-from graph_predictor.prediction.shared import KEPT, Shared
+from graph_predictor.prediction.repeat import KEPT, Shared, repeat
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
 from tracer.errors import ForetraceError

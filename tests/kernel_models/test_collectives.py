@@ -155,7 +155,7 @@ def test_every_figure_of_a_node_has_a_source_and_agrees_with_its_device(name):
     if node.link in ("nvswitch", "nvlink-mesh"):
         assert node.peer_gbps == gpu.peer_gbps
     elif node.link == "pcie":
-        assert node.peer_gbps == pytest.approx({4: 31.5, 5: 63}[gpu.pcie_generation])
+        assert node.peer_gbps == gpu.host_gbps
 
 
 def test_every_network_has_sources_and_a_rate():

@@ -656,25 +656,25 @@ def test_an_unmodified_script_from_the_command_line(script: Path, tmp_path: Path
 
 def test_a_script_too_short_and_one_that_fails(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> \
         None:
-    from tracer.capture import CaptureOptions
-    from tracer.capture.script import ScriptOptions, run_script
+    from tracer.capture import Capture, CaptureOptions
+    from tracer.capture.script import run_script
 
     options = CaptureOptions(steps=2, warmup=1, timed=2)
     with pytest.raises(CaptureError, match=r"after 8 of the 9 optimizer steps it needs \(1 first \+ 1 warm-up"):
-        run_script(script, ["--updates", "8"], ScriptOptions(tmp_path / "short", options))
+        run_script(script, ["--updates", "8"], Capture(tmp_path / "short", options))
     assert capsys.readouterr().out == "ran to its end\n"
-    assert run_script(script, ["--updates", "9"], ScriptOptions(tmp_path / "enough", options)).finished
+    assert run_script(script, ["--updates", "9"], Capture(tmp_path / "enough", options)).finished
     with pytest.raises(KeyError, match="the script's own"):
-        run_script(script, ["--fail-at", "15"], ScriptOptions(tmp_path / "failed", options))
+        run_script(script, ["--fail-at", "15"], Capture(tmp_path / "failed", options))
     assert read_context(tmp_path / "failed" / "rank0")["ended"] == "the step raised KeyError."
     assert step_names(tracer.read_job(tmp_path / "failed").graphs[0]) == ["ProfilerStep#2"]
-    done = run_script(script, ["--updates", "12"], ScriptOptions(tmp_path / "on", options, "continue"))
+    done = run_script(script, ["--updates", "12"], Capture(tmp_path / "on", options), afterwards="continue")
     assert done.finished and capsys.readouterr().out == "ran to its end\n"
     (tmp_path / "no.py").write_text("print('no training here')")
     with pytest.raises(CaptureError, match="without a single optimizer step"):
-        run_script(tmp_path / "no.py", [], ScriptOptions(tmp_path / "no", options))
+        run_script(tmp_path / "no.py", [], Capture(tmp_path / "no", options))
     with pytest.raises(CaptureError, match="There is no script"):
-        run_script(tmp_path / "absent.py", [], ScriptOptions(tmp_path / "no", options))
+        run_script(tmp_path / "absent.py", [], Capture(tmp_path / "no", options))
 
 
 def test_a_script_that_ends_early_is_told_as_python_would_and_what_was_kept(
@@ -705,7 +705,7 @@ def test_a_script_that_ends_early_is_told_as_python_would_and_what_was_kept(
 
 def test_our_frames_are_taken_out_of_a_chain_of_exceptions(script: Path, tmp_path: Path) -> None:
     """An optimizer's own closure fails inside our wrapper, and the script wraps that in its own exception."""
-    from tracer.capture.script import ScriptOptions, run_script, without_our_frames
+    from tracer.capture.script import run_script, without_our_frames
 
     script.write_text("import torch\n"
                       "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])\n"
@@ -715,7 +715,7 @@ def test_our_frames_are_taken_out_of_a_chain_of_exceptions(script: Path, tmp_pat
                       "except ZeroDivisionError as error:\n"
                       "    raise ValueError('mine') from error\n")
     with pytest.raises(ValueError, match="mine") as told:
-        run_script(script, [], ScriptOptions(tmp_path / "out"))
+        run_script(script, [], tracer.capture(tmp_path / "out"))
     text = "".join(traceback.format_exception(without_our_frames(told.value, script)))
     assert text.count(f'File "{script}"') == 3 and "optimizer.py" in text  # torch's own frames stay
     assert str(ROOT / "tracer") not in text and "runpy" not in text

@@ -24,7 +24,7 @@ from typer.testing import CliRunner  # noqa: E402
 import tracer  # noqa: E402
 from foretrace.commands import app  # noqa: E402
 from tracer import workloads  # noqa: E402
-from tracer.capture import CaptureOptions  # noqa: E402
+from tracer.capture import Capture, CaptureOptions  # noqa: E402
 from tracer.capture.notes import CollectiveNotes  # noqa: E402
 from tracer.capture.script import run_workload  # noqa: E402
 from tracer.capture_layout import read_window  # noqa: E402
@@ -411,8 +411,8 @@ def _fail(*_: Any) -> None:
 
 def test_parts_of_another_run_do_not_stay_beside_a_fake_rank(tmp_path: Path) -> None:
     def captured(out: Path, rank: int, plan: str = "ddp", size: int = 4, **options: Any) -> None:
-        run_workload(workloads.configure("llama", preset="tiny"), out,
-                     CaptureOptions(steps=1, warmup=0, timed=1, execution_trace="none", **options),
+        run_workload(workloads.configure("llama", preset="tiny"), Capture(
+                     out, CaptureOptions(steps=1, warmup=0, timed=1, execution_trace="none", **options)),
                      ParallelPlan.parse(plan, size), (size, rank))
 
     def parts() -> list[str]:

@@ -14,9 +14,9 @@ import pytest
 import tracer.job
 from tracer.cluster import Failed, LostWorkerError, forked
 from tracer.cluster.forked import ForkedWorkers, idle_cores
+from tracer.columns import is_constant
 from tracer.errors import ForetraceError, TraceError
 from tracer.job import read_job
-from tracer.table import is_constant
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="processes are forked on Linux alone")
 

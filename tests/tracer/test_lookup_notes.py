@@ -31,10 +31,10 @@ def traced(**settings: Any) -> ExecutionGraph:
 
 
 def captured(path: Path, settings: Any, **options: Any) -> ExecutionGraph:
-    from tracer.capture import CaptureOptions
+    from tracer.capture import Capture, CaptureOptions
     from tracer.capture.script import run_workload
 
-    run_workload(settings, path, CaptureOptions(steps=2, warmup=0, timed=1, execution_trace="none", **options))
+    run_workload(settings, Capture(path, CaptureOptions(steps=2, warmup=0, timed=1, execution_trace="none", **options)))
     return read_job(path).graphs[0]
 
 

@@ -75,7 +75,7 @@ CAPTURE = """
 import sys
 import torch
 import torch.distributed as dist
-from tracer.capture import CaptureOptions
+from tracer.capture import Capture, CaptureOptions
 from tracer.capture.script import run_workload
 from tracer.parallel_plan import ParallelPlan
 from tracer.workloads import configure
@@ -86,7 +86,7 @@ for out, pipelined in ((sys.argv[1], False), (sys.argv[2], True)):
     settings = configure("dlrm", preset="tiny", columns_halved=2, bags_halved=2, sharding="0,1,0,0",
                          pipelined=pipelined)
     options = CaptureOptions(steps=4, warmup=2, timed=2, execution_trace="none", lookups=True)
-    run_workload(settings, out, options, ParallelPlan.parse("ddp", 2))
+    run_workload(settings, Capture(out, options), ParallelPlan.parse("ddp", 2))
 dist.destroy_process_group()
 """
 
@@ -268,7 +268,7 @@ def test_a_plan_of_shard_is_a_place_for_each_table(tmp_path: Path) -> None:
 
 
 def test_tables_on_other_ranks_need_a_plan(tmp_path: Path) -> None:
-    from tracer.capture.options import CaptureOptions
+    from tracer.capture import Capture, CaptureOptions
     from tracer.capture.script import run_workload
     from tracer.shape_only import trace_workload
 
@@ -276,7 +276,7 @@ def test_tables_on_other_ranks_need_a_plan(tmp_path: Path) -> None:
     with pytest.raises(workloads.WorkloadError, match="one process without a plan"):
         trace_workload(settings)
     with pytest.raises(workloads.WorkloadError, match="one process without a plan"):
-        run_workload(settings, tmp_path / "out", CaptureOptions())
+        run_workload(settings, Capture(tmp_path / "out", CaptureOptions()))
 
 
 @pytest.mark.parametrize("text", ["0,1", "somewhere", "0,1,table,2", "row:0+0", "row:a", "0,1,0,0@x", "0@"])

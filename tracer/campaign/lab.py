@@ -55,9 +55,17 @@ class Lab:
         self.enter(tf32(enabled))
 
     def dtype(self, name: str) -> Any:
-        """torch's type of a name ("tf32" is stored as fp32)."""
-        torch = self.torch
-        return {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
+        """torch's type of a short name ("tf32" is stored as fp32), or what torch has by that name."""
+        return getattr(self.torch, {"fp32": "float32", "tf32": "float32", "bf16": "bfloat16", "fp16": "float16",
+                                    "fp8": "float8_e4m3fn"}.get(name, name))
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """The function of an operator such as "aten::mm", by the shortest way into torch that there is."""
+        torch, short = self.torch, name.removeprefix("aten::")
+        is_method = short == "to" or short.endswith("_")
+        homes = (torch, torch._C._nn, torch._C._linalg, torch.Tensor if is_method else torch.ops.aten)
+        found: Callable[..., Any] = getattr(next(home for home in homes if hasattr(home, short)), short)
+        return found
 
     def random(self, *shape: int, dtype: str = "fp32", grad: bool = False) -> Any:
         """Normal random numbers; zeros would run faster than real data."""
@@ -92,8 +100,13 @@ class Lab:
         return along
 
     def indices(self, count: int, *, high: int, law: str = "uniform") -> Any:
-        """``count`` numbers below ``high``, int64; ``law`` "zipf" prefers few of them, which lie anywhere."""
+        """``count`` numbers below ``high``, int64; ``law`` "zipf" prefers few of them, which lie anywhere.
+
+        "starts" gives the multiples of ``high`` instead: where bags of so many look-ups begin.
+        """
         torch = self.torch
+        if law == "starts":
+            return torch.arange(count, device=self.device) * high
         if law == "uniform":
             return torch.randint(high, (count,), generator=self._generator, device=self.device)
         # The inverse of the continuous Zipf law's distribution, as good as exact for the tables here.

@@ -57,7 +57,7 @@ def measure(family: str, settings: dict[str, Any], lab: Lab, visit: int = 1) -> 
     warm one of that visit alone.
     """
     with lab:
-        bench = FAMILIES[family].prepare(settings, lab)
+        bench = FAMILIES[family].bench(settings, lab)
         if bench.samples is not None:
             rows = [{"variant": name, **_quantiles(times)} for name, times in bench.samples().items() if times]
             if not rows:

@@ -78,7 +78,7 @@ def capture_workload(task: Task) -> tuple[dict[str, Any], Path]:
     The model is gone when this returns; the files are not converted yet, so that the next worker can start meanwhile.
     """
     from tracer import workloads
-    from tracer.capture import CaptureOptions, CaptureWarning
+    from tracer.capture import Capture, CaptureOptions, CaptureWarning
     from tracer.capture.script import run_workload
     from tracer.capture_layout import read_context
 
@@ -87,7 +87,7 @@ def capture_workload(task: Task) -> tuple[dict[str, Any], Path]:
     settings = workloads.configure(item.name, **item.settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
-        capture = run_workload(settings, out, CaptureOptions(**item.counts))
+        capture = run_workload(settings, Capture(out, CaptureOptions(**item.counts)))
     part = capture.part
     assert part is not None
     context = read_context(part)

@@ -77,9 +77,9 @@ def describe(family: CampaignFamily) -> dict[str, tuple[str, str]]:
     return {
         **_COMMON,
         **dict.fromkeys(family.sizes, ("int64", "size")),
-        **{name: ("bool" if isinstance(choice.values[0], bool) else "string",
-                  f"one of {', '.join(str(value).lower() for value in choice.values)}")
-           for name, choice in family.choices.items()},
+        **{name: ("bool" if isinstance(values[0], bool) else "string",
+                  f"one of {', '.join(str(value).lower() for value in values)}")
+           for name, values in family.choices.items()},
         **_MEASURED,
     }
 

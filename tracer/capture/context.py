@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tracer.gpu_state import find_gpus, place_in_use
 
 SWITCHES = (
@@ -75,8 +77,6 @@ def collect_context() -> dict[str, Any]:
 
 def measurements(unprofiled_ns: list[int], profiled_ns: list[int], slowdown: float | None) -> dict[str, Any]:
     """The step times, nanoseconds: all of them, their median, and their spread (interquartile range over median)."""
-    import numpy as np
-
     found: dict[str, Any] = {"unprofiled_step_ns": unprofiled_ns, "profiled_step_ns": profiled_ns}
     if unprofiled_ns:
         low, middle, high = np.percentile(unprofiled_ns, (25, 50, 75))

@@ -132,7 +132,10 @@ BY_FUNCTION = Counting("calls of the decorated function", "each call is one step
 
 
 def by_optimizer(number: int = 0) -> Counting:
-    """Counting the steps of one optimizer; 0 is the one that made the first step."""
+    """Counting the steps of one optimizer; 0 is the one that made the first step. Raises ``CaptureError``."""
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise CaptureError(f"optimizer={number!r} is not possible: give a whole number, 0 for the one that makes the "
+                           "script's first step.")
     which = f"optimizer {number}" if number else "the first optimizer"
     return Counting("optimizer steps", f"each step of {which} is one, and its first one ends the script's preparations",
                     "run more steps, or ask for fewer.", before=1)

@@ -55,7 +55,6 @@ _ANONYMOUS = (
     (re.compile(rb'(")[^"\s]*/torchinductor_[^"\s]*/([^"/]*")'), rb"\1\2"),
 )
 
-
 class PartWriter:
     """The directory of one rank, created, locked and checked on construction; give it back with ``close``.
 

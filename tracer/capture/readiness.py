@@ -15,6 +15,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+from tracer.capture import context
 from tracer.capture.recorder import QuietStderr
 from tracer.cores import usable_cores
 from tracer.gpu_state import GpuState, find_gpus
@@ -71,6 +72,12 @@ def examine(folder: Path, *, record: bool = True) -> Iterator[MachineCheck]:
             yield MachineCheck(check.__name__.strip("_<>"), MachineVerdict.NOTE, f"could not be looked at: {error}")
 
 
+def _found(subject: str, found: str, amiss: bool, advice: str, verdict: MachineVerdict = MachineVerdict.NOTE
+           ) -> MachineCheck:
+    """Make a check whose verdict and advice hold where something is amiss."""
+    return MachineCheck(subject, verdict, found, advice) if amiss else MachineCheck(subject, MachineVerdict.OK, found)
+
+
 def _python() -> Iterator[MachineCheck]:
     try:
         version = metadata.version("foretrace")
@@ -81,23 +88,19 @@ def _python() -> Iterator[MachineCheck]:
 
 
 def _processor() -> Iterator[MachineCheck]:
-    from tracer.capture.context import cpu_model
-
     cores = usable_cores()
-    yield MachineCheck("processor", MachineVerdict.OK, f"{cpu_model()}, {cores} core{'' if cores == 1 else 's'} usable")
+    yield MachineCheck("processor", MachineVerdict.OK,
+                       f"{context.cpu_model()}, {cores} core{'' if cores == 1 else 's'} usable")
     with suppress(OSError):
         load = os.getloadavg()[0]
         busy = load > BUSY_SHARE * cores
-        yield MachineCheck("other work", MachineVerdict.NOTE if busy else MachineVerdict.OK,
-                           f"load {load:.1f} on {cores} cores",
-                           "Timed steps measure it too: record on a quiet machine." if busy else "")
+        yield _found("other work", f"load {load:.1f} on {cores} cores", busy,
+                     "Timed steps measure it too: record on a quiet machine.")
     with suppress(OSError):
         governor = GOVERNOR.read_text().strip()
         saving = governor in ("powersave", "conservative")
-        yield MachineCheck("processor's clock", MachineVerdict.NOTE if saving else MachineVerdict.OK,
-                           f"governor {governor}",
-                           "Set it to performance while recording: cpupower frequency-set -g performance."
-                           if saving else "")
+        yield _found("processor's clock", f"governor {governor}", saving,
+                     "Set it to performance while recording: cpupower frequency-set -g performance.")
 
 
 def _torch() -> Iterator[MachineCheck]:
@@ -107,9 +110,7 @@ def _torch() -> Iterator[MachineCheck]:
         return
     version = metadata.version("torch")
     numbers = [int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
-    old = numbers < [2, 6]
-    yield MachineCheck("PyTorch", MachineVerdict.PROBLEM if old else MachineVerdict.OK, version,
-                  "Captures need 2.6 or newer." if old else "")
+    yield _found("PyTorch", version, numbers < [2, 6], "Captures need 2.6 or newer.", MachineVerdict.PROBLEM)
 
 
 def _gpus() -> Iterator[MachineCheck]:
@@ -143,10 +144,9 @@ def _counters() -> Iterator[MachineCheck]:
         return
     admin_only = "RmProfilingAdminOnly: 1" in ADMIN_ONLY.read_text(errors="replace")
     refused = admin_only and hasattr(os, "geteuid") and os.geteuid() != 0
-    yield MachineCheck("GPU events (CUPTI)", MachineVerdict.NOTE if refused else MachineVerdict.OK,
-                  "performance counters are the administrator's alone" if refused else "allowed",
-                  "Kernel times are recorded all the same; if they are not, load the driver with "
-                  "NVreg_RestrictProfilingToAdminUsers=0 or give the container CAP_SYS_ADMIN." if refused else "")
+    yield _found("GPU events (CUPTI)", "performance counters are the administrator's alone" if refused else "allowed",
+                 refused, "Kernel times are recorded all the same; if they are not, load the driver with "
+                 "NVreg_RestrictProfilingToAdminUsers=0 or give the container CAP_SYS_ADMIN.")
 
 
 def _writable(folder: Path) -> Iterator[MachineCheck]:
@@ -159,10 +159,9 @@ def _writable(folder: Path) -> Iterator[MachineCheck]:
                       "Record into another directory: --out DIR.")
         return
     free = free_bytes(folder)
-    scarce = free is not None and free < SCARCE_BYTES
     room = "" if free is None else f", {free / 1e9:,.1f} GB free"
-    yield MachineCheck(subject, MachineVerdict.NOTE if scarce else MachineVerdict.OK, f"{folder} can be written{room}",
-                  "Three steps of a large model take 1 GB." if scarce else "")
+    yield _found(subject, f"{folder} can be written{room}", free is not None and free < SCARCE_BYTES,
+                 "Three steps of a large model take 1 GB.")
 
 
 def _shared_memory() -> Iterator[MachineCheck]:
@@ -170,9 +169,8 @@ def _shared_memory() -> Iterator[MachineCheck]:
     if not place.is_dir():
         return
     size = shutil.disk_usage(place).total
-    small = size < LEAST_SHARED_BYTES
-    yield MachineCheck("shared memory", MachineVerdict.NOTE if small else MachineVerdict.OK, f"{size / 1e9:.1f} GB",
-                  "Data loaders' workers may fail there: start the container with --shm-size=8g." if small else "")
+    yield _found("shared memory", f"{size / 1e9:.1f} GB", size < LEAST_SHARED_BYTES,
+                 "Data loaders' workers may fail there: start the container with --shm-size=8g.")
 
 
 def _profile() -> Iterator[MachineCheck]:

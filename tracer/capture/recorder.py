@@ -20,7 +20,6 @@ from tracer.errors import ProfilerBusyError
 if TYPE_CHECKING:
     from tracer.capture.session import Capture
 
-
 _NOISE = re.compile(
     rb"USDT:.*profiler_(?:start|stop)"
     rb"|.*execution_trace_observer\.cpp:\d+\] (?:En|Dis)abling Execution Trace Observer"

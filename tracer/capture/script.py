@@ -14,19 +14,21 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
+from tracer import workloads
 from tracer.capture.interruption import termination_unwinds
-from tracer.capture.options import CaptureOptions, CaptureWarning, by_optimizer
+from tracer.capture.options import CaptureWarning, by_optimizer
 from tracer.capture.session import Capture, need_torch
 from tracer.errors import CaptureError
+from tracer.workloads import Settings
+from tracer.workloads.places import check_alone
 
 if TYPE_CHECKING:
     from tracer.parallel_plan import ParallelPlan
-    from tracer.workloads import Settings
 
 
 @dataclass(slots=True)
@@ -109,42 +111,8 @@ class Optimizers:
                 f"--optimizer {slowest} counts the steps of that one instead.")
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptOptions:
-    """Options of ``run_script``.
-
-    Attributes:
-        out: directory of the job.
-        capture: what to record.
-        afterwards: "stop" ends the script when everything is recorded, "continue" lets it run to its own end.
-        world: (world size, rank) of a fake world that the script finds as if torchrun had started it.
-        optimizer: whose steps are counted: 0 is the optimizer that makes its first step before all others.
-
-    Raises:
-        CaptureError: there can be no such optimizer.
-    """
-
-    out: str | os.PathLike[str]
-    capture: CaptureOptions = field(default_factory=CaptureOptions)
-    afterwards: Literal["stop", "continue"] = "stop"
-    world: tuple[int, int] | None = None
-    optimizer: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.optimizer, int) or isinstance(self.optimizer, bool) or self.optimizer < 0:
-            raise CaptureError(f"optimizer={self.optimizer!r} is not possible: give a whole number, 0 for the one that "
-                               "makes the script's first step.")
-
-
 class _RecordedAll(SystemExit):
     """Ends a script whose steps are all recorded; as its own exit would, it passes ``except Exception``."""
-
-
-def new_capture(options: ScriptOptions) -> Capture:
-    """The capture of a script, not begun."""
-    capture = Capture(options.out, options.capture)
-    capture.counting = by_optimizer(options.optimizer)
-    return capture
 
 
 def without_our_frames(error: BaseException, script: str | os.PathLike[str]) -> BaseException:
@@ -175,8 +143,9 @@ def _frames_of(first: types.TracebackType | None, script: str, *, is_outermost: 
     return kept[0] if kept else None
 
 
-def run_script(path: str | os.PathLike[str], args: Sequence[str], options: ScriptOptions,
-               capture: Capture | None = None) -> Capture:
+def run_script(path: str | os.PathLike[str], args: Sequence[str], capture: Capture, *,
+               afterwards: Literal["stop", "continue"] = "stop", world: tuple[int, int] | None = None,
+               optimizer: int = 0) -> Capture:
     """Run a Python script as ``python path args…`` would, and capture its training steps.
 
     Its first optimizer step is never measured: it ends the script's preparations. The capture begins after it.
@@ -184,37 +153,40 @@ def run_script(path: str | os.PathLike[str], args: Sequence[str], options: Scrip
     Args:
         path: the script.
         args: its arguments.
-        options: where to and what.
-        capture: one made with ``new_capture`` by a caller that asks it what was kept when the script fails.
+        capture: not begun.
+        afterwards: "stop" ends the script when everything is recorded, "continue" lets it run to its own end.
+        world: (world size, rank) of a fake world that the script finds as if torchrun had started it.
+        optimizer: whose steps are counted: 0 is the optimizer that makes its first step before all others.
 
     Returns:
         The finished capture.
 
     Raises:
-        CaptureError: the script does not exist, the directory cannot be written, or the script ended too early (what
-            there is of the capture has been written).
+        CaptureError: the script does not exist, there can be no such optimizer, the directory cannot be written, or
+            the script ended too early (what there is of the capture has been written).
         BaseException: whatever the script raised, as it was raised; ``SystemExit`` only if it reports a failure.
     """
     script = os.fspath(path)
+    capture.counting = by_optimizer(optimizer)
     if not os.path.isfile(script):
         raise CaptureError(f"There is no script {script}; check the path.")
-    capture = capture or new_capture(options)
-    capture.check(options.world)
+    capture.check(world)
     need_torch()
-    with _launched(options.world):
-        return _run(script, args, options, capture)
+    finder = _StepFinder(capture, optimizer, afterwards)
+    with ExitStack() as stack:
+        if world is not None:
+            from tracer.fake_world import fake_launch
 
-
-def _run(script: str, args: Sequence[str], options: ScriptOptions, capture: Capture) -> Capture:
-    finder = _StepFinder(capture, options)
-    with finder.installed(), _as_main(script, args), termination_unwinds(), _ended_quietly(capture):
+            stack.enter_context(fake_launch(*world))
+        for each in (finder.installed(), _as_main(script, args), termination_unwinds(), _ended_quietly(capture)):
+            stack.enter_context(each)
         try:
             runpy.run_path(script, run_name="__main__")
         except SystemExit as error:
             if error.code not in (None, 0) and not isinstance(error, _RecordedAll):
                 raise
     if not finder.seen and finder.optimizers.seen:
-        raise CaptureError(f"{script} has no optimizer {options.optimizer}: those that made a step are "
+        raise CaptureError(f"{script} has no optimizer {optimizer}: those that made a step are "
                            f"{finder.optimizers.listed}; choose one of them with --optimizer.")
     if not finder.seen:
         raise CaptureError(f"{script} ended without a single optimizer step in this process (those that it starts are "
@@ -225,28 +197,21 @@ def _run(script: str, args: Sequence[str], options: ScriptOptions, capture: Capt
     return capture
 
 
-def run_workload(settings: Settings, out: str | os.PathLike[str], options: CaptureOptions,
-                 plan: ParallelPlan | None = None, world: tuple[int, int] | None = None,
-                 capture: Capture | None = None) -> Capture:
+def run_workload(settings: Settings, capture: Capture, plan: ParallelPlan | None = None,
+                 world: tuple[int, int] | None = None) -> Capture:
     """Build a workload of the suite and capture as many of its steps as are needed.
 
     Args:
         settings: checked settings (``tracer.workloads.configure`` or ``parse``).
-        out: directory of the job.
-        options: what to record.
+        capture: not begun.
         plan: how the workload is spread over the ranks; without one every rank would do it alone.
         world: (world size, rank) of a fake world; without one the process groups are real (torchrun's).
-        capture: one with the same directory and options, of a caller that asks it what was kept.
 
     Raises:
         CaptureError: the capture cannot start or be written.
         PlanError: the plan does not fit the workload or the world.
         WorkloadError: the workload cannot be built here.
     """
-    from tracer import workloads
-    from tracer.workloads.places import check_alone
-
-    capture = capture or Capture(out, options)
     facts = {"name": settings.WORKLOAD, "settings": workloads.as_plain(settings), "split": workloads.split(settings)}
     capture.facts["workload"] = facts
     if plan is None:
@@ -269,8 +234,6 @@ def run_workload(settings: Settings, out: str | os.PathLike[str], options: Captu
 
 
 def _run_workload(settings: Settings, capture: Capture, spread: Callable[[Any], Any]) -> Capture:
-    from tracer import workloads
-
     capture.check()
     need_torch()
     workload = workloads.create(settings)
@@ -283,17 +246,6 @@ def _run_workload(settings: Settings, capture: Capture, spread: Callable[[Any], 
             if capture.finished:
                 break
     return capture
-
-
-@contextmanager
-def _launched(world: tuple[int, int] | None) -> Iterator[None]:
-    if world is None:
-        yield
-        return
-    from tracer.fake_world import fake_launch
-
-    with fake_launch(*world):
-        yield
 
 
 @contextmanager
@@ -326,12 +278,12 @@ class _StepFinder:
         optimizers: all that have.
     """
 
-    def __init__(self, capture: Capture, options: ScriptOptions) -> None:
+    def __init__(self, capture: Capture, optimizer: int, afterwards: Literal["stop", "continue"]) -> None:
         self.seen = False
-        self.optimizers = Optimizers(options.optimizer)
+        self.optimizers = Optimizers(optimizer)
         self._over = False
         self._capture = capture
-        self._afterwards = options.afterwards
+        self._afterwards = afterwards
         self._hook: Any = None
         capture.late_facts = self.optimizers.facts
 

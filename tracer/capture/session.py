@@ -16,16 +16,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from tracer.capture.context import (
+    ClockLog,
+    collect_context,
+    fake_world_here,
+    measurements,
+    peak_memory,
+    rank_and_world,
+)
 from tracer.capture.interruption import uninterrupted
 from tracer.capture.options import BY_CALL, BY_FUNCTION, CaptureOptions, CapturePhase, CaptureWarning, Counting
-from tracer.capture.recorder import Recorder, refuse_another_profiler, synchronize
-from tracer.capture_layout import EXECUTION_TRACE, LOOKUPS, what_it_holds, window_name
+from tracer.capture.output import PartWriter
+from tracer.capture.recorder import AnnotatedLoader, Recorder, refuse_another_profiler, synchronize
+from tracer.capture_layout import EXECUTION_TRACE, LOOKUPS, part_name, what_it_holds, window_name
 from tracer.errors import CaptureError
 
 if TYPE_CHECKING:
-    from tracer.capture.context import ClockLog
     from tracer.capture.notes import StepNotes
-    from tracer.capture.output import PartWriter
 
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
@@ -218,8 +225,6 @@ class Capture:
             raise _not_begun("wrap")
         from torch.utils.data import DataLoader
 
-        from tracer.capture.recorder import AnnotatedLoader
-
         return loader if isinstance(loader, DataLoader) else AnnotatedLoader(self, loader)
 
     def __call__(self, function: Callable[..., Result]) -> Callable[..., Result]:
@@ -255,9 +260,6 @@ class Capture:
             self.__exit__(None, None, None)
 
     def _part(self, world: tuple[int, int] | None = None) -> PartWriter:
-        from tracer.capture.context import fake_world_here, rank_and_world
-        from tracer.capture.output import PartWriter
-
         world = world or fake_world_here()
         world_size, rank = world or rank_and_world()[::-1]
         told = {"fake_world": True, "world_size": world_size, **self.facts} if world is not None else None
@@ -294,8 +296,6 @@ class Capture:
 
     def _begin_profile(self) -> None:
         from tracer.capture import notes
-        from tracer.capture.context import peak_memory, rank_and_world
-        from tracer.capture_layout import part_name
 
         assert self._output is not None
         if self._output.path.name != part_name(rank_and_world()[0]):  # torch.distributed has come up meanwhile
@@ -407,8 +407,6 @@ class Capture:
         atexit.unregister(self._at_exit)
 
     def _context(self, ended: str) -> dict[str, Any]:
-        from tracer.capture.context import collect_context, measurements, peak_memory
-
         # Once, right after the timed steps: clocks are then those of a device at work.
         self._machine = self._machine or collect_context()
         found = {**self.facts, **self.late_facts(), **self._machine, "capture": asdict(self.options),
@@ -434,8 +432,6 @@ def _clock_log() -> ClockLog | None:
 
     if not torch.cuda.is_available():
         return None
-    from tracer.capture.context import ClockLog
-
     return ClockLog()
 
 

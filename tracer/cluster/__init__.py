@@ -9,8 +9,16 @@
 A worker has one item at a time, and is sent the next one when its result is here.
 """
 
-from tracer.cluster.choice import ENGINES, LOCAL, open_workers
-from tracer.cluster.workers import ClusterError, Failed, LostWorkerError, TaskWorkers, ThisProcess
+from tracer.cluster.workers import (
+    ENGINES,
+    LOCAL,
+    ClusterError,
+    Failed,
+    LostWorkerError,
+    TaskWorkers,
+    ThisProcess,
+    open_workers,
+)
 
 __all__ = [
     "ENGINES", "LOCAL", "ClusterError", "Failed", "LostWorkerError", "TaskWorkers", "ThisProcess", "open_workers",

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tracer.cluster.workers import Failed, Item, ProcessWorkers, Result, called
-from tracer.table import is_constant
+from tracer.columns import is_constant
 
 _PLACE = struct.Struct("=i")
 """A place on a pipe: of an item to be worked on, or of one that was."""

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tracer.columns import NONE
 from tracer.errors import TraceError
 from tracer.execution_trace.trace import COMM_NODE, PROCESS_GROUP_NODE, ExecutionTrace, comm_node, process_groups
 from tracer.kineto.source import TraceSource
-from tracer.table import NONE
 
 KNOWN_SCHEMAS = frozenset({"1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1"})
 

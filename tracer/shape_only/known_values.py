@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._library.fake_impl import FakeImplCtx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
@@ -93,8 +94,6 @@ class KnownValues:
         site.patch(torch.Tensor, "numpy", self._numpy(torch.Tensor.numpy))
         site.patch(torch.Tensor, "__format__", self._format(torch.Tensor.__format__))
         if self._share is not None:
-            from torch._library.fake_impl import FakeImplCtx
-
             site.patch(FakeImplCtx, "new_dynamic_size", self._dynamic_size)
             site.patch(FakeImplCtx, "create_unbacked_symint", self._dynamic_size)
         for owner in (torch, torch.Tensor):

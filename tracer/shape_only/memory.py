@@ -147,13 +147,10 @@ class MemoryTracker:
         ``BLOCK_BYTES`` as CUDA's caching allocator does; ``start`` and ``end``: alive before and after; and for each
         ``Holds`` the bytes at the peak.
         """
-        rows = [row for row in self._start if row[0] not in self._host]
-        rows += [row for row in self._events if row[0] not in self._host]
-        numbers = np.array([number for number, _ in rows], np.int64)
-        change = np.array([size for _, size in rows], np.int64)
-        begun = sum(1 for number, _ in self._start if number not in self._host)
-        if not len(rows):
+        rows, begun = self._on_device()
+        if not rows:
             return {}
+        numbers, change = np.array(rows, np.int64).T
         total = np.cumsum(change)
         first = max(begun - 1, 0)
         at = first + int(np.argmax(total[first:]))
@@ -174,9 +171,7 @@ class MemoryTracker:
         most that is alive at once is about the largest sum over these moments: they are those that have it for some
         factors from 1/64 to 64, or none.
         """
-        rows = [row for row in self._start if row[0] not in self._host]
-        begun = len(rows)
-        rows += [row for row in self._events if row[0] not in self._host]
+        rows, begun = self._on_device()
         if not rows:
             return []
         change = np.zeros((len(rows), 4), np.int64)
@@ -191,6 +186,11 @@ class MemoryTracker:
         chosen = sorted({int(np.argmax(alive @ np.array(weight))) for weight in weights})
         found: list[list[int]] = alive[chosen].tolist()
         return found
+
+    def _on_device(self) -> tuple[list[tuple[int, int]], int]:
+        """Return storages and changes of their sizes, and how many of them were there when the step began."""
+        start = [row for row in self._start if row[0] not in self._host]
+        return start + [row for row in self._events if row[0] not in self._host], len(start)
 
     def _change(self, number: int, size: int) -> None:
         self._events.append((number, size))

@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import types
 from array import array
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as hooks
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from tracer.capture.notes import CollectiveNotes, received_tensors
@@ -25,9 +27,6 @@ from tracer.python_calls import PythonCalls
 from tracer.shape_only.arguments import ArgumentWriter, tensors_in
 from tracer.shape_only.known_values import KnownValues
 from tracer.shape_only.memory import MemoryTracker
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class ModuleStack:
@@ -185,8 +184,6 @@ class OperatorRecorder(TorchDispatchMode):
         return False  # torch would wrap each call; nothing is compiled here
 
     def __enter__(self) -> OperatorRecorder:
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
         self._handles = [register_optimizer_step_pre_hook(self._optimizer_begins),
                          register_optimizer_step_post_hook(self._optimizer_ends)]
         super().__enter__()

@@ -8,8 +8,8 @@ backward, and which products run for a group of heads or for each head, is that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -36,8 +36,13 @@ class Resized(torch.autograd.Function):
         return grads[0].new_empty(ctx.sizes), *[None] * len(ctx.needs_input_grad[1:])
 
 
-@contextmanager
-def gathered_again(gathered: Tensor, shard: Tensor) -> Iterator[None]:
+def _packed(pack: Callable[[Tensor], Tensor | tuple[Tensor, torch.Size]]) -> AbstractContextManager[Any]:
+    """Keep for backward what ``pack`` makes of each tensor: the tensor, or another one and the size that it had."""
+    return torch.autograd.graph.saved_tensors_hooks(
+        pack, lambda kept: kept if isinstance(kept, Tensor) else kept[0].new_empty(kept[1]))
+
+
+def gathered_again(gathered: Tensor, shard: Tensor) -> AbstractContextManager[Any]:
     """Keep a rank's own part of what was gathered for backward, as Megatron-LM does, which gathers it once more there
     (Korthikanti et al., 2022, section 4.2.2)."""
     whole = gathered.untyped_storage()._cdata
@@ -45,11 +50,7 @@ def gathered_again(gathered: Tensor, shard: Tensor) -> Iterator[None]:
     def pack(saved: Tensor) -> Tensor | tuple[Tensor, torch.Size]:
         return (shard, saved.shape) if saved.untyped_storage()._cdata == whole else saved
 
-    def unpack(kept: Tensor | tuple[Tensor, torch.Size]) -> Tensor:
-        return kept if isinstance(kept, Tensor) else kept[0].new_empty(kept[1])
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
+    return _packed(pack)
 
 
 def norm_of(shape: TransformerShape, width: int | None = None) -> nn.Module:
@@ -258,8 +259,7 @@ def _core(q: Tensor, k: Tensor, v: Tensor, shape: TransformerShape, part: Transf
     return out.permute(2, 0, 1, 3)
 
 
-@contextmanager
-def _kept_apart(gathered: list[Tensor], rows: int) -> Iterator[None]:
+def _kept_apart(gathered: list[Tensor], rows: int) -> AbstractContextManager[Any]:
     """Keep for backward what attention needs and no more: not the product that values are a slice of (attention's
     kernels take them dense, as Transformer Engine makes them), and of ``gathered`` keys and values this rank's rows."""
     shared = {t.untyped_storage()._cdata: len(t) for t in gathered}
@@ -270,11 +270,7 @@ def _kept_apart(gathered: list[Tensor], rows: int) -> Iterator[None]:
             return saved.new_empty(saved.numel() * rows // shared[memory._cdata]), saved.shape
         return saved.new_empty(saved.shape) if memory.nbytes() > saved.nbytes else saved
 
-    def unpack(kept: Tensor | tuple[Tensor, torch.Size]) -> Tensor:
-        return kept if isinstance(kept, Tensor) else kept[0].new_empty(kept[1])
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield
+    return _packed(pack)
 
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, shape: TransformerShape) -> Tensor:

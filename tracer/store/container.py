@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tracer.columns import NONE, Table, is_time
 from tracer.errors import GraphFileError, reason_of
 from tracer.input_file import open_anywhere, why_unopened
 from tracer.output_file import replaced_file, why_unwritten
-from tracer.table import NONE, Table, is_time
 
 VERSION = 1
 """Version of the file format. Raise it when an older reader would misread a new file."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tracer.columns import NONE
 from tracer.decode import DecodeError, from_json
 from tracer.errors import GraphFileError, StepRegionError
 from tracer.graph import (
@@ -33,7 +34,6 @@ from tracer.store.container import (
     unpack,
     write_file,
 )
-from tracer.table import NONE
 
 SUFFIX = ".foretrace"
 

@@ -76,30 +76,9 @@ def places_of_plan(path: str, tables: Sequence[EmbeddingTable]) -> str:
 
 
 def shardings_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TableSharding]:
-    """Return how the tables at the places that a text says are spread, as a sharding plan says it. Raises as
-    ``pieces_of``.
+    """Return how the tables at the places that a text says are spread, as a sharding plan says it.
 
     Rows on some ranks are table-row-wise, whether or not these are a node's.
-    """
-    pieces_of(tables, text, ranks)
-    everyone = tuple(range(ranks))
-    found = []
-    for number, place in enumerate(_table_places(text, len(tables))[0]):
-        kind, _, chosen = str(place).partition(":")
-        on = tuple(map(int, chosen.split("+"))) if chosen else everyone
-        if kind == COLUMN:
-            found.append(TableSharding(ShardKind.COLUMN_WISE, on))
-        elif kind == ROW:
-            found.append(TableSharding(ShardKind.ROW_WISE if on == everyone else ShardKind.TABLE_ROW_WISE, on))
-        elif kind == COPY:
-            found.append(TableSharding(ShardKind.DATA_PARALLEL, everyone))
-        else:
-            found.append(TableSharding(ShardKind.TABLE_WISE, (number % ranks if place == IN_TURN else int(place),)))
-    return found
-
-
-def pieces_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TablePiece]:
-    """Every piece of tables at the places that a text says, by rank and then by table; of copied tables none.
 
     Raises:
         WorkloadError: the text says no place for each table, a rank is not there, the places are those of a plan for
@@ -109,24 +88,45 @@ def pieces_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[T
     if planned not in (0, ranks):
         raise WorkloadError(f"The tables' places are those of a sharding plan for {planned} ranks, and there are "
                             f"{ranks}; take as many, or make a plan for these (foretrace shard --gpus {ranks}).")
-    found: list[TablePiece] = []
+    everyone = tuple(range(ranks))
+    found = []
     for number, (table, place) in enumerate(zip(tables, places, strict=True)):
-        if place == COPY:
-            continue
         kind, _, chosen = str(place).partition(":")
-        if kind in (ROW, COLUMN):
-            on = [int(rank) for rank in chosen.split("+")] if chosen else list(range(ranks))
-            _check_there(table, max(on), ranks)
-            if kind == ROW:
-                found += [TablePiece(number, rank, first, count, 0, table.columns)
-                          for rank, (first, count) in zip(on, _blocks(table.rows, len(on)), strict=True) if count]
-            else:
-                found += [TablePiece(number, rank, 0, table.rows, first, count)
-                          for rank, (first, count) in zip(on, _chunks(table, len(on)), strict=True)]
-            continue
-        rank = number % ranks if place == IN_TURN else int(place)
-        _check_there(table, rank, ranks)
-        found.append(TablePiece(number, rank, 0, table.rows, 0, table.columns))
+        on = tuple(map(int, chosen.split("+"))) if chosen else everyone
+        if kind == COLUMN:
+            each = TableSharding(ShardKind.COLUMN_WISE, on)
+            if table.columns < len(on):
+                raise WorkloadError(f"Table {table.name} has {table.columns} columns, fewer than its {len(on)} ranks; "
+                                    "place it otherwise.")
+        elif kind == ROW:
+            each = TableSharding(ShardKind.ROW_WISE if on == everyone else ShardKind.TABLE_ROW_WISE, on)
+        elif kind == COPY:
+            each = TableSharding(ShardKind.DATA_PARALLEL, everyone)
+        else:
+            each = TableSharding(ShardKind.TABLE_WISE, (number % ranks if place == IN_TURN else int(place),))
+        if max(each.ranks) >= ranks:
+            raise WorkloadError(f"Table {table.name} is to lie on rank {max(each.ranks)}, and there are {ranks}; "
+                                f"choose 0 to {ranks - 1}.")
+        found.append(each)
+    return found
+
+
+def pieces_of(tables: Sequence[EmbeddingTable], text: str, ranks: int) -> list[TablePiece]:
+    """Every piece of tables at the places that a text says, by rank and then by table; of copied tables none. Raises
+    as ``shardings_of``."""
+    found: list[TablePiece] = []
+    for number, (table, spread) in enumerate(zip(tables, shardings_of(tables, text, ranks), strict=True)):
+        on = spread.ranks
+        if spread.kind is ShardKind.COLUMN_WISE:
+            bounds = [table.columns * part // len(on) for part in range(len(on) + 1)]  # as even as can be
+            found += [TablePiece(number, rank, 0, table.rows, first, last - first)
+                      for rank, (first, last) in zip(on, pairwise(bounds), strict=True)]
+        elif spread.kind is not ShardKind.DATA_PARALLEL:
+            # Equal blocks but for the last, which is shorter; those after it are empty (as TorchRec).
+            block = -(-table.rows // len(on))
+            bounds = [min(part * block, table.rows) for part in range(len(on) + 1)]
+            found += [TablePiece(number, rank, first, last - first, 0, table.columns)
+                      for rank, (first, last) in zip(on, pairwise(bounds), strict=True) if last > first]
     return sorted(found, key=lambda piece: (piece.rank, piece.table, piece.first_column))
 
 
@@ -155,12 +155,6 @@ def tables_at(tables: Sequence[EmbeddingTable], pieces: Sequence[TablePiece], ra
     return found + [table for number, table in enumerate(tables) if number not in cut]
 
 
-def _check_there(table: EmbeddingTable, rank: int, ranks: int) -> None:
-    if rank >= ranks:
-        raise WorkloadError(f"Table {table.name} is to lie on rank {rank}, and there are {ranks}; choose 0 to "
-                            f"{ranks - 1}.")
-
-
 def _table_places(text: str, tables: int) -> tuple[list[Place], int]:
     """The places that a text says, one a table, and the ranks they are for (0: any); ``table`` stays a word until the
     number of ranks is known."""
@@ -185,19 +179,3 @@ def _table_places(text: str, tables: int) -> tuple[list[Place], int]:
 
 def _is_number(text: str) -> bool:
     return text.isdecimal() and text.isascii() and len(text) <= _DIGITS
-
-
-def _blocks(rows: int, ranks: int) -> list[tuple[int, int]]:
-    """First row and rows of equal blocks but for the last, which is shorter; those after it are empty (as TorchRec)."""
-    block = -(-rows // ranks)
-    firsts = [min(rank * block, rows) for rank in range(ranks + 1)]
-    return [(first, last - first) for first, last in pairwise(firsts)]
-
-
-def _chunks(table: EmbeddingTable, ranks: int) -> list[tuple[int, int]]:
-    """First column and columns of parts as even as can be."""
-    size = table.columns
-    if size < ranks:
-        raise WorkloadError(f"Table {table.name} has {size} columns, fewer than its {ranks} ranks; place it otherwise.")
-    bounds = [size * rank // ranks for rank in range(ranks + 1)]
-    return [(first, last - first) for first, last in pairwise(bounds)]

@@ -1,9 +1,10 @@
-"""A family of micro-benchmarks: its parameters and the preparation of one of its benchmarks."""
+"""One declaration a micro-benchmark: its settings, the operation it runs, and the sizes a calibration draws."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracer.campaign.errors import CampaignError
@@ -15,6 +16,12 @@ DTYPES = ("fp32", "bf16", "fp16")
 BYTES = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "bool": 1}
 """Bytes of one element."""
 FORWARD_BACKWARD = ("forward", "backward")
+ALL_DTYPES, TWO_DTYPES = ("bf16", "fp16", "fp32"), ("bf16", "fp32")
+"""Element types that calibrations choose from."""
+
+Settings = dict[str, Any]
+Choice = tuple[str | bool, ...]
+"""The values that a parameter takes; the first is the default."""
 
 
 class SizeRange(NamedTuple):
@@ -25,10 +32,23 @@ class SizeRange(NamedTuple):
     least: int = 1
 
 
-class FamilyChoice(NamedTuple):
-    """A parameter that takes one of a few values; the first is the default."""
+class Span(NamedTuple):
+    """Least and most of a size, and the units of which one is drawn for it to be a multiple of."""
 
-    values: tuple[str | bool, ...]
+    low: int
+    high: int
+    units: tuple[int, ...] = (1,)
+
+
+class SearchSpace(NamedTuple):
+    """Settings that a calibration draws: sizes by their spans or from the values themselves, choices from values.
+
+    What is not named takes its default. ``device`` is "cuda" or "cpu".
+    """
+
+    device: str
+    sizes: Mapping[str, Span | tuple[int, ...]]
+    choices: Mapping[str, Choice] = {}
 
 
 @dataclass
@@ -50,7 +70,129 @@ class Bench:
     samples: Callable[[], Mapping[str, list[float]]] | None = None
 
 
+class Tensor(NamedTuple):
+    """A tensor that an operation is given.
+
+    Attributes:
+        shape: as the operation sees it.
+        dtype: of its elements; empty is the benchmark's.
+        lies: "t" if its last two dimensions are swapped in memory, "nhwc" for an image in channels last, "middle" if
+            its two middle dimensions are swapped.
+        of: "random" numbers, "positive" ones, "zeros" or "ones"; of int64 the law of ``Lab.indices``.
+        high: whole numbers are below this.
+        differentiated: whether random numbers want a gradient where gradients are measured.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = ""
+    lies: str = ""
+    of: str = "random"
+    high: int = 0
+    differentiated: bool = True
+
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        """Elements from one to the next in each dimension; ``None`` where it is contiguous."""
+        if not self.lies:
+            return None
+        order = _order(self)
+        steps, step = [0] * len(order), 1
+        for at in reversed(order):
+            steps[at], step = step, step * self.shape[at]
+        return tuple(steps)
+
+
+class Constant(NamedTuple):
+    """An argument of torch's own: the short name of an element type, or torch's name of a memory format."""
+
+    name: str
+
+
 @dataclass(frozen=True)
+class Called:
+    """The operation that a benchmark calls, and what of it is no cost of its own.
+
+    Attributes:
+        name: of the operator, "aten::mm". A name without a name space is a kernel of ``kernel_models.families``, which
+            is called with the same arguments; the benchmark then prepares itself.
+        arguments: in the order of the operator's schema: tensors, lists of them, and plain values.
+        flops: floating-point operations of one run.
+        bytes: that it moves; ``None`` for those of all tensors that it is given and gives.
+        options: further arguments by name, on which no time depends.
+        gradient: whether the gradient is measured, and not the operation.
+        recorded: the operation that its calls are those of, where that is another one.
+        call: attributes of its call that are not those of a recorded operation's.
+        priced: whether it is a single call, which models can be fitted to.
+    """
+
+    name: str
+    arguments: Sequence[Any]
+    flops: float = 0.0
+    bytes: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    gradient: bool = False
+    recorded: Called | None = None
+    call: Mapping[str, Any] = field(default_factory=dict)
+    priced: bool = True
+
+
+def prepared(called: Called, settings: Settings, lab: Lab) -> Bench:
+    """The benchmark of an operator with tensors made for it."""
+    dtype = settings["dtype"]
+    lab.tf32(dtype == "tf32")
+    arguments = [_made(argument, dtype, called.gradient, lab) for argument in called.arguments]
+    forward = partial(lab.function(called.name), *arguments, **{
+        name: _made(value, dtype, called.gradient, lab) for name, value in called.options.items()})
+    given = _tensors(arguments, lab)
+    if not called.gradient:
+        moved = called.bytes
+        if moved is None:
+            moved = float(sum(tensor.nbytes for tensor in [*given, *_tensors([forward()], lab)]))
+        return Bench(forward, called.flops, moved)
+    output = _tensors([forward()], lab)[0]
+    wanted = [tensor for tensor in given if tensor.requires_grad]
+    moved = called.bytes
+    if moved is None:  # the inputs and the output's gradient are read, the inputs' gradients are written
+        moved = float(sum(tensor.nbytes for tensor in [*given, output, *wanted]))
+    return Bench(lab.gradients(output, wanted, lab.random_like(output)), called.flops, moved)
+
+
+def _made(argument: Any, dtype: str, gradient: bool, lab: Lab) -> Any:
+    """An argument as torch has it."""
+    if isinstance(argument, Constant):
+        return lab.dtype(argument.name)
+    if isinstance(argument, list):
+        return [_made(one, dtype, gradient, lab) for one in argument]
+    if not isinstance(argument, Tensor):
+        return argument
+    kind, order = argument.dtype or dtype, _order(argument)
+    stored = tuple(argument.shape[at] for at in order)
+    if kind == "int64":
+        made = lab.indices(stored[0], high=argument.high, law=argument.of)
+        return made[:, None].expand(stored) if len(stored) > 1 else made
+    if argument.of in ("zeros", "ones"):
+        return getattr(lab.torch, argument.of)(stored, device=lab.device, dtype=lab.dtype(kind))
+    made = lab.random(*stored, dtype=kind)
+    if argument.of == "positive":
+        return made.abs_().add_(1.0)
+    return made.permute([order.index(at) for at in range(len(order))]).requires_grad_(
+        gradient and argument.differentiated)
+
+
+def _order(tensor: Tensor) -> tuple[int, ...]:
+    """Dimensions in the order that they lie in memory."""
+    places = tuple(range(len(tensor.shape)))
+    return {"": places, "t": (*places[:-2], *places[:-3:-1]), "nhwc": (0, 2, 3, 1), "middle": (0, 2, 1, 3)}[tensor.lies]
+
+
+def _tensors(values: Sequence[Any], lab: Lab) -> list[Any]:
+    found = []
+    for value in values:
+        found += _tensors(value, lab) if isinstance(value, (list, tuple)) else [value] * lab.torch.is_tensor(value)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
 class CampaignFamily:
     """A family of micro-benchmarks.
 
@@ -59,18 +201,33 @@ class CampaignFamily:
         summary: what it measures.
         sizes: parameters that make the shape; they alone decide the split.
         choices: parameters that say how the same shape is worked on.
+        called: (settings) → the operation, which is run as it stands unless ``prepare`` is given; ``None`` where it is
+            no single one.
         prepare: (settings, lab) → the benchmark. Raises whatever torch raises for what it cannot do.
         check: (settings) → why they do not go together; empty if they do.
+        spaces: what calibrations draw settings from.
+        fit: puts drawn values right that depend on one another.
     """
 
     name: str
     summary: str
     sizes: Mapping[str, SizeRange]
-    choices: Mapping[str, FamilyChoice]
-    prepare: Callable[[dict[str, Any], Lab], Bench]
-    check: Callable[[dict[str, Any]], str] = field(default=lambda settings: "")
+    choices: Mapping[str, Choice]
+    called: Callable[[Settings], Called | None] = lambda settings: None
+    prepare: Callable[[Settings, Lab], Bench] | None = None
+    check: Callable[[Settings], str] = lambda settings: ""
+    spaces: Sequence[SearchSpace] = ()
+    fit: Callable[[Settings], Settings] = lambda values: values
 
-    def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def bench(self, settings: Settings, lab: Lab) -> Bench:
+        """The benchmark of these settings, ready to run."""
+        if self.prepare is not None:
+            return self.prepare(settings, lab)
+        called = self.called(settings)
+        assert called is not None
+        return prepared(called, settings, lab)
+
+    def checked(self, values: Mapping[str, Any]) -> Settings:
         """All settings, defaults filled in, sizes first.
 
         Raises:
@@ -80,7 +237,7 @@ class CampaignFamily:
         for name in values:
             if name not in known:
                 raise CampaignError(f"{self.name} has no setting {name!r}; it has {', '.join(known)}.")
-        settings: dict[str, Any] = {}
+        settings: Settings = {}
         for name, size in self.sizes.items():
             value = values.get(name, size.default)
             if value is None:
@@ -90,17 +247,17 @@ class CampaignFamily:
                                     f"{size.least} or more.")
             settings[name] = value
         for name, choice in self.choices.items():
-            value = values.get(name, choice.values[0])
-            if value not in choice.values or isinstance(value, bool) != isinstance(choice.values[0], bool):
+            value = values.get(name, choice[0])
+            if value not in choice or isinstance(value, bool) != isinstance(choice[0], bool):
                 raise CampaignError(f"{self.name}: {name}={value} cannot be used; choose one of "
-                                    f"{', '.join(str(v).lower() for v in choice.values)}.")
+                                    f"{', '.join(str(v).lower() for v in choice)}.")
             settings[name] = value
         why = self.check(settings)
         if why:
             raise CampaignError(f"{self.name}: {why}")
         return settings
 
-    def tiny(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def tiny(self, settings: Mapping[str, Any]) -> Settings:
         """The settings with each size at most its rehearsal's."""
         return {name: min(value, self.sizes[name].tiny) if name in self.sizes else value
                 for name, value in settings.items()}

@@ -1,85 +1,77 @@
-"""Normalisations, softmax and cross entropy, forward and backward."""
+"""Normalisations, softmax and losses, forward and backward."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tracer.campaign.families.family import (
+    ALL_DTYPES,
     BYTES,
     DTYPES,
     FORWARD_BACKWARD,
+    TWO_DTYPES,
     Bench,
+    Called,
     CampaignFamily,
-    FamilyChoice,
+    Choice,
+    SearchSpace,
+    Settings,
     SizeRange,
+    Span,
+    Tensor,
 )
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
 
-_MODES = {"op": FamilyChoice(FORWARD_BACKWARD), "dtype": FamilyChoice(DTYPES)}
+_MODES: dict[str, Choice] = {"op": FORWARD_BACKWARD, "dtype": DTYPES}
 _FLOPS = {"forward": 8.0, "backward": 12.0}
 """Per element, roughly: mean, variance, scale and shift; memory bounds all of these."""
+_CUDA = {"rows": Span(16, 131072, (1, 16)), "width": Span(16, 16384, (1, 8, 64))}
+_CPU = {"rows": Span(8, 4096), "width": Span(32, 4096, (1, 16))}
 
 
-def _differentiated(lab: Lab, settings: dict[str, Any], forward: Any, inputs: tuple[Any, ...], elements: int,
-                    extra_bytes: float = 0.0) -> Bench:
-    """Forward reads the input and writes the output; backward reads input and gradient and writes a gradient."""
-    element = BYTES[settings["dtype"]]
-    flops = _FLOPS[settings["op"]] * elements
-    if settings["op"] == "forward":
-        return Bench(forward, flops, 2.0 * element * elements + extra_bytes)
-    output = forward()
-    gradient = lab.random_like(output)
-    return Bench(lab.gradients(output, inputs, gradient), flops,
-                 3.0 * element * elements + extra_bytes)
+def _norm(settings: Settings) -> Called:
+    rows, width = settings["rows"], settings["width"]
+    x, weight = Tensor((rows, width)), Tensor((width,))
+    name, weights = ("rms_norm", (weight,)) if settings["norm"] == "rms" else ("layer_norm", (weight, weight))
+    return Called(f"aten::{name}", (x, [width], *weights), _FLOPS[settings["op"]] * rows * width,
+                  gradient=settings["op"] == "backward")
 
 
-def _norm(settings: dict[str, Any], lab: Lab) -> Bench:
-    rows, width, dtype, backward = settings["rows"], settings["width"], settings["dtype"], settings["op"] == "backward"
-    x = lab.random(rows, width, dtype=dtype, grad=backward)
-    weight, bias = (lab.random(width, dtype=dtype, grad=backward) for _ in range(2))
-    functional = lab.torch.nn.functional
-    if settings["norm"] == "rms":
-        return _differentiated(lab, settings, lambda: functional.rms_norm(x, (width,), weight), (x, weight),
-                               rows * width)
-    return _differentiated(lab, settings, lambda: functional.layer_norm(x, (width,), weight, bias),
-                           (x, weight, bias), rows * width)
-
-
-def _channel_norm(settings: dict[str, Any], lab: Lab) -> Bench:
-    torch, dtype, backward = lab.torch, settings["dtype"], settings["op"] == "backward"
-    channels, size = settings["channels"], settings["size"]
-    form = torch.channels_last if settings["channels_last"] else torch.contiguous_format
-    x = lab.random(settings["batch"], channels, size, size, dtype=dtype).contiguous(memory_format=form)
-    x.requires_grad_(backward)
+def _channel_norm(settings: Settings) -> Called:
+    batch, channels, size = settings["batch"], settings["channels"], settings["size"]
     # As autocast has it: the parameters of a batch norm stay in fp32, those of a group norm have the input's type.
-    own = "fp32" if settings["norm"] == "batch" else dtype
-    weight, bias = (lab.random(channels, dtype=own, grad=backward) for _ in range(2))
+    x = Tensor((batch, channels, size, size), lies="nhwc" if settings["channels_last"] else "")
+    own = Tensor((channels,), "fp32" if settings["norm"] == "batch" else "")
+    mean, variance = (own._replace(of=of) for of in ("zeros", "ones"))
+    arguments: tuple[Any, ...] = (x, own, own, mean, variance, True, 0.1, 1e-5, True)
     if settings["norm"] == "group":
-        groups = min(settings["groups"], channels)
-        return _differentiated(lab, settings, lambda: torch.nn.functional.group_norm(x, groups, weight, bias),
-                               (x, weight, bias), x.numel(), BYTES[dtype] * x.numel())
-    mean, variance = torch.zeros(channels, device=lab.device), torch.ones(channels, device=lab.device)
-    return _differentiated(
-        lab, settings, lambda: torch.nn.functional.batch_norm(x, mean, variance, weight, bias, training=True),
-        (x, weight, bias), x.numel(), BYTES[dtype] * x.numel())
+        arguments = x, min(settings["groups"], channels), own, own
+    elements, backward = batch * channels * size * size, settings["op"] == "backward"
+    return Called(f"aten::{settings['norm']}_norm", arguments, _FLOPS[settings["op"]] * elements,
+                  # The image is read once more.
+                  (4.0 if backward else 3.0) * BYTES[settings["dtype"]] * elements, gradient=backward)
 
 
-def _groups_fit(settings: dict[str, Any]) -> str:
+def _groups_fit(settings: Settings) -> str:
     if settings["norm"] == "group" and settings["channels"] % settings["groups"]:
         return f"channels={settings['channels']} is no multiple of groups={settings['groups']}."
     return ""
 
 
-def _softmax(settings: dict[str, Any], lab: Lab) -> Bench:
-    functional, backward = lab.torch.nn.functional, settings["op"] == "backward"
-    x = lab.random(settings["rows"], settings["width"], dtype=settings["dtype"], grad=backward)
-    function = functional.log_softmax if settings["log"] else functional.softmax
-    return _differentiated(lab, settings, lambda: function(x, -1), (x,), x.numel())
+def _groups(values: Settings) -> Settings:
+    of = {"groups": 32 if values["channels"] % 32 == 0 else 1} if values["norm"] == "group" else {}
+    return {**values, **of}
 
 
-def _cross_entropy(settings: dict[str, Any], lab: Lab) -> Bench:
+def _softmax(settings: Settings) -> Called:
+    rows, width = settings["rows"], settings["width"]
+    return Called("aten::log_softmax" if settings["log"] else "aten::softmax", (Tensor((rows, width)), -1),
+                  _FLOPS[settings["op"]] * rows * width, gradient=settings["op"] == "backward")
+
+
+def _cross_entropy(settings: Settings, lab: Lab) -> Bench:
     rows, classes, element = settings["rows"], settings["classes"], BYTES[settings["dtype"]]
     logits = lab.random(rows, classes, dtype=settings["dtype"], grad=settings["op"] == "backward")
     targets = lab.indices(rows, high=classes)
@@ -90,39 +82,57 @@ def _cross_entropy(settings: dict[str, Any], lab: Lab) -> Bench:
     elements = rows * classes
     if settings["op"] == "forward":  # log-softmax writes all its values
         return Bench(forward, 5.0 * elements, 2.0 * element * elements + 8 * rows)
-    loss = forward()
-    return Bench(lab.gradients(loss, (logits,)), 3.0 * elements,
-                 4.0 * element * elements + 8 * rows)
+    return Bench(lab.gradients(forward(), (logits,)), 3.0 * elements, 4.0 * element * elements + 8 * rows)
+
+
+_MEAN = 1  # at::Reduction
+
+
+def _loss(settings: Settings) -> Called:
+    """``nll`` takes class numbers, the others compare value by value."""
+    rows, classes, kind = settings["rows"], settings["classes"], settings["loss"]
+    x, backward = Tensor((rows, classes)), settings["op"] == "backward"
+    if kind == "nll":
+        moved = 8.0 * rows + BYTES[settings["dtype"]] * (rows * classes if backward else rows)
+        targets = Tensor((rows,), "int64", of="uniform", high=classes)
+        return Called("aten::nll_loss_forward", (x, targets, None, _MEAN, -100), 2.0 * rows, moved, gradient=backward)
+    beta = (1.0,) if kind == "smooth_l1" else ()
+    return Called(f"aten::{kind}_loss", (x, x._replace(differentiated=False), _MEAN, *beta), 3.0 * rows * classes,
+                  gradient=backward)
 
 
 FAMILIES = [
     CampaignFamily(
-        "norm",
-        "layer and RMS norm over the last dimension",
-        {"rows": SizeRange(16), "width": SizeRange(64)},
-        {"norm": FamilyChoice(("layer", "rms")), **_MODES},
-        _norm,
-    ),
+        "norm", "layer and RMS norm over the last dimension", {"rows": SizeRange(16), "width": SizeRange(64)},
+        {"norm": ("layer", "rms"), **_MODES}, _norm, spaces=(
+            SearchSpace("cuda", _CUDA, {"norm": ("layer", "rms"), "op": FORWARD_BACKWARD, "dtype": ALL_DTYPES}),
+            SearchSpace("cpu", _CPU, {"norm": ("layer",), "op": FORWARD_BACKWARD, "dtype": TWO_DTYPES}))),
     CampaignFamily(
-        "channel_norm",
-        "batch norm (training) and group norm of images",
+        "channel_norm", "batch norm (training) and group norm of images",
         {"batch": SizeRange(2), "channels": SizeRange(32), "size": SizeRange(8), "groups": SizeRange(8, 32)},
-        {"norm": FamilyChoice(("batch", "group")), "channels_last": FamilyChoice((False, True)), **_MODES},
-        _channel_norm,
-        _groups_fit,
-    ),
+        {"norm": ("batch", "group"), "channels_last": (False, True), **_MODES}, _channel_norm, check=_groups_fit,
+        fit=_groups, spaces=(
+            SearchSpace("cuda", {"batch": Span(1, 256), "channels": Span(3, 2048, (1, 16, 64)),
+                                 "size": Span(4, 256, (1, 2, 4))},
+                        {"norm": ("batch", "group"), "channels_last": (True, False), "op": FORWARD_BACKWARD,
+                         "dtype": TWO_DTYPES}),
+            SearchSpace("cpu", {"batch": Span(1, 16), "channels": Span(8, 256, (8, 16)), "size": Span(7, 112, (1, 7))},
+                        {"norm": ("batch",), "channels_last": (False,), "op": FORWARD_BACKWARD,
+                         "dtype": ("fp32",)}))),
     CampaignFamily(
-        "softmax",
-        "softmax and log-softmax over the last dimension",
-        {"rows": SizeRange(16), "width": SizeRange(64)},
-        {"log": FamilyChoice((False, True)), **_MODES},
-        _softmax,
-    ),
+        "softmax", "softmax and log-softmax over the last dimension", {"rows": SizeRange(16), "width": SizeRange(64)},
+        {"log": (False, True), **_MODES}, _softmax, spaces=(
+            SearchSpace("cuda", _CUDA, {"log": (False, True), "op": FORWARD_BACKWARD, "dtype": ALL_DTYPES}),
+            SearchSpace("cpu", _CPU, {"log": (False, True), "op": FORWARD_BACKWARD, "dtype": ("fp32",)}))),
     CampaignFamily(
-        "cross_entropy",
-        "cross entropy of logits and class numbers, mean",
-        {"rows": SizeRange(16), "classes": SizeRange(64, None, 2)},
-        dict(_MODES),
-        _cross_entropy,
-    ),
+        "cross_entropy", "cross entropy of logits and class numbers, mean",
+        {"rows": SizeRange(16), "classes": SizeRange(64, None, 2)}, _MODES, prepare=_cross_entropy),
+    CampaignFamily(
+        "loss", "negative log-likelihood, squared and smooth absolute error",
+        {"rows": SizeRange(16), "classes": SizeRange(64)}, {"loss": ("nll", "mse", "smooth_l1"), **_MODES}, _loss,
+        spaces=(
+            SearchSpace("cuda", {"rows": Span(16, 65536), "classes": Span(2, 131072)},
+                        {"loss": ("nll", "mse", "smooth_l1"), "op": FORWARD_BACKWARD, "dtype": TWO_DTYPES}),
+            SearchSpace("cpu", {"rows": Span(8, 2048), "classes": Span(2, 4096)},
+                        {"loss": ("nll", "mse"), "op": FORWARD_BACKWARD, "dtype": ("fp32",)}))),
 ]

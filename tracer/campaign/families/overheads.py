@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tracer.campaign.families.family import Bench, CampaignFamily, FamilyChoice
+from tracer.campaign.families.family import Bench, CampaignFamily, Settings
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -183,19 +183,13 @@ _CASES: dict[str, Callable[[Lab, Callable[[], Any]], Samples]] = {
 }
 
 
-def _prepare(settings: dict[str, Any], lab: Lab) -> Bench:
+def _prepare(settings: Settings, lab: Lab) -> Bench:
     x = lab.random(32)
     for _ in range(CHAIN):
         x.add_(1e-6)
     return Bench(samples=lambda: _CASES[settings["case"]](lab, lambda: x.add_(1e-6)))
 
 
-FAMILIES = [
-    CampaignFamily(
-        "overheads",
-        "launches, queue, synchronisation, events, CUDA graphs, overlap with copies",
-        {},
-        {"case": FamilyChoice(tuple(_CASES))},
-        _prepare,
-    )
-]
+FAMILIES = [CampaignFamily(
+    "overheads", "launches, queue, synchronisation, events, CUDA graphs, overlap with copies", {},
+    {"case": tuple(_CASES)}, prepare=_prepare)]

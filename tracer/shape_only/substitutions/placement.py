@@ -261,9 +261,9 @@ def placement(site: Site) -> None:
     site.patch(cuda, "get_rng_state", lambda *_: torch.empty(0, dtype=torch.uint8))
     site.patch(cuda, "set_rng_state", lambda *_: None)
     waits = {"synchronize": lambda _: site.used(SYNCHRONIZE)}
-    stream = type("Stream", (_Stream,), waits)
+    stream = type("Stream", (), {**_STREAM, **waits})
     site.patch(cuda, "Stream", stream)
-    site.patch(cuda, "Event", type("Event", (_Event,), waits))
+    site.patch(cuda, "Event", type("Event", (), {**_EVENT, **waits}))
     site.patch(cuda, "current_stream", lambda *_: stream())
     site.patch(cuda, "default_stream", lambda *_: stream())
     site.patch(cuda, "stream", lambda stream: stream)
@@ -321,45 +321,15 @@ def _counting(original: Callable[..., Any], site: Site) -> Callable[..., Any]:
     return synchronize
 
 
-class _Event:
-    """An event of a device that does not exist."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def record(self, *_: Any) -> None:
-        """Nothing to record."""
-
-    def wait(self, *_: Any) -> None:
-        """Nothing to wait for."""
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def query(self) -> bool:
-        """All is done."""
-        return True
-
-    def elapsed_time(self, _: Any) -> float:
-        """No time passes."""
-        return 0.0
+def _idle(*_: Any, **__: Any) -> None:
+    """Nothing to record, and nothing to wait for."""
 
 
-class _Stream(_Event):
-    """A stream of a device that does not exist; also its own context."""
-
-    def wait_stream(self, _: Any) -> None:
-        """Nothing to wait for."""
-
-    def wait_event(self, _: Any) -> None:
-        """Nothing to wait for."""
-
-    def record_event(self, event: Any = None) -> Any:
-        """An event, at once over."""
-        return event or torch.cuda.Event()
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+_EVENT: dict[str, Callable[..., Any]] = {
+    "__init__": _idle, "record": _idle, "wait": _idle, "query": lambda _: True, "elapsed_time": lambda *_: 0.0}
+"""An event of a device that does not exist."""
+_STREAM: dict[str, Callable[..., Any]] = {
+    **_EVENT, "wait_stream": _idle, "wait_event": _idle,
+    "record_event": lambda _, event=None: event or torch.cuda.Event(),
+    "__enter__": lambda self: self, "__exit__": _idle}
+"""A stream of it; also its own context."""
