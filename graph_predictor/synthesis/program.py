@@ -19,49 +19,43 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.build import RankReport
-from graph_predictor.simulation.build import RankRows
-from graph_predictor.simulation.build import assemble
-from graph_predictor.simulation.build import dissolve
-from graph_predictor.simulation.build import with_edges
-from graph_predictor.simulation.build import with_rendezvous
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from graph_predictor.simulation.build import (
+    Built,
+    RankReport,
+    RankRows,
+    assemble,
+    dissolve,
+    with_edges,
+    with_rendezvous,
+)
 from graph_predictor.simulation.changed_program import without_cycles
 from graph_predictor.simulation.device_waits import CUDA_DEPTH
 from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.host_items import HostItems
-from graph_predictor.simulation.program import ItemKind
-from graph_predictor.simulation.program import LaunchReference
-from graph_predictor.simulation.program import NEVER
-from graph_predictor.simulation.program import Program
-from graph_predictor.simulation.program import Simulated
-from graph_predictor.simulation.program import whole_ns
-from graph_predictor.simulation.ranks import STAGED_BYTES
-from graph_predictor.simulation.ranks import match_in_order
-from kernel_models.launch_constants import GAP_DEFAULT_NS
-from kernel_models.launch_constants import KINDS
-from kernel_models.launch_constants import LaunchConstants
-from kernel_models.launch_constants import RETURN_DEFAULT_NS
-from tracer.arrays import Float64
-from tracer.arrays import Int64
-from tracer.graph import CodeOf
-from tracer.graph import ExecutionGraph
-from tracer.graph import GapKind
-from tracer.graph import GapTable
-from tracer.graph import KernelKind
-from tracer.graph import KernelTable
-from tracer.graph import LaunchKind
-from tracer.graph import LaunchTable
-from tracer.graph import NONE
-from tracer.graph import StepTable
-from tracer.graph import SyncKind
-from tracer.graph import SyncTable
-from tracer.graph import string_coder
+from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, Simulated, whole_ns
+from graph_predictor.simulation.ranks import STAGED_BYTES, match_in_order
+from kernel_models.launch_constants import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT_NS, LaunchConstants
+from tracer.arrays import Float64, Int64
+from tracer.graph import (
+    NONE,
+    CodeOf,
+    ExecutionGraph,
+    GapKind,
+    GapTable,
+    KernelKind,
+    KernelTable,
+    LaunchKind,
+    LaunchTable,
+    StepTable,
+    SyncKind,
+    SyncTable,
+    string_coder,
+)
 from tracer.shape_only.devices import CPU
-import numpy as np
 
 COMPUTE_STREAM, COMMUNICATION_STREAM = 7, 20
 SEND, RECEIVE = "send", "recv"

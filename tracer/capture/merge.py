@@ -12,39 +12,27 @@ notes have the outer, the row names the inner.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from tracer.alignment import align_windows
-from tracer.arrays import Bool
-from tracer.arrays import Int64
-from tracer.decode import DecodeError
-from tracer.decode import from_json
-from tracer.errors import ForetraceError
-from tracer.errors import TraceError
-from tracer.graph import CollectiveTable
-from tracer.graph import ExecutionGraph
-from tracer.graph import NONE
-from tracer.graph import OpKind
-from tracer.graph import string_coder
-from tracer.input_file import read_input
-from tracer.input_file import why_not_read
-from tracer.kineto.linking import SAME_SIZE
-from tracer.kineto.linking import collective_kind
-from tracer.lookup_data.noted import note_counted
-from tracer.lookup_data.noted import note_tables
-from tracer.lookup_data.noted import tables_of
-from tracer.lookup_data.tables import EmbeddingTable
-from tracer.lookup_data.tables import TableError
-from tracer.ranks import MOST_RANKS
-from typing import Annotated
-from typing import Any
-from typing import TypedDict
-import json
-import math
+from typing import Annotated, Any, TypedDict
+
 import msgspec
 import numpy as np
+
+from tracer.alignment import align_windows
+from tracer.arrays import Bool, Int64
+from tracer.decode import DecodeError, from_json
+from tracer.errors import ForetraceError, TraceError
+from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind, string_coder
+from tracer.input_file import read_input, why_not_read
+from tracer.kineto.linking import SAME_SIZE, collective_kind
+from tracer.lookup_data.noted import note_counted, note_tables, tables_of
+from tracer.lookup_data.tables import EmbeddingTable, TableError
+from tracer.ranks import MOST_RANKS
 
 _MOST_CELLS = 4_000_000
 """Cells of the alignment's table, a second or two; longer steps that differ throughout stay unknown."""

@@ -3,56 +3,51 @@
 from __future__ import annotations
 
 from collections import Counter
-from tracer.columns import is_constant
-from tracer.columns import named
-from tracer.decode import list_of
-from tracer.graph import AllocationTable
-from tracer.graph import ExecutionGraph
-from tracer.graph import KernelKind
-from tracer.graph import KernelTable
-from tracer.graph import LaunchTable
-from tracer.graph import Meta
-from tracer.graph import NONE
-from tracer.graph import OpKind
-from tracer.graph import OpTable
-from tracer.graph import OverheadTable
-from tracer.graph import StepSource
-from tracer.graph import SyncTable
-from tracer.graph import Thread
-from tracer.kineto.columns import Collector
-from tracer.kineto.columns import MEMORY_COLUMNS
-from tracer.kineto.events import ANNOTATION_NAME
-from tracer.kineto.events import Args
-from tracer.kineto.events import NameGroup
-from tracer.kineto.events import is_collective_kernel
-from tracer.kineto.events import sync_kind
-from tracer.kineto.linking import LinkedWork
-from tracer.kineto.linking import adopt_gradient_sums
-from tracer.kineto.linking import base_time_ns
-from tracer.kineto.linking import classify
-from tracer.kineto.linking import count_losses
-from tracer.kineto.linking import fill_meta
-from tracer.kineto.linking import find_collectives
-from tracer.kineto.linking import link
-from tracer.kineto.modules import count_python_calls
-from tracer.kineto.modules import module_lines
-from tracer.kineto.modules import module_paths
-from tracer.kineto.modules import phases
-from tracer.kineto.nesting import Nesting
-from tracer.kineto.nesting import find_gaps
-from tracer.kineto.nesting import host_order
-from tracer.kineto.nesting import innermost
-from tracer.kineto.nesting import nest
-from tracer.kineto.steps import drop_step_faults
-from tracer.kineto.steps import find_steps
-from tracer.kineto.steps import first_names
-from tracer.kineto.steps import listed
-from tracer.kineto.steps import region_steps
-from tracer.kineto.steps import repeated_regions
-from tracer.kineto.steps import step_of
-from tracer.lost_launches import lost_launches
 from typing import Any
+
 import numpy as np
+
+from tracer.columns import is_constant, named
+from tracer.decode import list_of
+from tracer.graph import (
+    NONE,
+    AllocationTable,
+    ExecutionGraph,
+    KernelKind,
+    KernelTable,
+    LaunchTable,
+    Meta,
+    OpKind,
+    OpTable,
+    OverheadTable,
+    StepSource,
+    SyncTable,
+    Thread,
+)
+from tracer.kineto.columns import MEMORY_COLUMNS, Collector
+from tracer.kineto.events import ANNOTATION_NAME, Args, NameGroup, is_collective_kernel, sync_kind
+from tracer.kineto.linking import (
+    LinkedWork,
+    adopt_gradient_sums,
+    base_time_ns,
+    classify,
+    count_losses,
+    fill_meta,
+    find_collectives,
+    link,
+)
+from tracer.kineto.modules import count_python_calls, module_lines, module_paths, phases
+from tracer.kineto.nesting import Nesting, find_gaps, host_order, innermost, nest
+from tracer.kineto.steps import (
+    drop_step_faults,
+    find_steps,
+    first_names,
+    listed,
+    region_steps,
+    repeated_regions,
+    step_of,
+)
+from tracer.lost_launches import lost_launches
 
 
 def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, source: str,

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from dataclasses import field
-from tracer.columns import grouped
-from tracer.columns import is_constant
-from tracer.graph import LossReport
-from tracer.graph import NONE
-from tracer.kineto.events import Args
-from tracer.kineto.events import CATEGORY_GROUPS
-from tracer.kineto.events import DEVICE_KINDS
-from tracer.kineto.events import IGNORED_CATEGORIES
-from tracer.kineto.events import NameGroup
-from tracer.kineto.events import OTHER_PHASES
-from tracer.kineto.events import OWN_FRAME
-from tracer.kineto.events import UNREADABLE_DEVICE_CATEGORIES
-from tracer.kineto.events import is_accelerator_call
-from tracer.kineto.scanner import EMPTY_TEXT
-from tracer.kineto.scanner import EventBatch
-from tracer.kineto.scanner import Scanner
-from tracer.kineto.scanner import TokenMap
-from typing import Any
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
 import msgspec
 import numpy as np
+
+from tracer.columns import grouped, is_constant
+from tracer.graph import NONE, LossReport
+from tracer.kineto.events import (
+    CATEGORY_GROUPS,
+    DEVICE_KINDS,
+    IGNORED_CATEGORIES,
+    OTHER_PHASES,
+    OWN_FRAME,
+    UNREADABLE_DEVICE_CATEGORIES,
+    Args,
+    NameGroup,
+    is_accelerator_call,
+)
+from tracer.kineto.scanner import EMPTY_TEXT, EventBatch, Scanner, TokenMap
 
 if TYPE_CHECKING:
     from tracer.kineto.processes import ProcessPart

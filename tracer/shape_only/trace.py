@@ -2,74 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from contextlib import ExitStack
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
-from tracer.errors import ForetraceError
-from tracer.folding import folded_job
-from tracer.graph import AllocationTable
-from tracer.graph import CollectiveTable
-from tracer.graph import ExecutionGraph
-from tracer.graph import GapTable
-from tracer.graph import KernelTable
-from tracer.graph import LaunchTable
-from tracer.graph import LossReport
-from tracer.graph import Meta
-from tracer.graph import NONE
-from tracer.graph import OpKind
-from tracer.graph import OpTable
-from tracer.graph import OverheadTable
-from tracer.graph import SHAPE_ONLY
-from tracer.graph import StepSource
-from tracer.graph import StepTable
-from tracer.graph import SyncTable
-from tracer.graph import Thread
-from tracer.graph import WaitSource
-from tracer.graph import string_coder
-from tracer.job import Job
-from tracer.lookup_data.noted import note_tables
-from tracer.parallel_plan import ParallelPlan
-from tracer.shape_only.devices import TracedDevice
-from tracer.shape_only.devices import find_device
-from tracer.shape_only.errors import ShapeOnlyError
-from tracer.shape_only.errors import UnknownSizeError
-from tracer.shape_only.errors import explained
-from tracer.shape_only.errors import function_line
-from tracer.shape_only.errors import unexplained
-from tracer.shape_only.known_values import KnownValues
-from tracer.shape_only.known_values import NumbersInLists
-from tracer.shape_only.memory import MemoryTracker
-from tracer.shape_only.memory import resize_watch
-from tracer.shape_only.recorder import ModuleStack
-from tracer.shape_only.recorder import OperatorRecorder
-from tracer.shape_only.substitutions import CPU
-from tracer.shape_only.substitutions import GPU
-from tracer.shape_only.substitutions import host_data
-from tracer.shape_only.substitutions.placement import DevicePlacement
-from tracer.shape_only.substitutions.site import Site
-from tracer.shape_only.substitutions.site import installed
-from tracer.shape_only.uncompiled import UncompiledFakeMode
-from tracer.shape_only.uncompiled import without_compiler
-from tracer.workloads import Settings
-from tracer.workloads import as_plain
-from tracer.workloads import create
-from tracer.workloads.places import check_alone
-from tracer.workloads.places import pieces_of
-from tracer.workloads.places import tables_at
-from typing import Any
 import gc
 import inspect
 import json
 import logging
-import numpy as np
 import runpy
 import sys
-import torch
 import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tracer.errors import ForetraceError
+from tracer.folding import folded_job
+from tracer.graph import (
+    NONE,
+    SHAPE_ONLY,
+    AllocationTable,
+    CollectiveTable,
+    ExecutionGraph,
+    GapTable,
+    KernelTable,
+    LaunchTable,
+    LossReport,
+    Meta,
+    OpKind,
+    OpTable,
+    OverheadTable,
+    StepSource,
+    StepTable,
+    SyncTable,
+    Thread,
+    WaitSource,
+    string_coder,
+)
+from tracer.job import Job
+from tracer.lookup_data.noted import note_tables
+from tracer.parallel_plan import ParallelPlan
+from tracer.shape_only.devices import TracedDevice, find_device
+from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError, explained, function_line, unexplained
+from tracer.shape_only.known_values import KnownValues, NumbersInLists
+from tracer.shape_only.memory import MemoryTracker, resize_watch
+from tracer.shape_only.recorder import ModuleStack, OperatorRecorder
+from tracer.shape_only.substitutions import CPU, GPU, host_data
+from tracer.shape_only.substitutions.placement import DevicePlacement
+from tracer.shape_only.substitutions.site import Site, installed
+from tracer.shape_only.uncompiled import UncompiledFakeMode, without_compiler
+from tracer.workloads import Settings, as_plain, create
+from tracer.workloads.places import check_alone, pieces_of, tables_at
 
 Step = Callable[[], Any]
 
