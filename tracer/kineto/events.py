@@ -330,3 +330,16 @@ def _plain_args(args: Args) -> Args:
             value = str(value) if value else ""
         setattr(found, info.name, value if value != info.default else info.default)
     return found
+
+
+_DTYPES = {
+    "float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64", "long int": "int64",
+    "byte": "uint8", "unsigned char": "uint8", "char": "int8", "signed char": "int8", "short": "int16",
+    "short int": "int16",
+}
+
+
+def dtype_name(text: str) -> str:
+    """Return torch's name of a type that a trace writes as C++ or as torch's scalar types do ("c10::Half", "Float")."""
+    name = text.removeprefix("c10::").lower()
+    return _DTYPES.get(name, name)

@@ -32,7 +32,7 @@ from tracer.graph import (
     Phase,
 )
 from tracer.kineto.columns import Interner
-from tracer.kineto.events import Args, call_kind, integer, is_blocking_copy
+from tracer.kineto.events import Args, call_kind, dtype_name, integer, is_blocking_copy
 from tracer.lost_launches import while_capturing
 
 _LATEST_NS = 1 << 61
@@ -270,11 +270,6 @@ _KINDS: tuple[tuple[str, str], ...] = (
     ("combine", "all_to_all"), ("notify", "all_to_all"), ("moea2a", "all_to_all"), ("coalesced", "unknown"),
     ("reduce", "reduce"), ("send", "send"), ("recv", "recv"), ("gather", "all_gather"),
 )
-_DTYPES = {
-    "float": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64", "int": "int32",
-    "long": "int64", "long int": "int64", "byte": "uint8", "unsigned char": "uint8", "char": "int8",
-    "signed char": "int8", "bool": "bool", "short": "int16", "float8_e4m3fn": "float8_e4m3fn",
-}
 SAME_SIZE = {"all_reduce", "broadcast", "reduce"}
 
 
@@ -368,7 +363,7 @@ def _fill(table: CollectiveTable, index: int, kernel: int, op: int, ops: OpTable
         if table.ranks[index] == NONE and args.ranks:
             table.ranks[index] = strings[args.ranks if isinstance(args.ranks, str) else str(args.ranks)]
         if table.dtype[index] == NONE and args.dtype:
-            table.dtype[index] = strings[_DTYPES.get(args.dtype.lower(), args.dtype.lower())]
+            table.dtype[index] = strings[dtype_name(args.dtype)]
         if table.is_async[index] == NONE and args.is_async is not None:
             table.is_async[index] = int(str(args.is_async).lower() in ("1", "true"))
     if op >= 0:
@@ -395,9 +390,8 @@ def _from_shapes(table: CollectiveTable, index: int, op: int, is_annotation: boo
             table.elements_in[index] = min(sum(math.prod(shape) for shape in tensors), np.iinfo(np.int64).max)
     if table.dtype[index] == NONE and types >= 0:
         names = (name for name in list_of(texts[types]) if isinstance(name, str) and name)
-        name = next(names, "").removeprefix("c10::").lower()
-        if name:
-            table.dtype[index] = strings[_DTYPES.get(name, name)]
+        if name := dtype_name(next(names, "")):
+            table.dtype[index] = strings[name]
 
 
 def _sizes(text: str) -> list[list[int]]:
