@@ -27,7 +27,7 @@ from kernel_models.families.recurrent import recurrent
 from kernel_models.op_call import OpCall, TablePart
 from kernel_models.operation import Operation, backward_calls_of, calls_of, operation
 from tracer.campaign.families import FAMILIES
-from tracer.campaign.families.family import Called, Constant, Tensor
+from tracer.campaign.families.family import Called, Constant, GivenTensor
 from tracer.campaign.lab import ZIPF_EXPONENT
 from tracer.campaign.tables import quickest_visits
 from tracer.decode import DecodeError, from_json
@@ -83,9 +83,9 @@ def _recorded(called: Called, dtype: str) -> Operation:
 
 def _argument(argument: Any, dtype: str) -> tuple[Any, str, Any, Any]:
     """Shape, element type, strides and value of an argument, as ``operation`` takes them."""
-    if isinstance(argument, Tensor):
+    if isinstance(argument, GivenTensor):
         return argument.shape, argument.dtype or dtype, argument.strides, None
-    if isinstance(argument, list) and isinstance(argument[0], Tensor):
+    if isinstance(argument, list) and isinstance(argument[0], GivenTensor):
         return [tensor.shape for tensor in argument], argument[0].dtype or dtype, None, None
     return None, "", None, argument.name if isinstance(argument, Constant) else argument
 

@@ -14,11 +14,11 @@ from tracer.campaign.families.family import (
     Called,
     CampaignFamily,
     Constant,
+    GivenTensor,
     SearchSpace,
     Settings,
     SizeRange,
     Span,
-    Tensor,
 )
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ _FLOPS = {"gelu": 10.0, "gelu_backward": 15.0, "silu": 5.0, "exp": 4.0, "copy": 
 def _elementwise(settings: Settings) -> Called:
     """``layout``: how the second (or only) input lies: "transposed" in memory, or one "row" or "column" broadcast."""
     rows, width, op, layout = (settings[name] for name in ("rows", "width", "op", "layout"))
-    whole = Tensor((rows, width))
-    last = Tensor({"row": (1, width), "column": (rows, 1)}.get(layout, whole.shape),
+    whole = GivenTensor((rows, width))
+    last = GivenTensor({"row": (1, width), "column": (rows, 1)}.get(layout, whole.shape),
                   lies="t" if layout == "transposed" else "")
     flops = _FLOPS.get(op, 1.0) * rows * width
     if op in _TWO_INPUTS:
         return Called(f"aten::{op}", (whole, last), flops)
     if op in _CASTS or op == "copy":
         kind: str = _CASTS.get(op) or settings["dtype"]
-        recorded, form = Called("aten::copy_", (Tensor(whole.shape, kind), last)), Constant("contiguous_format")
+        recorded, form = Called("aten::copy_", (GivenTensor(whole.shape, kind), last)), Constant("contiguous_format")
         if op == "copy":
             return Called("aten::clone", (last,), options={"memory_format": form}, recorded=recorded)
         return Called("aten::to", (last, Constant(kind)), options={"memory_format": form, "copy": True},
@@ -61,7 +61,7 @@ def _layout_fits(settings: Settings) -> str:
 
 
 def _reduction(settings: Settings) -> Called:
-    op, x, dim = settings["op"], Tensor((settings["rows"], settings["width"])), {"width": 1, "rows": 0}.get(
+    op, x, dim = settings["op"], GivenTensor((settings["rows"], settings["width"])), {"width": 1, "rows": 0}.get(
         settings["over"])
     flops, one = float(settings["rows"] * settings["width"]), 1 if dim is None else dim
     if op == "cumsum":
@@ -76,7 +76,7 @@ def _reduction(settings: Settings) -> Called:
 
 def _random(settings: Settings) -> Called:
     op, elements = settings["op"], settings["elements"]
-    x = Tensor((elements,))
+    x = GivenTensor((elements,))
     if op == "dropout":  # a mask of one byte an element is written too
         return Called("aten::native_dropout", (x, 0.1, True), 3.0 * elements)
     if op == "randint":
@@ -104,9 +104,9 @@ def _foreach(settings: Settings) -> Called:
     read, written = _LISTS[op]
     options = dict(_LIST_OPTIONS.get(op, {}))
     if op == "fused_adamw_":
-        options["state_steps"] = [Tensor((), "fp32", of="ones")] * count
+        options["state_steps"] = [GivenTensor((), "fp32", of="ones")] * count
     return Called(f"aten::_{'' if op.startswith('fused') else 'foreach_'}{op}",
-                  [[Tensor((settings["elements"],), of="positive")] * count] * read,
+                  [[GivenTensor((settings["elements"],), of="positive")] * count] * read,
                   _LIST_FLOPS.get(op, 1.0) * elements, BYTES[settings["dtype"]] * elements * (read + written), options)
 
 
@@ -148,8 +148,8 @@ _CHAINS = {"pointwise": (3, 1, "poi"), "norm": (2, 1, "per"), "softmax": (2, 0, 
 def _fused(settings: Settings) -> Called:
     """A generated kernel is given what it reads and its output."""
     whole, vectors, kind = _CHAINS[settings["chain"]]
-    x, elements = Tensor((settings["rows"], settings["width"])), settings["rows"] * settings["width"]
-    return Called(f"triton_{kind}_fused_0", (*[x] * whole, *[Tensor((settings["width"],))] * vectors, x),
+    x, elements = GivenTensor((settings["rows"], settings["width"])), settings["rows"] * settings["width"]
+    return Called(f"triton_{kind}_fused_0", (*[x] * whole, *[GivenTensor((settings["width"],))] * vectors, x),
                   12.0 * elements, (whole + 1.0) * BYTES[settings["dtype"]] * elements)
 
 

@@ -70,7 +70,7 @@ class Bench:
     samples: Callable[[], Mapping[str, list[float]]] | None = None
 
 
-class Tensor(NamedTuple):
+class GivenTensor(NamedTuple):
     """A tensor that an operation is given.
 
     Attributes:
@@ -163,7 +163,7 @@ def _made(argument: Any, dtype: str, gradient: bool, lab: Lab) -> Any:
         return lab.dtype(argument.name)
     if isinstance(argument, list):
         return [_made(one, dtype, gradient, lab) for one in argument]
-    if not isinstance(argument, Tensor):
+    if not isinstance(argument, GivenTensor):
         return argument
     kind, order = argument.dtype or dtype, _order(argument)
     stored = tuple(argument.shape[at] for at in order)
@@ -179,7 +179,7 @@ def _made(argument: Any, dtype: str, gradient: bool, lab: Lab) -> Any:
         gradient and argument.differentiated)
 
 
-def _order(tensor: Tensor) -> tuple[int, ...]:
+def _order(tensor: GivenTensor) -> tuple[int, ...]:
     """Dimensions in the order that they lie in memory."""
     places = tuple(range(len(tensor.shape)))
     return {"": places, "t": (*places[:-2], *places[:-3:-1]), "nhwc": (0, 2, 3, 1), "middle": (0, 2, 1, 3)}[tensor.lies]

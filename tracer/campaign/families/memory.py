@@ -13,11 +13,11 @@ from tracer.campaign.families.family import (
     Called,
     CampaignFamily,
     Choice,
+    GivenTensor,
     SearchSpace,
     Settings,
     SizeRange,
     Span,
-    Tensor,
 )
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def _embedding(settings: Settings) -> Called:
     rows, width, lookups, pooling = (settings[name] for name in ("rows", "width", "lookups", "pooling"))
     backward, sparse = settings["op"] != "forward", settings["op"] == "backward_sparse"
     element, bags = BYTES[settings["dtype"]], -(-lookups // pooling) if pooling else lookups
-    table, chosen = Tensor((rows, width)), Tensor((lookups,), "int64", of=settings["law"], high=rows)
-    starts = Tensor((bags,), "int64", of="starts", high=pooling)
+    table, chosen = GivenTensor((rows, width)), GivenTensor((lookups,), "int64", of=settings["law"], high=rows)
+    starts = GivenTensor((bags,), "int64", of="starts", high=pooling)
     name = f"aten::embedding{'_bag' if pooling else ''}"
     arguments = table, chosen, *((starts, False, 0) if pooling else (-1, False)), sparse
     if not backward:
@@ -49,8 +49,8 @@ def _embedding(settings: Settings) -> Called:
 def _index(settings: Settings) -> Called:
     """``count`` rows of a [rows, width] table are read or written."""
     op, rows, width, count = (settings[name] for name in ("op", "rows", "width", "count"))
-    table, source = Tensor((rows, width)), Tensor((count, width))
-    chosen = Tensor((count,), "int64", of=settings["law"], high=rows)
+    table, source = GivenTensor((rows, width)), GivenTensor((count, width))
+    chosen = GivenTensor((count,), "int64", of=settings["law"], high=rows)
     wide = chosen._replace(shape=source.shape)
     name, arguments = {
         "index_select": ("index_select", (table, 0, chosen)), "index": ("index", (table, [chosen])),
@@ -67,7 +67,7 @@ def _index(settings: Settings) -> Called:
 
 def _sort(settings: Settings) -> Called:
     rows, width = settings["rows"], settings["width"]
-    x, flops = Tensor((rows, width)), float(rows * width)
+    x, flops = GivenTensor((rows, width)), float(rows * width)
     if settings["op"] == "topk":
         return Called("aten::topk", (x, min(settings["k"], width), -1), flops)
     return Called("aten::sort", (x, -1), flops)
@@ -75,7 +75,7 @@ def _sort(settings: Settings) -> Called:
 
 def _concat(settings: Settings) -> Called:
     """``tensors`` tensors of [rows, width] each, joined along one of the two."""
-    return Called("aten::cat", ([Tensor((settings["rows"], settings["width"]))] * settings["tensors"],
+    return Called("aten::cat", ([GivenTensor((settings["rows"], settings["width"]))] * settings["tensors"],
                                 0 if settings["along"] == "rows" else 1))
 
 
@@ -110,8 +110,8 @@ def _copy_fits(settings: Settings) -> str:
     return ""
 
 
-def _image(settings: Settings) -> Tensor:
-    return Tensor((settings["batch"], settings["channels"], settings["size"], settings["size"]),
+def _image(settings: Settings) -> GivenTensor:
+    return GivenTensor((settings["batch"], settings["channels"], settings["size"], settings["size"]),
                   lies="nhwc" if settings["channels_last"] else "")
 
 

@@ -14,11 +14,11 @@ from tracer.campaign.families.family import (
     Called,
     CampaignFamily,
     Choice,
+    GivenTensor,
     SearchSpace,
     Settings,
     SizeRange,
     Span,
-    Tensor,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _CPU = {"rows": Span(8, 4096), "width": Span(32, 4096, (1, 16))}
 
 def _norm(settings: Settings) -> Called:
     rows, width = settings["rows"], settings["width"]
-    x, weight = Tensor((rows, width)), Tensor((width,))
+    x, weight = GivenTensor((rows, width)), GivenTensor((width,))
     name, weights = ("rms_norm", (weight,)) if settings["norm"] == "rms" else ("layer_norm", (weight, weight))
     return Called(f"aten::{name}", (x, [width], *weights), _FLOPS[settings["op"]] * rows * width,
                   gradient=settings["op"] == "backward")
@@ -42,8 +42,8 @@ def _norm(settings: Settings) -> Called:
 def _channel_norm(settings: Settings) -> Called:
     batch, channels, size = settings["batch"], settings["channels"], settings["size"]
     # As autocast has it: the parameters of a batch norm stay in fp32, those of a group norm have the input's type.
-    x = Tensor((batch, channels, size, size), lies="nhwc" if settings["channels_last"] else "")
-    own = Tensor((channels,), "fp32" if settings["norm"] == "batch" else "")
+    x = GivenTensor((batch, channels, size, size), lies="nhwc" if settings["channels_last"] else "")
+    own = GivenTensor((channels,), "fp32" if settings["norm"] == "batch" else "")
     mean, variance = (own._replace(of=of) for of in ("zeros", "ones"))
     arguments: tuple[Any, ...] = (x, own, own, mean, variance, True, 0.1, 1e-5, True)
     if settings["norm"] == "group":
@@ -67,7 +67,7 @@ def _groups(values: Settings) -> Settings:
 
 def _softmax(settings: Settings) -> Called:
     rows, width = settings["rows"], settings["width"]
-    return Called("aten::log_softmax" if settings["log"] else "aten::softmax", (Tensor((rows, width)), -1),
+    return Called("aten::log_softmax" if settings["log"] else "aten::softmax", (GivenTensor((rows, width)), -1),
                   _FLOPS[settings["op"]] * rows * width, gradient=settings["op"] == "backward")
 
 
@@ -91,10 +91,10 @@ _MEAN = 1  # at::Reduction
 def _loss(settings: Settings) -> Called:
     """``nll`` takes class numbers, the others compare value by value."""
     rows, classes, kind = settings["rows"], settings["classes"], settings["loss"]
-    x, backward = Tensor((rows, classes)), settings["op"] == "backward"
+    x, backward = GivenTensor((rows, classes)), settings["op"] == "backward"
     if kind == "nll":
         moved = 8.0 * rows + BYTES[settings["dtype"]] * (rows * classes if backward else rows)
-        targets = Tensor((rows,), "int64", of="uniform", high=classes)
+        targets = GivenTensor((rows,), "int64", of="uniform", high=classes)
         return Called("aten::nll_loss_forward", (x, targets, None, _MEAN, -100), 2.0 * rows, moved, gradient=backward)
     beta = (1.0,) if kind == "smooth_l1" else ()
     return Called(f"aten::{kind}_loss", (x, x._replace(differentiated=False), _MEAN, *beta), 3.0 * rows * classes,

@@ -13,11 +13,11 @@ from tracer.campaign.families.family import (
     Called,
     CampaignFamily,
     Constant,
+    GivenTensor,
     SearchSpace,
     Settings,
     SizeRange,
     Span,
-    Tensor,
     prepared,
 )
 
@@ -29,13 +29,13 @@ def _gemm(settings: Settings) -> Called:
     """``layout``: how A [m, k] and B [k, n] are stored, "n" as written (row-major), "t" transposed."""
     m, n, k, batch, op = (settings[name] for name in ("m", "n", "k", "batch", "op"))
     outer = (batch,) if op == "bmm" else ()
-    a, b = (Tensor((*outer, *shape), lies="t" if side == "t" else "")
+    a, b = (GivenTensor((*outer, *shape), lies="t" if side == "t" else "")
             for shape, side in zip(((m, k), (k, n)), settings["layout"], strict=True))
     call, flops = {"layout": settings["layout"], "kind": "mm" if batch == 1 else "bmm"}, 2.0 * batch * m * n * k
     if settings["dtype"] == "fp8":
-        one = Tensor((), "fp32", of="ones")
+        one = GivenTensor((), "fp32", of="ones")
         return Called("aten::_scaled_mm", (a, b, one, one, None, None, Constant("bf16")), flops, call=call)
-    return Called(f"aten::{op}", (Tensor((n,)), a, b) if op == "addmm" else (a, b), flops, call=call)
+    return Called(f"aten::{op}", (GivenTensor((n,)), a, b) if op == "addmm" else (a, b), flops, call=call)
 
 
 def _gemm_fits(settings: Settings) -> str:
@@ -81,8 +81,8 @@ def _attention(settings: Settings) -> Called:
     kv_heads, kv_seq = settings["kv_heads"], settings["kv_seq"] or seq
     causal, backward = bool(settings["causal"]), settings["op"] == "backward"
     # As models have it: [batch, seq, heads, head] in memory, seen as [batch, heads, seq, head].
-    query = Tensor((batch, heads, seq, head), lies="middle")
-    key = Tensor((batch, kv_heads, kv_seq, head), lies="middle")
+    query = GivenTensor((batch, heads, seq, head), lies="middle")
+    key = GivenTensor((batch, kv_heads, kv_seq, head), lies="middle")
     flops = 4.0 * batch * heads * seq * kv_seq * head * (0.5 if causal else 1.0)
     once, output = 2.0 * batch * head * (heads * seq + kv_heads * kv_seq), float(batch * heads * seq * head)
     return Called("aten::scaled_dot_product_attention", (query, key, key, None, 0.0, causal),
@@ -139,7 +139,7 @@ def _convolution(settings: Settings) -> Called:
     pad = kernel // 2
     out = (size + 2 * pad - kernel) // stride + 1
     image, weight, result = (
-        Tensor(shape, lies="nhwc" if settings["channels_last"] else "")
+        GivenTensor(shape, lies="nhwc" if settings["channels_last"] else "")
         for shape in ((batch, channels, size, size), (outs, channels // groups, kernel, kernel),
                       (batch, outs, out, out)))
     of_weight, elements = channels // groups * kernel * kernel, batch * outs * out * out
