@@ -284,7 +284,7 @@ def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[in
     graphs = []
     for part in recorded:
         try:
-            graphs.append(_read_part(part, window, notes, _shifted(progress, done, total), step_region))
+            graphs.append(_read_part(part, window, notes, shifted(progress, done, total), step_region))
         except StepRegionError:
             raise  # without that rank the job would be another one
         except ForetraceError as error:
@@ -316,7 +316,8 @@ def read_window(part: PathLike, window: int = 0) -> ExecutionGraph:
     return _read_part(_part(Path(part), NONE), window, [], None)
 
 
-def _shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:
+def shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:
+    """Return what reports of one file's progress as that of several, of which ``done`` bytes are read."""
     return None if progress is None else lambda now, _: progress(done + now, total)
 
 

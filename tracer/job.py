@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, get_type_hints
 
-from tracer.capture_layout import find_parts, read_capture
+from tracer.capture_layout import find_parts, read_capture, shifted
 from tracer.cluster.forked import ForkedWorkers, idle_cores
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
 from tracer.decode import DecodeError, convert
@@ -358,7 +358,7 @@ def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[
         if file.kind is FileKind.GRAPH:
             graphs += _saved_member(file, notes, step_region)
         else:
-            graphs += _read_member(file, notes, _shifted(progress, done, total), step_region) if elsewhere is None \
+            graphs += _read_member(file, notes, shifted(progress, done, total), step_region) if elsewhere is None \
                 else _kept(file, next(elsewhere), notes)
         done += file.size
         if elsewhere is not None and progress is not None:
@@ -386,12 +386,6 @@ def _kept(file: FoundFile, found: list[ExecutionGraph] | Failed, notes: list[str
         raise found.error
     notes.append(f"Skipped: {found.error}")
     return []
-
-
-def _shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    return lambda now, _: progress(done + now, total)
 
 
 def _number_ranks(graphs: list[ExecutionGraph], notes: list[str]) -> None:
