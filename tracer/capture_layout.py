@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from tracer.decode import DecodeError, from_json
 from tracer.errors import ForetraceError, StepRegionError, TraceError
 from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
-from tracer.input_file import read_input, why_not_read
+from tracer.input_file import PathLike, read_input, why_not_read
 from tracer.ranks import Span, checked_classes
 
 CONTEXT = "context.json"
@@ -41,7 +41,6 @@ _MOST_STEP_NS = 1 << 50
 """Some 12 days: longer steps are damage."""
 _PART = re.compile(r"rank(\d{1,8})$")
 _WINDOW = re.compile(r"(?:kineto(?:-(\d+))?\.json\.gz|graph(?:-(\d+))?\.foretrace)$")
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +284,7 @@ def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[in
     graphs = []
     for part in recorded:
         try:
-            graphs.append(_read_part(part, window, notes, _shifted(progress, done, total), step_region))
+            graphs.append(_read_part(part, window, notes, shifted(progress, done, total), step_region))
         except StepRegionError:
             raise  # without that rank the job would be another one
         except ForetraceError as error:
@@ -317,7 +316,8 @@ def read_window(part: PathLike, window: int = 0) -> ExecutionGraph:
     return _read_part(_part(Path(part), NONE), window, [], None)
 
 
-def _shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:
+def shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:
+    """Return what reports of one file's progress as that of several, of which ``done`` bytes are read."""
     return None if progress is None else lambda now, _: progress(done + now, total)
 
 
@@ -326,7 +326,7 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
                step_region: str | None = None) -> ExecutionGraph:
     from tracer.capture.merge import merge_collectives, merge_lookups, merge_python, note_law
 
-    path = part.windows[window]
+    path, context = part.windows[window], read_context(part.path)
     if path.suffix == ".foretrace":
         from tracer.store import load_graph
 
@@ -342,7 +342,7 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
                 join_execution_trace(graph, part.execution_trace)
             except TraceError as error:
                 notes.append(f"An execution trace was not joined: {error}")
-        notes += merge_collectives(graph, part.path / COLLECTIVES, read_context(part.path).get("process_groups"))
+        notes += merge_collectives(graph, part.path / COLLECTIVES, context.get("process_groups"))
         notes += merge_lookups(graph, part.path / LOOKUPS)
         notes += merge_python(graph, part.path / PYTHON_CALLS)
     apply_context(graph, part.path)
@@ -352,16 +352,16 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
         notes.append(f"{part.path.name}: the steps measured without the profiler are not the regions "
                      f"{graph.meta.step_region!r}; their times are left out.")
     note_law(graph)
-    if read_context(part.path).get("fake_world") is True:
+    if context.get("fake_world") is True:
         from tracer.fake_world.streams import note_overlap
 
         note_overlap(graph)
-    if slowed := _slowed(read_context(part.path)):
+    if slowed := _slowed(context):
         notes.append(f"{part.path.name}: {slowed}")
-    optimizers = _mapping(read_context(part.path), "optimizers")
+    optimizers = _mapping(context, "optimizers")
     if isinstance(optimizers.get("note"), str) and optimizers["note"]:
         notes.append(f"{part.path.name}: {optimizers['note']}")
-    if read_context(part.path).get("complete") is False:
+    if context.get("complete") is False:
         notes.append(f"{part.path.name}: {_state(part)}")
     return graph
 

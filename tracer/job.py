@@ -14,13 +14,15 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, get_type_hints
 
-from tracer.capture_layout import find_parts, read_capture
+from tracer.capture_layout import find_parts, read_capture, shifted
 from tracer.cluster.forked import ForkedWorkers, idle_cores
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
 from tracer.decode import DecodeError, convert
 from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
+from tracer.folding import all_alike, folded_job, renumbered
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
+from tracer.input_file import PathLike
 from tracer.ranks import MOST_RANKS, RankClass, Span, missing_of, rank_in_name
 from tracer.shown import Chart, Shown, time_chart
 from tracer.store.container import corrupt, write_file
@@ -28,8 +30,6 @@ from tracer.store.graphs import load_graphs, pack_graphs
 
 if TYPE_CHECKING:
     import pandas
-
-PathLike = str | os.PathLike[str]
 
 FAKE = "fake"
 """``meta.backend`` of a rank of a fake world (see ``tracer.fake_world``)."""
@@ -107,8 +107,6 @@ class Job(Shown):
                 return graph
         for each in self.classes:
             if number in each and each.graph != NONE:
-                from tracer.folding import renumbered
-
                 return renumbered(self.graphs[each.graph], number)
         if self.classes:
             have = "; ".join(str(each) for each in self.classes if each.graph != NONE)
@@ -221,8 +219,6 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
     """
     graphs = sorted(graphs, key=lambda graph: graph.meta.rank)
     _check_one_job(graphs)
-    from tracer.folding import all_alike, folded_job
-
     if not classes and all_alike(graphs):
         size = graphs[0].meta.world_size
         job = folded_job(graphs[:1], [((0, size - 1, 1),)], size, [*notes, *_fake_world_notes(graphs)])
@@ -362,7 +358,7 @@ def _read_each(files: Sequence[FoundFile], notes: list[str], progress: Callable[
         if file.kind is FileKind.GRAPH:
             graphs += _saved_member(file, notes, step_region)
         else:
-            graphs += _read_member(file, notes, _shifted(progress, done, total), step_region) if elsewhere is None \
+            graphs += _read_member(file, notes, shifted(progress, done, total), step_region) if elsewhere is None \
                 else _kept(file, next(elsewhere), notes)
         done += file.size
         if elsewhere is not None and progress is not None:
@@ -390,12 +386,6 @@ def _kept(file: FoundFile, found: list[ExecutionGraph] | Failed, notes: list[str
         raise found.error
     notes.append(f"Skipped: {found.error}")
     return []
-
-
-def _shifted(progress: Callable[[int, int], None] | None, done: int, total: int) -> Callable[[int, int], None] | None:
-    if progress is None:
-        return None
-    return lambda now, _: progress(done + now, total)
 
 
 def _number_ranks(graphs: list[ExecutionGraph], notes: list[str]) -> None:

@@ -29,7 +29,7 @@ from tracer.columns import nearest
 from tracer.execution_trace import ExecutionTrace, read_execution_trace
 from tracer.execution_trace.trace import profiler_arguments
 from tracer.graph import NONE, CodeOf, ExecutionGraph, OpKind, string_coder
-from tracer.kineto.collectives import collective_kind
+from tracer.kineto.linking import collective_kind
 from tracer.ranks import MOST_RANKS
 
 if TYPE_CHECKING:
@@ -230,13 +230,6 @@ def _repair_swaps(names: Int64, node_names: Int64, partner: Int64) -> None:
             free[node] = False
 
 
-# PyTorch's scalar types, as execution traces name them → the names of CollectiveTable.
-_DTYPES = {
-    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Int": "int32",
-    "Long": "int64", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
-    "Float8_e4m3fn": "float8_e4m3fn", "Float8_e5m2": "float8_e5m2",
-}
-
 # A collective's launch lies at most this many ranges inside its record_param_comms.
 _LEVELS = 4
 
@@ -304,7 +297,7 @@ def _fill_collectives(graph: ExecutionGraph, trace: ExecutionTrace, node: Int64,
             "kind": code_of(kind) if kind != "unknown" else NONE,
             "group": code_of(comm.group),
             "ranks": code_of(comm.ranks),
-            "dtype": code_of(_DTYPES.get(comm.dtype, comm.dtype)),
+            "dtype": code_of(comm.dtype),
             "elements_in": comm.elements_in,
             "elements_out": comm.elements_out,
             "group_size": comm.group_size,

@@ -1,4 +1,4 @@
-"""Files that are written: checked before the long work, then whole or not at all; and exclusive use of a directory."""
+"""Files that are written, whole or not at all; full disks; and exclusive use of a directory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from tracer.errors import ForetraceError
+from tracer.input_file import PathLike
 
 FULL = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT") if hasattr(errno, name))
 """No space, or no quota, left."""
@@ -63,7 +64,6 @@ def free_text(folder: Path) -> str:
     return "" if free is None else f"{free / 1e6:,.1f} MB are free there"
 
 
-PathLike = str | os.PathLike[str]
 _SYSTEM_LINKS = ("/dev/", "/proc/")
 """``/dev/stdout`` is a link too: the system's own, to what the shell opened for writing."""
 

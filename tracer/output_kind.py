@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tracer.errors import ForetraceError
+from tracer.files import find_files
 from tracer.input_file import open_input
 from tracer.output_file import is_stream
 
@@ -113,8 +114,6 @@ def _head(path: Path) -> bytes:
 
 def _local_files(inputs: list[str]) -> list[str]:
     """The existing local files that the inputs stand for; what cannot be found is an error when it is read."""
-    from tracer.files import find_files
-
     found = []
     for path in inputs:
         try:

@@ -12,14 +12,13 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, BinaryIO
 
 from tracer.errors import ForetraceError, reason_of
-from tracer.input_file import open_anywhere, why_unopened
+from tracer.input_file import PathLike, open_anywhere, why_unopened
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
 
 
-PathLike = str | os.PathLike[str]
 FORMATS = {".csv": "CSV", ".tsv": "TSV", ".jsonl": "JSON lines", ".parquet": "Parquet"}
 """Formats by the ending of a file's name."""
 TABLES = (".csv", ".parquet")

@@ -78,7 +78,7 @@ class PathItem:
     share: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class SteadyStep:
     """The steady state of a step, µs a step: what a prediction says of it but its interval and prices.
 

@@ -350,16 +350,17 @@ def _datasets(folder: Path) -> None:
 def _tomls(folder: Path) -> None:
     (folder / "plan.toml").write_text(PLAN)
     (folder / "job.toml").write_text(JOB)
-    (folder / "device.toml").write_text(_shipped("devices/h200-sxm.toml").replace('"h200-sxm"', '"mine"', 1))
-    network = _shipped("topologies/networks.toml").partition("[network.")[2].partition("\n\n")[0].partition("\n")[2]
-    node = _shipped("topologies/dgx-h200.toml").replace('"dgx-h200"', '"node"', 1)
+    (folder / "device.toml").write_text(_shipped("tracer/devices/h200-sxm.toml").replace('"h200-sxm"', '"mine"', 1))
+    networks = _shipped("kernel_models/topologies/networks.toml")
+    network = networks.partition("[network.")[2].partition("\n\n")[0].partition("\n")[2]
+    node = _shipped("kernel_models/topologies/dgx-h200.toml").replace('"dgx-h200"', '"node"', 1)
     (folder / "node.toml").write_text(f"{node}\n[networks.mine]\n{network}\n")
 
 
 def _shipped(name: str) -> str:
-    import kernel_models
+    import tracer
 
-    return (Path(kernel_models.__file__).parent / name).read_text(encoding="utf-8")
+    return (Path(tracer.__file__).parents[1] / name).read_text(encoding="utf-8")
 
 
 def _sweep(folder: Path) -> None:

@@ -231,37 +231,33 @@ def test_no_operation_but_those_of_plain_values_is_done(body: bytes) -> None:
 
 
 def test_operations_that_are_done_are_a_closed_list() -> None:
-    machine = snapshot_module._Machine("x", 10)
-    known = set(machine.done) | snapshot_module._LITERALS | snapshot_module._IGNORED | {"STOP"}
+    known = {snapshot_module._NAMES[code] for code in snapshot_module._PlainUnpickler.dispatch}
+    assert known == snapshot_module._OPERATIONS
     every = {operation.name for operation in pickletools.opcodes}
-    assert known <= every
     assert every - known >= {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1",
                              "EXT2", "EXT4", "PERSID", "BINPERSID", "BYTEARRAY8", "NEXT_BUFFER", "READONLY_BUFFER"}
 
 
 @pytest.mark.parametrize("body", [
-    b"", b".", b"N", b"0.", b"a.", b"(", b"((a.", b"]a.", b"s.", b"}(Ku.", b"}N.s", b"t.", b"j\xff\xff\xff\xff.",
+    b"", b".", b"N", b"0.", b"a.", b"(", b"((a.", b"]a.", b"s.", b"t.", b"j\xff\xff\xff\xff.",
     b"r\x01\x00\x00\x00.", b"(r\x01\x00\x00\x00.", b"}(]K\x01u.",
     b"X" + struct.pack("<I", 0xFFFFFFFF) + b"x.", b"\x8d" + struct.pack("<Q", 1 << 60) + b"x.",
-    b"\x8b" + struct.pack("<i", -5) + b".", b"\x8a\x0a" + b"\x7f" * 10 + b".", b"I" + b"9" * 5000 + b"\n.",
+    b"\x8b" + struct.pack("<i", -5) + b".", b"I" + b"9" * 5000 + b"\n.",
     b"L" + b"9" * 5000 + b"L\n.", b"garbage", b"Kx", bytes(range(256))])
 def test_damage_is_told_in_a_sentence(body: bytes) -> None:
     with pytest.raises(SnapshotError, match=r"x\.pickle"):
         plain_pickle(io.BytesIO(body), "x.pickle")
 
 
-def test_bombs_of_depth_and_size_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SnapshotError, match="too deeply"):
+def test_bombs_of_depth_and_size_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SnapshotError, match="is damaged"):
         plain_pickle(io.BytesIO(b"(" * 100_000 + b"."), "x.pickle")
-    with pytest.raises(SnapshotError, match="too deeply"):
-        plain_pickle(io.BytesIO(b"]" * 100_000 + b"a" * 99_999 + b"."), "x.pickle")
+    assert plain_pickle(io.BytesIO(b"]" * 100_000 + b"a" * 99_999 + b"."), "x.pickle")
+    with pytest.raises(SnapshotError, match="is damaged"):
+        plain_pickle(io.BytesIO(b"Nr\xff\xff\xff\xff"), "x.pickle")  # a place far away takes no room
     monkeypatch.setattr(snapshot_module, "MOST_BYTES", 100)
     with pytest.raises(SnapshotError, match="larger than"):
         plain_pickle(io.BytesIO(b"N" * 200), "x.pickle")
-    monkeypatch.setattr(snapshot_module, "MOST_BYTES", 1 << 30)
-    monkeypatch.setattr(snapshot_module, "MOST_TEXT", 10)
-    with pytest.raises(SnapshotError, match="a text of 11 characters"):
-        plain_pickle(io.BytesIO(pickle.dumps("x" * 11)), "x.pickle")
 
 
 def test_a_value_in_itself_does_not_hang(tmp_path: Path) -> None:

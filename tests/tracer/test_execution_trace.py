@@ -45,7 +45,7 @@ def test_collectives_of_every_schema_say_the_same() -> None:
         trace = read_execution_trace(real(f"resnet50-ddp-2xA100/rank0.schema-{schema}.et.json.gz"))
         seen.append([(c.name, c.group, c.dtype, c.elements_in, c.elements_out) for c in trace.comms])
         assert all(c.ranks == str(list(range(c.group_size))) for c in trace.comms if c.name != "wait")
-    assert seen[0][0] == ("broadcast", "0", "Float", 53120, 53120)
+    assert seen[0][0] == ("broadcast", "0", "float32", 53120, 53120)
     sent = [[comm for comm in one if comm[0] != "wait"] for one in seen]
     assert sent[0] == sent[1] == sent[2]
 
@@ -53,7 +53,7 @@ def test_collectives_of_every_schema_say_the_same() -> None:
 def test_old_collectives_have_only_an_address_as_group() -> None:
     comm = next(c for c in read_execution_trace(real("dlrm-8xV100-2023/rank0.et.json.gz")).comms
                 if c.name == "all_to_allv")
-    assert (comm.elements_in, comm.elements_out, comm.dtype, comm.group) == (6144, 6144, "Float", "")
+    assert (comm.elements_in, comm.elements_out, comm.dtype, comm.group) == (6144, 6144, "float32", "")
 
 
 def test_strides_exist_only_in_1_1_1() -> None:

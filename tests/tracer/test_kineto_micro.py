@@ -13,8 +13,8 @@ from kineto_support import call, event, kernel, names, op, small_step, write
 from tracer.errors import TraceError
 from tracer.graph import NONE, ExecutionGraph, GapKind, KernelKind, LaunchKind, OpKind, Phase, StepSource, SyncKind
 from tracer.kineto import read_kineto, read_processes
-from tracer.kineto.collectives import collective_kind
-from tracer.kineto.names import COLLECTIVE_KERNEL, call_kind, is_blocking_copy
+from tracer.kineto.events import COLLECTIVE_KERNEL, call_kind, is_blocking_copy
+from tracer.kineto.linking import collective_kind
 
 
 def graph_of(folder: Path, events: list[dict[str, Any]], **metadata: Any) -> ExecutionGraph:

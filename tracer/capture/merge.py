@@ -29,7 +29,7 @@ from tracer.decode import DecodeError, from_json
 from tracer.errors import ForetraceError, TraceError
 from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind, string_coder
 from tracer.input_file import read_input, why_not_read
-from tracer.kineto.collectives import SAME_SIZE, collective_kind
+from tracer.kineto.linking import SAME_SIZE, collective_kind
 from tracer.lookup_data.noted import note_counted, note_tables, tables_of
 from tracer.lookup_data.tables import EmbeddingTable, TableError
 from tracer.ranks import MOST_RANKS

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import (
 )
 
 from tracer.capture_layout import COLLECTIVES, LOOKUPS, PYTHON_CALLS
-from tracer.kineto.collectives import collective_kind
+from tracer.kineto.linking import collective_kind
 from tracer.lookup_data.indices import counted
 from tracer.lookup_data.tables import TABLE_DTYPES, EmbeddingTable
 from tracer.python_calls import PythonCalls

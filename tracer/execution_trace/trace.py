@@ -20,6 +20,7 @@ import numpy as np
 from tracer.arrays import Bool, Int32, Int64
 from tracer.columns import NONE
 from tracer.decode import list_of
+from tracer.kineto.events import dtype_name
 from tracer.ranks import MOST_RANKS
 
 PROCESS_GROUP_NODE = "## process_group:init ##"
@@ -90,14 +91,6 @@ class ExecutionTrace:
         return ~np.isin(self.name, np.array(sorted(synthetic), dtype=np.int32))
 
 
-# C++ type names that schemas without a dtype attribute put into "Tensor(...)" → the names newer schemas use.
-SCALAR_TYPES = {
-    "float": "Float", "double": "Double", "int": "Int", "long": "Long", "long int": "Long", "short": "Short",
-    "short int": "Short", "bool": "Bool", "unsigned char": "Byte", "signed char": "Char", "c10::Half": "Half",
-    "c10::BFloat16": "BFloat16", "c10::Float8_e4m3fn": "Float8_e4m3fn", "c10::Float8_e5m2": "Float8_e5m2",
-    "c10::complex<float>": "ComplexFloat", "c10::complex<double>": "ComplexDouble",
-}
-
 _TENSOR_TYPE = re.compile(r"Tensor\(([^()]*(?:\(.*?\))?)\)")
 _MOST_LISTED = 1 << 17
 """Ranks of a group that are listed: larger than any job there has been, and a megabyte of text."""
@@ -139,7 +132,7 @@ def comm_node(
         group_description=str(attributes.get("pg_desc", description)),
         group_size=size,
         ranks=_ranks(start, stride, size),
-        dtype=str(attributes.get("dtype", SCALAR_TYPES.get(dtype.group(1), dtype.group(1)) if dtype else "")),
+        dtype=dtype_name(str(attributes.get("dtype", dtype.group(1) if dtype else ""))),
         elements_in=_number(attributes.get("in_msg_nelems", _elements(input_shapes, input_types))),
         elements_out=_number(attributes.get("out_msg_nelems", _elements(output_shapes, None))),
     )

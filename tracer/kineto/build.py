@@ -24,15 +24,29 @@ from tracer.graph import (
     SyncTable,
     Thread,
 )
-from tracer.kineto.collectives import find_collectives
 from tracer.kineto.columns import MEMORY_COLUMNS, Collector
-from tracer.kineto.events import Args
-from tracer.kineto.linking import LinkedWork, adopt_gradient_sums, base_time_ns, classify, count_losses, fill_meta, link
+from tracer.kineto.events import ANNOTATION_NAME, Args, NameGroup, is_collective_kernel, sync_kind
+from tracer.kineto.linking import (
+    LinkedWork,
+    adopt_gradient_sums,
+    base_time_ns,
+    classify,
+    count_losses,
+    fill_meta,
+    find_collectives,
+    link,
+)
 from tracer.kineto.modules import count_python_calls, module_lines, module_paths, phases
-from tracer.kineto.names import ANNOTATION_NAME, NameGroup, is_collective_kernel, sync_kind
 from tracer.kineto.nesting import Nesting, find_gaps, host_order, innermost, nest
-from tracer.kineto.step_faults import drop_step_faults, first_names
-from tracer.kineto.steps import find_steps, listed, region_steps, repeated_regions, step_of
+from tracer.kineto.steps import (
+    drop_step_faults,
+    find_steps,
+    first_names,
+    listed,
+    region_steps,
+    repeated_regions,
+    step_of,
+)
 from tracer.lost_launches import lost_launches
 
 
@@ -48,9 +62,9 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     meta.base_time_ns = first + base_time_ns(metadata)
     meta.window_ns = collected.last_ns - first
 
-    ops, nesting, op_rank = _operations(collected, first)
-    calls = _calls(collected, first, ops, nesting)
-    kernels, kernel_rank = _device_work(collected, first)
+    ops, nesting, op_rank = _operations(collected)
+    calls = _calls(collected, ops, nesting)
+    kernels, kernel_rank = _device_work(collected)
     fill_meta(meta, metadata, is_list, collected.categories, kernels.device)
     _infer_era(meta, collected)
 
@@ -77,13 +91,10 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     steps, meta.step_source = drop_step_faults(steps, meta.step_source, ops, calls, kernels,
                                                list(collected.strings), loss)
 
-    modules = collected.finish(NameGroup.PYTHON)
-    modules["start"] = modules["start"] - first
-    functions = collected.finish(NameGroup.PYTHON_CALL)
-    functions["start"] = functions["start"] - first
+    modules = collected.of_window(NameGroup.PYTHON)
+    functions = collected.of_window(NameGroup.PYTHON_CALL)
     count_python_calls(ops, steps, functions, modules)
-    frames = collected.finish(NameGroup.FRAME)
-    frames["start"] = frames["start"] - first
+    frames = collected.of_window(NameGroup.FRAME)
     meta.module_lines = module_lines(modules, frames, collected.strings, collected.frames)
     paths = module_paths(modules, collected.strings, ops.thread, ops.start_ns, nesting.end)
     ops.module = np.where(paths >= 0, paths, ops.module).astype(np.int32)
@@ -93,10 +104,10 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
         kernels.op = np.where(linked, calls.op[launch], NONE).astype(np.int32)
         loss.notes.append(f"{adopted} launches lie in no operation, between two of the autograd engine: they are "
                           "gradient sums and count for the backward function before them.")
-    overheads = _overheads(collected, first)
+    overheads = _overheads(collected)
     gaps = find_gaps(ops, nesting.end, calls, steps, overheads, texts)
     gaps.step = step_of(steps, gaps.thread, gaps.start_ns)
-    syncs = _syncs(collected, first, calls, texts)
+    syncs = _syncs(collected, calls, texts)
     collectives = find_collectives(ops, kernels, _by_row(collected.operation_comms, op_rank),
                                    _by_row(collected.device_comms, kernel_rank), collected.strings)
     graph = ExecutionGraph(
@@ -138,9 +149,8 @@ def _by_row(comms: list[tuple[int, Args]], rank: np.ndarray) -> dict[int, Args]:
     return {int(rank[row]): args for row, args in comms}
 
 
-def _operations(collected: Collector, first: int) -> tuple[OpTable, Nesting, np.ndarray]:
-    raw = collected.finish(NameGroup.OPERATION)
-    raw["start"] = raw["start"] - first
+def _operations(collected: Collector) -> tuple[OpTable, Nesting, np.ndarray]:
+    raw = collected.of_window(NameGroup.OPERATION)
     order = host_order(raw["thread"], raw["start"], raw["duration"], raw.pop("order"))
     rows = {name: _ordered(raw.pop(name), order) for name in list(raw)}
     nesting = nest(rows["thread"], rows["start"], rows.pop("duration"))
@@ -162,9 +172,8 @@ def _ordered(column: np.ndarray, order: np.ndarray) -> np.ndarray:
     return column if is_constant(column) else column[order]
 
 
-def _calls(collected: Collector, first: int, ops: OpTable, nesting: Nesting) -> LaunchTable:
-    raw = collected.finish(NameGroup.CALL)
-    raw["start"] = raw["start"] - first
+def _calls(collected: Collector, ops: OpTable, nesting: Nesting) -> LaunchTable:
+    raw = collected.of_window(NameGroup.CALL)
     order = host_order(raw["thread"], raw["start"], raw["duration"], None)
     calls = LaunchTable.blank(len(order))
     calls.name, calls.thread, calls.correlation, calls.start_ns = (
@@ -182,9 +191,8 @@ def _calls(collected: Collector, first: int, ops: OpTable, nesting: Nesting) -> 
     return calls
 
 
-def _device_work(collected: Collector, first: int) -> tuple[KernelTable, np.ndarray]:
-    raw = collected.finish(NameGroup.DEVICE)
-    raw["start"] = raw["start"] - first
+def _device_work(collected: Collector) -> tuple[KernelTable, np.ndarray]:
+    raw = collected.of_window(NameGroup.DEVICE)
     order = np.lexsort((raw["stream"], raw["device"], raw["start"]))
     kernels = KernelTable.blank(len(order))
     raw["start_ns"], raw["duration_ns"] = raw.pop("start"), raw.pop("duration")
@@ -215,11 +223,11 @@ def _extent(text: str) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _syncs(collected: Collector, first: int, calls: LaunchTable, texts: list[str]) -> SyncTable:
-    raw = collected.finish(NameGroup.SYNC)
+def _syncs(collected: Collector, calls: LaunchTable, texts: list[str]) -> SyncTable:
+    raw = collected.of_window(NameGroup.SYNC)
     order = np.argsort(raw["start"], kind="stable")
     syncs = SyncTable.empty(len(order))
-    syncs.start_ns, syncs.duration_ns = raw["start"][order] - first, raw["duration"][order]
+    syncs.start_ns, syncs.duration_ns = raw["start"][order], raw["duration"][order]
     for name in ("stream", "correlation", "wait_stream", "record_correlation"):
         setattr(syncs, name, raw[name][order])
     kinds = {code: int(sync_kind(texts[code])) for code in np.unique(raw["kind_text"]).tolist()}
@@ -232,10 +240,10 @@ def _syncs(collected: Collector, first: int, calls: LaunchTable, texts: list[str
     return syncs
 
 
-def _overheads(collected: Collector, first: int) -> OverheadTable:
-    raw = collected.finish(NameGroup.OVERHEAD)
+def _overheads(collected: Collector) -> OverheadTable:
+    raw = collected.of_window(NameGroup.OVERHEAD)
     order = np.argsort(raw["start"], kind="stable")
-    return OverheadTable(raw["name"][order], raw["thread"][order], raw["start"][order] - first, raw["duration"][order])
+    return OverheadTable(raw["name"][order], raw["thread"][order], raw["start"][order], raw["duration"][order])
 
 
 def _threads(collected: Collector) -> list[Thread]:

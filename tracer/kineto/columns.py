@@ -12,14 +12,14 @@ import numpy as np
 
 from tracer.columns import grouped, is_constant
 from tracer.graph import NONE, LossReport
-from tracer.kineto.events import Args
-from tracer.kineto.names import (
+from tracer.kineto.events import (
     CATEGORY_GROUPS,
     DEVICE_KINDS,
     IGNORED_CATEGORIES,
     OTHER_PHASES,
     OWN_FRAME,
     UNREADABLE_DEVICE_CATEGORIES,
+    Args,
     NameGroup,
     is_accelerator_call,
 )
@@ -278,6 +278,12 @@ class Collector:
     def finish(self, group: NameGroup) -> dict[str, np.ndarray]:
         """The columns of a group (times in absolute nanoseconds of the trace's clock)."""
         return self._columns[group].finish(GROUP_COLUMNS[group])
+
+    def of_window(self, group: NameGroup) -> dict[str, np.ndarray]:
+        """The columns of a group, with starts from the window's."""
+        columns = self.finish(group)
+        columns["start"] = columns["start"] - (self.first_ns or 0)
+        return columns
 
     def rows(self, group: NameGroup) -> int:
         """Number of events of a group gathered so far."""

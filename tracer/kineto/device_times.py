@@ -10,8 +10,8 @@ import numpy as np
 
 from tracer.graph import NONE, LaunchTable
 from tracer.kineto.columns import Collector
+from tracer.kineto.events import NameGroup
 from tracer.kineto.linking import LinkedWork, link
-from tracer.kineto.names import NameGroup
 
 EARLY_NS = 5_000
 """Clocks are matched to some µs: what starts earlier before its launch call shows a clock that is behind."""

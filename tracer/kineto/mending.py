@@ -39,7 +39,7 @@ from tracer.kineto.device_times import (
     device_times,
     place_strays,
 )
-from tracer.kineto.names import NameGroup
+from tracer.kineto.events import NameGroup
 
 _SKEW_NS = 1_000_000
 """Clocks that were matched badly differ by less, single wrong stamps by more: one early kernel is enough for a smaller

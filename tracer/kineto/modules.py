@@ -11,7 +11,7 @@ import numpy as np
 
 from tracer.graph import NONE, OpKind, OpTable, Phase, StepTable
 from tracer.kineto.columns import MODULE_PREFIX, Interner
-from tracer.kineto.names import DATA_LOADER
+from tracer.kineto.events import DATA_LOADER
 from tracer.kineto.nesting import Nesting, host_order, inherit, innermost, nest
 
 

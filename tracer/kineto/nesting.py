@@ -19,8 +19,8 @@ import numpy as np
 
 from tracer.columns import covered, named
 from tracer.graph import NONE, GapKind, GapTable, LaunchTable, OpKind, OpTable, OverheadTable, Phase, StepTable
+from tracer.kineto.events import DATA_LOADER
 from tracer.kineto.host_loop import gaps_between, nest_rows, rows_around
-from tracer.kineto.names import DATA_LOADER
 
 ROUNDING_NS = 1000
 """Overlap that rounding of timestamps alone explains: one microsecond."""

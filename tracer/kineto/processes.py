@@ -19,7 +19,7 @@ from tracer.columns import named
 from tracer.errors import TraceError
 from tracer.graph import LAUNCHING
 from tracer.kineto.columns import Collector
-from tracer.kineto.names import NameGroup, call_kind
+from tracer.kineto.events import NameGroup, call_kind
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,7 @@ from tracer.decode import DecodeError, from_json, from_toml
 from tracer.input_file import PathLike, open_input, read_input
 from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, EmbeddingTable, TableError
 from tracer.output_file import whole_file
+from tracer.table_input import read_parquet
 
 PUBLISHED_BATCH = 65_536
 """Samples of the batch that the published histograms are of (facebookresearch/dlrm_datasets, fbgemm_t856_bs65536)."""
@@ -236,8 +237,6 @@ def _read_csv(path: PathLike) -> tuple[list[Row], int]:
 
 def _read_parquet(path: PathLike) -> tuple[list[Row], int]:
     import pyarrow
-
-    from tracer.table_input import read_parquet
 
     try:
         with open_input(path) as stream:

@@ -1,4 +1,4 @@
-"""Grouping without sorting gives what sorting gives."""
+"""Columns grouped, joined as intervals and gone up as trees, against their plain definitions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,26 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tracer.columns import SMALL, RowsByNumber, grouped, kinds_of, spans, tallied, totals
+from tracer.columns import (
+    SMALL,
+    RowsByNumber,
+    covered,
+    depths,
+    grouped,
+    kinds_of,
+    named,
+    nearest,
+    outermost,
+    spans,
+    tallied,
+    totals,
+    union,
+    union_ns,
+    within,
+)
 
 
 @pytest.mark.parametrize("highest", [1, 50, SMALL * 3])
@@ -62,3 +80,42 @@ def test_counts_and_amounts_are_added_up_by_group_and_slot(slots: int) -> None:
             entry[0], entry[1] = entry[0] + 1, entry[1] + int(amount[row])
     made = list(zip(zip(found.group.tolist(), found.slot.tolist(), strict=True), found.sums.tolist(), strict=True))
     assert made == sorted(wanted.items())
+
+
+def test_rows_of_names_are_those_whose_text_matches() -> None:
+    codes, strings = np.array([2, -1, 0, 2, 1], np.int32), ["aten::mm", "step", "aten::add"]
+    assert named(codes, strings, lambda text: text.startswith("aten::")).tolist() == [True, False, True, True, False]
+    assert named(codes[:0], strings, str.isalpha).tolist() == []
+
+
+PAIRS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12)
+
+
+def starts_and_ends(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    start = np.array([begin for begin, _ in pairs], np.int64)
+    return start, start + np.array([length for _, length in pairs], np.int64)
+
+
+@given(PAIRS, PAIRS)
+def test_a_union_covers_every_moment_once(pairs: list[tuple[int, int]], others: list[tuple[int, int]]) -> None:
+    start, end = starts_and_ends(pairs)
+    moments = {time for begin, length in pairs for time in range(begin, begin + length)}
+    starts, ends = union(start, end)
+    assert union_ns(start, end) == len(moments) and (starts[1:] > ends[:-1]).all()
+    assert {time for a, b in zip(starts, ends, strict=True) for time in range(a, b)} == moments
+    found = covered((start, end), *starts_and_ends(others))
+    assert (found == covered((starts, ends), *starts_and_ends(others))).all()
+    assert found.tolist() == [sum(time in moments for time in range(a, a + length)) for a, length in others]
+
+
+@given(st.lists(st.tuples(st.integers(-1, 40), st.booleans()), max_size=25))
+def test_ways_up_a_tree(rows: list[tuple[int, bool]]) -> None:
+    parent = np.array([min(above, row - 1) for row, (above, _) in enumerate(rows)], np.int64)
+    chosen = np.array([mark for _, mark in rows], np.bool_)
+    for row in range(len(rows)):
+        path = [row]
+        while parent[path[-1]] >= 0:
+            path.append(int(parent[path[-1]]))
+        assert outermost(parent)[row] == path[-1] and depths(parent)[row] == len(path) - 1
+        first = next((at for at in path if chosen[at]), -1)
+        assert nearest(parent, chosen, np.array([row]))[0] == first and within(parent, chosen)[row] == (first >= 0)
