@@ -16,6 +16,7 @@ from said import Run, plain
 
 from kernel_models import fitting, threads
 from kernel_models.datasets import DataError, read_samples
+from kernel_models.datasets.campaign import calls_of_benchmark
 from kernel_models.datasets.forms import READERS, read_table
 from kernel_models.datasets.samples import Samples, fold_of, is_held_out, joined, share_of
 from kernel_models.device import device
@@ -26,6 +27,7 @@ from kernel_models.learned.boosting import Boosting
 from kernel_models.op_call import Family
 from kernel_models.profile import load_profile
 from kernel_models.scores import errors_of, evaluate_profile
+from tracer.campaign.families import FAMILIES
 
 H200 = device("h200-sxm")
 ROOT = Path(__file__).resolve().parents[2]
@@ -476,6 +478,44 @@ def test_published_products_are_predicted(data_folder: Path) -> None:
     held = entry.facts["held_out"]
     assert held["not_covered"] == 0 and 0.01 < held["mape"] < 0.09 and held["coverage"] > 0.7
     assert held["mape"] < entry.facts["candidates"]["roofline"]["mape"] / 2
+
+
+@pytest.mark.parametrize(("family", "settings", "call"), [
+    ("gemm", {"m": 1, "n": 16, "k": 32, "layout": "tn", "dtype": "tf32"}, ("mm", (1, 1, 16, 32), "tf32", "tn", ())),
+    ("gemm", {"m": 8, "n": 32, "k": 64, "dtype": "fp8"}, ("mm", (1, 8, 32, 64), "fp8", "nt", ("out_bf16",))),
+    ("gemm", {"m": 8, "n": 4, "k": 2, "batch": 3, "op": "bmm", "dtype": "bf16"},
+     ("bmm", (3, 8, 4, 2), "bf16", "nt", ())),
+    ("attention", {"batch": 2, "heads": 4, "kv_heads": 2, "seq": 64, "head_dim": 32, "op": "backward",
+                   "backend": "efficient", "dtype": "bf16"},
+     ("efficient_backward", (2, 4, 2, 64, 64, 32, 32, 0), "bf16", "", ("causal",))),
+    ("convolution", {"batch": 2, "channels": 8, "out_channels": 4, "size": 9, "stride": 2, "op": "wgrad",
+                     "dtype": "bf16"},
+     ("wgrad", (2, 8, 4, 1, 1, 9, 9, 1, 5, 5, 1, 3, 3, 1, 2, 2, 1, 1, 1), "bf16", "nhwc", ())),
+    ("channel_norm", {"batch": 2, "channels": 8, "size": 4, "channels_last": True, "dtype": "bf16", "op": "backward"},
+     ("batch_norm_backward", (8, 32), "bf16", "nhwc", ("bias", "weight", "weight_fp32"))),
+    ("softmax", {"rows": 8, "width": 32, "log": True, "op": "backward"},
+     ("log_softmax_backward", (8, 32, 1), "fp32", "", ())),
+    ("elementwise", {"rows": 8, "width": 32, "op": "add", "layout": "column"},
+     ("add", (256, 2, 264), "fp32", "broadcast", ())),
+    ("elementwise", {"rows": 8, "width": 32, "op": "cast_bf16", "layout": "transposed"},
+     ("cast", (256, 1), "bf16", "strided", ("in_fp32",))),
+    ("reduction", {"rows": 8, "width": 32, "op": "argmax", "over": "all"}, ("argmax", (8, 32, 1), "fp32", "", ())),
+    ("embedding", {"rows": 100, "width": 16, "lookups": 50, "pooling": 4, "op": "backward", "law": "zipf"},
+     ("bag_backward", (50, 13, 100, 16, 1), "fp32", "", ())),
+    ("pooling", {"batch": 2, "channels": 8, "size": 9, "kernel": 3, "stride": 2, "channels_last": True},
+     ("max", (16, 81, 16, 9), "fp32", "", ("nhwc",))),
+    ("loss", {"rows": 8, "classes": 10, "op": "backward"}, ("nll_loss_backward", (8, 10), "fp32", "", ())),
+    ("foreach", {"tensors": 3, "elements": 16, "op": "fused_adamw_"}, ("fused_adamw", (3, 48), "fp32", "", ())),
+    ("fused", {"rows": 8, "width": 32, "chain": "norm"}, ("persistent_reduction", (256, 4, 800), "fp32", "", ())),
+    ("copy", {"bytes": 4096, "direction": "d2h", "memory": "pageable"}, ("d2h", (4096,), "uint8", "", ("pageable",))),
+    ("recurrent", {"seq": 4, "batch": 2, "input": 8, "hidden": 16, "op": "backward"},
+     ("lstm_backward", (4, 2, 8, 16, 1, 1), "fp32", "", ())),
+])
+def test_a_benchmark_becomes_the_call_that_it_declares(
+        family: str, settings: dict[str, int | str | bool], call: tuple[object, ...]) -> None:
+    found, = calls_of_benchmark(family, FAMILIES[family].checked(settings))
+    assert (found.kind, found.dims, found.dtype, found.layout, found.flags) == call
+    assert bool(found.accesses) == (family == "embedding")
 
 
 @pytest.mark.parametrize(("family", "column", "value", "says"), [

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed import device_mesh
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -89,8 +91,6 @@ def process_groups_begun_by(begin: Callable[..., None]) -> Iterator[None]:
             return original(ranks, **{name: value for name, value in kwargs.items() if name in kept})
 
         return called
-
-    from torch.distributed import device_mesh
 
     with ExitStack() as stack:
         for name, shim in (("init_process_group", init), ("new_group", new_group)):
@@ -198,8 +198,7 @@ def _holding(group: Any) -> Any:
     return holding
 
 
-@contextmanager
-def _reducer() -> Iterator[None]:
+def _reducer() -> AbstractContextManager[None]:
     def shim(original: Any) -> Any:
         class Reducer(original):  # type: ignore[misc]
             def __init__(self, params: Any, buckets: Any, limits: Any, group: Any, *args: Any, **kwargs: Any) -> None:
@@ -213,15 +212,11 @@ def _reducer() -> Iterator[None]:
 
         return Reducer
 
-    with replaced(dist, "Reducer", shim):
-        yield
+    return replaced(dist, "Reducer", shim)
 
 
-@contextmanager
-def _ddp() -> Iterator[None]:
+def _ddp() -> AbstractContextManager[None]:
     """Skip the broadcasts and comparisons at construction, which fake tensors cannot do."""
-    from torch.nn.parallel import DistributedDataParallel
-
     def shim(original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def construct(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -231,14 +226,11 @@ def _ddp() -> Iterator[None]:
 
         return construct
 
-    with replaced(DistributedDataParallel, "__init__", shim):
-        yield
+    return replaced(DistributedDataParallel, "__init__", shim)
 
 
 @contextmanager
 def _device_mesh() -> Iterator[None]:
-    from torch.distributed import device_mesh
-
     def shim(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def outside(*args: Any, **kwargs: Any) -> Any:
@@ -272,22 +264,15 @@ def _with_ranks(original: Callable[..., None]) -> Callable[..., None]:
     return construct
 
 
-def _second(new: Callable[..., Any], _: Any) -> Callable[..., Any]:
-    return new
-
-
 @contextmanager
 def _objects() -> Iterator[None]:
-    def size(group: Any) -> int:
-        return dist.get_world_size(group)
-
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
-        object_list[:] = [obj] * size(group)
+        object_list[:] = [obj] * dist.get_world_size(group)
 
     def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, group: Any = None,
                       **kwargs: Any) -> None:
         if object_gather_list:
-            object_gather_list[:] = [obj] * size(group)
+            object_gather_list[:] = [obj] * dist.get_world_size(group)
 
     def unchanged(*args: Any, **kwargs: Any) -> None:
         return None
@@ -302,18 +287,16 @@ def _objects() -> Iterator[None]:
     with ExitStack() as stack:
         for name, function in shims.items():
             for module in (dist, dist.distributed_c10d):
-                stack.enter_context(replaced(module, name, functools.partial(_second, function)))
+                stack.enter_context(replaced(module, name, lambda _, new=function: new))
         yield
 
 
-@contextmanager
-def _pipelining() -> Iterator[None]:
+def _pipelining() -> AbstractContextManager[None]:
     try:
         from torch.distributed.pipelining import schedules
         from torch.distributed.pipelining.stage import InferenceMode, PipelineStage
     except ImportError:  # torch without the vote
-        yield
-        return
+        return nullcontext()
 
     def shim(_: Callable[..., None]) -> Callable[..., None]:
         def agree(self: Any, stages: Any, has_backward: bool, p2p_done: bool) -> None:
@@ -328,5 +311,4 @@ def _pipelining() -> Iterator[None]:
 
         return agree
 
-    with replaced(schedules._PipelineSchedule, "_warmup_p2p", shim):
-        yield
+    return replaced(schedules._PipelineSchedule, "_warmup_p2p", shim)
