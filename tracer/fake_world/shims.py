@@ -264,6 +264,10 @@ def _with_ranks(original: Callable[..., None]) -> Callable[..., None]:
     return construct
 
 
+def _by(new: Callable[..., Any]) -> Callable[[Any], Any]:
+    return lambda old: new
+
+
 @contextmanager
 def _objects() -> Iterator[None]:
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -287,7 +291,7 @@ def _objects() -> Iterator[None]:
     with ExitStack() as stack:
         for name, function in shims.items():
             for module in (dist, dist.distributed_c10d):
-                stack.enter_context(replaced(module, name, lambda _, new=function: new))
+                stack.enter_context(replaced(module, name, _by(function)))
         yield
 
 
