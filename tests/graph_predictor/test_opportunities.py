@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def test_a_gains_interval_holds_it(found: Opportunities) -> None:
 def test_what_both_steps_are_unsure_of_cancels(found: Opportunities) -> None:
     """The same relative interval before and after: the gain has it too, and no more."""
     before = found.baseline
-    half = type(before)(**{name: getattr(before, name) for name in before.__slots__})
+    half = copy(before)
     half.step_time_us = before.step_time_us / 2
     half.interval_us = (before.interval_us[0] / 2, before.interval_us[1] / 2)
     gain = before.step_time_us / 2
