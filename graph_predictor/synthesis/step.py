@@ -46,7 +46,7 @@ LEAST_US = 1e-3
 """Least time of a collective whose interval is a ratio, µs: those that launch nothing take no time."""
 _COPIES = {("h2d", "pageable"): "Memcpy HtoD (Pageable -> Device)", ("h2d", "pinned"): "Memcpy HtoD (Pinned -> Device)",
            ("d2h", "pageable"): "Memcpy DtoH (Device -> Pageable)", ("d2h", "pinned"): "Memcpy DtoH (Device -> Pinned)"}
-"""Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``rank_view``)."""
+"""Names of copies as CUDA reports them: a call waits for those with pageable memory (see ``simulation.ranks``)."""
 MOST_CALLS = 0.8
 """Share of an operation's host time that its launches take at most."""
 HOST_DEVICE = "cpu"

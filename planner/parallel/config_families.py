@@ -1,7 +1,7 @@
 """Decoders of Hugging Face's model types: a function for each family makes a ``TransformerShape`` of a ``config.json``.
 
 What a field means and what it is where it is left out is that of the types' configuration classes in the package
-``transformers``. Parameters come out as published (``tests/graph_predictor/test_configs.py``).
+``transformers``. Parameters come out as published (``tests/planner/test_configs.py``).
 Some have state-space mixers: all Mamba-2, or some and attention in others.
 """
 

@@ -296,8 +296,8 @@ def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: st
         launch_us: host time of a kernel's launch, where it is known.
         host: factor on it.
         host_from: a host by name, or captures on it: a launch then costs what its operations do.
-        measured: a table of plans that were run, as ``measured_plans`` reads it, on which kernels, collectives and host
-            are calibrated; or what another call has learned of one.
+        measured: a table of plans that were run, as ``read_measured_plans`` reads it, on which kernels, collectives and
+            host are calibrated; or what another call has learned of one.
         pieces: what another call with this device and profile has traced, for jobs of several sizes.
         technology: factors on the device's and its nodes' figures; what was measured of them is then not known.
 
