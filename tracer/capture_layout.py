@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tracer.decode import DecodeError, from_json
 from tracer.errors import ForetraceError, StepRegionError, TraceError
 from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
@@ -39,6 +41,8 @@ SIDE_FILES = frozenset({CONTEXT, COLLECTIVES, LOOKUPS, PYTHON_CALLS})
 
 _MOST_STEP_NS = 1 << 50
 """Some 12 days: longer steps are damage."""
+RUN_AHEAD = 0.01
+"""Share of a step by which one in a loop that does not wait for the device must differ to be worth a note."""
 _PART = re.compile(r"rank(\d{1,8})$")
 _WINDOW = re.compile(r"(?:kineto(?:-(\d+))?\.json\.gz|graph(?:-(\d+))?\.foretrace)$")
 
@@ -219,6 +223,9 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
             meta.device_memory_bytes = _whole(hardware, "total_memory")
         if meta.sm_count == NONE:
             meta.sm_count = _whole(hardware, "multi_processor_count")
+    elif hardware and not len(graph.kernels):  # the profiler lists the machine's devices, used or not
+        meta.device, meta.compute_capability, meta.device_count = "", "", 0
+        meta.device_memory_bytes = meta.sm_count = NONE
     if meta.rank == NONE:
         meta.rank = _whole(context, "rank")
     if meta.world_size == NONE:
@@ -356,8 +363,9 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
         from tracer.fake_world.streams import note_overlap
 
         note_overlap(graph)
-    if slowed := _slowed(context):
-        notes.append(f"{part.path.name}: {slowed}")
+    for note in (_slowed(context), _ran_ahead(context, graph.meta.unprofiled_step_ns)):
+        if note:
+            notes.append(f"{part.path.name}: {note}")
     optimizers = _mapping(context, "optimizers")
     if isinstance(optimizers.get("note"), str) and optimizers["note"]:
         notes.append(f"{part.path.name}: {optimizers['note']}")
@@ -367,7 +375,7 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
 
 
 def _slowed(context: dict[str, Any]) -> str:
-    """Say in how many measured steps the device's clock was held back, and by what; empty if in none."""
+    """Say in how many samples the device's clock was held back, and by what; empty if in none."""
     samples = _mapping(context, "gpu_samples")
     columns, rows = samples.get("columns"), samples.get("rows")
     if not isinstance(columns, list) or not isinstance(rows, list) or "slowed_by" not in columns:
@@ -378,8 +386,21 @@ def _slowed(context: dict[str, Any]) -> str:
     if not held:
         return ""
     what = sorted({str(reason) for each in held for reason in each})
-    return (f"the device's clock was held back by {' and '.join(what)} at the end of {len(held)} of {len(reasons)} "
-            "measured steps: its kernels took longer than they would at full clock.")
+    return (f"the device's clock was held back by {' and '.join(what)} in {len(held)} of {len(reasons)} samples "
+            "around the measured steps: its kernels took longer than they would at full clock.")
+
+
+def _ran_ahead(context: dict[str, Any], unprofiled_ns: list[int]) -> str:
+    """Say how steps without a wait between them differ from the measured ones; empty where they do not."""
+    window = _mapping(_mapping(context, "timing"), "free_running")
+    steps, ns = _whole(window, "steps"), _whole(window, "ns")
+    if steps <= 0 or ns <= 0 or not unprofiled_ns or not _mapping(context, "timing").get("waited_for"):
+        return ""
+    mean, each = ns / steps, float(np.median(unprofiled_ns))
+    if abs(mean / each - 1.0) < RUN_AHEAD:
+        return ""
+    return (f"the measured steps, {each / 1e6:.3f} ms, end with idle devices, as the recorded ones do; {steps} steps "
+            f"without a wait between them took {mean / 1e6:.3f} ms each.")
 
 
 def _state(part: CapturePart) -> str:

@@ -220,16 +220,40 @@ def find_gpus(*, by_library: bool = False) -> GpuDevices | None:
     return None
 
 
+def devices_in_use() -> list[int]:
+    """Return the devices on which this process has started PyTorch, by PyTorch's numbers. Imports no torch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    if has_context is None:
+        return [int(torch.cuda.current_device())]
+    return [number for number in range(torch.cuda.device_count()) if has_context(number)]
+
+
+def main_device() -> int | None:
+    """Return the device that the program has had most memory on, by PyTorch's numbers; ``None`` if it had none."""
+    held = {number: _most_bytes(number) for number in devices_in_use()}
+    return max(held, key=held.__getitem__) if any(held.values()) else None
+
+
+def _most_bytes(number: int) -> int:
+    try:
+        return int(sys.modules["torch"].cuda.max_memory_allocated(number))
+    except Exception:  # an allocator that keeps no count
+        return 1
+
+
 def place_in_use(devices: GpuDevices) -> int | None:
     """Return the index of the device that this process computes on; ``None`` if it is not among them.
 
-    PyTorch's current device is found by its place on the bus or its identifier, since CUDA numbers devices by their
-    speed and these libraries by their place. Before PyTorch has started one, what the environment leaves this process
-    decides, with ``LOCAL_RANK`` as the number among these.
+    PyTorch's device is found by its place on the bus or its identifier, since CUDA numbers devices by their speed and
+    these libraries by their place. Before PyTorch has started one, what the environment leaves this process decides,
+    with ``LOCAL_RANK`` as the number among these.
     """
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        number = int(torch.cuda.current_device())
+    if used := devices_in_use():
+        torch, number = sys.modules["torch"], main_device()
+        number = used[0] if number is None else number
         properties = torch.cuda.get_device_properties(number)
         states = [devices.state(index) for index in range(len(devices))]
         bus, uuid = _bus_in(properties), _plain(str(getattr(properties, "uuid", "")))

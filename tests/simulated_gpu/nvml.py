@@ -1,9 +1,9 @@
-"""NVIDIA's management library with devices that a test plans: ``pynvml``'s names, arguments and errors, and what a call
-takes. ``tests/tracer/test_gpu_state.py`` compares the arguments with those of the real package where it is installed."""
+"""NVIDIA's management library with devices that a test plans: ``pynvml``'s names, arguments and errors, and what a
+call takes. ``tests/tracer/test_gpu_state.py`` compares the arguments with the real package's where it is installed."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -28,8 +28,8 @@ class SimulatedNvml(ModuleType):
     """See above.
 
     Attributes:
-        seconds: what each call takes; like the real one it lets other threads of Python run meanwhile.
-        calls: the calls so far, with the time each began (``time.perf_counter_ns``).
+        wait: called at the begin of each call, which takes time.
+        calls: the names of the calls so far.
     """
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
@@ -38,15 +38,15 @@ class SimulatedNvml(ModuleType):
     class NVMLError(Exception):
         """NVML's own, with its number."""
 
-    def __init__(self, devices: list[SimulatedDevice], seconds: float = 0.0) -> None:
+    def __init__(self, devices: list[SimulatedDevice], wait: Callable[[], None] = lambda: None) -> None:
         super().__init__("pynvml")
-        self.devices, self.seconds = devices, seconds
-        self.calls: list[tuple[str, int]] = []
+        self.devices, self.wait = devices, wait
+        self.parts: tuple[SimulatedDevice, ...] = ()
+        self.calls: list[str] = []
 
     def _call(self, name: str, handle: SimulatedDevice | None = None) -> None:
-        self.calls.append((name, time.perf_counter_ns()))
-        if self.seconds:
-            time.sleep(self.seconds)
+        self.calls.append(name)
+        self.wait()
         if handle is not None and (name in handle.refuses or "all" in handle.refuses):
             raise self.NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
 
@@ -69,9 +69,7 @@ class SimulatedNvml(ModuleType):
             raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
         return found
 
-    parts: tuple[SimulatedDevice, ...] = ()
-
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: SimulatedDevice) -> SimulatedDevice:  # noqa: N803
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, migDevice: SimulatedDevice) -> SimulatedDevice:
         if migDevice.parent is None:
             raise self.NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
         return migDevice.parent
