@@ -24,6 +24,7 @@ import kernel_models
 import tracer
 from graph_predictor.synthesis import step
 from kernel_models.device import DeviceSpec
+from tracer.capture.context import tf32_in_use
 from tracer.kept_files import drop_oldest, kept_folders, read_kept, write_kept
 from tracer.shape_only.transformer import TransformerPart, TransformerShape
 
@@ -75,7 +76,7 @@ def ship(pieces: dict[str, bytes]) -> None:
 Traced = TypeVar("Traced")
 MOST_FILES = 2000
 """Kept at a time, of some kilobytes each."""
-USUAL = (True, True, True, True, True, "highest", "torch.float32")
+USUAL = (True, True, True, True, False, True, "torch.float32")
 """``_settings`` of a process that set nothing."""
 
 
@@ -154,7 +155,7 @@ def _settings() -> tuple[object, ...]:
         return USUAL
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(), cudnn.enabled,
-            cudnn.allow_tf32, torch.get_float32_matmul_precision(), str(torch.get_default_dtype()))
+            *tf32_in_use(), str(torch.get_default_dtype()))
 
 
 @lru_cache(maxsize=8)

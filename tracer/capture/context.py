@@ -186,11 +186,15 @@ def _switches() -> dict[str, Any]:
 
     cuda, cudnn, dynamo = torch.backends.cuda, torch.backends.cudnn, sys.modules.get("torch._dynamo")
     parts: dict[str, Callable[[], Any]] = {
-        "matmul_tf32": lambda: cuda.matmul.allow_tf32,
+        "matmul_tf32": lambda: tf32_in_use()[0],
         "float32_matmul_precision": torch.get_float32_matmul_precision,
         "reduced_precision_bf16": lambda: bool(cuda.matmul.allow_bf16_reduced_precision_reduction),
         "reduced_precision_fp16": lambda: bool(cuda.matmul.allow_fp16_reduced_precision_reduction),
-        "cudnn_tf32": lambda: cudnn.allow_tf32,
+        "cudnn_tf32": lambda: tf32_in_use()[1],
+        "fp32_precision": lambda: torch.backends.fp32_precision,
+        "matmul_fp32_precision": lambda: cuda.matmul.fp32_precision,
+        "conv_fp32_precision": lambda: cudnn.conv.fp32_precision,
+        "rnn_fp32_precision": lambda: cudnn.rnn.fp32_precision,
         "cudnn_benchmark": lambda: cudnn.benchmark,
         "cudnn_deterministic": lambda: cudnn.deterministic,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
@@ -206,6 +210,20 @@ def _switches() -> dict[str, Any]:
         found["inductor_cudagraphs"] = _try(lambda: bool(sys.modules["torch._inductor.config"].triton.cudagraphs))
     found["environment"] = {name: os.environ[name] for name in SWITCHES if name in os.environ}
     return found
+
+
+def tf32_in_use() -> tuple[bool, bool]:
+    """Return whether fp32 matrix products, and convolutions, may run in TF32 on a GPU.
+
+    From torch 2.9 on ``fp32_precision`` says it, which the older switches set too. To read these where a program has
+    set the newer one is an error.
+    """
+    import torch
+
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(matmul, "fp32_precision"):
+        return matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
+    return bool(matmul.allow_tf32), bool(cudnn.allow_tf32)
 
 
 def _threads() -> int:
