@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -134,7 +134,8 @@ class AmdDevices:
     """AMD's devices through ``amdsmi``. Raises ``ImportError`` or the library's error where there are none."""
 
     def __init__(self) -> None:
-        self._smi: Any = import_module("amdsmi")
+        with redirect_stdout(None):  # where its shared library is missing, it prints that
+            self._smi: Any = import_module("amdsmi")
         self._smi.amdsmi_init()
         self._handles = list(self._smi.amdsmi_get_processor_handles())
 

@@ -134,6 +134,15 @@ def test_the_command_tells_the_place_too(nvml: SimulatedNvml, monkeypatch: pytes
     assert (state.bus, state.processes, state.slowed_by) == ("0000:86:00", 1, ("a hardware slow-down",))
 
 
+def test_a_library_that_prints_is_not_heard(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
+    (tmp_path / "amdsmi.py").write_text("print('no libamd_smi.so')\nraise KeyError('libamd_smi.so')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_gpus(by_library=True) is None and capsys.readouterr().out == ""
+
+
 def test_without_a_library_or_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("pynvml", "amdsmi"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -30,18 +31,31 @@ _NOISE = re.compile(
 class QuietStderr:
     """Holds back what is written to file descriptor 2 while ``quiet`` runs, then writes it without the noise.
 
-    Nothing is held back where the system has no files in memory, or no stderr is open.
+    A process that aborts meanwhile says why only there: a second one, which waits for this one's end and then writes
+    what is held, keeps that from being lost. Nothing is held back where the system has no files in memory, no stderr
+    is open, or there is no shell.
     """
 
     def __init__(self) -> None:
         self._held = -1
+        self._heir: subprocess.Popen[bytes] | None = None
         if hasattr(os, "memfd_create"):
             with suppress(OSError):
                 self._held = os.memfd_create("foretrace")
+                self._heir = subprocess.Popen(
+                    ["/bin/sh", "-c", f"read line; cat /proc/self/fd/{self._held} >&2 2>/dev/null"],
+                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(self._held,),
+                    start_new_session=True)  # not ended by Ctrl-C
+        if self._heir is None:
+            self.close()
 
     def close(self) -> None:
         """Give the memory back. Safe to repeat."""
         held, self._held = self._held, -1
+        heir, self._heir = self._heir, None
+        if heir is not None:
+            heir.kill()
+            heir.communicate()
         if held >= 0:
             os.close(held)
 
