@@ -43,6 +43,10 @@ _MOST_STEP_NS = 1 << 50
 """Some 12 days: longer steps are damage."""
 RUN_AHEAD = 0.01
 """Share of a step by which one in a loop that does not wait for the device must differ to be worth a note."""
+UNLIKE_CLOCKS = 0.05
+"""Share of a clock by which ranks' devices must differ to be worth a note."""
+BORDER_NS = 1_000_000
+"""Time at a step's borders that is worth a note: the profiler itself takes a tenth of that."""
 _PART = re.compile(r"rank(\d{1,8})$")
 _WINDOW = re.compile(r"(?:kineto(?:-(\d+))?\.json\.gz|graph(?:-(\d+))?\.foretrace)$")
 
@@ -301,6 +305,8 @@ def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[in
         done += part.windows[window].stat().st_size
     if not graphs:
         raise TraceError(f"No rank of {os.fspath(directory)} could be read. {' '.join(notes)}")
+    if unlike := _unlike_clocks(recorded):
+        notes.append(unlike)
     most = max(len(part.windows) for part in parts)
     if most > 1:
         notes.append(f"The capture has {most} windows; this is number {window}. --window N (window=N) reads "
@@ -363,7 +369,8 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
         from tracer.fake_world.streams import note_overlap
 
         note_overlap(graph)
-    for note in (_slowed(context), _ran_ahead(context, graph.meta.unprofiled_step_ns)):
+    for note in (_slowed(context), _ran_ahead(context, graph.meta.unprofiled_step_ns),
+                 "" if step_region else _at_borders(context, graph.steps.duration_ns, window)):
         if note:
             notes.append(f"{part.path.name}: {note}")
     optimizers = _mapping(context, "optimizers")
@@ -374,14 +381,33 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
     return graph
 
 
-def _slowed(context: dict[str, Any]) -> str:
-    """Say in how many samples the device's clock was held back, and by what; empty if in none."""
+def _sampled(context: dict[str, Any], name: str) -> list[Any]:
+    """Return a column of the samples of a rank's GPU; empty where it was not sampled."""
     samples = _mapping(context, "gpu_samples")
     columns, rows = samples.get("columns"), samples.get("rows")
-    if not isinstance(columns, list) or not isinstance(rows, list) or "slowed_by" not in columns:
+    if not isinstance(columns, list) or not isinstance(rows, list) or name not in columns:
+        return []
+    place = columns.index(name)
+    return [row[place] for row in rows if isinstance(row, list) and len(row) == len(columns)]
+
+
+def _unlike_clocks(parts: list[CapturePart]) -> str:
+    """Say between which ranks the devices' clocks differ most; empty where they do not."""
+    found = {part.rank: clocks for part in parts
+             if (clocks := [mhz for mhz in _sampled(read_context(part.path), "sm_mhz")[1:] if type(mhz) is int])}
+    if len(found) < 2:
         return ""
-    place = columns.index("slowed_by")
-    reasons = [row[place] for row in rows if isinstance(row, list) and len(row) == len(columns)]
+    medians = {rank: float(np.median(clocks)) for rank, clocks in found.items()}
+    slow, quick = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
+    if medians[quick] - medians[slow] <= UNLIKE_CLOCKS * medians[quick]:
+        return ""
+    return (f"The ranks' GPUs ran at different clocks: rank {slow}'s at {medians[slow]:,.0f} MHz, rank {quick}'s at "
+            f"{medians[quick]:,.0f} MHz.")
+
+
+def _slowed(context: dict[str, Any]) -> str:
+    """Say in how many samples the device's clock was held back, and by what; empty if in none."""
+    reasons = _sampled(context, "slowed_by")
     held = [each for each in reasons if isinstance(each, list | tuple) and each]
     if not held:
         return ""
@@ -401,6 +427,19 @@ def _ran_ahead(context: dict[str, Any], unprofiled_ns: list[int]) -> str:
         return ""
     return (f"the measured steps, {each / 1e6:.3f} ms, end with idle devices, as the recorded ones do; {steps} steps "
             f"without a wait between them took {mean / 1e6:.3f} ms each.")
+
+
+def _at_borders(context: dict[str, Any], recorded_ns: np.ndarray, window: int) -> str:
+    """Say by how much all recorded steps are longer than the clock around them said; empty where they are not."""
+    given = context.get("profiled_step_ns")
+    clocked = given[window * len(recorded_ns):][:len(recorded_ns)] if isinstance(given, list) else []
+    if not len(recorded_ns) or len(clocked) != len(recorded_ns) or not all(type(ns) is int for ns in clocked):
+        return ""
+    longer = recorded_ns - np.array(clocked, np.int64)
+    if longer.min() < max(BORDER_NS, 0.05 * float(np.median(clocked))):
+        return ""
+    return (f"every recorded step lasts at least {longer.min() / 1e6:.3f} ms longer in the trace than by the clock "
+            "around it: something ran at its borders, and is counted as the program's.")
 
 
 def _state(part: CapturePart) -> str:

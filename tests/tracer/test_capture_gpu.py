@@ -80,7 +80,7 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 of_two = [SimulatedProperties(f"{n}") for n in range(2)]
 gpus = simulate_cuda(pytest.MonkeyPatch(), of_two, in_use=(rank,), current=rank)
-devices = [SimulatedDevice(f"GPU-{n}", sm_mhz=1000 + n) for n in range(2)]
+devices = [SimulatedDevice(f"GPU-{n}", sm_mhz=1000 + 500 * n) for n in range(2)]
 nvml = SimulatedNvml(devices, lambda: gpus.clock.wait(0.001))
 sys.modules["pynvml"] = nvml if rank == 0 or sys.argv[3] == "both" else None
 with tracer.capture(sys.argv[2], steps=3, warmup=1, timed=5, execution_trace="none") as capture:
@@ -108,8 +108,10 @@ def test_a_rank_that_samples_does_not_make_another_wait(tmp_path: Path, who: str
         assert all(np.allclose(context[name], 8e6, rtol=0.02) for context in contexts), name
     samples = [context.get("gpu_samples", {"device": None, "rows": []}) for context in contexts]
     assert [each["device"] for each in samples] == [0, 1 if who == "both" else None]
-    assert [row[1] for each in samples for row in each["rows"]] == [1000] * 3 + [1001] * 3 * (who == "both")
+    assert [row[1] for each in samples for row in each["rows"]] == [1000] * 3 + [1500] * 3 * (who == "both")
     assert [context["timing"]["waited_for"] for context in contexts] == [[0], [1]]
+    unlike = "The ranks' GPUs ran at different clocks: rank 0's at 1,000 MHz, rank 1's at 1,500 MHz."
+    assert (unlike in tracer.read_job(tmp_path / "job").notes) == (who == "both")
 
 
 def test_every_device_in_use_is_waited_for(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch,
