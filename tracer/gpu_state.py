@@ -312,8 +312,9 @@ def _bus(text: str) -> str:
 
 def _bus_in(properties: Any) -> str:
     """Return the place on the bus by PyTorch's properties of a device; empty before PyTorch 2.8."""
-    numbers = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    return "{:04x}:{:02x}:{:02x}".format(*numbers) if all(isinstance(number, int) for number in numbers) else ""
+    if not hasattr(properties, "pci_bus_id"):
+        return ""
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
 
 
 def _smi(what: str, fields: tuple[str, ...]) -> list[list[str]]:
