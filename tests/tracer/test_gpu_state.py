@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tracer.capture import readiness
 from tracer.capture.context import ClockLog
 from tracer.capture.readiness import MachineCheck, MachineVerdict
 from tracer.capture_layout import read_capture
-from tracer.gpu_state import find_gpus, place_in_use
+from tracer.gpu_state import find_gpus, main_device, place_in_use
 
 CPU_SMALL = Path(__file__).resolve().parents[2] / "traces" / "bert-cpu"
 
@@ -132,6 +133,41 @@ def test_the_command_tells_the_place_too(nvml: SimulatedNvml, monkeypatch: pytes
     assert devices is not None and place_in_use(devices) == 1
     state = devices.state(1)
     assert (state.bus, state.processes, state.slowed_by) == ("0000:86:00", 1, ("a hardware slow-down",))
+
+
+def test_what_a_device_or_an_allocator_does_not_tell_is_no_error(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch
+                                                                 ) -> None:
+    nvml.devices[0].refuses.add("nvmlDeviceGetUUID")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+    devices = find_gpus()
+    assert devices is not None and devices.state(0).uuid == "" and place_in_use(devices) == 1
+    gpus = simulate_cuda(monkeypatch, [SimulatedProperties("?")], allocated=0)
+    assert main_device() is None and place_in_use(devices) == 1  # by the environment, which leaves it one
+
+    def uncounted(device: int) -> int:
+        raise RuntimeError("the pluggable allocator keeps no count")
+
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", uncounted)
+    assert main_device() == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    log = ClockLog()
+    log.note("the timed steps")
+    assert gpus.in_use and log.to_json() == {}
+
+
+@pytest.mark.parametrize("kernels", [0, 1])
+def test_the_doctor_records_on_the_device(monkeypatch: pytest.MonkeyPatch, kernels: int) -> None:
+    import torch
+
+    gpus = simulate_cuda(monkeypatch, [SimulatedProperties()])
+    true, events = torch.ones, torch.profiler.profile.events
+    monkeypatch.setattr(torch, "ones", lambda *shape, device: true(*shape))
+    monkeypatch.setattr(torch.profiler.profile, "events", lambda self: [
+        *events(self), *[types.SimpleNamespace(name="gemm", device_type="DeviceType.CUDA")] * kernels])
+    (found,) = readiness._profile()
+    assert gpus.waited == [0] and found.verdict is (MachineVerdict.OK if kernels else MachineVerdict.PROBLEM)
+    assert found.found == ("operations and kernels arrive" if kernels else
+                           "operations arrive, the device's kernels do not")
 
 
 def test_a_library_that_prints_is_not_heard(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
