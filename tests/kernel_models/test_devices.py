@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kernel_models.collectives.price import topology_of
 from kernel_models.device import (
     REPORTED,
     DeviceError,
@@ -185,6 +186,14 @@ def test_dense_peak_rates(dtype: str, name: str, tflops: float) -> None:
 ])
 def test_reported_names_resolve(reported: str, memory: int | None, units: int | None, name: str) -> None:
     assert resolve_device(reported, memory, units).name == name
+
+
+@pytest.mark.parametrize(("name", "node"), [
+    ("b300", "dgx-b300"), ("gb300", "dgx-gb300"), ("h20", "hgx-h20"), ("h20-3e", "hgx-h20"), ("h800", "hgx-h800"),
+    ("a800-sxm-80g", "hgx-a800"), ("mi325x", "hgx-mi325x"), ("mi350x", "hgx-mi350x"), ("mi355x", "hgx-mi355x")])
+def test_a_device_is_in_its_makers_node(name: str, node: str) -> None:
+    found = topology_of(device(name), 8).node
+    assert found.name == node and found.peer_gbps == device(name).peer_gbps
 
 
 @pytest.mark.parametrize(("reported", "memory", "units"), [
