@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, get_type_hints
 from tracer.capture_layout import find_parts, read_capture, shifted
 from tracer.cluster.forked import ForkedWorkers, idle_cores
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
+from tracer.columns import MOST_RANKS
 from tracer.decode import DecodeError, convert
 from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
 from tracer.folding import all_alike, folded_job, renumbered
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
 from tracer.input_file import PathLike
-from tracer.ranks import MOST_RANKS, RankClass, Span, missing_of, rank_in_name
+from tracer.ranks import RankClass, Span, missing_of, rank_in_name
 from tracer.shown import Chart, Shown, time_chart
 from tracer.store.container import corrupt, write_file
 from tracer.store.graphs import load_graphs, pack_graphs

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tracer.columns import NONE
+from tracer.columns import MOST_RANKS, NONE
 
-MOST_RANKS = 1_000_000
-"""Ten times the largest training jobs there have been; a larger number is damage, or no job at all."""
 Span = tuple[int, int, int]
 """Ranks ``first, first + step, … last``."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from tracer.columns import NONE
+from tracer.columns import MOST_RANKS, NONE
 from tracer.decode import DecodeError, from_json
 from tracer.errors import GraphFileError, StepRegionError
 from tracer.graph import (
@@ -16,7 +16,6 @@ from tracer.graph import (
     Meta,
     Thread,
 )
-from tracer.ranks import MOST_RANKS
 from tracer.store.container import (
     MANIFEST,
     MAX_ROWS,

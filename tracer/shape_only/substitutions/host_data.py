@@ -16,8 +16,7 @@ from torch.utils import data
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tracer.shape_only.errors import ShapeOnlyError, caller_line
-from tracer.shape_only.substitutions.placement import is_gpu
-from tracer.shape_only.substitutions.site import Site
+from tracer.shape_only.substitutions.site import Site, is_gpu
 
 if TYPE_CHECKING:
     from tracer.shape_only.substitutions.placement import DevicePlacement

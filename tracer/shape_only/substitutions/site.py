@@ -87,3 +87,12 @@ def below_autograd(operator: Any, *args: Any) -> Any:
     """Call an operator as autograd's own functions do: seen by the recorder, not differentiated again."""
     with torch._C._AutoDispatchBelowAutograd():
         return operator(*args)
+
+
+def is_gpu(device: Any) -> bool:
+    """Return whether a device argument asks for a GPU; a bare number does."""
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    if isinstance(device, str):
+        return device.partition(":")[0] in ("cuda", "hip")
+    return isinstance(device, int) and not isinstance(device, bool)
