@@ -22,7 +22,7 @@ from graph_predictor.cli.options import (
     check_html,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import count, microseconds, milliseconds, percent
 from graph_predictor.pages import overview
 from graph_predictor.prediction import replay

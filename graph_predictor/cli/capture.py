@@ -13,7 +13,7 @@ from typer.core import TyperCommand
 
 from graph_predictor.cli.console import Report
 from graph_predictor.cli.options import Debug, shared
-from graph_predictor.cli.terminal import FAILED, INTERRUPTED, TERMINATED, one_sentence, tell
+from graph_predictor.cli.running import FAILED, INTERRUPTED, TERMINATED, one_sentence, tell
 from tracer import workloads
 from tracer.capture import interruption, session
 from tracer.capture import options as capture_options

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.cli import rich_output
-from graph_predictor.cli.terminal import one_line, printable, standard_output, tell
+from graph_predictor.cli.running import one_line, printable, standard_output, tell
 from tracer import cluster, job
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from graph_predictor.cli.options import (
     check_html,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.diff import jobs as diff_jobs
 from graph_predictor.diff import result as diff_result
 from graph_predictor.figures import count, milliseconds, percent, signed_milliseconds

@@ -14,7 +14,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.terminal import one_sentence, printable, tell
+from graph_predictor.cli.running import one_sentence, printable, tell
 from graph_predictor.figures import count, percent, signed_percent
 from graph_predictor.request import measured as request_measured
 from kernel_models import datasets, device_choice, fitting, op_call, step_profile

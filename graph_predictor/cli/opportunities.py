@@ -19,7 +19,7 @@ from graph_predictor.cli.options import (
     shared,
     with_some_edits,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.edits import registry
 from graph_predictor.figures import percent
 from graph_predictor.reports import facts

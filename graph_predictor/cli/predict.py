@@ -24,7 +24,7 @@ from graph_predictor.cli.options import (
     with_edits,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import mixing
 from graph_predictor.figures import part_percent, percent, small_percent
 from graph_predictor.pages import overview, parts, provenance

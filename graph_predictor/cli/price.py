@@ -24,7 +24,7 @@ from graph_predictor.cli.price_arguments import (
     near_operations,
     registry_names,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from kernel_models import device as kernel_models_device
 from kernel_models import device_choice, model, op_call, pricing, tensors
 from kernel_models import operation as kernel_models_operation

@@ -28,7 +28,7 @@ from graph_predictor.cli.options import (
     with_axes,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.pages import comparison
 from graph_predictor.request import study
