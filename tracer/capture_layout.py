@@ -23,10 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracer.decode import DecodeError, from_json
 from tracer.errors import ForetraceError, StepRegionError, TraceError
 from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
-from tracer.input_file import PathLike, read_input, why_not_read
+from tracer.input_file import DecodeError, PathLike, from_json, read_input, why_not_read
 from tracer.ranks import Span, checked_classes
 
 CONTEXT = "context.json"

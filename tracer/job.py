@@ -18,13 +18,11 @@ from tracer.capture_layout import find_parts, read_capture, shifted
 from tracer.cluster.forked import ForkedWorkers, idle_cores
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
 from tracer.columns import MOST_RANKS
-from tracer.decode import DecodeError, convert
 from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
-from tracer.folding import all_alike, folded_job, renumbered
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
-from tracer.input_file import PathLike
-from tracer.ranks import RankClass, Span, missing_of, rank_in_name
+from tracer.input_file import DecodeError, PathLike, convert
+from tracer.ranks import RankClass, Span, all_alike, folded_job, missing_of, rank_in_name, renumbered
 from tracer.shown import Chart, Shown, time_chart
 from tracer.store.container import corrupt, write_file
 from tracer.store.graphs import load_graphs, pack_graphs
@@ -62,7 +60,7 @@ class Job(Shown):
         notes: one sentence for each thing that was left out or assumed.
         missing_ranks: ranks of the job that no graph stands for.
         classes: which ranks do the same work, where one graph stands for all of a class; empty if the job is not
-            folded (see ``tracer.folding``).
+            folded (see ``tracer.ranks``).
     """
 
     graphs: list[ExecutionGraph]

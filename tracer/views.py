@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tracer.arrays import Int64
-from tracer.decode import list_of
 from tracer.graph import (
     NONE,
     ExecutionGraph,
@@ -32,6 +31,7 @@ from tracer.graph import (
     Phase,
     SyncKind,
 )
+from tracer.input_file import list_of
 
 if TYPE_CHECKING:
     import networkx

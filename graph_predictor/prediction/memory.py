@@ -18,9 +18,9 @@ import numpy as np
 from graph_predictor.prediction.scenario import Scenario
 from kernel_models.tensors import itemsize, short_dtype
 from tracer.arrays import Bool
-from tracer.decode import list_of
 from tracer.device_memory import PEAK, MemoryAccount, memory_moments, scaled_account
 from tracer.graph import ExecutionGraph
+from tracer.input_file import list_of
 
 SIZES = "sizes"
 """The edit whose factor temporaries share; recomputation's is on activations alone."""

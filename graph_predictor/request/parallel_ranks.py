@@ -34,7 +34,6 @@ from kernel_models.collectives import CollectiveModel
 from kernel_models.tensors import itemsize, short_dtype
 from kernel_models.trace_calls import graph_calls
 from tracer.arrays import Int64
-from tracer.folding import folded_job
 from tracer.graph import (
     NONE,
     SHAPE_ONLY,
@@ -57,6 +56,7 @@ from tracer.graph import (
 )
 from tracer.job import Job
 from tracer.parallel_plan import ParallelPlan, PlanError
+from tracer.ranks import folded_job
 from tracer.shape_only.devices import TracedDevice
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of, is_free
 from kernel_models.spreads import RESIZED_WITH_DATA
 from tracer.arrays import Bool, Float64, Int64
-from tracer.decode import list_of
 from tracer.graph import OpKind
+from tracer.input_file import list_of
 from tracer.views import Argument
 
 MOST_GROWTH = 1000

@@ -20,8 +20,7 @@ import msgspec
 import pandas as pd
 
 from graph_predictor.sweep.space import SweepError
-from tracer.decode import DecodeError, from_json
-from tracer.input_file import open_input
+from tracer.input_file import DecodeError, from_json, open_input
 from tracer.output_file import whole_file
 
 TABLES = (".parquet", ".csv")

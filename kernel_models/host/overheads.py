@@ -27,9 +27,9 @@ import numpy.typing as npt
 
 from kernel_models.host.segments import HostIntervals, Overhead, Segments, host_segments
 from tracer.arrays import Bool, Float64, Int8, Int64
-from tracer.decode import DecodeError, convert
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, ExecutionGraph
+from tracer.input_file import DecodeError, convert
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Stored of each distribution."""

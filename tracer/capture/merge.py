@@ -26,10 +26,9 @@ import numpy as np
 from tracer.alignment import align_windows
 from tracer.arrays import Bool, Int64
 from tracer.columns import MOST_RANKS
-from tracer.decode import DecodeError, from_json
 from tracer.errors import TraceError
 from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind, string_coder
-from tracer.input_file import read_input, why_not_read
+from tracer.input_file import DecodeError, from_json, read_input, why_not_read
 from tracer.kineto.linking import SAME_SIZE, collective_kind
 from tracer.lookup_data.noted import note_counted
 from tracer.lookup_data.tables import EmbeddingTable, TableError

@@ -19,7 +19,7 @@ import numpy as np
 
 from tracer.arrays import Bool, Int32, Int64
 from tracer.columns import MOST_RANKS, NONE
-from tracer.decode import list_of
+from tracer.input_file import list_of
 from tracer.kineto.events import dtype_name
 
 PROCESS_GROUP_NODE = "## process_group:init ##"

@@ -22,8 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tracer.decode import DecodeError, from_json, from_toml
-from tracer.input_file import PathLike, open_input, read_input
+from tracer.input_file import DecodeError, PathLike, from_json, from_toml, open_input, read_input
 from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, EmbeddingTable, TableError
 from tracer.output_file import whole_file
 from tracer.table_input import read_parquet

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from tracer.errors import ForetraceError
-from tracer.folding import folded_job
 from tracer.graph import (
     NONE,
     SHAPE_ONLY,
@@ -44,6 +43,7 @@ from tracer.graph import (
 from tracer.job import Job
 from tracer.lookup_data.noted import note_tables
 from tracer.parallel_plan import ParallelPlan
+from tracer.ranks import folded_job
 from tracer.shape_only.devices import TracedDevice, find_device
 from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError, explained, function_line, unexplained
 from tracer.shape_only.known_values import KnownValues, NumbersInLists

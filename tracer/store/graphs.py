@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from tracer.columns import MOST_RANKS, NONE
-from tracer.decode import DecodeError, from_json
 from tracer.errors import GraphFileError, StepRegionError
 from tracer.graph import (
     LEAST_STEP_NS,
@@ -16,6 +15,7 @@ from tracer.graph import (
     Meta,
     Thread,
 )
+from tracer.input_file import DecodeError, from_json
 from tracer.store.container import (
     MANIFEST,
     MAX_ROWS,
