@@ -30,7 +30,7 @@ from graph_predictor.prediction import result as prediction_result
 from graph_predictor.recorded import facts as damage
 from graph_predictor.reports import breakdown as reports_breakdown
 from graph_predictor.reports import facts
-from graph_predictor.simulation import critical_path
+from graph_predictor.simulation import engine as critical_path
 
 DEFAULT_TOP = 10
 

@@ -26,7 +26,7 @@ from graph_predictor.prediction.scenario import Loading, Scenario
 from graph_predictor.prediction.work import Gone
 from graph_predictor.simulation.changed_program import same_order, without
 from graph_predictor.simulation.engine import structure_of
-from graph_predictor.simulation.host_slices import with_host
+from graph_predictor.simulation.host_slices import HostLanes, HostRows, Lanes, WorkingOrder, lanes, with_host
 from graph_predictor.simulation.program import (
     NEVER,
     ItemKind,
@@ -37,7 +37,6 @@ from graph_predictor.simulation.program import (
     total_ratio,
     whole_ns,
 )
-from graph_predictor.simulation.retiming import HostLanes, HostRows, Lanes, WorkingOrder, lanes
 from graph_predictor.simulation.tape import Rows
 from graph_predictor.simulation.tape_loop import LANES
 from kernel_models.launch_constants import LaunchConstants

@@ -16,7 +16,7 @@ from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.steady_state import SAME, Steady
 from graph_predictor.recorded.facts import active_ns
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.critical_path import Causes, Path, PathStart, kernel_bounds, sums_back, walks_back
+from graph_predictor.simulation.engine import Causes, Path, PathStart, kernel_bounds, sums_back, walks_back
 from graph_predictor.simulation.host_slices import HostSlices
 from graph_predictor.simulation.program import Bound, ItemKind, Simulated, StartCause, pointers
 from kernel_models.model import Source

@@ -23,8 +23,7 @@ from graph_predictor.recorded.counted_steps import CountedSteps, StepLengths
 from graph_predictor.recorded.facts import check_device_work, damage_notes, rank_number
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.changed_program import with_residuals
-from graph_predictor.simulation.critical_path import PathStart
-from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.engine import PathStart, simulate
 from graph_predictor.simulation.program import MOST_FACTOR, EventTimes, Program, Simulated, step_items, whole_ns
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError

@@ -21,7 +21,7 @@ from graph_predictor.prediction.result import PathItem, SteadyStep, which_times
 from graph_predictor.prediction.step_spread import step_kinds
 from graph_predictor.recorded.facts import RecordedFacts
 from graph_predictor.reports.call_tree import OperationSums, StepTables
-from graph_predictor.simulation.critical_path import Causes
+from graph_predictor.simulation.engine import Causes
 from graph_predictor.simulation.program import Bound
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph

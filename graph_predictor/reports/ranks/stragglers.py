@@ -13,7 +13,7 @@ import numpy as np
 
 from graph_predictor.recorded.module_paths import is_collective, with_backward_modules
 from graph_predictor.reports.ranks.times import JobTimes, Meetings, Window, scaled_rank
-from graph_predictor.simulation.critical_path import path_back
+from graph_predictor.simulation.engine import path_back
 from graph_predictor.simulation.program import Bound
 from kernel_models.spreads import USUAL_STEPS
 from tracer.arrays import Float64, Int64
