@@ -27,9 +27,9 @@ from graph_predictor.figures import count, microseconds, milliseconds, percent
 from graph_predictor.pages import overview
 from graph_predictor.prediction import replay
 from graph_predictor.prediction import result as prediction_result
+from graph_predictor.recorded import facts
 from graph_predictor.recorded import facts as damage
 from graph_predictor.reports import breakdown as reports_breakdown
-from graph_predictor.reports import facts
 from graph_predictor.simulation import engine as critical_path
 
 DEFAULT_TOP = 10

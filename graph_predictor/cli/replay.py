@@ -13,7 +13,7 @@ from graph_predictor.figures import count, microseconds, milliseconds, percent, 
 from graph_predictor.prediction import replay as prediction_replay
 from graph_predictor.recorded import facts
 from graph_predictor.recorded import facts as damage
-from graph_predictor.reports import facts as reports_facts
+from graph_predictor.recorded import facts as reports_facts
 from graph_predictor.reports import timeline as reports_timeline
 from graph_predictor.simulation import build
 from tracer import graph

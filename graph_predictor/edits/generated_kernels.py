@@ -22,7 +22,7 @@ from math import prod
 
 import numpy as np
 
-from graph_predictor.prediction.work import Replacement, WorkUnits, sized
+from graph_predictor.prediction.scenario import Replacement, WorkUnits, sized
 from kernel_models.op_call import Family, OpCall
 from kernel_models.tensors import itemsize
 from tracer.graph import Phase

@@ -22,8 +22,7 @@ import numpy as np
 from graph_predictor.prediction.interval import KernelVariants
 from graph_predictor.prediction.repeat import KEPT, Cycle, Repeated, Shared
 from graph_predictor.prediction.rewriting import Rewritten, replaced_host
-from graph_predictor.prediction.scenario import Loading, Scenario
-from graph_predictor.prediction.work import Gone
+from graph_predictor.prediction.scenario import Gone, Loading, Scenario
 from graph_predictor.simulation.changed_program import same_order, without
 from graph_predictor.simulation.engine import structure_of
 from graph_predictor.simulation.host_slices import HostLanes, HostRows, Lanes, WorkingOrder, lanes, with_host

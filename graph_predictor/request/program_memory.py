@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.memory_fit import StageMemory, fit_of, with_waste
 from graph_predictor.request.study import DEFAULT_DEVICE
-from graph_predictor.sizes.named_sizes import MOST, parse_sets
-from graph_predictor.sizes.retrace import trace_again
+from graph_predictor.sizes.retrace import MOST, parse_sets, trace_again
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, shape_device
 from tracer.device_memory import MemoryAccount, MemoryTimeline, binary_size, memory_timeline

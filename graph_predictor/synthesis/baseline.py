@@ -26,9 +26,8 @@ from graph_predictor.prediction.scenario import (
 from graph_predictor.prediction.step_spread import RESOLVED
 from graph_predictor.recorded.facts import damage_notes
 from graph_predictor.simulation.host_slices import host_slices
-from graph_predictor.synthesis.parallel_host import SharedCores, cores_shared
 from graph_predictor.synthesis.program import RankTimes, synthesize
-from graph_predictor.synthesis.recorded_times import StandInTimes
+from graph_predictor.synthesis.recorded_times import SharedCores, StandInTimes, cores_shared
 from graph_predictor.synthesis.step import (
     SynthesizedStep,
     check_fits,

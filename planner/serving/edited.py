@@ -25,6 +25,7 @@ import numpy as np
 from graph_predictor.prediction.pricing import price_kernels
 from graph_predictor.prediction.repeat import steps_of
 from graph_predictor.prediction.scenario import (
+    COLLECTIVE,
     OTHER_RANKS,
     DeviceChange,
     Edit,
@@ -32,8 +33,8 @@ from graph_predictor.prediction.scenario import (
     KernelChange,
     KernelSources,
     Scenario,
+    Work,
 )
-from graph_predictor.prediction.work import COLLECTIVE, Work
 from graph_predictor.simulation.host_slices import host_slices
 from graph_predictor.synthesis.program import (
     DeviceWork,

@@ -31,8 +31,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from graph_predictor.prediction.anchoring import Prices, anchored
-from graph_predictor.prediction.pricing import SHARED_VARIANCE
+from graph_predictor.prediction.pricing import SHARED_VARIANCE, Prices, anchored
 from kernel_models.collectives import CollectiveModel, Placement
 from kernel_models.device import DeviceSpec
 from kernel_models.pricing import Models
