@@ -26,7 +26,7 @@ from graph_predictor.prediction.result import Prediction
 from graph_predictor.simulation.ranks import view_rank
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import find_device, shape_device
-from kernel_models.tensors import itemsize, short_dtype
+from kernel_models.op_call import itemsize, short_dtype
 from tracer.device_memory import MemoryAccount
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
 from tracer.input_file import DecodeError, convert, from_json, read_input

@@ -31,7 +31,8 @@ from graph_predictor.pages import overview, parts, provenance
 from graph_predictor.prediction import result as prediction_result
 from graph_predictor.recorded import facts
 from graph_predictor.request import study as request_study
-from kernel_models import device_choice, model
+from kernel_models import device_choice
+from kernel_models import op_call as model
 from tracer import job as tracer_job
 
 

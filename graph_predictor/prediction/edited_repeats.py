@@ -38,7 +38,7 @@ from graph_predictor.simulation.program import (
 )
 from graph_predictor.simulation.tape import Rows
 from graph_predictor.simulation.tape_loop import LANES
-from kernel_models.launch_constants import LaunchConstants
+from kernel_models.host.segments import LaunchConstants
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, KernelKind, Phase
 

@@ -19,7 +19,7 @@ from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.engine import Causes, Path, PathStart, kernel_bounds, sums_back, walks_back
 from graph_predictor.simulation.host_slices import HostSlices
 from graph_predictor.simulation.program import Bound, ItemKind, Simulated, StartCause, pointers
-from kernel_models.model import Source
+from kernel_models.op_call import Source
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 

@@ -29,8 +29,7 @@ from graph_predictor.prediction.repeat import KEPT
 from graph_predictor.prediction.scenario import COLLECTIVE, Scenario
 from graph_predictor.simulation.program import Program
 from kernel_models.device import DeviceSpec
-from kernel_models.model import Source
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, Source
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import CallBatch, Models, price, sustained
 from kernel_models.spreads import MEASURED_KERNELS, RESIZED_ON_CPU, TYPICAL_WORK

@@ -21,7 +21,7 @@ import numpy as np
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.recorded.facts import RecordedFacts, damage_notes
 from graph_predictor.simulation.build import Built
-from kernel_models.tensors import itemsize, short_dtype
+from kernel_models.op_call import itemsize, short_dtype
 from tracer.arrays import Bool, Int8
 from tracer.device_memory import PEAK, MemoryAccount, memory_moments, scaled_account
 from tracer.graph import ExecutionGraph, KernelKind

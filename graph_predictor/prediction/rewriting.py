@@ -22,8 +22,7 @@ from graph_predictor.prediction.pricing import KernelTimes, prices_of, size_of_c
 from graph_predictor.prediction.scenario import Gone, Replacement, Scenario, WorkUnits
 from graph_predictor.simulation.program import ItemKind, owners
 from kernel_models.device import DeviceSpec
-from kernel_models.model import Source
-from kernel_models.op_call import OpCall
+from kernel_models.op_call import OpCall, Source
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models
 from kernel_models.spreads import REPLACED_ON_CPU

@@ -29,9 +29,8 @@ from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_slices import HostSlices
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import scaled_device
-from kernel_models.launch_constants import LaunchConstants
-from kernel_models.model import Source
-from kernel_models.op_call import OpCall
+from kernel_models.host.segments import LaunchConstants
+from kernel_models.op_call import OpCall, Source
 from kernel_models.pricing import Models
 from kernel_models.trace_calls import FAMILIES, Basis, graph_calls
 from tracer.arrays import Bool, Float64, Int64

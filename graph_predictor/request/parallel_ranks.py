@@ -31,7 +31,7 @@ from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.collectives import CollectiveModel
-from kernel_models.tensors import itemsize, short_dtype
+from kernel_models.op_call import itemsize, short_dtype
 from kernel_models.trace_calls import graph_calls
 from tracer.arrays import Int64
 from tracer.graph import (

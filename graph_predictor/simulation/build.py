@@ -26,7 +26,7 @@ from graph_predictor.simulation.host_items import (
 )
 from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, owners, pointers
 from graph_predictor.simulation.ranks import LONG_AGO, RankView, Rendezvous, job_clock, match_collectives, view_rank
-from kernel_models.launch_constants import LaunchConstants, LaunchSamples, fit_launch_constants
+from kernel_models.host.segments import LaunchConstants, LaunchSamples, fit_launch_constants
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import ExecutionGraph
 

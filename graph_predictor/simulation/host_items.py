@@ -31,7 +31,7 @@ import numpy as np
 from graph_predictor.simulation.device_waits import CLOCK_NS, RETURNS_WITHIN_NS
 from graph_predictor.simulation.program import NEVER, ItemKind
 from graph_predictor.simulation.ranks import LONG_AGO, RankView, running_maximum
-from kernel_models.launch_constants import RETURN_DEFAULT_NS, LaunchConstants
+from kernel_models.host.segments import RETURN_DEFAULT_NS, LaunchConstants
 from tracer.arrays import Bool, Int8, Int32, Int64
 from tracer.columns import covered, union
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, OpKind, Phase, SyncKind

@@ -56,9 +56,8 @@ from graph_predictor.synthesis.recorded_operations import (
 from graph_predictor.synthesis.step import collective_works, modelled_works
 from kernel_models.device import DeviceSpec
 from kernel_models.host.model import PLANS_HOST, shipped_host
-from kernel_models.launch_constants import LaunchConstants
-from kernel_models.model import Source
-from kernel_models.op_call import OpCall
+from kernel_models.host.segments import LaunchConstants
+from kernel_models.op_call import OpCall, Source
 from kernel_models.operation import Operation, calls_at, host_work_ns, work_on_host_ns
 from kernel_models.spreads import MEASURED_KERNELS
 from tracer.arrays import Float64, Int64

@@ -29,8 +29,7 @@ from graph_predictor.synthesis.program import (
 )
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.model import CPU_HOST, GPU_HOST, HostModel, shipped_host
-from kernel_models.model import Source
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, Source
 from kernel_models.operation import host_work_ns, placed_calls
 from kernel_models.pricing import Models, price, sustained
 from kernel_models.spreads import UNKNOWN_HOST

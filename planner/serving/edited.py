@@ -47,8 +47,7 @@ from graph_predictor.synthesis.program import (
 from kernel_models.collectives import CollectiveCall, CommTimes
 from kernel_models.collectives.recorded import element_bytes
 from kernel_models.device import DeviceSpec
-from kernel_models.model import Source
-from kernel_models.op_call import OpCall
+from kernel_models.op_call import OpCall, Source
 from kernel_models.pricing import Models, PricedCalls
 from kernel_models.trace_calls import FAMILIES
 from planner.parallel.corrections import CorrectionFactors
