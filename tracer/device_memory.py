@@ -6,7 +6,7 @@
     a step traced by shapes ─────┼─> ``MemoryTimeline``: bytes by kind at each change ─> ``MemoryAccount`` of its peak
     a snapshot of CUDA memory ───┘
 
-A step traced by shapes knows what each storage holds (``tracer.shape_only.memory``). Of what was recorded it is
+A step traced by shapes knows what each storage holds (``tracer.shape_only.tensors``). Of what was recorded it is
 inferred from when memory was handed out and given back: made in forward and given back in backward is an activation.
 Snapshots are read in ``tracer.memory_snapshot``. A plan's estimate adds formulas up to the same account
 (``planner.parallel.memory``), and edits scale the moments that a traced step keeps (``memory_moments``).

@@ -3,7 +3,7 @@
     peak = most over the moments of: what stays (parameters, gradients, states, …) + activations × edits' factors
                                      + temporaries × the sizes' factor + the optimizer's temporaries, unless it is fused
 
-A trace keeps the moments that may become the peak (``tracer.shape_only.memory``): a larger batch moves it from the
+A trace keeps the moments that may become the peak (``tracer.shape_only.tensors``): a larger batch moves it from the
 optimizer's step into backward, a smaller one back.
 
 ``Prediction``: what a step nobody ran would take, how sure that is, and why.

@@ -21,13 +21,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from tracer.shape_only.errors import ShapeOnlyError, caller_line
-from tracer.shape_only.substitutions.site import Site, is_gpu
+from tracer.shape_only.substitutions.operators import Site, is_gpu
 from tracer.shape_only.uncompiled import compiler_imported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tracer.shape_only.memory import MemoryTracker
+    from tracer.shape_only.tensors import MemoryTracker
 
 GPU = torch.device("cuda", 0)
 _HOST = torch.device("cpu")
