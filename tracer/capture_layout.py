@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from tracer.errors import ForetraceError, StepRegionError, TraceError
 from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
 from tracer.input_file import DecodeError, PathLike, from_json, read_input, why_not_read
+from tracer.lookup_data.noted import note_tables, tables_of
 from tracer.ranks import Span, checked_classes
 
 CONTEXT = "context.json"

@@ -24,7 +24,7 @@ import numpy as np
 
 from tracer.columns import MOST_RANKS, NONE, named
 from tracer.errors import JobError
-from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, Table
+from tracer.graph import SHAPE_ONLY, ExecutionGraph, Table
 from tracer.input_file import DecodeError, from_json
 
 if TYPE_CHECKING:

@@ -213,12 +213,14 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
 
 
 def check_fits(graphs: Sequence[ExecutionGraph], collectives: CollectiveModel | None) -> None:
+    """Check that the cluster has the ranks of the job."""
     if collectives is not None:
         collectives.check_fits(max(graph.meta.world_size for graph in graphs))
 
 
 def collective_notes(graphs: Sequence[ExecutionGraph], spec: DeviceSpec, collectives: CollectiveModel | None) -> \
         list[str]:
+    """Say how collectives are priced."""
     if not any(len(graph.collectives) for graph in graphs) or spec.vendor == "host":
         return []
     return ["Collectives are rings over the links of one node of the device, by its data sheet; give --topology for a "
