@@ -18,19 +18,15 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tracer.columns import MOST_RANKS, NONE, named
-from tracer.errors import JobError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, Table
 from tracer.input_file import DecodeError, from_json
 
-if TYPE_CHECKING:
-    from tracer.job import Job
-
-
+FAKE = "fake"
+"""``meta.backend`` of a rank of a fake world (see ``tracer.fake_world``)."""
 Span = tuple[int, int, int]
 """Ranks ``first, first + step, … last``."""
 
@@ -183,57 +179,9 @@ _COMPARED: dict[str, frozenset[str]] = {
 rows, scalars (offsets of a rank's shard are among them), and what is compared in another form."""
 
 
-def fold(job: Job) -> Job:
-    """The job with one graph for each class of ranks that do the same work; the first rank's, in order of rank.
-
-    Raises:
-        JobError: a graph does not know its rank.
-    """
-    merged: dict[bytes, tuple[ExecutionGraph, list[int]]] = {}
-    held = job.classes or [RankClass(((g.meta.rank, g.meta.rank, 1),), i) for i, g in enumerate(job.graphs)]
-    for each in held:
-        if each.graph == NONE:
-            continue
-        graph = job.graphs[each.graph]
-        if graph.meta.rank == NONE:
-            raise JobError(f"{graph.meta.source or 'A graph'} does not know its rank, so that it cannot be folded.")
-        merged.setdefault(work_digest(graph), (graph, []))[1].extend(each)
-    notes = list(job.notes)
-    if len(merged) < len(job.graphs) and any(graph.meta.era != SHAPE_ONLY for graph, _ in merged.values()):
-        notes.append("Ranks that do the same work were folded: the times are those of the first rank of each class.")
-    graphs = [graph for graph, _ in merged.values()]
-    return folded_job(graphs, [spans(ranks) for _, ranks in merged.values()], job.world_size, notes)
-
-
-def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, ...]], world_size: int,
-               notes: Iterable[str] = ()) -> Job:
-    """A job of classes, of which each may have a graph: that of any one of its ranks.
-
-    Raises:
-        JobError: a graph's rank is in no class, or two graphs are of one class.
-    """
-    from tracer.job import Job
-
-    ordered = sorted(graphs, key=lambda graph: graph.meta.rank)
-    rows: dict[int, int] = {}
-    found = [RankClass(ranks) for ranks in sorted(classes, key=lambda ranks: RankClass(ranks).first)]
-    for row, graph in enumerate(ordered):
-        place = next((place for place, each in enumerate(found) if graph.meta.rank in each), NONE)
-        if place == NONE or place in rows:
-            why = "is in none of the job's classes" if place == NONE else (
-                f"does the same work as rank {ordered[rows[place]].meta.rank}, whose graph is there")
-            raise JobError(f"Rank {graph.meta.rank} {why}; give one graph for each class of ranks.")
-        rows[place] = row
-    held = [replace(each, graph=rows.get(place, NONE)) for place, each in enumerate(found)]
-    covered = {rank for each in held if each.graph != NONE for rank in each}
-    return Job(list(ordered), world_size, list(notes), missing_of(world_size, covered), held)
-
-
 def all_alike(graphs: Sequence[ExecutionGraph]) -> bool:
     """Return whether captured ranks of a fake world may be taken to stand for all of it: each collective is one of
     plain data parallelism over the whole world, and the ranks, if several, do the same work."""
-    from tracer.job import FAKE
-
     for graph in graphs:
         table, size = graph.collectives, graph.meta.world_size
         kinds = {graph.string(code) for code in np.unique(table.kind).tolist()}

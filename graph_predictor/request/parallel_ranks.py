@@ -54,9 +54,8 @@ from tracer.graph import (
     WaitSource,
     string_coder,
 )
-from tracer.job import Job
+from tracer.job import Job, folded_job
 from tracer.parallel_plan import ParallelPlan, PlanError
-from tracer.ranks import folded_job
 from tracer.shape_only.devices import TracedDevice
 
 if TYPE_CHECKING:

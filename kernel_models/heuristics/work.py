@@ -303,7 +303,7 @@ class KernelWork:
 WorkFunction = Callable[[CallTable, DeviceSpec], KernelWork]
 WORK: dict[Family, WorkFunction] = {}
 HOST_WORK: dict[Family, WorkFunction] = {}
-_MODULES = ("products", "attention", "streaming", "embedding", "on_host")
+_MODULES = ("products", "attention", "embedding", "on_host")
 
 
 def work_of(*families: Family, on_host: bool = False) -> Callable[[WorkFunction], WorkFunction]:

@@ -32,12 +32,10 @@ from tracer.graph import (
     SyncTable,
     Thread,
 )
-from tracer.job import Job, load_job, save_job
+from tracer.job import Job, fold, folded_job, load_job, save_job
 from tracer.ranks import (
     RankClass,
     checked_classes,
-    fold,
-    folded_job,
     groups_like,
     lattice,
     peers_like,

@@ -40,10 +40,9 @@ from tracer.graph import (
     WaitSource,
     string_coder,
 )
-from tracer.job import Job
+from tracer.job import Job, folded_job
 from tracer.lookup_data.noted import note_tables
 from tracer.parallel_plan import ParallelPlan
-from tracer.ranks import folded_job
 from tracer.shape_only.devices import TracedDevice, find_device
 from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError, explained, function_line, unexplained
 from tracer.shape_only.known_values import KnownValues, NumbersInLists
