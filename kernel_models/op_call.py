@@ -1,15 +1,15 @@
-"""``TensorSpec``: what a call needs to know of a tensor (sizes, strides, element type), and the short names of types.
+"""``OpCall``: one priced piece of device work, its tensors, and the interface of the models that price it.
+
+``TensorSpec`` is what a call needs to know of a tensor: sizes, strides, element type.
 
 Profilers, C++ and PyTorch name element types differently; each has one short name here, and a size. Sizes are bytes of
 one stored element (``torch/headeronly/core/ScalarType.h``). Both 8-bit floats are "fp8": they cost the same. A packed
 pair of 4-bit floats is one element of one byte, as its tensor's shape counts it.
 
-``OpCall``: one priced piece of device work, described by what it computes rather than by a kernel's name.
-
-Families (``kernel_models.families``) turn a framework operation into its calls; models turn calls into microseconds.
-A call is small, hashable and equal to every other call of the same work, so that repeated work is priced once.
-
-The interface of every kernel model: times with intervals and a source for a batch of calls of one family.
+A call is described by what it computes rather than by the name of a kernel. Families (``kernel_models.families``) turn
+a framework operation into its calls; models turn calls into microseconds. A call is small, hashable and equal to every
+other call of the same work, so that repeated work is priced once. A model gives times with intervals and a source for a
+batch of calls of one family.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tracer.alignment import align_windows
+from tracer.alignment_loop import align_windows
 from tracer.arrays import Bool, Int32, Int64
 from tracer.columns import MOST_RANKS, nearest
 from tracer.execution_trace import ExecutionTrace, read_execution_trace

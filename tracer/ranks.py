@@ -1,10 +1,8 @@
-"""Numbers of ranks: believable ones, and classes of ranks that do the same work.
+"""Ranks of a job: numbers that can be believed, and classes of ranks that do the same work.
 
 Nothing is allocated by a number that a file merely claims. A thousand data-parallel ranks differ in their numbers only:
 one graph stands for all, and the numbers in it (its own, and the ranks of its process groups) are worked out for each
 from where they lie on the mesh of ranks.
-
-Folding: one graph for all ranks that do the same work, and the graph of any one of them again.
 
 *The same work* means equal operations, calls, kernels and collectives once rank numbers are taken out: process groups
 count by their shape around the rank, not by their members. Times are not compared, so a folded recording keeps those

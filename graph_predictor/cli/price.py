@@ -39,7 +39,6 @@ from tracer.lookup_data import tables as lookup_data_tables
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
-
 def price(
     operation: Annotated[str, typer.Argument(metavar="OPERATION", help="Such as aten::linear.")],
     shapes: Annotated[str, typer.Option(

@@ -225,8 +225,6 @@ def _shares(ns: Float64) -> dict[str, float]:
     return {source.label: float(ns[source]) / total for source in Source if ns[source] > 0}
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class Explained:
     """One rank's period: ns by bound, what decides in one word, GPU active time of a cycle, and where its path is."""

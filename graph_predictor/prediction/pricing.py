@@ -1,6 +1,6 @@
-"""Anchoring: what recorded work takes after a change, by what was measured and what models say of before and after.
+"""Times of the kernels of a scenario: measured, anchored or modelled, each with its source and interval.
 
-::
+Anchoring tells what recorded work takes after a change, by what was measured and what models say of before and after::
 
     time after = recorded time × model(after) / model(before)            the model says how time follows the work
 
@@ -8,12 +8,8 @@ Every way to another size, another device or another program takes its times fro
 operation in the same way before and after cancels. The interval of a ratio is that of both models' times as far as the
 work changes: an e-fold of change, the whole of it.
 
-Times of the kernels of a scenario: measured, anchored or modelled, each with its source and interval.
-
-*Measured* times stay where nothing changed. *Anchored* ones are measured × model(new) / model(old): what a model gets
-wrong about an operation in the same way before and after cancels. The interval of such a ratio is that of the models,
-less what cancels: between two devices a fifth of the variance, on one device all of it but what the change itself is
-unsure of.
+*Measured* times stay where nothing changed. The interval of an anchored one is that of the models, less what cancels:
+between two devices a fifth of the variance, on one device all of it but what the change itself is unsure of.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Peak memory of an edited step, where a trace by shapes knows it, and whether it fits the device.
+"""``Prediction``: what a step nobody ran would take, how sure that is, and why; and whether its memory fits.
+
+Peak memory is known where the step was traced by shapes::
 
     peak = most over the moments of: what stays (parameters, gradients, states, …) + activations × edits' factors
                                      + temporaries × the sizes' factor + the optimizer's temporaries, unless it is fused
 
 A trace keeps the moments that may become the peak (``tracer.shape_only.tensors``): a larger batch moves it from the
 optimizer's step into backward, a smaller one back.
-
-``Prediction``: what a step nobody ran would take, how sure that is, and why.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""The device work of a job's kernels, as calls that models can price: what an edit changes.
+"""``Scenario``: a recorded job, the work of its kernels, and what edits change of it.
 
-Each kernel belongs to a *kernel group*: an operation's kernels, or one copy, memset or lone kernel. It has calls,
-before and after the edits; the ratio of their prices scales the measured times of its kernels (see ``pricing``).
+The device work of kernels is calls that models can price. Each kernel belongs to a *kernel group*: an operation's
+kernels, or one copy, memset or lone kernel. It has calls, before and after the edits; the ratio of their prices scales
+the measured times of its kernels (see ``pricing``).
 
 ``Shared``: results that several predictions need, made once: of one recording, one source, one cycle of steps.
 
 Functions of plain values keep theirs with ``functools``; here results depend on objects too large to compare.
 
-``Scenario``: a recorded job and what edits change of it. Edits fill in fields; nothing is computed until it is
-priced.
-
-Each field of its groups (the classes above it) is one independent change, resolved in one order whatever the order of
-the edits: edits of different fields therefore commute. Two edits that set the same field differently are refused.
+Edits fill in the fields of a scenario; nothing is computed until it is priced. Each field of its groups (the classes
+above it) is one independent change, resolved in one order whatever the order of the edits: edits of different fields
+therefore commute. Two edits that set the same field differently are refused.
 """
 
 from __future__ import annotations

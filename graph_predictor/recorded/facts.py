@@ -1,15 +1,12 @@
-"""Damage of the traces that were read, and recordings that lack their device's work, which cannot be predicted from.
-
-What is true of a recording's step before anything is simulated: made once, and printed by every command.
+"""What is true of a recording's step before anything is simulated: made once, and printed by every command.
 
 ::
 
     graphs ──▶ steps that count ──▶ RecordedFacts: recorded step, step without the profiler, GPU active, why not others
 
 The steady state of the same step, what decides it and its critical path are the ``Prediction`` without edits, which
-carries these facts.
-
-The facts of a step as text: the same lines, of the same numbers, in every command and page.
+carries these facts. Every command and page prints them in the same lines. Damage of the traces is one of them; from a
+recording that lacks the work of its device nothing can be predicted.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Work that blocking calls wait for, and their own cost when nothing has to be waited for.
+"""Host threads as items: calls with what they wait for, step markers, hand-overs between threads, loader waits.
 
-Call by call, what the device was doing tells the two apart. A call that returned just after the end of the work it
-waited for did nothing of its own: it keeps a base cost (the median of its unblocked peers by name) and returns a
-constant lag after that work. One that went on for longer did its own work then, as freeing memory does, which takes as
-long as it took whatever it waited for before::
+A blocking call waits for work, and has a cost of its own when nothing has to be waited for. Call by call, what the
+device was doing tells the two apart. A call that returned just after the end of the work it waited for did nothing of
+its own: it keeps a base cost (the median of its unblocked peers by name) and returns a constant lag after that work.
+One that went on for longer did its own work then, as freeing memory does, which takes as long as it took whatever it
+waited for before::
 
     call      |== waits ==|lag|                    call      |== waits ==|== own work, kept as recorded ==|
     stream    ### work ###                         stream    ### work ###
-
-Host threads as items: calls, step markers, hand-overs between threads, and data-loader waits.
 
 A thread's time between two items is *work*: operators' own time, Python, allocator. Three kinds of time are not work
 and are taken out here, to come back only from dependencies:

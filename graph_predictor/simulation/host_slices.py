@@ -1,4 +1,6 @@
-"""A job's host time in slices: what each item's work and cost was spent on, so that an edit can change it by operation.
+"""A job's host time in slices, which edits change by operation, and programs simulated again with other times.
+
+Slices say what each item's work and cost was spent on.
 
 ::
 
@@ -9,12 +11,11 @@
 A slice belongs to the innermost operation around it. Time outside any operation is a *gap*, and goes by the top-level
 operation that follows on its thread. Waiting is in no slice: the program has none.
 
-The times of programs whose like was simulated before: the same dependencies, other durations, many at once.
-
-In which order things can be worked out depends on what waits for what, not on how long anything takes. The order that
-the simulator found for one program is good for all that differ in times alone, and along it every time is a maximum of
-sums of earlier ones: no thread waits its turn, and what waits for what is looked up once, when the order is made into
-tapes (``tape``). Times are those of ``simulate`` to the nanosecond.
+Programs with the same dependencies and other durations are simulated again, many at once. In which order things can be
+worked out depends on what waits for what, not on how long anything takes. The order that the simulator found for one
+program is good for all that differ in times alone, and along it every time is a maximum of sums of earlier ones: no
+thread waits its turn, and what waits for what is looked up once, when the order is made into tapes (``tape``). Times
+are those of ``simulate`` to the nanosecond.
 
 ::
 

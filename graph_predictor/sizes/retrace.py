@@ -1,6 +1,4 @@
-"""Sizes as a user writes them, and those of captures: named by the user, or noted by a workload of the suite.
-
-Other sizes by tracing the program again: ``retrace``.
+"""Sizes as a user writes them, and the step at these sizes by tracing the program again: ``retrace``.
 
 The program is run by shapes alone at the new sizes (needs PyTorch, no device), and each of its operations takes its
 time from the recorded one that stands for it (``synthesis.recorded_times``). Whatever the sizes change is

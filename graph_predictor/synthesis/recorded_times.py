@@ -1,6 +1,6 @@
-"""Processes that share a host's cores: what ranks on CPUs cost each other, and their collectives them.
+"""A recorded job as the source of times for a step traced by shapes, and the host that its ranks would share.
 
-::
+Ranks on CPUs that share cores cost each other time, and their collectives cost them time::
 
     two ranks on two cores     main 0  |= backward =|=== gloo ===|= backward =|    a collective's threads send, receive
                                main 1  |= backward =|=== gloo ===|= backward =|    and add up on the cores that compute
@@ -19,12 +19,10 @@ A parallel plan costs the host more than what was recorded without it: hooks, an
 The shipped host model has programs that ran under DDP and FSDP (``traces/host-parallel``); what it says of the traced
 step beyond what it says of the recorded one is added, event by event, at this host's own speed.
 
-A recorded job as the source of times for a step traced by shapes: ``StandInTimes``.
-
-Each traced operation takes the host time, the calls and the device work of the recorded one that stands for it
-(``recorded_operations``). Where its arguments are the same, so is the time: *measured*. Where they changed, device work
-(on a CPU: computation) is measured × model(new) / model(old): *anchored*. What no recorded operation stands for is
-priced by models. The time of host work itself stays, since it does not depend on sizes.
+``StandInTimes``: each traced operation takes the host time, the calls and the device work of the recorded one that
+stands for it (``recorded_operations``). Where its arguments are the same, so is the time: *measured*. Where they
+changed, device work (on a CPU: computation) is measured × model(new) / model(old): *anchored*. What no recorded
+operation stands for is priced by models. The time of host work itself stays, since it does not depend on sizes.
 
 What an edit makes of the recorded host it makes of the traced one too (``StandIn``), operation by operation::
 

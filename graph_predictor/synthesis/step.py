@@ -1,10 +1,9 @@
-"""A step that was traced by shapes alone, with the times that models or a recording give it.
+"""A step that was traced by shapes alone, with the times that models give it.
 
 Every operation's calls are priced on the device, and each becomes a kernel on one compute stream; collectives go to a
 stream of their own, start after the work launched before them, and the operation that first needs a result
 (``wait_op``) waits for it. The host's time is that of a given host, or a default with a wide interval: what no shape
-can tell. Where a recorded step of the same or a similar program is given (``StandInTimes``), its times are taken
-instead wherever one of its operations stands for the traced one.
+can tell.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies, casts, concatenation and splitting, transfers between memories, and views, which copy nothing.
+"""Copies, casts, concatenation, transfers, random numbers, and views, which copy nothing.
 
 Copies: elements, and how many lie side by side in both tensors (= elements: one run). A cast is a copy that changes the
 element type; its dtype is the target's. Concatenation: elements of the output, tensors joined, and the mean length of
@@ -14,9 +14,7 @@ Operations without device work are views, metadata, memory that is only reserved
 or reserve memory. Composites such as ``aten::reshape`` or ``aten::contiguous`` that copy do so in an operation of their
 own, which is priced.
 
-Random numbers and dropout.
-
-Dimensions: elements.
+Random numbers and dropout. Dimensions: elements.
 
     FLOPs  = 10 an element (a Philox round's share; Salmon et al. 2011), one more for dropout's scaling
     bytes  = elements written; dropout reads its input and writes output and a one-byte mask

@@ -1,4 +1,4 @@
-"""Elementwise operations and their usual fusions.
+"""Elementwise operations, their usual fusions, and kernels over lists of tensors: optimizers, generated code.
 
 Dimensions: elements of the output, tensors read, and elements of all inputs as stored (a broadcast input counts once;
 numbers and tensors without dimensions count neither).
@@ -9,9 +9,7 @@ numbers and tensors without dimensions count neither).
 Source: the definition. Layout: "" where all tensors lie alike without holes, "broadcast" where an input is smaller
 than the output, "strided" where one has holes or another order of dimensions.
 
-Kernels over many tensors: optimizers and lists (``_foreach_*``, ``_fused_*``, Apex), and what compilers generate.
-
-Lists. Dimensions: tensors in the list and elements of all of them.
+Lists (``_foreach_*``, ``_fused_*``, Apex). Dimensions: tensors in the list and elements of all of them.
 
     FLOPs  = elements × operations an element (``_foreach_*``: 1, products with addition 3; Adam 12, Adagrad 8, SGD 4)
     bytes  = elements × (lists read + lists written), each in its own type

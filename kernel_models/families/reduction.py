@@ -1,4 +1,4 @@
-"""Families that go along a dimension: reductions and scans, softmax, losses, and sorts.
+"""Families that go along a dimension: reductions and scans, softmax, losses, sorts, and normalisation.
 
 Reductions and scans. Dimensions: ``outer`` results, each of ``reduced`` values; ``inner`` is the stride between the
 values of one result in elements (1: they lie side by side). A scan (cumsum) has as many results as values and is

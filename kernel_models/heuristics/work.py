@@ -1,12 +1,10 @@
-"""Rates that a device sustains whatever the kernel, and curves of time over bytes at those rates.
+"""The work of calls of one family, as columns (``KernelWork``), and the published rates that it costs time at.
 
-Curves are continuous, never fall as bytes grow, and start at no time for no bytes.
+Curves of time over bytes are continuous, never fall as bytes grow, and start at no time for no bytes.
 
-Calls of one family as columns, and ``KernelWork``: what they cost at published rates.
-
-A family adds one function that says so (``work_of``), in its own file of ``families`` or in a file here.
-
-Families whose time is that of moving their bytes: element-wise, normalisation, softmax, copies, transfers, ….
+A family adds one function that says what its calls cost (``work_of``), in its own file of ``families`` or in a file
+here. Here are those whose time is that of moving their bytes: element-wise, normalisation, softmax, copies, transfers,
+….
 """
 
 from __future__ import annotations

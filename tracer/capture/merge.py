@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 import numpy as np
 
-from tracer.alignment import align_windows
+from tracer.alignment_loop import align_windows
 from tracer.arrays import Bool, Int64
 from tracer.columns import MOST_RANKS
 from tracer.errors import TraceError

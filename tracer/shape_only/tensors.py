@@ -1,15 +1,15 @@
-"""An operator's arguments: the tensors among them, and all as the profiler writes them ("Input Dims", "Input type", …).
+"""Tensors of a step traced by shapes: among arguments, with values kept beside them, and the bytes that are alive.
 
-So ``graph.arguments(op)`` gives the same for a recorded operation and for one traced by shapes alone: every argument of
+An operator's arguments are noted as the profiler writes them ("Input Dims", "Input type", …). So
+``graph.arguments(op)`` gives the same for a recorded operation and for one traced by shapes alone: every argument of
 the schema in order, defaults filled in; tensors with shape, stride and C++ type name; lists of tensors as
 ``TensorList[c10::Half]``, where the profiler writes ``TensorList`` and no type; numbers as ``Scalar`` and lists of
 numbers as ``ScalarList`` with their text; the rest empty. A sparse tensor has no strides, as the profiler writes it,
 and, what the profiler leaves out, how many of its entries are stored in place of a number's text: "stored=4096".
 
-Values of fake tensors: real tensors kept beside them, and what fills the range between two known ends.
-
-A tensor that is given other memory has the values of that memory from then on, however it was given (``.data =``,
-``set_``, ``torch.utils.swap_tensors``, ``Module.half()``); one whose dtype or shape is another has none.
+Values of fake tensors are real tensors kept beside them, or fill the range between two known ends. A tensor that is
+given other memory has the values of that memory from then on, however it was given (``.data =``, ``set_``,
+``torch.utils.swap_tensors``, ``Module.half()``); one whose dtype or shape is another has none.
 
     corners.clamp(min=0, max=width)      scores.argmax(-1)      torch.rand(2, 16000)
 
@@ -17,11 +17,9 @@ Where a share is given, values that an operator keeps between two ends are assum
 around its middle, in order along the last dimension: corners clamped to an image are those of a box around its middle,
 half as wide as it is for 0.5.
 
-Bytes alive over a step: every storage, what it holds, and the parts of the peak.
-
-A storage is seen when an operation first returns it and leaves when its last tensor dies (a weak reference says so),
-or changes its size (FSDP2 empties and refills the storages of gathered parameters). What an operation allocates and
-frees within itself, its workspace, is not seen.
+Memory is that of every storage and what it holds. A storage is seen when an operation first returns it and leaves when
+its last tensor dies (a weak reference says so), or changes its size (FSDP2 empties and refills the storages of gathered
+parameters). What an operation allocates and frees within itself, its workspace, is not seen.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""``Site``: where the substitutions of one trace put their kernels.
+"""Operators and helpers of torch that a trace runs otherwise, the ``Site`` where they are put, and data on the host.
 
 Operators are replaced in PyTorch's dispatcher, at the key ``AutogradCPU``: below autocast and above autograd, which is
 where the operator itself would choose between its CPU and its CUDA implementation. So every caller is met, from Python
 or from C++, in forward and when checkpointing runs forward again, and autograd keeps what CUDA's derivative keeps.
-
-Single operators and torch's own helpers that a GPU, or any device, runs otherwise than fake tensors on the CPU.
 
 What is left is no substitution: fake tensors are a subclass of tensors, so that a trace differs from a real run on any
 device. The work is the same, element for element:
@@ -17,11 +15,10 @@ device. The work is the same, element for element:
 - the fake kernels keep some statistics of norms in the input's type and some bag numbers of ``embedding_bag`` where
   the CPU keeps fp32 and none, and do not know the size of the CPU's workspace for recurrent layers.
 
-Data on the host: ``DataLoader`` draws its seeds and orders for real, ``torch.load`` reads to where it is asked to.
-
-A fake tensor has no values, but which samples make a batch is decided by values the host draws. So a loader's iterator
-and the samplers of ``torch.utils.data`` run outside the trace; the samples themselves are traced. Its workers, other
-processes, are left out: batches are loaded where the step runs.
+``DataLoader`` draws its seeds and orders for real, ``torch.load`` reads to where it is asked to. A fake tensor has no
+values, but which samples make a batch is decided by values the host draws. So a loader's iterator and the samplers of
+``torch.utils.data`` run outside the trace; the samples themselves are traced. Its workers, other processes, are left
+out: batches are loaded where the step runs.
 """
 
 from __future__ import annotations

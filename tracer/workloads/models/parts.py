@@ -1,9 +1,7 @@
-"""Synthetic training data on the host: a few batches made once from the seed, then served in a circle.
+"""What models of the suite share: blocks, initialisation, losses, and synthetic data served in a circle.
 
 Making random data takes longer than many a GPU step, so a real loader's work must not be imitated by making each
 batch anew; and serving few batches again lets the loss of a random task fall.
-
-Parts that several models share: checkpointing, initialisation, attention and feed-forward of BERT, GPT-2, ViT.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""Alignment of two recordings of one program, by names, possibly over different windows of it.
+"""Alignment of operations: two windows of one program by names, or two steps by what makes pairs most alike.
 
-The sequences are op names in program order. They agree almost everywhere, but one may cover one iteration and the
-other forty, and a few tokens may be missing, extra or renamed. A general longest-common-subsequence is quadratic;
-this is near-linear: find the diagonal most short runs of tokens agree on, then walk it in both directions,
-resynchronising at each difference. It cannot weigh one pair against another: where steps may differ anywhere and sizes
-or modules decide, ``tracer.alignment`` finds the pairs that are most alike.
+``align_windows`` aligns two recordings of one program. The sequences are op names in program order. They agree almost
+everywhere, but one may cover one iteration and the other forty, and a few tokens may be missing, extra or renamed. A
+general longest-common-subsequence is quadratic; this is near-linear: find the diagonal most short runs of tokens agree
+on, then walk it in both directions, resynchronising at each difference. It cannot weigh one pair against another.
 
-The alignment of two steps' operations that pairs the most alike ones: by name, surroundings, module and sizes.
-
-Steps may differ anywhere, so that every way to pair them counts: the classic dynamic programme (Needleman & Wunsch
-1970) in a band around the diagonal, compiled. Where two recordings show one program and only names are known,
-``tracer.alignment`` finds their common window in near-linear time instead.
+``most_alike_pairs`` aligns two steps that may differ anywhere, by name, surroundings, module and sizes. Every way to
+pair them counts: the classic dynamic programme (Needleman & Wunsch 1970) in a band around the diagonal, compiled.
 """
 
 from __future__ import annotations
@@ -161,9 +157,6 @@ def _resync(left: list[int], right: list[int], i: int, j: int) -> tuple[int, int
         reach *= 4
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 CELLS = 16_000_000
 """Most cells with which everything is compared with everything; longer sequences get a band, as wide as they differ
 in length."""
@@ -195,7 +188,7 @@ def most_alike_pairs(one: Int64, other: Int64) -> Int64:
 
 
 @kept_loop("int64[:,:]", "int64[:,:]", "int64", "int8[:,:]", "int32[:]", "int32[:]", "int64[:]")
-def _align(one, other, band, came, before, now, met):
+def _align(one, other, band, came, before, now, met):  # type: ignore[no-untyped-def]
     """Put partners into ``met``. ``came`` is where the best way into a cell comes from: 0 above, 1 left, 2 a pair;
     ``before`` and ``now`` are two rows of what the best ways are worth."""
     n, m = one.shape[1], other.shape[1]
