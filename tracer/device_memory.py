@@ -18,17 +18,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tracer.arrays import Bool, Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, Phase
+from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PEAK = "peak"
 """Key in ``Meta.memory`` of the most bytes alive at once. The parts' keys are the attributes of ``MemoryAccount``."""
@@ -194,8 +192,6 @@ class MemoryTimeline(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``peak`` (bytes by kind), ``places`` (who allocated them) and ``timeline`` (every change)."""
-        import pandas as pd
-
         peak = self.at_peak.parts
         clock = "time_ns" if self.timed else "operation"
         return {

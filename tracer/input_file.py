@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, TypeVar, overload
 import msgspec
 
 from tracer.errors import ForetraceError, reason_of
+from tracer.lazy import fsspec
 
 PathLike = str | os.PathLike[str]
 
@@ -62,7 +63,6 @@ def open_anywhere(path: PathLike) -> tuple[BinaryIO, int]:
     if "://" not in name:
         stream = open_input(name)
         return stream, os.fstat(stream.fileno()).st_size
-    import fsspec  # slow to import, and needed for remote files only
 
     system, remote = fsspec.core.url_to_fs(name)
     return system.open(remote, "rb"), int(system.size(remote) or 0)

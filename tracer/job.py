@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, get_type_hints
+from typing import get_type_hints
 
 from tracer.capture_layout import find_parts, read_capture, shifted
 from tracer.cluster.forked import ForkedWorkers, idle_cores
@@ -22,6 +22,7 @@ from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
 from tracer.input_file import DecodeError, PathLike, convert
+from tracer.lazy import pandas
 from tracer.ranks import (
     FAKE,
     RankClass,
@@ -36,10 +37,6 @@ from tracer.ranks import (
 from tracer.shown import Chart, Shown, time_chart
 from tracer.store.container import corrupt, write_file
 from tracer.store.graphs import load_graphs, pack_graphs
-
-if TYPE_CHECKING:
-    import pandas
-
 
 LEAST_BYTES, UNPACKED = 16 << 20, 10
 """Bytes of text from which on copies of the process read traces, if cores are idle: 0.1 s, of which copies take a
@@ -97,8 +94,6 @@ class Job(Shown):
                           what)
 
     def _together(self, name: str) -> pandas.DataFrame:
-        import pandas
-
         frames = [graph.to_pandas(name).assign(rank=graph.meta.rank) for graph in self.graphs]
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 

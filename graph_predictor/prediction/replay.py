@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,10 +28,8 @@ from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import AnyJob, graphs_of
+from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Event = tuple[str, int]
 """("item" or "kernel", row of the program)."""
@@ -171,8 +168,6 @@ class Replay(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``steps``: rank, name, measured and replayed time in ns, and the error (under the profiler)."""
-        import pandas as pd
-
         return {"steps": lambda: pd.DataFrame([{
             "rank": step.rank, "step": step.name, "measured_ns": step.measured_ns, "replayed_ns": step.replayed_ns,
             "error": step.error} for step in self.steps])}

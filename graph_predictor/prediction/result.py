@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +26,8 @@ from tracer.arrays import Bool, Int8
 from tracer.device_memory import PEAK, MemoryAccount, memory_moments, scaled_account
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.input_file import list_of
+from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 SIZES = "sizes"
 """The edit whose factor temporaries share; recomputation's is on activations alone."""
@@ -245,8 +242,6 @@ class Prediction(SteadyStep, Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``critical_path``, ``bounds``, ``families``, ``sources`` and ``ranks``; times in µs a step."""
-        import pandas as pd
-
         def by_name(key: str, value: str, values: dict[str, float]) -> pd.DataFrame:
             return pd.DataFrame({key: list(values), value: list(values.values())})
 
