@@ -11,7 +11,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import contention, traffic
 from graph_predictor.comm import report as comm_report
 from graph_predictor.comm.traffic import bytes_text

@@ -20,7 +20,7 @@ from graph_predictor.cli.options import (
     shared,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from kernel_models import device_choice
 from planner.cli.plan_report import plain, plain_exploration, report, report_exploration

@@ -13,7 +13,7 @@ from typing import Any
 from graph_predictor.cli.console import Column, Report
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
-from kernel_models import model
+from kernel_models import op_call as model
 from planner.parallel import exploration, frameworks, planning, search
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only import transformer

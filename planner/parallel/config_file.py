@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from graph_predictor.sizes.named_sizes import MOST
+from graph_predictor.sizes.retrace import MOST
 from planner.parallel.config_families import FAMILIES, HYBRIDS, IMBALANCE, MOST_LAYERS, ConfigFields, by_fields
-from tracer.decode import DecodeError, from_json
-from tracer.input_file import open_input, why_unopened
+from tracer.input_file import DecodeError, from_json, open_input, why_unopened
 from tracer.parallel_plan import PlanError
 from tracer.shape_only.errors import ShapeOnlyError
 from tracer.shape_only.transformer import TransformerShape

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from graph_predictor.sizes.named_sizes import MOST
+from graph_predictor.sizes.retrace import MOST
 from kernel_models.collectives import Topology
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device

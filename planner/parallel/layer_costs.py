@@ -18,10 +18,9 @@ import numpy as np
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import shape_device
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, itemsize
 from kernel_models.pricing import Models, PricedCalls, price, sustained
 from kernel_models.spreads import STATE_SPACE_KERNELS
-from kernel_models.tensors import itemsize
 from planner.parallel.kept_layers import KeptLayers
 from tracer.graph import ExecutionGraph, Phase
 from tracer.parallel_plan import PlanError, Recomputation

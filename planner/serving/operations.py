@@ -21,10 +21,8 @@ from kernel_models.families.elementwise import elementwise
 from kernel_models.families.embedding import embedding
 from kernel_models.families.gemm import gemm
 from kernel_models.families.inference import touched
-from kernel_models.families.norm import norm
-from kernel_models.families.reduction import softmax
-from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec, itemsize
+from kernel_models.families.reduction import norm, softmax
+from kernel_models.op_call import Family, OpCall, TensorSpec, itemsize
 from planner.serving.setup import ServingSetup, WeightType, weight_type
 from tracer.shape_only.transformer import TransformerShape
 

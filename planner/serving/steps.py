@@ -23,8 +23,7 @@ from kernel_models.collectives import CollectiveBatch, CollectiveCall, Collectiv
 from kernel_models.collectives.price import with_engine_kernels
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.roofline import heuristic_models
-from kernel_models.model import Source
-from kernel_models.op_call import OpCall
+from kernel_models.op_call import OpCall, Source
 from kernel_models.pricing import Models, PricedCalls, price, sustained
 from planner.parallel.corrections import Z80, CorrectionFactors
 from planner.parallel.layer_costs import PRODUCTS

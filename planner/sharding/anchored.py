@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.figures import signed_percent
-from graph_predictor.prediction.anchoring import anchored
-from graph_predictor.prediction.pricing import SHARED_VARIANCE
+from graph_predictor.prediction.pricing import SHARED_VARIANCE, anchored
 from kernel_models.collectives import CollectiveModel, CommError, topology_of
 from kernel_models.device import DeviceSpec
-from kernel_models.model import Source
+from kernel_models.op_call import Source
 from kernel_models.spreads import HOST_AT_CAPTURED, MEASURED_KERNELS
 from planner.sharding.choices import choices_of
 from planner.sharding.estimate import RankCalls, ShardedStep, estimate, exchanges_of, rank_lookups

@@ -10,8 +10,7 @@ import numpy as np
 
 from kernel_models.collectives import CollectiveCall
 from kernel_models.lookups import backward_call, forward_call, unfused_calls
-from kernel_models.model import Source
-from kernel_models.op_call import OpCall, TablePart
+from kernel_models.op_call import OpCall, Source, TablePart
 from kernel_models.pricing import price
 from kernel_models.spreads import HOST_AT_CAPTURED
 from planner.sharding.choices import INPUT_COPIES, Choices, Scope
