@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from forks import run_program
+from said import plain
 from simulated_gpu.amdsmi import SimulatedAmdSmi
 from simulated_gpu.cuda import SimulatedCuda, SimulatedProperties, simulate_cuda
 from simulated_gpu.nvml import SimulatedDevice, SimulatedNvml
@@ -141,7 +143,8 @@ def launch_ahead(gpus: SimulatedCuda) -> None:
     gpus.launch(0, 0.02)
 
 
-def test_a_loop_that_runs_ahead_is_timed_too(running_ahead: SimulatedCuda, tmp_path: Path) -> None:
+def test_a_loop_that_runs_ahead_is_timed_too(running_ahead: SimulatedCuda, tmp_path: Path,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
     capture = record(tmp_path, lambda: launch_ahead(running_ahead), timed=6)
     assert set(capture.unprofiled_step_ns) == set(capture.profiled_step_ns) == {24_000_000}
     assert capture.free_running == FreeRunning(4, 4 * 20_000_000 + 4_000_000)
@@ -150,6 +153,10 @@ def test_a_loop_that_runs_ahead_is_timed_too(running_ahead: SimulatedCuda, tmp_p
     assert ("rank0: the measured steps, 24.000 ms, end with idle devices, as the recorded ones do; 4 steps without a "
             "wait between them took 21.000 ms each.") in job.notes
     assert job.graphs[0].meta.unprofiled_step_ns == capture.unprofiled_step_ns  # these remain the measured step
+    import_module("graph_predictor.cli.capture")._report(capture, str(tmp_path))
+    out = plain(capsys.readouterr().out)
+    assert "Step without the profiler: 24.000 ms (median of 6" in out
+    assert "Running ahead of the device: 21.000 ms (mean of 4 steps without a wait between them)" in out
 
 
 def test_other_work_cuts_the_steps_that_run_free(running_ahead: SimulatedCuda, tmp_path: Path) -> None:
