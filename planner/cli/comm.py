@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +31,7 @@ from kernel_models.collectives import topology as collectives_topology
 from planner.cli.comm_study import study
 from planner.cli.comm_tables import backends, read_measurements, report_fit, report_found, report_tuning, tuned_json
 from tracer import comm_bench, output_file
+from tracer.lazy import msgspec
 from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
 comm = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
@@ -64,8 +67,6 @@ def predict(
 ) -> None:
     """Predict the time of one collective, with its breakdown."""
     with one_sentence(debug):
-        from dataclasses import replace
-
 
         kind = collectives.collective_kind(collective)
 
@@ -196,8 +197,6 @@ def bench(
 ) -> None:
     """Measure collectives on this host under torchrun, and fit a profile to them. Needs PyTorch."""
     with one_sentence(debug):
-        import tempfile
-
 
         check_output(out, [], COMM_PROFILE)
         if table is not None:
@@ -257,8 +256,6 @@ def tune(
                                   "crossovers": [c.to_json() for c in changes], "workload": tuned_json(tuned),
                                   "notes": [*notes, *(tuned.notes if tuned else ())]}
         if out is not None:
-            import msgspec
-
             with output_file.whole_file(out) as stream:
                 stream.write(msgspec.json.format(msgspec.json.encode(_finite(values)), indent=2) + b"\n")
         if csv is not None:
@@ -335,8 +332,6 @@ def _different_machines(paths: list[str], profiles: list[collectives.CommProfile
 
 def _overlap(where: collectives.Topology, busbw_gbps: float) -> dict[str, float] | None:
     """Return how much a collective and computation beside it slow each other down; nothing of a host's."""
-    from dataclasses import asdict
-
 
     if where.node.link == "loopback" or busbw_gbps <= 0:
         return None

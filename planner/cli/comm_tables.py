@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -176,8 +177,6 @@ def backends(
     foretrace comm backends nccl=all_reduce.log custom.parquet mpi=osu.txt -o choices.json --topology dgx-h200 --ranks 8
     """
     with one_sentence(debug):
-        from dataclasses import replace
-
 
         named = [_named(text) for text in files]
         check_output(out, [path for _, path in named], COMM_PROFILE)

@@ -254,8 +254,6 @@ def plain_exploration(found: Sequence[exploration.Explored]) -> dict[str, Any]:
 
 
 def _values(each: exploration.Explored) -> dict[str, Any]:
-    from dataclasses import asdict
-
     best = each.best
     return {
         "device": each.plans.device, "topology": each.plans.topology, "factors": asdict(each.case.technology),

@@ -15,6 +15,7 @@ from kernel_models import device_choice, op_call
 from kernel_models.heuristics import shape_terms
 from planner.cli.plan_report import heads_text
 from planner.parallel import shapes as parallel_shapes
+from tracer.lazy import numpy as np
 
 BEST = 12
 MOST_LOSING = 5
@@ -111,8 +112,6 @@ def _now(found: parallel_shapes.ShapeReport, setting: str) -> str:
 
 def _report_losing(out: Report, found: parallel_shapes.ShapeReport) -> None:
     """The kernels whose sizes cost most."""
-    import numpy as np
-
 
     cost = found.cost
     total = np.sum(list(cost.lost_us.values()), axis=0)

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graph_predictor.prediction.scenario import Edit, EditError
 from kernel_models.device import DeviceSpec
@@ -20,10 +20,8 @@ from planner.serving.serve import ServedLoad, check_length, cluster_for, served_
 from planner.serving.setup import ServingError, ServingSetup, Speculation, engine_of
 from planner.serving.source import ServedDecoder, served_decoder
 from planner.serving.steps import ServingModel
+from tracer.lazy import pandas
 from tracer.shown import Shown
-
-if TYPE_CHECKING:
-    import pandas
 
 CHUNKS = (2048, 8192)
 MOST_CLIENTS = 1024
@@ -156,13 +154,9 @@ class ServingChoices(Shown):
                 "notes": list(self.notes)}
 
     def _choices(self) -> pandas.DataFrame:
-        import pandas
-
         return pandas.DataFrame(self.rows())
 
     def _refused(self) -> pandas.DataFrame:
-        import pandas
-
         return pandas.DataFrame(list(self.refused), columns=["setup", "reason"])
 
 
