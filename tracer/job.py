@@ -24,17 +24,7 @@ from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
 from tracer.input_file import DecodeError, PathLike, convert
 from tracer.lazy import pandas
-from tracer.ranks import (
-    FAKE,
-    RankClass,
-    Span,
-    all_alike,
-    missing_of,
-    rank_in_name,
-    renumbered,
-    spans,
-    work_digest,
-)
+from tracer.ranks import FAKE, RankClass, Span, all_alike, missing_of, rank_in_name, renumbered, spans, work_digest
 from tracer.shown import Chart, Shown, time_chart
 from tracer.store.container import corrupt, write_file
 from tracer.store.graphs import load_graphs, pack_graphs

@@ -10,13 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import (
-    Column,
-    Report,
-    print_json,
-    read,
-    working,
-)
+from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
 from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import clusters, contention, recorded_calls, traffic
