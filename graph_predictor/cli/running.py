@@ -15,7 +15,7 @@ import tempfile
 import traceback
 import unicodedata
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -46,7 +46,7 @@ class LateModule(ModuleType):
             if loader is not None:
                 self.__loader__ = self.__spec__.loader = loader  # type: ignore[union-attr]
                 # These alone import late: elsewhere an import may be there for what it registers.
-                with nullcontext() if self.__name__.startswith(LATE_IMPORTING) else imported_at_once():
+                with imported_late() if self.__name__.startswith(LATE_IMPORTING) else imported_at_once():
                     loader.exec_module(self)
                 self.__class__ = ModuleType  # type: ignore[assignment]
         return ModuleType.__getattribute__(self, name)
