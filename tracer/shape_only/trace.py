@@ -48,8 +48,7 @@ from tracer.shape_only.devices import TracedDevice, find_device
 from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError, explained, function_line, unexplained
 from tracer.shape_only.known_values import KnownValues, NumbersInLists
 from tracer.shape_only.recorder import ModuleStack, OperatorRecorder
-from tracer.shape_only.substitutions import CPU, GPU
-from tracer.shape_only.substitutions import operators as host_data
+from tracer.shape_only.substitutions import CPU, GPU, operators
 from tracer.shape_only.substitutions.operators import Site, installed
 from tracer.shape_only.substitutions.placement import DevicePlacement
 from tracer.shape_only.tensors import MemoryTracker, resize_watch
@@ -248,7 +247,7 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
         tracker, modules = MemoryTracker(), ModuleStack()
         site.patch(torch.UntypedStorage, "resize_", resize_watch(tracker))
         placement = DevicePlacement(tracker, one_device=world_size is None) if device.is_gpu else None
-        host_data.install(site, placement)
+        operators.install(site, placement)
         if placement is not None:
             placement.install(site)
         recorder = OperatorRecorder(tracker, modules, site.rules, placement, KnownValues(site.note, selected))
