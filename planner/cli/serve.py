@@ -14,8 +14,9 @@ from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.edits import registry
 from graph_predictor.figures import percent
 from kernel_models import device_choice
-from planner.serving import search, steps
+from planner.serving import serve as search
 from planner.serving import serve as serving_serve
+from planner.serving import steps
 from planner.serving.setup import ServingError
 
 MOST_OPERATIONS = 8

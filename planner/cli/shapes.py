@@ -13,7 +13,7 @@ from graph_predictor.cli.terminal import one_sentence
 from graph_predictor.figures import percent, signed_percent
 from kernel_models import device_choice, op_call
 from kernel_models.heuristics import shape_terms
-from planner.cli.plan_report import heads_text
+from planner.cli.plan import heads_text
 from planner.parallel import shapes as parallel_shapes
 
 BEST = 12

@@ -25,12 +25,11 @@ from planner.parallel.comm_study import mixture_of_plan
 from planner.parallel.corrections import PUBLISHED, UNCORRECTED, CorrectionFactors
 from planner.parallel.decoder import other_nodes, read_decoder
 from planner.parallel.estimate import StepSchedule, step_schedule
-from planner.parallel.frameworks import Framework, frameworks_of
 from planner.parallel.layer_costs import LayerCosts, narrow_type
 from planner.parallel.memory import MemoryPoint
 from planner.parallel.plan_costs import costs_of_plan
 from planner.parallel.search import BEST, Ranked, Refused, Relief, price_plan, search
-from planner.parallel.space import says_batch, with_batch
+from planner.parallel.space import Framework, frameworks_of, says_batch, with_batch
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape

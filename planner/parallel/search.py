@@ -19,11 +19,10 @@ from kernel_models.collectives import CollectiveModel, Topology
 from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.estimate import Estimate, estimate, passes_us, slowest_of
-from planner.parallel.frameworks import Framework, frameworks_of
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import MemoryPoint, fullest_of, stage_memory, timeline
-from planner.parallel.plan_costs import Exchange, PlanCosts, costs_of_plan
-from planner.parallel.space import PlanFamily, families, layouts
+from planner.parallel.plan_costs import PlanCosts, costs_of_plan
+from planner.parallel.space import Framework, PlanFamily, families, frameworks_of, layouts
 from planner.parallel.stages import recomputed, spread
 from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
@@ -158,8 +157,7 @@ class Bounds:
                 dp=dp, tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp, microbatch=plan.samples, overlap=plan.overlap,
                 sequence_parallel=plan.sequence_parallel, tensor_overlap=plan.tensor_overlap,
                 recompute=Recomputation.NONE)
-            found = costs_of_plan(alone, self._shape, self._pieces, self._collectives)
-            self._loads[key] = replace(found, reduce=(Exchange(),), gather=(Exchange(),), transfer=())
+            self._loads[key] = costs_of_plan(alone, self._shape, self._pieces, self._collectives)
         return self._loads[key]
 
 

@@ -19,8 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.serving.load import CacheAccount, Requests
-from planner.serving.setup import Mixing, ServingError, ServingSetup
+from planner.serving.setup import CacheAccount, Mixing, Requests, ServingError, ServingSetup
 from planner.serving.steps import PrefillChunk
 from tracer.arrays import Float64, Int64
 

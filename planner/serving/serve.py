@@ -1,19 +1,24 @@
 """``serve``: prefill and decode of a served decoder, and what a server makes of them, from names as a user writes them.
 
     foretrace.serve("llama-3.1-70b", device="h200-sxm", tp=8, batch=32, context=4096)
+
+``serve_search``: the configuration of a number of GPUs that serves most within a target of latency.
+
+    splits of a replica × replicas × chunk ──ServingModel, once each──▶ surfaces ──served at every concurrency──▶ best
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graph_predictor.comm.clusters import cluster_of, measured_file
-from graph_predictor.prediction.scenario import Edit
+from graph_predictor.prediction.scenario import Edit, EditError
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
@@ -21,16 +26,19 @@ from kernel_models.profile import DeviceProfile
 from planner.parallel.corrections import Z80
 from planner.parallel.decoder import other_nodes
 from planner.serving.batching import ServedRequests, StepTimes, simulate_serving
-from planner.serving.calibrate import ServingCalibration, calibrate_serving, read_measured_rows
+from planner.serving.calibrate import ServingCalibration, calibrate_serving, features, read_measured_rows
 from planner.serving.edited import edited_model
-from planner.serving.load import CacheAccount, Lengths, Requests, cache_account
 from planner.serving.setup import (
     BETWEEN_TOKENS,
     FIRST_LEAST,
     FIRST_TOKEN,
+    CacheAccount,
+    Lengths,
+    Requests,
     ServingError,
     ServingSetup,
     Speculation,
+    cache_account,
     engine_of,
     weight_type,
 )
@@ -41,6 +49,7 @@ from tracer.shown import Shown
 
 if TYPE_CHECKING:
     import pandas
+
 
 PERCENTILES = (50, 90, 99)
 LATE = 0.05
@@ -380,8 +389,9 @@ def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
     scale = 1.0 if calibration is None else calibration.spread
     between = math.hypot(_log_spread(decode), BETWEEN_TOKENS * scale)
     first = math.hypot(_log_spread(prefill), FIRST_TOKEN * max(scale, FIRST_LEAST))
-    like = (1.0, 1.0) if calibration is None else (calibration.ttft_factor(setup, load),
-                                                   calibration.tpot_factor(setup, load))
+    place = features(setup, load)
+    like = (1.0, 1.0) if calibration is None else (math.exp(calibration.first.at(place)),
+                                                   math.exp(calibration.between.at(place)))
     ttft, tpot = like[0] * got.mean_ttft_us() / 1e3, like[1] * got.mean_tpot_us() / 1e3
     ends = [_scaled(ttft, first), _scaled(tpot, between)]
     others = []
@@ -460,3 +470,235 @@ def _operations(found: Sequence[ServedOperation]) -> pandas.DataFrame:
                               "source": max(each.sources, key=each.sources.__getitem__)}
                              for each in found])
 
+
+CHUNKS = (2048, 8192)
+MOST_CLIENTS = 1024
+"""Clients of a replica at most."""
+WAVES = 3
+"""Requests of each client while configurations are compared; the best ones are served again as ``serve`` does."""
+MOST_GPUS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyTarget:
+    """What may pass at most in the mean, ms; infinity where nothing is asked.
+
+    Attributes:
+        ttft_ms: to the first token.
+        tpot_ms: between tokens.
+    """
+
+    ttft_ms: float = math.inf
+    tpot_ms: float = math.inf
+
+    @staticmethod
+    def parse(text: str) -> LatencyTarget:
+        """Return what "ttft=500,tpot=30" says, ms. Raises ``ServingError``."""
+        found: dict[str, float] = {}
+        for part in text.split(","):
+            match = re.fullmatch(r"\s*(ttft|tpot)\s*=\s*(\d{1,9}(?:\.\d{1,6})?)\s*(?:ms)?\s*", part.lower())
+            if match is None or match.group(1) in found or not float(match.group(2)):
+                raise ServingError(f"--target {text[:40]!r} is no target of latency; give ms in the mean, such as "
+                                   "ttft=500,tpot=30.")
+            found[match.group(1)] = float(match.group(2))
+        return LatencyTarget(found.get("ttft", math.inf), found.get("tpot", math.inf))
+
+    def met(self, got: ServedLoad) -> bool:
+        """Return whether a load is served within it, as expected."""
+        return got.ttft_ms.value <= self.ttft_ms and not got.tpot_ms.value > self.tpot_ms
+
+    def surely(self, got: ServedLoad) -> bool:
+        """Return whether it is so even at the slow ends of the 80% intervals."""
+        return got.ttft_ms.high <= self.ttft_ms and not got.tpot_ms.high > self.tpot_ms
+
+    def __str__(self) -> str:
+        parts = [f"{name} {value:g} ms" for name, value in (("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms))
+                 if math.isfinite(value)]
+        return " and ".join(parts) or "any latency"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingChoice:
+    """A configuration that was served.
+
+    Attributes:
+        setup: of a replica.
+        replicas: of it.
+        got: what a replica's load gets.
+    """
+
+    setup: ServingSetup
+    replicas: int
+    got: ServedLoad
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of all replicas' answers."""
+        return self.replicas * self.got.tokens_per_second.value
+
+    @property
+    def tokens_per_gpu(self) -> float:
+        """The same of a GPU."""
+        return self.got.tokens_per_second.value / self.setup.gpus
+
+
+@dataclass(frozen=True, repr=False)
+class ServingChoices(Shown):
+    """Configurations, the best first.
+
+    Attributes:
+        model, device: names.
+        gpus: of all replicas together.
+        target: of latency.
+        prompt, output, rate: of the load.
+        choices: of each split and chunk the best that meets the target.
+        tried: configurations that were served, those that miss the target too.
+        refused: splits that cannot be, with the reason.
+        notes: what was assumed.
+    """
+
+    model: str
+    device: str
+    gpus: int
+    target: LatencyTarget
+    prompt: Lengths
+    output: Lengths
+    rate: float
+    choices: tuple[ServingChoice, ...]
+    tried: int
+    refused: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+    def headline(self) -> str:
+        """Say which is the best."""
+        where = f"{self.model} on {self.gpus} {self.device} within {self.target}: {self.tried:,} configurations served"
+        if not self.choices:
+            return f"{where}, none within the target"
+        best = self.choices[0]
+        return (f"{where}; best {best.replicas} × {best.setup} with {best.got.load.concurrency or self.rate:g} "
+                f"{'clients each' if best.got.load.concurrency else 'requests/s'}: "
+                f"{best.tokens_per_second:,.0f} tokens/s")
+
+    def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
+        """Make the configurations, and the reasons against others."""
+        return {"choices": self._choices, "refused": self._refused}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the configurations as values."""
+        return [{
+            "replicas": each.replicas, "setup": str(each.setup), "gpus": each.replicas * each.setup.gpus,
+            "chunk": each.setup.step_tokens, "concurrency": each.got.load.concurrency,
+            "tokens_per_second": each.tokens_per_second, "tokens_per_second_per_gpu": each.tokens_per_gpu,
+            "ttft_ms": each.got.ttft_ms.value, "ttft_low": each.got.ttft_ms.low, "ttft_high": each.got.ttft_ms.high,
+            "tpot_ms": each.got.tpot_ms.value, "tpot_low": each.got.tpot_ms.low, "tpot_high": each.got.tpot_ms.high,
+            "surely": self.target.surely(each.got)} for each in self.choices]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {"model": self.model, "device": self.device, "gpus": self.gpus, "target": str(self.target),
+                "prompt": str(self.prompt), "output": str(self.output), "rate": self.rate, "tried": self.tried,
+                "choices": self.rows(),
+                "refused": [{"setup": setup, "reason": reason} for setup, reason in self.refused],
+                "notes": list(self.notes)}
+
+    def _choices(self) -> pandas.DataFrame:
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+    def _refused(self) -> pandas.DataFrame:
+        import pandas
+
+        return pandas.DataFrame(list(self.refused), columns=["setup", "reason"])
+
+
+def serve_search(source: str, gpus: int, *, target: str | LatencyTarget = "", device: str = "h200-sxm",
+                 topology: str | None = None, settings: Sequence[str] = (), preset: str | None = None,
+                 prompt: str | int = 1024, output: str | int = 256, rate: float = 0.0, precision: str = "",
+                 experts: str = "", kv_dtype: str = "", engine: str = "vllm", cuda_graphs: bool = True,
+                 speculate: str | None = None, seed: int = 0, profile: DeviceProfile | None = None,
+                 comm_profile: str | None = None, comm_choices: str | None = None,
+                 edits: Sequence[Edit] = ()) -> ServingChoices:
+    """Find how GPUs serve most tokens within a target of latency, or a rate of requests most quickly.
+
+    Args:
+        source, device, topology, settings, preset: as ``serve`` takes them.
+        precision, experts, kv_dtype, engine, cuda_graphs: as ``serve`` takes them.
+        speculate, seed, profile, comm_profile, comm_choices, edits: as ``serve`` takes them.
+        gpus: of all replicas together.
+        target: means at most, ms, such as "ttft=500,tpot=30".
+        prompt, output: tokens of requests.
+        rate: requests a second of all replicas; without, the number of clients is searched too.
+
+    Raises:
+        EditError: an edit cannot be done with any split.
+        ServingError: the model fits no split, or the load cannot be.
+    """
+    if not isinstance(gpus, int) or isinstance(gpus, bool) or not 1 <= gpus <= MOST_GPUS:
+        raise ServingError(f"gpus={gpus!r} is not possible; give a whole number from 1 to {MOST_GPUS:,}.")
+    goal = target if isinstance(target, LatencyTarget) else LatencyTarget.parse(target) if target else LatencyTarget()
+    decoder, spec = served_decoder(source, settings, preset).in_type(precision), served_device(device)
+    prompts, outputs = Lengths.parse(str(prompt), "--prompt"), Lengths.parse(str(output), "--output")
+    check_length(decoder, prompts.longest + outputs.longest)
+    linear, of_experts = decoder.weights(precision, experts)
+    start = ServingSetup(precision=linear, experts=of_experts, kv=kv_dtype, engine=engine_of(engine),
+                         graphs=cuda_graphs,
+                         speculation=None if speculate is None else Speculation.parse(speculate))
+    choices, refused, tried = [], [], 0
+    for setup in _splits(decoder, start, gpus, spec):
+        try:
+            setup.check(decoder.shape)
+            cache = cache_account(decoder.shape, setup, spec, prompts.longest + outputs.longest)
+            cache.check(1, prompts.longest + outputs.longest, f"{decoder.name} on {setup.gpus} {spec.name}")
+            collectives = cluster_for(spec, setup.gpus, topology, comm_profile, comm_choices)
+            model = edited_model(ServingModel(decoder.shape, setup, spec, collectives, profile), edits)
+        except (ServingError, EditError) as error:
+            refused.append((str(setup), str(error)))
+            continue
+        for chunk in (CHUNKS if setup.engine.splits else (0,)):
+            own = model.with_chunk(chunk)
+            best, number = _best(own, cache, prompts, outputs, gpus // setup.gpus, rate, goal, seed)
+            tried += number
+            if best is not None:
+                choices.append(best)
+    if not choices and refused and tried == 0:
+        raise ServingError(refused[-1][1])
+    if rate:
+        choices.sort(key=lambda each: each.got.tpot_ms.value)
+    else:
+        choices.sort(key=lambda each: -each.replicas * each.got.tokens_per_second.value)
+    return ServingChoices(decoder.name, spec.name, gpus, goal, prompts, outputs, rate, tuple(choices), tried,
+                          tuple(refused), decoder.notes)
+
+
+def _splits(decoder: ServedDecoder, start: ServingSetup, gpus: int, spec: DeviceSpec) -> Iterator[ServingSetup]:
+    """Splits of a replica: attention over powers of two of a node's GPUs, experts whole or shared, attention groups."""
+    routed = any(kind.experts for kind in decoder.shape.kinds)
+    sizes = [1 << power for power in range(4) if gpus % (1 << power) == 0]
+    for size in sizes:
+        for groups in ([each for each in sizes if size % each == 0] if routed else [1]):
+            for ep in sorted({1, size} if routed else {1}):
+                if groups == 1 or ep == size:
+                    yield replace(start, tp=size // groups, attention_dp=groups, ep=ep)
+
+
+def _best(model: ServingModel, cache: CacheAccount, prompts: Lengths, outputs: Lengths, replicas: int, rate: float,
+          goal: LatencyTarget, seed: int) -> tuple[ServingChoice | None, int]:
+    """Return the best load of a split that meets the target, and how many were served."""
+    setup = model.setup
+    if rate:
+        got = served_load(Requests(prompts, outputs, rate=rate / replicas, seed=seed), model, cache)
+        return (ServingChoice(setup, replicas, got) if goal.met(got) and got.keeps_up else None), 1
+    best, tried, clients = None, 0, 1
+    while clients <= MOST_CLIENTS:
+        load = Requests(prompts, outputs, clients, count=max(WAVES * clients, 4), seed=seed, warm_up=clients)
+        got = served_load(load, model, cache)
+        tried += 1
+        if goal.met(got) and (best is None or got.tokens_per_second.value > best.got.tokens_per_second.value):
+            best = ServingChoice(setup, replicas, got)
+        if got.tpot_ms.value > goal.tpot_ms or got.ttft_ms.value > 4 * goal.ttft_ms:
+            break
+        if best is not None and got.tokens_per_second.value < 0.9 * best.got.tokens_per_second.value:
+            break
+        clients *= 2
+    return best, tried

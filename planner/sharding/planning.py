@@ -23,14 +23,12 @@ from kernel_models.collectives import topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
-from planner.sharding.anchored import anchored_problem
 from planner.sharding.choices import choices_of
-from planner.sharding.estimate import ShardedStep, estimate
+from planner.sharding.estimate import ShardedStep, anchored_problem, estimate
 from planner.sharding.problem import ShardingPlan, ShardingProblem, own_order
-from planner.sharding.scoring import Scores
 from planner.sharding.search import ShardingSearch, search
 from planner.sharding.sources import device_of, sharding_source
-from planner.sharding.step import StepModel, assignment_of
+from planner.sharding.step import Scores, StepModel, assignment_of
 from tracer.lookup_data.plan_file import SHORT_KINDS, ShardingError, ShardKind
 from tracer.lookup_data.tables import LOCATIONS, EmbeddingTable
 from tracer.shown import Shown

@@ -16,11 +16,11 @@ from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.estimate import estimate
-from planner.parallel.frameworks import Framework, exported, frameworks_of
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import fullest_of, kept_of, moments_of, stage_memory, state_of, timeline
 from planner.parallel.plan_costs import HOST_GBPS, costs_of_plan
 from planner.parallel.search import relief
+from planner.parallel.space import Framework, exported, frameworks_of
 from tracer.fake_world.fit import check_traceable
 from tracer.parallel_plan import ParallelPlan, PlanError, Sharding
 from tracer.shape_only.transformer import TransformerShape

@@ -8,9 +8,8 @@ import pytest
 
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device_choice import find_device
-from planner.serving.load import cache_account
 from planner.serving.serve import prompt_time, serve
-from planner.serving.setup import ServingError, ServingSetup, Speculation, engine_of, weight_type
+from planner.serving.setup import ServingError, ServingSetup, Speculation, cache_account, engine_of, weight_type
 from planner.serving.source import published_name, served_decoder, types_of_config
 from planner.serving.steps import PrefillChunk, ServedStep, ServingModel
 
