@@ -202,8 +202,8 @@ class EditedServingModel(ServingModel):
     """
 
     def __init__(self, model: ServingModel, edits: Sequence[Edit]) -> None:
-        self.__dict__.update({name: value for name, value in model.__dict__.items()
-                              if name != "surface" and not name.endswith("_grid")})
+        self.__dict__.update({name: value for name, value in model.__dict__.items() if name != "surface"})
+        self._grids = []
         self._edits = tuple(edits)
         self._of_step = [ServedKernel(each.name, each.call, 1.0, 1.0, 1.0) for each in dict.fromkeys(
             model.in_order(ServedStep(1, 1)))]

@@ -455,38 +455,32 @@ class ServingModel:
         setup.check(shape)
         self.shape, self.setup, self.device, self.collectives = shape, setup, device, collectives
         self.rates = rates or rates_of(setup)
-        self._models = models
+        self.models = models
         self._factors: Mapping[str, float] = {}
         self._make = StepOperations(shape, setup, device, collectives.topology)
         layers: dict[TransformerShape, int] = {}
         for run in shape.runs:
             layers[run.one_layer()] = layers.get(run.one_layer(), 0) + run.layers
         self._layers = layers
-        # Blocks that read the same caches in the same way have one grid.
-        self._grids: dict[str, Float64] = {}
+        self._grids: list[tuple[Float64, Float64, Float64, Float64]] = []
+
+    def _other(self: SomeModel, **changed: object) -> SomeModel:
+        other = type(self).__new__(type(self))
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name != "surface"} | changed)
+        return other
 
     def with_rates(self: SomeModel, rates: CorrectionFactors) -> SomeModel:
         """Return the same with other rates; what is priced is shared."""
-        _ = self._token_grid, self._row_grid, self._decoding_grid, self._piece_grid
-        other = type(self).__new__(type(self))
-        other.__dict__.update({name: value for name, value in self.__dict__.items() if name != "surface"})
-        other.rates = rates
-        return other
+        return self._other(rates=rates)
 
     def with_factors(self: SomeModel, factors: Mapping[str, float]) -> SomeModel:
         """Return the same whose operations of these names take so many times as long, beside the rates: what a trace
         says of them."""
-        other = type(self).__new__(type(self))
-        other.__dict__.update({name: value for name, value in self.__dict__.items()
-                               if name != "surface" and not name.endswith("_grid")})
-        other._factors = dict(factors)
-        return other
+        return self._other(_factors=dict(factors), _grids=[])
 
     def with_chunk(self: SomeModel, chunk: int) -> SomeModel:
         """Return the same with other steps; what is priced is shared."""
-        other = self.with_rates(self.rates)
-        other.setup = replace(self.setup, chunk=chunk)
-        return other
+        return self._other(setup=replace(self.setup, chunk=chunk))
 
     waits = True
     """Whether the engine waits for a step before it prepares the next."""
@@ -495,14 +489,25 @@ class ServingModel:
     graph_us = GRAPH_LAUNCH_US
     """Host time of launching a step's CUDA graph."""
 
-    @property
-    def models(self) -> Models | None:
-        """Return the fitted models of the device."""
-        return self._models
-
     def time(self, step: ServedStep) -> StepTime:
         """Return the time of a step."""
-        return self._timed(step, self.parts(step))
+        rates, parts = self.rates, self.parts(step)
+        products, others = float(parts[PRODUCT] * rates.products), float(parts[OTHER] * rates.others)
+        waits = float(parts[WITHIN] * rates.collectives + parts[BETWEEN] * rates.network)
+        device = float(parts[PRODUCT] * rates.products + parts[OTHER] * rates.others
+                       + parts[WITHIN] * rates.collectives + parts[BETWEEN] * rates.network)
+        host = self.graph_us * self.setup.pp if self.captured(step) else float(
+            parts[LAUNCHES] * rates.host_us + parts[CALLS] * rates.host_collective_us)
+        engine = self.engine_us(step)
+        work = _together(device, host, rates.meet)
+        total = work + engine
+        if not self.waits:
+            total = _together(device, host + engine, rates.meet)
+            engine = total - work
+        spread = Z80 * rates.spreads.of(products / total, others / total, waits / total,
+                                        (work - device + engine) / total)
+        return StepTime(total, total * float(np.exp(-spread)), total * float(np.exp(spread)), products, others, waits,
+                        work - device, engine)
 
     @cached_property
     def surface(self) -> StepSurface:
@@ -510,8 +515,7 @@ class ServingModel:
         rates = self.rates
         device = np.array([rates.products, rates.others, rates.collectives, rates.network, 0.0, 0.0])
         host = np.array([0.0, 0.0, 0.0, 0.0, rates.host_us, rates.host_collective_us])
-        grids = (self._token_grid, self._row_grid, self._decoding_grid, self._piece_grid)
-        tokens, rows, decoding, pieces = (((grid @ device).tolist(), (grid @ host).tolist()) for grid in grids)
+        tokens, rows, decoding, pieces = (((grid @ device).tolist(), (grid @ host).tolist()) for grid in self.grids)
         return StepSurface(tokens, rows, decoding, pieces, self)
 
     def parts(self, step: ServedStep) -> Float64:
@@ -525,15 +529,17 @@ class ServingModel:
         prompts = [(piece.prompts * share, piece.new, piece.past) for piece in step.pieces]
         tokens = sequences * setup.drafted + sum(count * new for count, new, _ in prompts)
         rows = sequences * setup.drafted + step.finished * share
-        found = self._of_tokens(tokens) + self._of_ends(rows)
+        by_tokens, by_rows, by_caches, by_pieces = self.grids
+        found = _between(by_tokens, TOKENS, tokens) + _between(by_rows, SEQUENCES, rows)
         if sequences > 0:
-            found = found + self._of_decoding(sequences, step.context)
+            decoding = _in_square(by_caches, SEQUENCES, CONTEXTS, sequences, step.context)
+            found = found + decoding
             if setup.speculation is not None:
                 # Each token of a draft takes about one block and the logits once more (EAGLE, multi-token prediction).
-                block = (self._of_tokens(sequences) + self._of_decoding(sequences, step.context)) / self.shape.layers
-                found = found + setup.speculation.tokens * (block + self._of_ends(sequences))
+                block = (_between(by_tokens, TOKENS, sequences) + decoding) / self.shape.layers
+                found = found + setup.speculation.tokens * (block + _between(by_rows, SEQUENCES, sequences))
         for count, new, past in prompts:
-            found = found + count * self._of_piece(new, past)
+            found = found + count * _in_square(by_pieces, PIECES, PASTS, new, past)
         return found
 
     def operations(self, step: ServedStep) -> list[ServedOperation]:
@@ -584,39 +590,6 @@ class ServingModel:
                 times[row, rest] = us * rate
         return times[0], times[1], times[2]
 
-    def sources(self, step: ServedStep) -> dict[str, float]:
-        """Return the share of a step's device time by the source of its prices."""
-        found: dict[str, float] = {}
-        for each in self.operations(step):
-            for name, us in each.sources.items():
-                found[name] = found.get(name, 0.0) + us
-        total = sum(found.values())
-        return {name: us / total for name, us in sorted(found.items(), key=lambda item: -item[1])}
-
-    def _timed(self, step: ServedStep, parts: Float64) -> StepTime:
-        rates = self.rates
-        device, host = self._device_and_host(step, parts)
-        engine = self.engine_us(step)
-        work = _together(device, host, rates.meet)
-        total = work + engine
-        if not self.waits:
-            total = _together(device, host + engine, rates.meet)
-            engine = total - work
-        products, others = float(parts[PRODUCT] * rates.products), float(parts[OTHER] * rates.others)
-        waits = float(parts[WITHIN] * rates.collectives + parts[BETWEEN] * rates.network)
-        spread = Z80 * rates.spreads.of(products / total, others / total, waits / total,
-                                        (work - device + engine) / total)
-        return StepTime(total, total * float(np.exp(-spread)), total * float(np.exp(spread)), products, others, waits,
-                        work - device, engine)
-
-    def _device_and_host(self, step: ServedStep, parts: Float64) -> tuple[float, float]:
-        rates = self.rates
-        device = (parts[PRODUCT] * rates.products + parts[OTHER] * rates.others + parts[WITHIN] * rates.collectives
-                  + parts[BETWEEN] * rates.network)
-        host = self.graph_us * self.setup.pp if self.captured(step) else (
-            parts[LAUNCHES] * rates.host_us + parts[CALLS] * rates.host_collective_us)
-        return float(device), float(host)
-
     def captured(self, step: ServedStep) -> bool:
         """Return whether a step runs as a CUDA graph."""
         return self.setup.graphs and not step.pieces and step.sequences <= self.setup.engine.graph_batch
@@ -629,48 +602,32 @@ class ServingModel:
         each = engine.sequence_us * self.rates.step_us / engine.step_us if engine.step_us else 0.0
         return self.rates.step_us + each * (step.sequences + step.finished)
 
-    def _of_tokens(self, tokens: float) -> Float64:
-        return _between(self._token_grid, TOKENS, tokens)
+    @property
+    def grids(self) -> tuple[Float64, Float64, Float64, Float64]:
+        """Return the parts by tokens, by rows of logits, by sequences and contexts, and by pieces of prompts and what
+        came before them."""
+        if not self._grids:
+            self._grids.append(self._price_grids())
+        return self._grids[0]
 
-    def _of_ends(self, rows: float) -> Float64:
-        return _between(self._row_grid, SEQUENCES, rows)
-
-    def _of_decoding(self, sequences: float, context: float) -> Float64:
-        return _in_square(self._decoding_grid, SEQUENCES, CONTEXTS, sequences, context)
-
-    def _of_piece(self, new: float, past: float) -> Float64:
-        return _in_square(self._piece_grid, PIECES, PASTS, new, past)
-
-    @cached_property
-    def _token_grid(self) -> Float64:
-        found = self._priced([[(each, count) for kind, count in self._layers.items()
-                               for each in self._make.of_tokens(kind, tokens)]
-                              + [(each, 1) for each in self._make.embedded(tokens)] for tokens in TOKENS],
-                             [[(each, count) for kind, count in self._layers.items()
-                               for each in self._make.exchanges(kind, tokens)] for tokens in TOKENS])
-        return np.maximum.accumulate(found, axis=0)
-
-    @cached_property
-    def _row_grid(self) -> Float64:
-        return self._priced([[(each, 1) for each in self._make.of_rows(rows)] for rows in SEQUENCES],
-                            [[(each, 1) for each in self._make.end_exchanges(rows, rows)] for rows in SEQUENCES])
-
-    @cached_property
-    def _decoding_grid(self) -> Float64:
-        points = [(sequences, context) for sequences in SEQUENCES for context in CONTEXTS]
-        found = self._priced([[(each, count) for kind, count in self._layers.items()
-                               for each in self._make.of_decoding(kind, *point)] for point in points], None)
-        return found.reshape(len(SEQUENCES), len(CONTEXTS), COLUMNS)
-
-    @cached_property
-    def _piece_grid(self) -> Float64:
-        points = [(new, past) for new in PIECES for past in PASTS]
-        found = self._priced([[(each, count) for kind, count in self._layers.items()
-                               for each in self._make.of_prompts(kind, 1, *point)] for point in points], None)
-        return found.reshape(len(PIECES), len(PASTS), COLUMNS)
+    def _price_grids(self) -> tuple[Float64, Float64, Float64, Float64]:
+        make, layers = self._make, self._layers.items()
+        tokens = self._priced([[(each, count) for kind, count in layers for each in make.of_tokens(kind, number)]
+                               + [(each, 1) for each in make.embedded(number)] for number in TOKENS],
+                              [[(each, count) for kind, count in layers for each in make.exchanges(kind, number)]
+                               for number in TOKENS])
+        rows = self._priced([[(each, 1) for each in make.of_rows(number)] for number in SEQUENCES],
+                            [[(each, 1) for each in make.end_exchanges(number, number)] for number in SEQUENCES])
+        decoding = self._priced([[(each, count) for kind, count in layers
+                                  for each in make.of_decoding(kind, sequences, context)]
+                                 for sequences in SEQUENCES for context in CONTEXTS])
+        pieces = self._priced([[(each, count) for kind, count in layers
+                                for each in make.of_prompts(kind, 1, new, past)] for new in PIECES for past in PASTS])
+        return (np.maximum.accumulate(tokens, axis=0), rows, decoding.reshape(len(SEQUENCES), len(CONTEXTS), COLUMNS),
+                pieces.reshape(len(PIECES), len(PASTS), COLUMNS))
 
     def _priced(self, points: Sequence[Sequence[tuple[StepOperation, int]]],
-                exchanges: Sequence[Sequence[tuple[StepExchange, int]]] | None) -> Float64:
+                exchanges: Sequence[Sequence[tuple[StepExchange, int]]] = ()) -> Float64:
         """Return the parts of every point [n, 6], all priced together."""
         calls = [each.call for point in points for each, _ in point]
         found: Float64 = np.zeros((len(points), COLUMNS))
@@ -684,7 +641,7 @@ class ServingModel:
             for column, rows in ((PRODUCT, product), (OTHER, ~product)):
                 np.add.at(found[:, column], place[rows], us[rows])
             np.add.at(found[:, LAUNCHES], place, counts)
-        for row, point in enumerate(exchanges or ()):
+        for row, point in enumerate(exchanges):
             times = self._exchange_times([each.call for each, _ in point])
             for (each, count), us in zip(point, times.time_us.tolist(), strict=True):
                 column = BETWEEN if each.call.placement.nodes > 1 else WITHIN
@@ -700,7 +657,7 @@ class ServingModel:
         return self._factors.get(name, 1.0)
 
     def _prices(self, calls: Sequence[OpCall]) -> PricedCalls:
-        return sustained(price(calls, self.device, self._models), self.device)
+        return sustained(price(calls, self.device, self.models), self.device)
 
     def _exchange_times(self, calls: Sequence[CollectiveCall]) -> CommTimes:
         times = price_calls(calls, self.collectives)
@@ -801,22 +758,23 @@ Lines = tuple[list[float], list[float]]
 Squares = tuple[list[list[float]], list[list[float]]]
 
 
+def _place(points: Sequence[int], value: float) -> tuple[int, float]:
+    """Return the point below a value and how far it is on the way to the next; beyond the last the line goes on."""
+    row = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
+    return row, max(value - points[row], 0.0) / (points[row + 1] - points[row])
+
+
 def _on_line(grid: Lines, points: Sequence[int], value: float) -> tuple[float, float]:
     if value <= 0:
         return 0.0, 0.0
-    row = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
-    way = max(value - points[row], 0.0) / (points[row + 1] - points[row])
+    row, way = _place(points, value)
     return grid[0][row] * (1 - way) + grid[0][row + 1] * way, grid[1][row]
 
 
 def _on_square(grid: Squares, rows: Sequence[int], columns: Sequence[int], down: float, right: float
                ) -> tuple[float, float]:
-    i = min(max(bisect_right(rows, down) - 1, 0), len(rows) - 2)
-    j = min(max(bisect_right(columns, right) - 1, 0), len(columns) - 2)
-    y = max(down - rows[i], 0.0) / (rows[i + 1] - rows[i])
-    x = max(right - columns[j], 0.0) / (columns[j + 1] - columns[j])
-    us = grid[0]
-    above, below = us[i], us[i + 1]
+    (i, y), (j, x) = _place(rows, down), _place(columns, right)
+    above, below = grid[0][i], grid[0][i + 1]
     return ((above[j] * (1 - x) + above[j + 1] * x) * (1 - y) + (below[j] * (1 - x) + below[j + 1] * x) * y,
             grid[1][i][j])
 
@@ -846,17 +804,9 @@ def _bounds(calls: Sequence[OpCall], device: DeviceSpec) -> list[str]:
     return found
 
 
-def _place(points: Sequence[int], value: float) -> tuple[int, float]:
-    """Return the point below a value and how far it is on the way to the next; beyond the last the line goes on."""
-    row = int(np.clip(np.searchsorted(points, value, side="right") - 1, 0, len(points) - 2))
-    return row, (value - points[row]) / (points[row + 1] - points[row])
-
-
 def _between(grid: Float64, points: Sequence[int], value: float) -> Float64:
     if value <= 0:
         return np.zeros(COLUMNS)
-    if value < points[0]:
-        return grid[0]
     row, way = _place(points, value)
     found: Float64 = grid[row] * (1 - way) + grid[row + 1] * way
     found[LAUNCHES:] = grid[row, LAUNCHES:]
@@ -865,8 +815,7 @@ def _between(grid: Float64, points: Sequence[int], value: float) -> Float64:
 
 def _in_square(grid: Float64, rows: Sequence[int], columns: Sequence[int], row_value: float, column_value: float
                ) -> Float64:
-    i, down = _place(rows, max(row_value, rows[0]))
-    j, right = _place(columns, max(column_value, columns[0]))
+    (i, down), (j, right) = _place(rows, row_value), _place(columns, column_value)
     above = grid[i, j] * (1 - right) + grid[i, j + 1] * right
     below = grid[i + 1, j] * (1 - right) + grid[i + 1, j + 1] * right
     found: Float64 = above * (1 - down) + below * down

@@ -334,7 +334,7 @@ class TraceCalibration:
 
     def of(self, model: ServingModel) -> ServingModel:
         """Return a model as the trace says that it is served."""
-        return model.with_factors(self.factors).with_rates(self.rates)
+        return model.with_rates(self.rates).with_factors(self.factors)
 
     def rests(self, model: ServingModel, step: ServedStep) -> float:
         """Return the share of a step's kernels' time, as predicted with the anchor, whose operations were recorded."""
@@ -403,9 +403,7 @@ def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, a
     products, others, collectives = (
         float(np.clip(getattr(model.rates, name) * factors.get(name, 1.0), 1 / MOST, MOST)) for name in KINDS)
     rates = replace(model.rates, products=products, others=others, collectives=collectives)
-    rated = model.with_factors({})
-    rated.rates = rates
-    factors, own, beside = _of_operations(graph, orders, operators, rated)
+    factors, own, beside = _of_operations(graph, orders, operators, model.with_rates(rates))
     return TraceCalibration(tuple(steps.values()), measured, predicted, rates, factors, own, beside, not named)
 
 
