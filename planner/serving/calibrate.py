@@ -175,7 +175,7 @@ class _Linear:
     @staticmethod
     def of(rows: Sequence[MeasuredRow], names: Sequence[str], rates: CorrectionFactors) -> _Linear:
         """Serve the rows with factors, and with each of them a little larger."""
-        def left(**moved: float) -> Float64:
+        def left(**moved: Any) -> Float64:
             return np.array([each.log_ratios(replace(rates, **moved)) for each in rows])
 
         here = left()

@@ -31,7 +31,7 @@ from kernel_models.model import Source
 from kernel_models.op_call import OpCall, TablePart
 from kernel_models.pricing import price
 from kernel_models.spreads import HOST_AT_CAPTURED, MEASURED_KERNELS
-from planner.sharding.choices import INPUT_COPIES, Choices, Scope, choices_of
+from planner.sharding.choices import INPUT_COPIES, Choices, choices_of
 from planner.sharding.problem import (
     NO_ANCHORS,
     RESERVED_BYTES,
@@ -123,12 +123,6 @@ class ShardedStep:
         return f"{name}, rank {int(self.compute_us.argmax())}" if name == "look-ups" else name
 
 
-def _before_lookups(indices: float, inputs: float, hidden: float) -> dict[str, float]:
-    """Phases of copying inputs and exchanging indices, µs; what is hidden hides the exchange first."""
-    left = max(indices - hidden, 0.0)
-    return {"indices": left, "inputs": max(inputs - max(hidden - indices, 0.0), 0.0)}
-
-
 EXCHANGES = ("indices", "vectors", "gradients of vectors", "all-reduce")
 """Phases that are collectives."""
 
@@ -143,8 +137,9 @@ def estimate(scores: Scores, assignment: Assignment) -> ShardedStep:
     forward, backward = float(ahead.us.max()), float(back.us.max())
     # The exchange hides the bottom MLP: what of it is longer belongs to the dense part.
     out, home = (sum(each.us for each in found) for found in (vectors, gradients))
+    received, hidden = sum(each.us for each in indices), scores.model.hidden_us
     phases = {
-        **_before_lookups(sum(each.us for each in indices), dense.inputs, scores.model.hidden_us),
+        "indices": max(received - hidden, 0.0), "inputs": max(dense.inputs - max(hidden - received, 0.0), 0.0),
         "look-ups": forward, "vectors": out,
         "dense": (dense.top_forward + dense.top_backward + dense.optimizer + max(dense.bottom_forward - out, 0.0)
                   + max(dense.bottom_backward - home, 0.0)),
@@ -197,10 +192,7 @@ def rank_lookups(problem: ShardingProblem, choices: Choices, scores: Scores, ass
         part = choices.units[choice]
         if not part.lookups:
             continue
-        scope = choices.scope[choice]
-        on = [place] if scope == Scope.RANK else (
-            range(problem.ranks) if scope == Scope.ALL else np.flatnonzero(scores.adder.node_of == place).tolist())
-        for rank in on:
+        for rank in scores.adder.ranks_of(choice, place).tolist():
             parts[rank].append(part)
             if problem.trained and choices.kinds[choice] is not ShardKind.DATA_PARALLEL:
                 fused[rank].append(part)
@@ -294,11 +286,8 @@ def _memory(problem: ShardingProblem, choices: Choices, scores: Scores, assignme
     columns = {name: np.zeros(problem.ranks) for name in (
         "weight_bytes", "state_bytes", "gradient_memory", "buffer_bytes")}
     for choice, place in zip(assignment.choice.tolist(), assignment.place.tolist(), strict=True):
-        scope = choices.scope[choice]
-        on = np.array([place]) if scope == Scope.RANK else (
-            np.arange(problem.ranks) if scope == Scope.ALL else np.flatnonzero(scores.adder.node_of == place))
         for name, values in columns.items():
-            values[on] += getattr(choices, name)[choice]
+            values[scores.adder.ranks_of(choice, place)] += getattr(choices, name)[choice]
     indices = np.minimum(INPUT_COPIES * loads.sums[INDEX], columns["buffer_bytes"])
     return tuple(MemoryAccount(
         parameters=float(columns["weight_bytes"][rank]), gradients=float(columns["gradient_memory"][rank]),
@@ -361,7 +350,8 @@ def anchored_problem(problem: ShardingProblem, found: RecordedSharding, same_clu
     there, plan = where
     anchors = _anchors(there, plan, step, noise)
     local = replace(there, dense=measured_dense(found.dense, found.dense, step, False, noise), anchors=anchors)
-    own = _estimated(local, plan)
+    choices = choices_of(local, plan.shardings)
+    own = estimate(Scores(local, choices, StepModel(local)), assignment_of(plan, choices))
     kept = replace(anchors, exchanges=anchors.exchanges if same_cluster and not elsewhere else None, **{
         name: None if each is None else replace(each, elsewhere=elsewhere)
         for name, each in (("forward", anchors.forward), ("backward", anchors.backward))})
@@ -427,24 +417,12 @@ def _anchors(problem: ShardingProblem, plan: ShardingPlan, step: RecordedStep, n
     loads = scores.adder.loads(assignment)
     ahead, back = rank_lookups(problem, choices, scores, assignment)
     wires = [one for each in exchanges_of(scores, loads) for one in each]
-    return Anchors(_anchor(step.mean(StepPart.LOOKUPS), ahead, 0.0, noise),
-                   _anchor(step.mean(StepPart.GRADIENTS), back, loads.copy_us, noise),
-                   _sum_anchor(step.exchanged, sum(one.us for one in wires), sum(one.low for one in wires),
-                               sum(one.high for one in wires), noise))
-
-
-def _anchor(measured: float, calls: RankCalls, more: float, noise: float) -> WorkAnchor | None:
-    us, low, high = (float(each.mean()) + more for each in (calls.us, calls.low, calls.high))
-    return _sum_anchor(measured, us, low, high, noise)
-
-
-def _sum_anchor(measured: float, us: float, low: float, high: float, noise: float) -> WorkAnchor | None:
-    return WorkAnchor(measured, us, low, high, noise) if measured > 0 and us > 0 else None
-
-
-def _estimated(problem: ShardingProblem, plan: ShardingPlan) -> ShardedStep:
-    choices = choices_of(problem, plan.shardings)
-    return estimate(Scores(problem, choices, StepModel(problem)), assignment_of(plan, choices))
+    return Anchors(*(
+        WorkAnchor(measured, *work, noise=noise) if measured > 0 and work[0] > 0 else None for measured, work in (
+            (step.mean(StepPart.LOOKUPS), [float(each.mean()) for each in (ahead.us, ahead.low, ahead.high)]),
+            (step.mean(StepPart.GRADIENTS), [float(each.mean()) + loads.copy_us
+                                             for each in (back.us, back.low, back.high)]),
+            (step.exchanged, [sum(getattr(one, name) for one in wires) for name in ("us", "low", "high")]))))
 
 
 def _factors(anchors: Anchors) -> str:

@@ -37,7 +37,7 @@ from itertools import combinations, count
 import numpy as np
 
 from planner.sharding.choices import Choices, Scope, choices_of
-from planner.sharding.problem import ShardingProblem
+from planner.sharding.problem import ShardingProblem, own_order
 from planner.sharding.step import (
     EMPTY,
     INDEX,
@@ -50,36 +50,64 @@ from planner.sharding.step import (
     Standing,
     StepModel,
 )
-from tracer.arrays import Bool, Float64, Int64
+from tracer.arrays import Float64, Int64
 from tracer.device_memory import binary_size
 from tracer.lookup_data.plan_file import ShardingError, ShardKind
 from tracer.lookup_data.tables import TABLE_DTYPES, EmbeddingTable
 
 
-def least_loaded(parts: int, free: Bool, sums: Float64, cost: float, draw: np.random.Generator | None = None,
-                 ) -> list[int] | None:
-    """Give the parts of a table to different ranks, each to the free one whose sum is least, or to one drawn.
+class _Placing:
+    """Ranks that ways of tables are put on one after another.
 
-    Args:
-        parts: how many.
-        free: ranks that may have one [ranks]; it is not changed.
-        sums: of the ranks' costs [ranks]; the parts' are added.
-        cost: of a part.
-        draw: draws the ranks instead.
-
-    Returns:
-        The ranks; ``None`` where too few are free.
+    Attributes:
+        sums: of the ranks' costs [ranks].
+        held: bytes of the devices and of their hosts [2, ranks].
     """
-    found: list[int] = []
-    free = free.copy()
-    for _ in range(parts):
-        if not free.any():
-            return None
-        rank = int(draw.choice(np.flatnonzero(free)) if draw else np.where(free, sums, np.inf).argmin())
-        free[rank] = False
-        sums[rank] += cost
-        found.append(rank)
-    return found
+
+    def __init__(self, problem: ShardingProblem, choices: Choices) -> None:
+        self._problem, self._choices = problem, choices
+        self.sums, self.held = np.zeros(problem.ranks), np.zeros((2, problem.ranks))
+        self.node_of = np.arange(problem.ranks) // problem.per_node
+        self._chosen: list[int] = []
+        self._places: list[int] = []
+
+    def put(self, row: int, cost: float, nodes: Float64, draw: np.random.Generator | None = None) -> bool:
+        """Put the units of a choice where there is room; return whether there is.
+
+        Args:
+            row: of the choice. Units of ranks go to different ones, each to the free one whose sum is least.
+            cost: of a unit, added to the sums.
+            nodes: the load of each node, of which the least is taken [nodes].
+            draw: draws the ranks instead.
+        """
+        choices, problem = self._choices, self._problem
+        need = np.array([[choices.memory[row]], [choices.host_bytes[row]]])
+        free = (self.held + need <= np.array(choices.room)[:, None]).all(axis=0)
+        places: list[int] = []
+        if choices.scope[row] == Scope.RANK:
+            free = problem.allowed(int(choices.table[row]), free).copy()
+            for _ in range(int(choices.parts[row])):
+                if not free.any():
+                    return False
+                rank = int(draw.choice(np.flatnonzero(free)) if draw else np.where(free, self.sums, np.inf).argmin())
+                free[rank] = False
+                self.sums[rank] += cost
+                places.append(rank)
+            self.held[:, places] += need
+        else:
+            places = [int(nodes.argmin()) if choices.scope[row] == Scope.NODE else 0]
+            here = self.node_of == places[0] if choices.scope[row] == Scope.NODE else np.ones(problem.ranks, np.bool_)
+            if not free[here].all():
+                return False
+            self.sums[here] += cost
+            self.held[:, here] += need
+        self._chosen += [row] * len(places)
+        self._places += places
+        return True
+
+    def assignment(self) -> Assignment:
+        """Return what was put where."""
+        return Assignment(np.array(self._chosen, np.int64), np.array(self._places, np.int64))
 
 
 def greedy(scores: Scores, order: Sequence[int], options: Sequence[Sequence[int]]) -> Standing | None:
@@ -94,16 +122,8 @@ def greedy(scores: Scores, order: Sequence[int], options: Sequence[Sequence[int]
     """
     now = scores.standing(EMPTY)
     for table in order:
-        best: Standing | None = None
-        for choice in options[table]:
-            found = scores.with_choice(now, choice)
-            if found is not None and (best is None or found.score < best.score):
-                best = found
-        if best is None:  # what was wanted fits nowhere: any other way that does
-            for choice in scores.choices.of_table(table):
-                found = scores.with_choice(now, choice)
-                if found is not None and (best is None or found.score < best.score):
-                    best = found
+        # Where what was wanted fits nowhere, any other way that does.
+        best = scores.best_choice(now, options[table]) or scores.best_choice(now, scores.choices.of_table(table))
         if best is None:
             return None
         now = best
@@ -148,7 +168,7 @@ def spilled(choices: Choices, ranks: int, per_node: int) -> list[list[int]]:
 
     Buffers of all tables lie on the devices in any case, and a twentieth is left free: parts do not fill them.
     """
-    width = np.select([choices.scope == Scope.ALL, choices.scope == Scope.NODE], [ranks, per_node], choices.parts)
+    width = choices.width(ranks, per_node)
     whole = choices.memory * width
     near = [each[0] for each in unsplit(choices)]
     far = [[row for row in choices.of_table(table) if choices.locations[row] != "hbm" and choices.fits[row]]
@@ -232,7 +252,8 @@ def shard_us(problem: ShardingProblem, choices: Choices) -> Float64:
         inputs = table.bag * batch / cut
         out = problem.vectors(table, batch) * columns * table.output_bytes
         moved = inputs * (INPUT_BYTES * (2 if table.weighted else 1) + max(columns, LEAST_COLUMNS) * element) + out
-        forward = moved * _penalty(columns) / memory
+        penalty = 1.0 if columns >= FULL_COLUMNS else HALF_PENALTY if columns >= FULL_COLUMNS // 2 else QUARTER_PENALTY
+        forward = moved * penalty / memory
         backward = forward * BACKWARD_FACTOR + (forward * WEIGHTED_FACTOR if table.weighted else 0.0)
         if kind is ShardKind.DATA_PARALLEL:
             gradient = table.rows * table.columns * element
@@ -248,17 +269,10 @@ def shard_us(problem: ShardingProblem, choices: Choices) -> Float64:
     return found
 
 
-def _penalty(columns: int) -> float:
-    if columns >= FULL_COLUMNS:
-        return 1.0
-    return HALF_PENALTY if columns >= FULL_COLUMNS // 2 else QUARTER_PENALTY
-
-
 def _proposals(problem: ShardingProblem, choices: Choices, perf: Float64) -> Iterator[list[int]]:
     """One choice for each table, proposal after proposal."""
     tables = range(len(problem.tables))
-    width = np.select([choices.scope == Scope.ALL, choices.scope == Scope.NODE], [problem.ranks, problem.per_node],
-                      choices.parts)
+    width = choices.width(problem.ranks, problem.per_node)
     for score in (perf, perf * width):
         ordered = [sorted(choices.of_table(table), key=lambda row: float(score[row])) for table in tables]
         at = [0] * len(ordered)
@@ -278,35 +292,12 @@ def _proposals(problem: ShardingProblem, choices: Choices, perf: Float64) -> Ite
 def _partition(problem: ShardingProblem, choices: Choices, perf: Float64, proposal: list[int]) -> tuple[
         float, Assignment] | None:
     """Uniform ways first, then nodes, then ranks, each the largest shard where the sum is least; with its rating."""
-    ranks, per_node = problem.ranks, problem.per_node
-    sums, held, room = np.zeros(ranks), np.zeros((2, ranks)), np.array(choices.room)[:, None]
-    chosen: list[int] = []
-    places: list[int] = []
-    node_of = np.arange(ranks) // per_node
-    order = sorted(proposal, key=lambda row: (-int(choices.scope[row]), -float(perf[row])))
-    for row in order:
-        need, us = np.array([[choices.memory[row]], [choices.host_bytes[row]]]), float(perf[row])
-        if choices.scope[row] == Scope.RANK:
-            free = problem.allowed(int(choices.table[row]), (held + need <= room).all(axis=0))
-            ranks_of = least_loaded(int(choices.parts[row]), free, sums, us)
-            if ranks_of is None:
-                return None
-            held[:, ranks_of] += need
-            chosen += [row] * len(ranks_of)
-            places += ranks_of
-            continue
-        here = np.ones(ranks, np.bool_)
-        node = 0
-        if choices.scope[row] == Scope.NODE:
-            node = int(min(range(problem.nodes), key=lambda each: float(sums[node_of == each].max())))
-            here = node_of == node
-        sums[here] += us
-        held[:, here] += need
-        if (held > room).any():
+    placing = _Placing(problem, choices)
+    for row in sorted(proposal, key=lambda row: (-int(choices.scope[row]), -float(perf[row]))):
+        nodes = np.array([placing.sums[placing.node_of == node].max() for node in range(problem.nodes)])
+        if not placing.put(row, float(perf[row]), nodes):
             return None
-        chosen.append(row)
-        places.append(node)
-    return float(sums.max()), Assignment(np.array(chosen, np.int64), np.array(places, np.int64))
+    return float(placing.sums.max()), placing.assignment()
 
 
 COSTS: dict[str, Callable[[EmbeddingTable], float]] = {
@@ -338,38 +329,20 @@ def _in_host(choices: Choices, table: int, row: int) -> list[int]:
 
 def _spread(scores: Scores, ways: list[list[int]], costs: Float64 | None, seed: int = 0) -> Assignment | None:
     """Place each table's way: by its cost where the sum is least, or at random where there are no costs."""
-    choices, problem = scores.choices, scores.problem
-    draw, room = np.random.default_rng(seed), np.array(choices.room)[:, None]
-    sums, held = np.zeros(problem.ranks), np.zeros((2, problem.ranks))
-    node_of = scores.adder.node_of
-    chosen: list[int] = []
-    places: list[int] = []
+    choices, placing = scores.choices, _Placing(scores.problem, scores.choices)
+    draw = np.random.default_rng(seed) if costs is None else None
     order = np.argsort(-costs, kind="stable") if costs is not None else np.arange(len(ways))
     # What lies on many ranks takes its memory first.
     for table in sorted(order.tolist(), key=lambda table: -int(choices.scope[ways[table][0]])):
+        cost = 0.0 if costs is None else float(costs[table])
         for row in ways[table]:
-            cost = 0.0 if costs is None else float(costs[table]) / int(choices.parts[row])
-            need = np.array([[choices.memory[row]], [choices.host_bytes[row]]])
-            free = (held + need <= room).all(axis=0)
-            if choices.scope[row] != Scope.RANK:
-                node = int(np.bincount(node_of, held[0]).argmin()) if choices.scope[row] == Scope.NODE else 0
-                here = node_of == node if choices.scope[row] == Scope.NODE else np.ones(problem.ranks, np.bool_)
-                if free[here].all():
-                    held[:, here] += need
-                    chosen.append(row)
-                    places.append(node)
-                    break
-                continue
-            ranks = least_loaded(int(choices.parts[row]), problem.allowed(table, free), sums, cost,
-                                 draw if costs is None else None)
-            if ranks is not None:
-                held[:, ranks] += need
-                chosen += [row] * len(ranks)
-                places += ranks
+            nodes = np.bincount(placing.node_of, placing.held[0]).astype(np.float64)
+            own = cost / int(choices.parts[row]) if choices.scope[row] == Scope.RANK else 0.0
+            if placing.put(row, own, nodes, draw):
                 break
         else:
             return None
-    return Assignment(np.array(chosen, np.int64), np.array(places, np.int64))
+    return placing.assignment()
 
 
 MOST_TABLES, MOST_RANKS = 10, 4
@@ -389,11 +362,6 @@ class Proven:
 
     best: list[tuple[float, Assignment]] = field(default_factory=list)
     complete: bool = True
-
-
-def small(scores: Scores) -> bool:
-    """Return whether a problem is small enough to be tried."""
-    return len(scores.problem.tables) <= MOST_TABLES and scores.problem.ranks <= MOST_RANKS
 
 
 def fastest(scores: Scores, known_us: float, top: int = 1, most_nodes: int = MOST_NODES) -> Proven:
@@ -467,7 +435,7 @@ def _places(scores: Scores, choice: int, loads: RankLoads) -> Iterator[list[int]
 
 def _remaining(choices: Choices, order: list[int], ranks: int, per_node: int) -> list[Float64]:
     """The least that tables from each depth on add to all ranks together [depth][SUMS]."""
-    width = np.select([choices.scope == Scope.ALL, choices.scope == Scope.NODE], [ranks, per_node], choices.parts)
+    width = choices.width(ranks, per_node)
     least = np.array([[float((getattr(choices, name)[rows] * width[rows]).min()) for name in SUMS]
                       for rows in (list(choices.of_table(table)) for table in order)])
     return [least[depth:].sum(axis=0) for depth in range(len(order) + 1)]
@@ -558,43 +526,34 @@ def signature(scores: Scores, assignment: Assignment) -> tuple[bytes, ...]:
     return (*per_rank, wide)
 
 
-def search(problem: ShardingProblem, top: int = 5, seed: int = 0, tick: Callable[[], None] = lambda: None,
-           model: StepModel | None = None) -> ShardingSearch:
+def search(problem: ShardingProblem, top: int = 5, seed: int = 0, model: StepModel | None = None) -> ShardingSearch:
     """Find the fastest shardings of a problem.
 
     Args:
         top: how many different ones.
         seed: of what is drawn: shakes, partners of swaps among very many tables, the random baseline.
-        tick: called after each seed and search.
         model: of the problem, where it is there already.
 
     Raises:
         ShardingError: a table fits nowhere, or all together do not.
     """
     model = model or StepModel(problem)
-    own, order = problem.in_own_order()
+    order = own_order(problem.tables)
+    own = replace(problem, tables=tuple(problem.tables[i] for i in order.tolist()))
     choices = choices_of(own)
     given = choices.reordered(np.argsort(order))
-    found = _search(Scores(own, choices, model), top, seed, tick)
-    back = _Translation(choices, given, order)
-    return replace(
-        found, scores=Scores(problem, given, model), best=[(us, back.of(each)) for us, each in found.best],
-        baselines={name: None if known is None else (known[0], back.of(known[1]))
-                   for name, known in found.baselines.items()})
+    found = _search(Scores(own, choices, model), top, seed)
+    moved = given.first[order][choices.table] - choices.first[choices.table]
+
+    def back(known: tuple[float, Assignment]) -> tuple[float, Assignment]:
+        """Return the same assignment by the choices as they were given."""
+        return known[0], Assignment(known[1].choice + moved[known[1].choice], known[1].place)
+
+    return replace(found, scores=Scores(problem, given, model), best=[back(each) for each in found.best],
+                   baselines={name: None if known is None else back(known) for name, known in found.baselines.items()})
 
 
-class _Translation:
-    """From assignments of tables in one order to those of the same tables as they were given."""
-
-    def __init__(self, own: Choices, given: Choices, order: Int64) -> None:
-        self._moved = given.first[order][own.table] - own.first[own.table]
-
-    def of(self, assignment: Assignment) -> Assignment:
-        """The same assignment by the given choices."""
-        return Assignment(assignment.choice + self._moved[assignment.choice], assignment.place)
-
-
-def _search(scores: Scores, top: int, seed: int, tick: Callable[[], None]) -> ShardingSearch:
+def _search(scores: Scores, top: int, seed: int) -> ShardingSearch:
     problem = scores.problem
     _check_each_fits(scores)
     pool, local = _Pool(scores, max(top, 1)), LocalSearch(scores, seed)
@@ -608,33 +567,27 @@ def _search(scores: Scores, top: int, seed: int, tick: Callable[[], None]) -> Sh
         found[name] = standing.step_us, assignment
         pool.add(standing)
         starts.append(standing)
-        tick()
     given = len(starts)
     for standing in _seeds(scores):
         pool.add(standing)
         starts.append(standing)
-        tick()
     if not starts:
         raise ShardingError(
             f"No sharding of {len(problem.tables)} tables was found that fits {problem.ranks} ranks of "
             f"{binary_size(problem.limit_bytes)}; raise --memory, take more GPUs or allow more --kinds.")
     few = len(problem.tables) <= FEW_TABLES
-    ends = []
     first = _different(scores, starts)[:4 if few else 1]
     if not few and len(problem.tables) <= SEVERAL_TABLES:
         # Splits and whole tables end far apart: the best of each is improved.
         first = [each for of in (starts[:given], starts[given:]) for each in _different(scores, of)[:1]]
-    for standing in first:
-        ends.append(local.improved(standing, MOST_CHANGES, pool.add))
-        tick()
+    ends = [local.improved(standing, MOST_CHANGES, pool.add) for standing in first]
     best = min(ends, key=lambda each: each.step_us)
     draw = np.random.default_rng(seed)
     for _ in range(ROUNDS if few else 0):
         end = local.improved(_shaken(scores, best, draw), MOST_CHANGES, pool.add)
         best = min((best, end), key=lambda each: each.step_us)
-        tick()
     result = ShardingSearch(scores, pool.best(), found, looked_at=pool.seen)
-    if small(scores):
+    if len(problem.tables) <= MOST_TABLES and problem.ranks <= MOST_RANKS:
         known = result.best[-1][0] if len(result.best) >= top else np.inf
         exact = fastest(scores, known, max(top, 1))
         for _, assignment in exact.best:

@@ -29,7 +29,7 @@ Local search: moves and swaps off the slowest ranks and other ways for the table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,7 +42,7 @@ from kernel_models.model import Source
 from planner.sharding.choices import Choices, Scope
 from planner.sharding.problem import ShardingPlan, ShardingProblem
 from tracer.arrays import Bool, Float64, Int64
-from tracer.lookup_data.plan_file import ShardKind, TableSharding
+from tracer.lookup_data.plan_file import ShardKind
 
 SUMS = ("forward_stream", "forward_flight", "backward_stream", "backward_flight", "lookups", "rows", "index_bytes",
         "sent_bytes", "memory", "host_bytes")
@@ -99,7 +99,12 @@ def assignment_of(plan: ShardingPlan, choices: Choices) -> Assignment:
     choice: list[int] = []
     place: list[int] = []
     for i, sharding in enumerate(plan.shardings):
-        row = choice_of(choices, i, sharding)
+        parts = len(sharding.ranks) if sharding.kind is ShardKind.COLUMN_WISE else 1
+        row = next((row for row in choices.of_table(i) if (
+            choices.kinds[row], choices.locations[row], choices.parts[row]) == (
+                sharding.kind, sharding.location, parts)), None)
+        if row is None:
+            raise KeyError(i)
         if choices.scope[row] == Scope.ALL:
             places = [0]
         elif choices.scope[row] == Scope.NODE:
@@ -109,16 +114,6 @@ def assignment_of(plan: ShardingPlan, choices: Choices) -> Assignment:
         choice += [row] * len(places)
         place += places
     return Assignment(np.array(choice, np.int64), np.array(place, np.int64))
-
-
-def choice_of(choices: Choices, table: int, sharding: TableSharding) -> int:
-    """The row of a table's way. Raises ``KeyError`` if it is not among the choices."""
-    parts = len(sharding.ranks) if sharding.kind is ShardKind.COLUMN_WISE else 1
-    for row in choices.of_table(table):
-        same = choices.kinds[row] is sharding.kind and choices.locations[row] == sharding.location
-        if same and choices.parts[row] == parts:
-            return row
-    raise KeyError(table)
 
 
 @dataclass(slots=True)
@@ -139,12 +134,6 @@ class RankLoads:
     reduced_bytes: float
     gradient_bytes: float
     copy_us: float
-
-    def with_rank(self, rank: int, sums: Float64, chains: Float64) -> RankLoads:
-        """The same with other loads on one rank."""
-        out = replace(self, sums=self.sums.copy(), chains=self.chains.copy())
-        out.sums[:, rank], out.chains[:, rank] = sums, chains
-        return out
 
     @property
     def host_bytes(self) -> Float64:
@@ -167,6 +156,13 @@ class Adder:
         self.node_of = np.arange(problem.ranks) // problem.per_node
         self.sums = np.array([getattr(choices, name) for name in SUMS])
         self.chains = np.array([getattr(choices, name) for name in CHAINS])
+
+    def ranks_of(self, choice: int, place: int) -> Int64:
+        """The ranks of a unit."""
+        scope = self.choices.scope[choice]
+        if scope == Scope.RANK:
+            return np.array([place])
+        return np.arange(self.ranks) if scope == Scope.ALL else np.flatnonzero(self.node_of == place)
 
     def loads(self, assignment: Assignment) -> RankLoads:
         """The loads of an assignment."""
@@ -451,7 +447,8 @@ class Scores:
         spread = ((now.slopes * now.scale)[:, None] * self._mean(powers)).sum(axis=0)
         score = np.where(free, step + SHARE * spread, np.inf)
         rank = int(score.argmin())
-        loads = now.loads.with_rank(rank, sums[:, rank], chains[:, rank])
+        loads = replace(now.loads, sums=now.loads.sums.copy(), chains=now.loads.chains.copy())
+        loads.sums[:, rank], loads.chains[:, rank] = sums[:, rank], chains[:, rank]
         assignment = now.assignment.plus(choice, [rank])
         if (new[:, rank] > 1.25 * now.scale).any():
             return self.standing_of(assignment, loads)
@@ -466,6 +463,11 @@ class Scores:
         for _ in range(POWER.bit_length() - 1):
             found = np.sqrt(found)
         return found
+
+    def best_choice(self, now: Standing, options: Iterable[int]) -> Standing | None:
+        """The best standing with one of some choices; ``None`` if all fit nowhere."""
+        found = (self.with_choice(now, choice) for choice in options)
+        return min((each for each in found if each is not None), key=lambda each: each.score, default=None)
 
     def with_choice(self, now: Standing, choice: int) -> Standing | None:
         """The standing with all units of a choice, each where it is best; ``None`` if they fit nowhere."""
@@ -552,7 +554,9 @@ class LocalSearch:
 
     def _better(self, now: Standing) -> Standing | None:
         found: Standing | None = None
-        for rank in slow_ranks(now):
+        # The slowest rank of each phase, that of the look-ups first.
+        both = now.measures[:2].sum(axis=0)
+        for rank in dict.fromkeys([int(both.argmax()), *now.measures.argmax(axis=1).tolist()]):
             units = np.flatnonzero((now.assignment.place == rank) & self._movable(now.assignment))
             chains = _chains_without(self.scores, now)
             best = now.score * (1 - LEAST_GAIN)
@@ -641,17 +645,10 @@ class LocalSearch:
                 if len(options) < 2:
                     continue
                 rest = self.scores.standing(now.assignment.without(choices, table))
-                for option in options:
-                    found = self.scores.with_choice(rest, option)
-                    if found is not None and (best is None or found.score < best.score):
-                        best = found
+                found = self.scores.best_choice(rest, options)
+                if found is not None and (best is None or found.score < best.score):
+                    best = found
         return best
-
-
-def slow_ranks(now: Standing) -> list[int]:
-    """The slowest rank of each phase, that of the look-ups first."""
-    both = now.measures[:2].sum(axis=0)
-    return list(dict.fromkeys([int(both.argmax()), *now.measures.argmax(axis=1).tolist()]))
 
 
 def _chains_without(scores: Scores, now: Standing) -> Float64:
