@@ -6,9 +6,12 @@ Output of ``foretrace comm``: tables and JSON of fits, choices and reports.
 from __future__ import annotations
 
 import os
+import tempfile
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import typer
 
@@ -68,11 +71,7 @@ def predict(
 ) -> None:
     """Predict the time of one collective, with its breakdown."""
     with one_sentence(debug):
-        from dataclasses import replace
-
-
         kind = collectives.collective_kind(collective)
-
         model, where = clusters.profile_on(comm_profile, topology, oversubscription)
         payload, members = _payload(kind, size, sizes)
         if group is not None and ranks is not None:
@@ -81,7 +80,7 @@ def predict(
         placement = where.place(traffic.parse_ranks(group)) if group else where.first(count_of)
         if members is not None and placement.ranks != members:
             raise collectives.CommError(f"--sizes has {members} ranks and the group has {placement.ranks}; give a size "
-                                        f"for each.")
+                                        "for each.")
         if dtype is None:
             measured = model.measured_dtypes(kind, backend)
             dtype = measured[0] if len(measured) == 1 else "bfloat16"
@@ -108,10 +107,8 @@ def predict(
                    and model.interval_checked(kind, placement, level, backend, on=where))
         algbw = payload / time_us * 1e-3 if time_us else 0.0
         busbw = algbw * collectives.bus_factor(kind, placement.ranks)
-        ways = [] if nothing else datasheet.lines(where, kind,
-                                                  datasheet.RankGroup(placement.ranks, placement.nodes,
-                                                                      placement.widest,
-                                                                                 placement.narrowest))
+        ways = [] if nothing else datasheet.lines(where, kind, datasheet.RankGroup(
+            placement.ranks, placement.nodes, placement.widest, placement.narrowest))
         values: dict[str, Any] = {
             "time_us": time_us, "interval_us": [float(times.low_us[0]), float(times.high_us[0])],
             "interval": "checked" if checked else "assumed", "source": level.source.label, "level": level.label,
@@ -137,12 +134,12 @@ def predict(
         if values["overlap"]:
             report.line(f"Beside it, computation takes up to {values['overlap']['compute_bound']:.2f} times as long, "
                         f"and what memory bounds {values['overlap']['memory_bound']:.2f} times.")
-        report.table(
-            "By formula from published constants (µs)",
-            [Column("algorithm", name=True), Column("protocol", name=True), Column("latency"), Column("transfer"),
-             Column("together")],
-            [[row["algorithm"], row["protocol"], f"{row['latency_us']:,.1f}", f"{row['transfer_us']:,.1f}",
-              f"{row['time_us']:,.1f}"] for row in sorted(values["breakdown"], key=lambda row: row["time_us"])])
+        report.table("By formula from published constants (µs)", [
+            Column("algorithm", name=True), Column("protocol", name=True), Column("latency"), Column("transfer"),
+            Column("together")], [
+            [row["algorithm"], row["protocol"], *(f"{row[name]:,.1f}" for name in (
+                "latency_us", "transfer_us", "time_us"))]
+            for row in sorted(values["breakdown"], key=lambda row: row["time_us"])])
 
 
 @comm.command("fit")
@@ -174,11 +171,9 @@ def fit(
             parts = [read_measurements(path, hints, where) for path in logs]
         rows, notes = measurements.of_cluster(measurements.join(parts), where, gpu, system)
         with working("Fitting"):
-            profile = collectives.CommProfile.fit(rows, where, [*(f"{Path(path).name}: {len(part)} measurements"
-                                                                  for path, part in zip(logs, parts, strict=True)),
-                                                                  *notes])
+            read_of = (f"{Path(path).name}: {len(part)} measurements" for path, part in zip(logs, parts, strict=True))
+            profile = collectives.CommProfile.fit(rows, where, [*read_of, *notes])
         profile.save(out)
-
         report_fit(profile, rows, out, [*rows.notes, *notes], json)
 
 
@@ -200,25 +195,19 @@ def bench(
 ) -> None:
     """Measure collectives on this host under torchrun, and fit a profile to them. Needs PyTorch."""
     with one_sentence(debug):
-        import tempfile
-
-
         check_output(out, [], COMM_PROFILE)
         if table is not None:
             check_output(table, [], MEASUREMENTS)
         where = collectives_topology.find_topology(topology)
         kinds = tuple(collectives.collective_kind(name).label
                       for name in collective) if collective else comm_bench.BENCH_KINDS
-        plan = comm_bench.BenchPlan(kinds,
-                                    comm_bench.sweep_sizes(int(traffic.parse_bytes(smallest)),
-                                                           int(traffic.parse_bytes(largest)), per_octave), backend,
-                                    dtype, rounds)
+        ends = int(traffic.parse_bytes(smallest)), int(traffic.parse_bytes(largest))
+        plan = comm_bench.BenchPlan(kinds, comm_bench.sweep_sizes(*ends, per_octave), backend, dtype, rounds)
         with tempfile.TemporaryDirectory() as folder, working("Measuring"):
-            rows = collectives_logs.read_log(str(comm_bench.run_bench(plan, processes, table
-                                                             or os.path.join(folder, "table.jsonl"))))
+            rows = collectives_logs.read_log(str(comm_bench.run_bench(
+                plan, processes, table or os.path.join(folder, "table.jsonl"))))
         profile = collectives.CommProfile.fit(rows, where, [f"swept here with {processes} processes, {rounds} rounds"])
         profile.save(out)
-
         report_fit(profile, rows, out, rows.notes, json)
 
 
@@ -243,7 +232,10 @@ def tune(
         loaded = [collectives.CommProfile.load(path) for path in profiles]
         measured = tuner.backends_of(loaded)
         groups = tuner.measured_groups(loaded)
-        notes = _different_machines(profiles, loaded)
+        machines = {each.topology.node.device: f"{Path(path).name} of {each.topology.node.name} "
+                                               f"({each.topology.node.device})"
+                    for path, each in zip(profiles, loaded, strict=True)}
+        notes = [f"The profiles are of different machines: {', '.join(machines.values())}."] * (len(machines) > 1)
         choices: list[tuner.TunedChoice] = []
         changes: list[tuner.Crossover] = []
         for kind, placement, low, high in groups:
@@ -255,14 +247,12 @@ def tune(
         if trace:
             with working("Simulating"):
                 recorded = read(trace, step_region=step_region)
-                tuned = tuned_workload.tune_workload(build.build_program(recorded.graphs), measured, loaded[0].topology,
-                                                     default)
+                tuned = tuned_workload.tune_workload(
+                    build.build_program(recorded.graphs), measured, loaded[0].topology, default)
         values: dict[str, Any] = {"backends": list(measured), "choices": [c.to_json() for c in choices],
                                   "crossovers": [c.to_json() for c in changes], "workload": tuned_json(tuned),
                                   "notes": [*notes, *(tuned.notes if tuned else ())]}
         if out is not None:
-            import msgspec
-
             with output_file.whole_file(out) as stream:
                 stream.write(msgspec.json.format(msgspec.json.encode(_finite(values)), indent=2) + b"\n")
         if csv is not None:
@@ -299,8 +289,8 @@ def report_communication(
         if json:
             print_json({"traffic": [row.to_json() for row in found.traffic],
                         "histogram": {kind: [{"from_bytes": None if at < 0 else 2**at, "count": n}
-                                             for at, n in sorted(rows.items())] for kind,
-                                      rows in found.histogram.items()},
+                                             for at, n in sorted(rows.items())]
+                                      for kind, rows in found.histogram.items()},
                         "ranks": [{"rank": rank, "collective_us": found.kernel_ns[rank] / 1e3,
                                    "exposed_us": found.exposed_ns[rank] / 1e3, "window_us": found.window_ns[rank] / 1e3}
                                   for rank in sorted(found.window_ns)],
@@ -327,21 +317,8 @@ def _payload(kind: collectives.CollectiveKind, size: str | None, sizes: str | No
     return collectives.uneven_all_to_all(table), len(table)
 
 
-def _different_machines(paths: list[str], profiles: list[collectives.CommProfile]) -> list[str]:
-    """A note where the profiles that are compared are of different GPUs."""
-    nodes = {profile.topology.node.device: f"{Path(path).name} of {profile.topology.node.name} "
-                                           f"({profile.topology.node.device})"
-             for path, profile in zip(paths, profiles, strict=True)}
-    if len(nodes) < 2:
-        return []
-    return [f"The profiles are of different machines: {', '.join(nodes.values())}."]
-
-
 def _overlap(where: collectives.Topology, busbw_gbps: float) -> dict[str, float] | None:
     """Return how much a collective and computation beside it slow each other down; nothing of a host's."""
-    from dataclasses import asdict
-
-
     if where.node.link == "loopback" or busbw_gbps <= 0:
         return None
     return asdict(price.overlap_slowdown(device_choice.find_device(where.node.device), busbw_gbps))
@@ -358,31 +335,26 @@ def _finite(value: Any) -> Any:
 def report_fit(profile: collectives.CommProfile, rows: collectives.CollectiveMeasurements, out: str, notes: list[str],
                json: bool) -> None:
     """Show what was fitted."""
-    found: list[dict[str, Any]] = []
-    for name in profile.backend_names():
-        for (kind, dtype, ranks, nodes, *_), (size,
-                                              time_us) in sorted(rows.of_backend(name).aggregated().curves().items()):
-            found.append({"backend": name, "collective": CollectiveKind(kind).label, "dtype": call.DTYPES[dtype],
-                          "ranks": ranks,
-                          "nodes": nodes, "sizes": len(size), "smallest_bytes": float(size[0]),
-                          "largest_bytes": float(size[-1]), "latency_us": float(time_us[0]),
-                          "algbw_gbps": float(size[-1] / time_us[-1] * 1e-3)})
-    held_out = {name: np.abs(np.expm1(m.measured.residual)) for name, m in profile.backends.items()}
-    errors = {name: [float(np.median(e)), float(np.quantile(e, 0.9))] if len(e) else None for name,
-              e in held_out.items()}
+    found: list[dict[str, Any]] = [{
+              "backend": name, "collective": CollectiveKind(kind).label, "dtype": call.DTYPES[dtype], "ranks": ranks,
+              "nodes": nodes, "sizes": len(size), "smallest_bytes": float(size[0]), "largest_bytes": float(size[-1]),
+              "latency_us": float(time_us[0]), "algbw_gbps": float(size[-1] / time_us[-1] * 1e-3)}
+             for name in profile.backend_names() for (kind, dtype, ranks, nodes, *_), (size, time_us) in sorted(
+                 rows.of_backend(name).aggregated().curves().items())]
+    held_out = {name: np.abs(np.expm1(each.measured.residual)) for name, each in profile.backends.items()}
+    errors = {name: [float(np.median(each)), float(np.quantile(each, 0.9))] if len(each) else None
+              for name, each in held_out.items()}
     if json:
         print_json({"profile": out, "topology": profile.topology.name, "measurements": len(rows), "settings": found,
                     "held_out_error": errors, "notes": notes})
         return
     report = Report()
-    report.table(f"Fitted on {profile.topology.name}",
-                 [Column("backend", name=True), Column("collective", name=True), Column("dtype", name=True),
-                  Column("ranks"),
-                  Column("nodes"), Column("sizes"), Column("from"), Column("to"), Column("latency\nµs"),
-                  Column("algbw\nGB/s")],
-                 [[row["backend"], row["collective"], row["dtype"], count(row["ranks"]), count(row["nodes"]),
-                   count(row["sizes"]), bytes_text(row["smallest_bytes"]), bytes_text(row["largest_bytes"]),
-                   f"{row['latency_us']:,.1f}", f"{row['algbw_gbps']:,.2f}"] for row in found])
+    report.table(f"Fitted on {profile.topology.name}", [
+        Column("backend", name=True), Column("collective", name=True), Column("dtype", name=True), Column("ranks"),
+        Column("nodes"), Column("sizes"), Column("from"), Column("to"), Column("latency\nµs"), Column("algbw\nGB/s")], [
+        [row["backend"], row["collective"], row["dtype"], count(row["ranks"]), count(row["nodes"]),
+         count(row["sizes"]), bytes_text(row["smallest_bytes"]), bytes_text(row["largest_bytes"]),
+         f"{row['latency_us']:,.1f}", f"{row['algbw_gbps']:,.2f}"] for row in found])
     report.line()
     for name, error in errors.items():
         if error:
@@ -394,11 +366,9 @@ def report_fit(profile: collectives.CommProfile, rows: collectives.CollectiveMea
 
 def tuned_json(tuned: tuned_workload.TunedWorkload | None) -> dict[str, Any] | None:
     """A workload's steps as plain values."""
-    if tuned is None:
-        return None
-    return {"step_us": {name: value / 1e3 for name, value in tuned.step_ns.items()},
-            "best_step_us": tuned.best_ns / 1e3,
-            "default": tuned.default, "gain": tuned.gain,
+    return None if tuned is None else {
+            "step_us": {name: value / 1e3 for name, value in tuned.step_ns.items()},
+            "best_step_us": tuned.best_ns / 1e3, "default": tuned.default, "gain": tuned.gain,
             "winners": {name: tuned.winner.count(name) for name in dict.fromkeys(tuned.winner) if name},
             "missing": tuned.missing, "unmeasured": tuned.unmeasured}
 
@@ -409,8 +379,7 @@ def report_tuning(backends: list[str], choices: list[tuner.TunedChoice], changes
     report = Report()
     report.table("Times in µs, and who wins (ties within 5% stay with the default)",
                  [Column("collective", name=True), Column("ranks"), Column("size"),
-                  *(Column(name) for name in backends),
-                  Column("winner", name=True)],
+                  *(Column(name) for name in backends), Column("winner", name=True)],
                  [[c.kind.label, count(c.placement.ranks), bytes_text(c.payload_bytes),
                    *(f"{c.time_us[name]:,.1f}" if c.time_us[name] == c.time_us[name] else "–" for name in backends),
                    c.winner] for c in choices])
@@ -508,9 +477,6 @@ def backends(
     foretrace comm backends nccl=all_reduce.log custom.parquet mpi=osu.txt -o choices.json --topology dgx-h200 --ranks 8
     """
     with one_sentence(debug):
-        from dataclasses import replace
-
-
         named = [_named(text) for text in files]
         check_output(out, [path for _, path in named], COMM_PROFILE)
         known = {path: collectives.CommProfile.load(path) for _, path in named if _is_profile(path)}
@@ -527,9 +493,8 @@ def backends(
                 one = known.get(path) or _fitted(path, replace(hints, backend=name or hints.backend), where)
                 _add(joined, one, name if path in known else "", path)
         joined.save(out)
-        found = {name: sorted(set(_measured(joined, name))) for name in joined.backends}
-        rows = [(name, sorted({kind for kind, _ in of}), sorted({size for _, size in of}))
-                for name, of in found.items()]
+        rows = [(name, sorted({CollectiveKind(key[0]).label for key in of.fitted.pieces}),
+                 sorted({key[2] for key in of.fitted.pieces})) for name, of in joined.backends.items()]
         if json:
             print_json({"profile": out, "topology": where.name, "sources": joined.sources, "backends": [
                 {"backend": name, "collectives": kinds, "ranks": sizes} for name, kinds, sizes in rows]})
@@ -562,15 +527,13 @@ def _named(text: str) -> tuple[str, str]:
 
 def _is_profile(path: str) -> bool:
     """Return whether a file is a profile of collectives, which is no trace though both are JSON."""
+    if not os.path.isfile(path):
+        return False
     try:
-        return os.path.isfile(path) and COMM_PROFILE.ours(_beginning(path))
+        with open(path, "rb") as file:
+            return COMM_PROFILE.ours(file.read(64))
     except OSError:
         return False
-
-
-def _beginning(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(64)
 
 
 def _fitted(path: str, hints: measurements.Hints, where: collectives.Topology) -> collectives.CommProfile:
@@ -585,16 +548,10 @@ def _add(joined: collectives.CommProfile, one: collectives.CommProfile, name: st
                                     f"{joined.topology.node.name}; join backends of one cluster.")
     if name and len(one.backends) != 1:
         raise collectives.CommError(f"{path} has the backends {', '.join(one.backend_names()) or '(none)'}, and "
-                                    f"{name!r} names "
-                                    "one; leave the name out.")
+                                    f"{name!r} names one; leave the name out.")
     for own, models in one.backends.items():
         if (name or own) in joined.backends:
             raise collectives.CommError(f"Two files measure the backend {name or own!r}; name one otherwise, such as "
                                         f"other={path}.")
         joined.backends[name or own] = models
     joined.sources += one.sources
-
-
-def _measured(profile: collectives.CommProfile, name: str) -> list[tuple[str, int]]:
-    """Return the collectives and numbers of ranks that a backend was measured for."""
-    return [(collectives.CollectiveKind(key[0]).label, key[2]) for key in profile.backends[name].fitted.pieces]

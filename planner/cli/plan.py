@@ -33,7 +33,6 @@ from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
 from kernel_models import device_choice, model
 from planner.parallel import exploration, layer_costs, page, planning, search
-from planner.parallel import page as parallel_timeline
 from planner.parallel import space as frameworks
 from tracer import output_kind
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
@@ -114,7 +113,8 @@ def plan(
             output_kind.check_output(timeline, [], output_kind.TIMELINE)
         wanted, target = planning.framework_of(framework), None if export is None else planning.framework_of(export)
         if target is not None and wanted not in (None, target):
-            raise _contradiction(framework, export)
+            raise PlanError(f"--framework {framework} looks for plans that --export {export} need not have; give both "
+                            "the same name, or one of them.")
         limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
         changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
         cases = exploration.cases_of(device, topology, price, changes, max(sizes))
@@ -151,7 +151,10 @@ def plan(
             for size in sizes[1:]:
                 found.append(planning.find_plans(replace(request, gpus=size, measured=found[0].calibration or runs)))
         if timeline is not None and any(each.plans for each in found):
-            _write_timeline(found, timeline)
+            if len(found) > 1:
+                raise _of_one("--timeline")
+            assert found[0].schedule is not None
+            page.write_step_timeline(page.StepTimeline.of(found[0].schedule, found[0].plans[0].estimate), timeline)
         if html is not None:
             write_html(html, [source], lambda where: page.plans_page(found, where))
         if json:
@@ -162,23 +165,9 @@ def plan(
         raise typer.Exit(1)
 
 
-def _write_timeline(found: Sequence[planning.Plans], path: str) -> None:
-    """Write the step of the only size. Raises ``ForetraceError``."""
-    if len(found) > 1:
-        raise _of_one("--timeline")
-    assert found[0].schedule is not None
-    parallel_timeline.write_step_timeline(parallel_timeline.StepTimeline.of(
-        found[0].schedule, found[0].plans[0].estimate), path)
-
-
 def _of_one(name: str) -> Exception:
     return PlanError(f"{name} is of one device and one size of a job, and several cases are compared; leave it out, or "
                      "name one device without several factors.")
-
-
-def _contradiction(framework: str, export: str | None) -> Exception:
-    return PlanError(f"--framework {framework} looks for plans that --export {export} need not have; give both the "
-                     "same name, or one of them.")
 
 
 MOST_FRONT = 6
@@ -276,7 +265,8 @@ def report(found: Sequence[planning.Plans], price: float | None, top: int, targe
     routed = next((run for run in shape.runs if run.experts), None)
     experts = "" if routed is None else f", {routed.experts} experts of which {routed.top_k} work"
     out.line(f"{found[0].model}: a decoder of {said} parameters ({shape.layers} layers of width {shape.hidden:,}, "
-             f"{heads_text(shape)}{experts}, vocabulary {shape.vocab:,}, {shape.dtype}{_linears(shape)}), sequences of "
+             f"{heads_text(shape)}{experts}, vocabulary {shape.vocab:,}, "
+             f"{shape.dtype}{f', linear layers in {shape.linears}' * bool(shape.linears)}), sequences of "
              f"{shape.seq:,} tokens.")
     for each in found:
         _report_size(out, each, price, top)
@@ -288,10 +278,6 @@ def report(found: Sequence[planning.Plans], price: float | None, top: int, targe
             for line in frameworks.exported(each.plans[0].plan, shape, target).splitlines():
                 out.line(line)
     out.notes(note for each in found for note in each.notes)
-
-
-def _linears(shape: transformer.TransformerShape) -> str:
-    return f", linear layers in {shape.linears}" if shape.linears else ""
 
 
 def _report_size(out: Report, found: planning.Plans, price: float | None, top: int) -> None:
@@ -417,8 +403,6 @@ def plain_exploration(found: Sequence[exploration.Explored]) -> dict[str, Any]:
 
 
 def _values(each: exploration.Explored) -> dict[str, Any]:
-    from dataclasses import asdict
-
     best = each.best
     return {
         "device": each.plans.device, "topology": each.plans.topology, "factors": asdict(each.case.technology),

@@ -408,15 +408,10 @@ def usual_plans(shape: TransformerShape, gpus: int, on: Topology) -> list[str]:
     return [*found, f"dp,ep={shared},sharding=1"] if shared > 1 else found
 
 
-def case_row(each: PlanCommunication) -> dict[str, Any]:
-    """Say which case it is."""
-    return {"model": each.model, "seq": each.shape.seq, "gpus": each.estimate.plan.world_size,
-            "plan": str(each.estimate.plan)}
-
-
 def _rows_of(cases: Sequence[PlanCommunication],
              rows: Callable[[PlanCommunication], list[dict[str, Any]]]) -> pandas.DataFrame:
-    return frame_of(case_row(case) | row for case in cases for row in rows(case))
+    return frame_of({"model": case.model, "seq": case.shape.seq, "gpus": case.estimate.plan.world_size,
+                     "plan": str(case.estimate.plan)} | row for case in cases for row in rows(case))
 
 
 def _plan_rows(each: PlanCommunication) -> list[dict[str, Any]]:

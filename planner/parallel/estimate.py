@@ -182,7 +182,8 @@ def _laid_out(costs: PlanCosts, rates: CorrectionFactors) -> tuple[_Stretches, _
                                     float(b[stage].sum()))
         if stage in (0, plan.pp - 1):
             exposed += exchange_us(costs.exchange("tied"), rates)
-        optimizer.append(_optimizer(costs, rates, stage))
+        work = costs.optimizer[stage]
+        optimizer.append(work.products * rates.products + work.others * rates.others)
         data.append(exposed)
         hidden += beside / plan.pp
     return forward, backward, StepSchedule(run, data, optimizer, hidden)
@@ -358,11 +359,6 @@ def _replicas(costs: PlanCosts, rates: CorrectionFactors, stage: int, since: flo
     behind, ahead = (1 - last) * min(reduce, since), (1 - last) * min(gather, forward)
     hidden = behind + ahead
     return reduce + gather - hidden + slowed_us(both, hidden, rates), hidden
-
-
-def _optimizer(costs: PlanCosts, rates: CorrectionFactors, stage: int) -> float:
-    work = costs.optimizer[stage]
-    return work.products * rates.products + work.others * rates.others
 
 
 def _spreads(costs: PlanCosts, rates: CorrectionFactors) -> PlanSpreads:

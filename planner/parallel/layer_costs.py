@@ -56,12 +56,6 @@ class ShippedLayers(msgspec.Struct):
     pieces: dict[str, bytes]
 
 
-def shipped_layer(piece: str) -> bytes | None:
-    """Return what was shipped of a piece; ``None`` where nothing was, or another PyTorch is installed."""
-    found = _shipped()
-    return found.get(piece) if found else None
-
-
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, bytes]:
     try:
@@ -111,7 +105,7 @@ class KeptLayers:
     def get(self, what: str, shape: TransformerShape, part: TransformerPart, kind: type[Traced]) -> Traced | None:
         """Return what was shipped or kept of a piece, as a type that msgspec knows; ``None`` where nothing was."""
         piece = self._piece(what, shape, part)
-        content = shipped_layer(piece) if _settings() == USUAL else None
+        content = _shipped().get(piece) if _settings() == USUAL else None
         if content is None and (name := _file_name(piece)):
             content = next((kept for folder in kept_folders() if (kept := read_kept(folder / name)) is not None), None)
         if content is None:
@@ -246,11 +240,6 @@ def kept_less(forward: Iterable[OpCall], shape: TransformerShape, to: NarrowType
     """Bytes by which what backward needs is less: the inputs of linear layers are kept as they were cast."""
     return sum(call.dims[0] * call.dims[1] * call.dims[3] * (itemsize(call.dtype) - to.bytes)
                for call in forward if _is_linear(call, shape))
-
-
-def weights_cast(shape: TransformerShape, parameters: float, to: NarrowType) -> OpCall:
-    """The cast of so many weights, once a step."""
-    return _cast(round(parameters), shape.element_bytes, to)
 
 
 def _is_linear(call: OpCall, shape: TransformerShape) -> bool:
@@ -474,7 +463,9 @@ class LayerCosts:
         if key not in self._optimizers:
             calls = self._kept.of("optimizer", *key, list[OpCall], lambda: self._trace_optimizer(*key))
             if (narrow := narrow_type(shape.linears, self.device)) is not None:
-                calls.append(weights_cast(shape, shape.block_parameters(part.tp, part.ep, part.etp), narrow))
+                # Weights are cast once a step.
+                parameters = round(shape.block_parameters(part.tp, part.ep, part.etp))
+                calls.append(_cast(parameters, shape.element_bytes, narrow))
             self._optimizers[key] = self._work(calls)
         return self._optimizers[key]
 
@@ -547,13 +538,9 @@ def _products(forward: Sequence[OpCall]) -> list[int]:
     return [i for i, call in enumerate(forward) if call.family is Family.GEMM and SCAN not in call.flags]
 
 
-def _attention(forward: Sequence[OpCall]) -> list[int]:
-    return [i for i, call in enumerate(forward) if call.family is Family.ATTENTION or call.kind == "softmax"]
-
-
 def _projections(forward: Sequence[OpCall]) -> list[int]:
     """Products before attention."""
-    first = min(_attention(forward), default=0)
+    first = next((i for i, call in enumerate(forward) if call.family is Family.ATTENTION or call.kind == "softmax"), 0)
     return [i for i in _products(forward) if i < first and forward[i].kind != "bmm"]
 
 

@@ -292,7 +292,11 @@ def find_plans(request: PlanRequest) -> Plans:
         batch = request.global_batch or per_gpu * request.gpus
         found = search(shape, request.gpus, batch, pieces, cluster, memory_limit=request.memory_limit, rates=rates,
                        framework=framework_of(request.framework), best=request.best)
-        notes += _not_considered(batch, request.gpus)
+        uneven = [str(dp) for dp in range(1, request.gpus + 1) if request.gpus % dp == 0 and batch % dp]
+        if uneven:
+            notes.append(f"A batch of {batch:,} sequences cannot be split evenly over dp={', '.join(uneven)}: there "
+                         f"are "
+                         "no plans with these.")
     notes += other_nodes(cluster.topology, known)
     notes += request.host_note(rates) if calibration is None else [str(calibration)]
     schedule = None
@@ -350,13 +354,6 @@ def check_finite(value: float | None, name: str, what: str) -> None:
     like any other."""
     if value is not None and not math.isfinite(value):
         raise PlanError(f"{name} {value:g} is no figure to compute with; give {what}.")
-
-
-def _not_considered(batch: int, gpus: int) -> list[str]:
-    """Say which numbers of replicas the batch cannot be split over."""
-    uneven = [str(dp) for dp in range(1, gpus + 1) if gpus % dp == 0 and batch % dp]
-    return [f"A batch of {batch:,} sequences cannot be split evenly over dp={', '.join(uneven)}: there are no plans "
-            "with these."] if uneven else []
 
 
 def _row(each: Ranked) -> dict[str, Any]:

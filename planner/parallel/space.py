@@ -94,24 +94,21 @@ def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: Transforme
     if framework is Framework.TORCHTITAN and plan.tp * plan.cp > 1:
         tensor_ok = tensor_ok and all(run.state is None for run in shape.runs)  # Megatron-Core alone splits mixers
     alone = not shares and not plan.sharding
+    # torchtitan's DDP goes with nothing else.
+    plain_ddp = framework is Framework.TORCHTITAN and not plan.sharding and plan.tp * plan.pp * plan.cp * plan.ep == 1
     return (
         tensor_ok
         and (plan.pp == 1 or (ways.layers and plan.schedule in ways.schedules))
         and (plan.schedule is not Schedule.ZERO_BUBBLE or plan.chunks > 1)
         and (plan.cp == 1 or ways.sequences)
         and (plan.ep == 1 or ways.experts)
-        and (alone or plan.sharding in shardings or _is_plain_ddp(framework, plan))
+        and (alone or plan.sharding in shardings or plain_ddp)
         and (plan.replicate == 1 or plan.sharding in ways.copied)
         and plan.recompute in ways.recompute
         and not (plan.half_gradients and framework is Framework.TORCHTITAN)
         and not (plan.offload_optimizer and framework is not Framework.MEGATRON)
         and _layers_ok(framework, plan, shape)
     )
-
-
-def _is_plain_ddp(framework: Framework, plan: ParallelPlan) -> bool:
-    """Return whether it is torchtitan's DDP, which goes with nothing else."""
-    return framework is Framework.TORCHTITAN and not plan.sharding and plan.tp * plan.pp * plan.cp * plan.ep == 1
 
 
 def _layers_ok(framework: Framework, plan: ParallelPlan, shape: TransformerShape) -> bool:

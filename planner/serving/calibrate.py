@@ -33,7 +33,7 @@ ERROR = 0.05
 """Log scale of a row's error against which strangeness is weighed."""
 FIRST_WEIGHT = 0.25
 """Weight of a time to the first token beside one between tokens: it strays four times as much."""
-REACH, NOISE = 2.0, 0.15
+REACH, NOISE, WILD = 2.0, 0.15, math.inf
 """Of what is left, as ``parallel.corrections``: rows a factor of four apart in one figure are alike by half."""
 NUMBERS = ("tp", "ep", "attention_dp", "prompt", "output", "concurrency")
 STEPS, NUDGE = 2, 0.05
@@ -194,11 +194,11 @@ class _Linear:
             middle = np.median(first) if len(first) else 0.0
             return -np.concatenate([FIRST_WEIGHT * (first - middle), between])
 
-        return fit_factors(log_ratios, start, {name: FACTORS[name] for name in self.names}, ERROR)
+        return fit_factors(log_ratios, start, {name: FACTORS[name] for name in self.names}, ERROR, firm=True)
 
 
 def _carried(places: Float64, left: Float64) -> ResidualModel:
-    return ResidualModel.of(places, np.nan_to_num(left), REACH, NOISE)
+    return ResidualModel.of(places, np.nan_to_num(left), REACH, NOISE, WILD)
 
 
 def _error(log_ratios: Float64) -> float:

@@ -418,7 +418,8 @@ def _anchors(problem: ShardingProblem, plan: ShardingPlan, step: RecordedStep, n
     ahead, back = rank_lookups(problem, choices, scores, assignment)
     wires = [one for each in exchanges_of(scores, loads) for one in each]
     return Anchors(*(
-        WorkAnchor(measured, *work, noise=noise) if measured > 0 and work[0] > 0 else None for measured, work in (
+        WorkAnchor(measured, us, low, high, noise) if measured > 0 and us > 0 else None
+        for measured, (us, low, high) in (
             (step.mean(StepPart.LOOKUPS), [float(each.mean()) for each in (ahead.us, ahead.low, ahead.high)]),
             (step.mean(StepPart.GRADIENTS), [float(each.mean()) + loads.copy_us
                                              for each in (back.us, back.low, back.high)]),

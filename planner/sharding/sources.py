@@ -100,7 +100,10 @@ def recorded_step(job: Job) -> RecordedStep:
         host.append(float(parts[StepPart.NOTHING, rank]))
     # The rank that waits least in collectives waits for no other.
     first = int(np.argmin(waited))
-    exchanged = _transfers_us(found)
+    # All collectives of a step, each from when its last rank came.
+    built, cycle = scenario.built, scenario.cycle
+    exchanged = sum(ns for members, ns in zip(built.rendezvous.groups, built.rendezvous.intrinsic_ns, strict=True)
+                    if cycle.kernel[int(built.program.kernel_ptr[members[0][0]]) + members[0][1]]) / cycle.steps / 1e3
     return RecordedStep(scenario.devices.source, steps[first], parts, min(exchanged, waited[first]) if on_host
                         else exchanged, host[first] + max(waited[first] - exchanged, 0.0))
 
@@ -175,14 +178,6 @@ def _of_device(found: Baseline, rank: int, part: Int64, length_ns: float) -> tup
     steps = scenario.cycle.steps
     times[StepPart.NOTHING] = max(length_ns * steps - active, 0.0)
     return times / steps / 1e3, (active - busy) / steps / 1e3
-
-
-def _transfers_us(found: Baseline) -> float:
-    """All collectives of a step, each from when its last rank came, µs."""
-    built, cycle = found.scenario.built, found.scenario.cycle
-    total = sum(ns for members, ns in zip(built.rendezvous.groups, built.rendezvous.intrinsic_ns, strict=True)
-                if cycle.kernel[int(built.program.kernel_ptr[members[0][0]]) + members[0][1]])
-    return total / cycle.steps / 1e3
 
 
 def collective_bytes(graph: ExecutionGraph, kind: str) -> float:

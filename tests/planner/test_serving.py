@@ -73,7 +73,6 @@ def test_operations_of_one_step_add_up_to_what_the_grid_says(name: str, setup: d
         named = sum(each.us for each in model.operations(step))
         parts = model.time(step)
         assert named == pytest.approx(parts.products + parts.others + parts.collectives, rel=0.06)
-    assert sum(model.sources(ServedStep(16, 4096)).values()) == pytest.approx(1.0)
 
 
 def test_weights_are_read_and_products_done_as_the_sizes_say() -> None:
