@@ -293,10 +293,9 @@ def _exposed(costs: PlanCosts, causes: set[CommCause], whole: Estimate, rates: C
     return ExposedTime(max(time(lambda each: each) - nothing, 0.0), max(low - nothing, 0.0), max(high - nothing, 0.0))
 
 
-MOST_CASES = 512
-_SEVERAL = 2
-"""Stages of a pipeline, and parts of a sequence, of the plans that are studied if none is named."""
-_MOST_TENSOR = 8
+MOST_CASES, _SEVERAL, _MOST_TENSOR = 512, 2, 8
+"""Choices: plans that are studied at once; and if none is named, stages of their pipelines and parts of their
+sequences, and ranks that share a layer, which are those of a usual node."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -68,6 +68,7 @@ NOISE = 0.1
 """Of a plan's steps: the best of five and of four on LLM-Foundry's tables, five rows of which predict the others: 5.4%
 off in the mean of six draws each, 7.1% by factors alone."""
 WILD, LEAST_USUAL = 3.0, 0.01
+"""Choices: times the median that a step's error counts for at most, and the least that the median is taken to be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ _INERT = frozenset(("architectures", "rope_theta", "max_position_embeddings", "p
                     "mlp_only_layers", "original_max_position_embeddings", "chunk_size_feed_forward"))
 """Fields of no weight or operation of a step."""
 MOST_NAMED = 8
+"""Fields that a note names: a choice."""
 _SETTINGS = "seq, batch, layers, dtype (bf16, fp16 or fp32), imbalance and predictions"
 
 

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     import pandas
 
 TOLD_HOST = 0.3
-"""Spread of the host's time where a user says what a launch takes: of other operations it is another one."""
+"""Spread of the host's time where a user says what a launch takes: of other operations it is another one. An
+assumption."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,15 +232,11 @@ def _checkpoint(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
     return ['mode = "selective"', f'selective_ac_option = "{every}"']
 
 
-MOST_MICROBATCH = 16
-"""Sequences; beyond, kernels gain next to nothing."""
-MOST_PARTS = 16
-LEAST_TOKENS = 1024
-"""Parts of a sequence (cp) that are tried, and tokens of one; for others, name the plan."""
-MOST_CHUNKS = 16
-"""Chunks of a stage that are tried; NVIDIA's published recipes have up to 12."""
+MOST_MICROBATCH, MOST_PARTS, LEAST_TOKENS, MOST_CHUNKS = 16, 16, 1024, 16
+"""What is tried, for others name the plan: sequences of a micro-batch, beyond which kernels gain next to nothing; parts
+of a sequence (cp) and tokens of one; chunks of a stage, of which NVIDIA's published recipes have up to 12."""
 COPIES = (2, 4, 16, 64)
-"""Copies of sharded state that are tried, each of one or several whole nodes."""
+"""Copies of sharded state that are tried, each of one or several whole nodes: a choice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,9 @@ USUAL, EXPECTED = 0.18, 0.25
 """Mean error between tokens that spreads without a calibration stand for (0.8 of their standard deviation), and how
 many rows that counts for: set so that of the looked-at half of the serving table about 80% lie inside, ten rows
 known."""
-LEAST_SPREAD, MOST_SPREAD = 0.15, 2.0
-MOST_OFF, DOUBTFUL = 100.0, 0.3
-"""Times that a row may be off what is expected, and the error of what is left from which the rows are doubted."""
+LEAST_SPREAD, MOST_SPREAD, MOST_OFF, DOUBTFUL = 0.15, 2.0, 100.0, 0.3
+"""Choices: bounds of the factor on spreads, times that a row may be off what is expected, and the error of what is
+left from which the rows are doubted."""
 
 
 @dataclass(frozen=True, slots=True)

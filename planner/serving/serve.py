@@ -53,12 +53,11 @@ if TYPE_CHECKING:
     import pandas
 
 
-PERCENTILES = (50, 90, 99)
-LATE = 0.05
-"""A load is not kept up with where waiting grows by more than this share of the time that requests come for."""
-MOST_BATCH = 1 << 20
-USUAL_PROMPT, USUAL_OUTPUT = 1024, 256
-"""Tokens of prompts and answers where nothing says."""
+PERCENTILES, LATE = (50, 90, 99), 0.05
+"""Those that are shown. A load is not kept up with where waiting grows by more than this share of the time that
+requests come for."""
+MOST_COUNT, USUAL_PROMPT, USUAL_OUTPUT = 1 << 24, 1024, 256
+"""Choices: the largest number of anything, and tokens of prompts and answers where nothing says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +318,7 @@ class ServeRequest(ServedModelRequest):
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("context", 0), ("requests", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_BATCH * 16:
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_COUNT:
                 raise ServingError(f"{name}={value!r} is not possible; give a whole number from 1.")
         if self.step_us is not None and not (math.isfinite(self.step_us) and 0 <= self.step_us < 1e9):
             raise ServingError(f"step_us={self.step_us!r} is no time of a step's host; give µs, 0 or more.")
@@ -527,12 +526,10 @@ def _operations(found: Sequence[ServedOperation]) -> pandas.DataFrame:
                              for each in found])
 
 
-CHUNKS = (2048, 8192)
-MOST_CLIENTS = 1024
-"""Clients of a replica at most."""
+CHUNKS, MOST_CLIENTS, MOST_GPUS = (2048, 8192), 1024, 1024
+"""What is tried: tokens of a step, clients of a replica at most, and GPUs at most."""
 WAVES = 3
 """Requests of each client while configurations are compared; the best ones are served again as ``serve`` does."""
-MOST_GPUS = 1024
 
 
 @dataclass(frozen=True, slots=True)

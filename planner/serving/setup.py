@@ -429,8 +429,8 @@ def cache_account(shape: TransformerShape, setup: ServingSetup, device: DeviceSp
     return CacheAccount(total, weights, workspace, room, sequence, token, setup.attention_dp)
 
 
-MOST_TOKENS = 1 << 24
-MOST_REQUESTS = 200_000
+MOST_TOKENS, MOST_REQUESTS, LEAST_RATE, MOST_RATE = 1 << 24, 200_000, 1e-6, 1e6
+"""Bounds of a load; more is a slip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,4 +558,3 @@ WAVES = 6
 """Requests of each client: benchmarks of servers usually send 4 to 10."""
 OF_A_RATE, SECONDS_OF_A_RATE, MOST_OF_A_RATE = 400, 60.0, 4000
 """Requests of a rate: enough for the 90th percentile, and those of a minute, up to a number that is quickly served."""
-LEAST_RATE, MOST_RATE = 1e-6, 1e6

@@ -356,11 +356,11 @@ SEQUENCES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 CONTEXTS = (1, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072, 1 << 20)
 PIECES = (1, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 PASTS = (0, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072, 1 << 20)
-"""Points of the grids."""
-PRODUCT, OTHER, WITHIN, BETWEEN, LAUNCHES, CALLS = range(6)
+"""Points of the grids: tokens of a step, sequences, their contexts, tokens of a prompt's piece and those before it."""
+COLUMNS = 6
+PRODUCT, OTHER, WITHIN, BETWEEN, LAUNCHES, CALLS = range(COLUMNS)
 """Columns of parts: µs of products with attention, of other kernels, of collectives within a node and of those that
 leave it, kernels launched, collectives."""
-COLUMNS = 6
 GRAPH_LAUNCH_US = 15.0
 """Host time of launching a CUDA graph of a whole step; an assumption (a launch of the trace vllm-cuda-graph takes the
 host 6 to 60 µs)."""

@@ -298,7 +298,7 @@ def _captures(capture: ExecutionGraph) -> list[list[str]]:
 MOST = 4.0
 """A factor is at most so much, and at least its inverse: more is another model, device or step."""
 DOUBTFUL = 1.95
-"""All kernels together are usually within so much of what is predicted."""
+"""All kernels together are usually within so much of what is predicted (``benchmarks/serving.py --rows anchors``)."""
 LEAST_US = 50.0
 """Work of a kind below which its factor says nothing."""
 _STEP = re.compile(r"execute_(?:\d+_)?context_(\d+)\(([^)]*)\)_generation_(\d+)\(([^)]*)\)")

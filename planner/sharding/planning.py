@@ -109,9 +109,8 @@ def drifted(problem: ShardingProblem, plans: Sequence[ShardingPlan], drift: Data
     return DriftedStep(drift, tuple(steps), min([best, *steps]))
 
 
-TOP = 5
-CHECKED = 4
-"""Times as many shardings as wanted are priced in full, and the fastest of them kept."""
+TOP, CHECKED = 5, 4
+"""Choices: shardings that are shown; and how many times as many are priced in full, the fastest of them kept."""
 AS_RECORDED = "as recorded"
 """Name of the baseline that the recorded job ran."""
 MOST_DRIFTED = 200

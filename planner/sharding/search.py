@@ -202,14 +202,9 @@ def _first_fit(choices: Choices, table: int) -> int:
     return next((row for row in rows if choices.fits[row]), rows[-1])
 
 
-INPUT_BYTES = 8
+INPUT_BYTES, LEAST_COLUMNS = 8, 32
 FULL_COLUMNS, HALF_PENALTY, QUARTER_PENALTY = 128, 1.15, 1.75
-LEAST_COLUMNS = 32
-BACKWARD_FACTOR = 2.0
-WEIGHTED_FACTOR = 1.1
-COPY_FACTOR = 2.455
-ELEMENTWISE_FACTOR = 9.22
-HOST_FACTOR = 10.0
+BACKWARD_FACTOR, WEIGHTED_FACTOR, COPY_FACTOR, ELEMENTWISE_FACTOR, HOST_FACTOR = 2.0, 1.1, 2.455, 9.22, 10.0
 """TorchRec's constants (``planner/constants.py``), which it calls empirical."""
 MOST_PROPOSALS, MOST_PLACED = 200, 40_000
 """Most proposals of each greedy proposer, and shards that all proposals place; TorchRec's own goes on for as long as
@@ -456,14 +451,9 @@ FEW_TABLES = 128
 """With no more, every way of each table is weighed when it is its turn, and more seeds are tried."""
 SEVERAL_TABLES = 1_000
 """With no more, the best baseline is improved as well as the best greedy placement, else the better of the two."""
-MOST_CHANGES = 3_000
-"""Changes of one local search."""
-ROUNDS = 6
-"""Times that a small problem's best sharding is shaken and improved again."""
-SHAKEN = 3
-"""Tables that each time go elsewhere."""
-SHARES = (1.0, 0.5, 0.25)
-"""Shares of a rank's mean that no unit of a seed takes more than."""
+MOST_CHANGES, ROUNDS, SHAKEN, SHARES = 3_000, 6, 3, (1.0, 0.5, 0.25)
+"""Choices: changes of one local search; times that a small problem's best sharding is shaken and improved again; tables
+that each time go elsewhere; and shares of a rank's mean that no unit of a seed takes more than."""
 
 
 @dataclass(slots=True)

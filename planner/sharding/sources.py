@@ -193,8 +193,8 @@ BATCH = 2048
 """Samples of a rank where nothing says how many."""
 FUSED_OPTIMIZER = "rowwise_adagrad"
 """Optimizer of tables whose source does not say: what TorchRec's examples train with."""
-_FEWEST_ROWS = 8
-_PEEKED = 1 << 16
+_FEWEST_ROWS, _PEEKED = 8, 1 << 16
+"""Rows of the tables with which a workload is traced, and bytes of a file that are looked at: choices."""
 BOTTOM = ("bottom", "bot")
 """Parts of the module names of what runs beside the look-ups' exchange."""
 
