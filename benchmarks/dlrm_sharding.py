@@ -27,8 +27,7 @@ from dlrm_parts.run_shardings import measure_all
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec, device
 from kernel_models.learned.gaussian import GaussianModel, fit_gaussian
-from kernel_models.model import KernelModel
-from kernel_models.op_call import Family
+from kernel_models.op_call import Family, KernelModel
 from planner.sharding.choices import choices_of
 from planner.sharding.estimate import estimate
 from planner.sharding.problem import ShardingPlan, ShardingProblem

@@ -71,12 +71,16 @@ class Room(NamedTuple):
 
 
 def run(arguments: list[str]) -> None:
-    """Run a command, whatever it prints and however it ends."""
+    """Run a command, whatever it prints. Raises ``RuntimeError``: it failed, so that its walk ended early."""
     from foretrace.commands import app
 
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), \
-            contextlib.suppress(SystemExit):
-        app(arguments)
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+            app(arguments)
+    except SystemExit as ended:
+        if ended.code:
+            raise RuntimeError(f"foretrace {' '.join(arguments)}: {said.getvalue().strip()}") from None
 
 
 def watched(work: Callable[[], None]) -> Walk:

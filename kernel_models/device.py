@@ -19,9 +19,8 @@ from typing import Any
 
 from kernel_models.device_figures import check_texts, figures_in
 from kernel_models.sourced_figures import number_of
-from tracer.decode import DecodeError, from_toml
 from tracer.errors import ForetraceError
-from tracer.input_file import read_input, why_unopened
+from tracer.input_file import DecodeError, from_toml, read_input, why_unopened
 from tracer.shape_only.devices import FOLDER, device_names
 
 MEMORY_TOLERANCE = 0.12

@@ -29,8 +29,7 @@ from kernel_models.learned.boosted import Intervals
 from kernel_models.learned.boosting import Boosting, Member
 from kernel_models.learned.fit import FOLDS, Problem
 from kernel_models.learned.gaussian import LEAST_CALLS, MOST_CALLS, fit_gaussian
-from kernel_models.model import KernelModel
-from kernel_models.op_call import Family
+from kernel_models.op_call import Family, KernelModel
 from kernel_models.profile import DeviceProfile, ProfileEntry
 from kernel_models.scores import Errors, errors_of
 from kernel_models.threads import in_threads

@@ -25,10 +25,9 @@ import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec, device
 from kernel_models.host.overheads import HostOverheads
-from kernel_models.model import Arrays, KernelModel
-from kernel_models.op_call import Family
-from tracer.decode import DecodeError, convert, from_json
+from kernel_models.op_call import Arrays, Family, KernelModel
 from tracer.errors import ForetraceError, GraphFileError, reason_of
+from tracer.input_file import DecodeError, convert, from_json
 from tracer.shape_only.devices import device_names
 from tracer.store.container import read_file, write_file
 

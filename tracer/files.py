@@ -13,6 +13,7 @@ from typing import Any
 from tracer.capture_layout import SIDE_FILES
 from tracer.errors import TraceError
 from tracer.input_file import open_anywhere, why_unopened
+from tracer.lazy import fsspec
 
 _SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace", ".sqlite")
 _HEAD_BYTES = 1 << 16
@@ -69,8 +70,6 @@ def _expand(path: str) -> tuple[list[str], bool]:
     local = path
     if remote:
         try:
-            import fsspec
-
             system, local = fsspec.core.url_to_fs(path)
         except Exception as error:  # a back end's own types: unknown protocol, missing package
             raise TraceError(why_unopened(path, error)) from error

@@ -5,13 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracer.errors import ForetraceError
-
-if TYPE_CHECKING:
-    import pandas as pd
-
+from tracer.lazy import pandas as pd
 
 MOST_BARS = 15
 _INTERVAL = "80% interval"
@@ -140,8 +137,6 @@ def _short(label: object, most: int = 48) -> str:
 
 def frame_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
     """Return rows as a DataFrame; pandas is imported only here, as most commands need none."""
-    import pandas as pd
-
     return pd.DataFrame(list(rows), columns=columns)
 
 

@@ -26,11 +26,10 @@ from graph_predictor.prediction.result import Prediction
 from graph_predictor.simulation.ranks import view_rank
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import find_device, shape_device
-from kernel_models.tensors import itemsize, short_dtype
-from tracer.decode import DecodeError, convert, from_json
+from kernel_models.op_call import itemsize, short_dtype
 from tracer.device_memory import MemoryAccount
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
-from tracer.input_file import read_input
+from tracer.input_file import DecodeError, convert, from_json, read_input
 from tracer.job import assemble_job
 from tracer.output_file import whole_file
 

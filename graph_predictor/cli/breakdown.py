@@ -22,15 +22,15 @@ from graph_predictor.cli.options import (
     check_html,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import count, microseconds, milliseconds, percent
 from graph_predictor.pages import overview
 from graph_predictor.prediction import replay
 from graph_predictor.prediction import result as prediction_result
+from graph_predictor.recorded import facts
 from graph_predictor.recorded import facts as damage
 from graph_predictor.reports import breakdown as reports_breakdown
-from graph_predictor.reports import facts
-from graph_predictor.simulation import critical_path
+from graph_predictor.simulation import engine as critical_path
 
 DEFAULT_TOP = 10
 

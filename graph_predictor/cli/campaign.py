@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.terminal import one_sentence, tell
+from graph_predictor.cli.running import one_sentence, tell
 from graph_predictor.figures import count, milliseconds, percent
 from tracer import campaign as tracer_campaign
 from tracer.campaign import runner

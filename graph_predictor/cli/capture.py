@@ -13,12 +13,13 @@ from typer.core import TyperCommand
 
 from graph_predictor.cli.console import Report
 from graph_predictor.cli.options import Debug, shared
-from graph_predictor.cli.terminal import FAILED, INTERRUPTED, TERMINATED, one_sentence, tell
+from graph_predictor.cli.running import FAILED, INTERRUPTED, TERMINATED, one_sentence, tell
 from tracer import workloads
 from tracer.capture import interruption, session
 from tracer.capture import options as capture_options
 from tracer.capture import script as capture_script
 from tracer.errors import CaptureError, ForetraceError
+from tracer.lazy import rich_console, rich_progress
 from tracer.parallel_plan import ParallelPlan
 
 
@@ -180,11 +181,11 @@ def _progress(begun: session.Capture) -> Iterator[None]:
     if not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
         yield
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    with Progress(TextColumn("Capturing steps"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True),
-                  auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+    columns = (rich_progress.TextColumn("Capturing steps"), rich_progress.BarColumn(),
+               rich_progress.MofNCompleteColumn())
+    with rich_progress.Progress(*columns, console=rich_console.Console(stderr=True), auto_refresh=False, transient=True,
+                                redirect_stdout=False, redirect_stderr=False) as bar:
         task = bar.add_task("steps", total=begun.options.total_steps)
 
         def show(done: int, needed: int) -> None:

@@ -9,15 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graph_predictor.cli import rich_output
-from graph_predictor.cli.terminal import one_line, printable, standard_output, tell
+from graph_predictor.cli.running import one_line, printable, standard_output, tell
 from tracer import cluster, job
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
+from tracer.lazy import rich_console, rich_progress, rich_text
 
 PLAIN_WIDTH = 100
 """Columns of tables in a file or pipe, and the most on a terminal that is wider."""
@@ -167,17 +164,17 @@ def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: s
 def _read(paths: list[str], window: int, workers: cluster.TaskWorkers, step_region: str | None) -> job.Job:
     if not sys.stderr.isatty():
         return job.read_job(paths, window=window, workers=workers, step_region=step_region)
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     # A thread of the bar's own to draw it would keep copies of this process from reading (see ``forked.cores``).
-    with Progress(TextColumn("Reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
-                  console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+    columns = (rich_progress.TextColumn("Reading"), rich_progress.BarColumn(), rich_progress.DownloadColumn(),
+               rich_progress.TimeRemainingColumn())
+    with rich_progress.Progress(*columns, console=rich_console.Console(stderr=True), transient=True,
+                                auto_refresh=False) as bar:
         task = bar.add_task("Reading", total=None)
         return job.read_job(paths, window=window, workers=workers, progress=_drawn(bar, task), step_region=step_region)
 
 
-def _drawn(bar: Progress, task: TaskID) -> Callable[[int, int], None]:
+def _drawn(bar: rich_progress.Progress, task: rich_progress.TaskID) -> Callable[[int, int], None]:
     """Return what takes (bytes done, in all) of a task, and draws its bar ten times a second at most."""
     due = 0.0
 
@@ -197,10 +194,8 @@ def working(text: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-    from rich.text import Text
 
-    with Console(stderr=True).status(Text(printable(text))):
+    with rich_console.Console(stderr=True).status(rich_text.Text(printable(text))):
         yield
 
 

@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Debug, Json, complete_cluster, complete_device, shared
-from graph_predictor.cli.terminal import one_sentence, standard_output
+from graph_predictor.cli.running import one_sentence, standard_output
 from kernel_models import collectives, device_choice
 from kernel_models import device as kernel_models_device
 from kernel_models.collectives import node_maps, topology

@@ -24,14 +24,15 @@ from graph_predictor.cli.options import (
     with_edits,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import mixing
 from graph_predictor.figures import part_percent, percent, small_percent
 from graph_predictor.pages import overview, parts, provenance
 from graph_predictor.prediction import result as prediction_result
-from graph_predictor.reports import facts
+from graph_predictor.recorded import facts
 from graph_predictor.request import study as request_study
-from kernel_models import device_choice, model
+from kernel_models import device_choice
+from kernel_models import op_call as model
 from tracer import job as tracer_job
 
 

@@ -24,18 +24,19 @@ from graph_predictor.cli.price_arguments import (
     near_operations,
     registry_names,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from kernel_models import device as kernel_models_device
-from kernel_models import device_choice, model, op_call, pricing, tensors
+from kernel_models import device_choice, op_call, pricing
+from kernel_models import op_call as model
+from kernel_models import op_call as tensors
 from kernel_models import operation as kernel_models_operation
 from kernel_models import profile as kernel_models_profile
 from kernel_models.families import embedding, registry
-from kernel_models.heuristics import rates
+from kernel_models.heuristics import work as rates
 from tracer.lookup_data import indices as lookup_data_indices
 from tracer.lookup_data import tables as lookup_data_tables
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-
 
 
 def price(

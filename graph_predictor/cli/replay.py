@@ -8,12 +8,12 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import count, microseconds, milliseconds, percent, signed_percent
 from graph_predictor.prediction import replay as prediction_replay
 from graph_predictor.recorded import facts
 from graph_predictor.recorded import facts as damage
-from graph_predictor.reports import facts as reports_facts
+from graph_predictor.recorded import facts as reports_facts
 from graph_predictor.reports import timeline as reports_timeline
 from graph_predictor.simulation import build
 from tracer import graph

@@ -17,7 +17,7 @@ from graph_predictor.cli.options import (
     shared,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.pages import overview
 from graph_predictor.request import program_memory
 from tracer.errors import ForetraceError

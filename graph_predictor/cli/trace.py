@@ -9,10 +9,10 @@ import typer
 
 from graph_predictor.cli.console import Report, print_json, working
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import count
 from graph_predictor.reports import inspection
-from graph_predictor.sizes import named_sizes
+from graph_predictor.sizes import retrace as named_sizes
 from kernel_models import device_choice
 from tracer import graph as tracer_graph
 from tracer import job as tracer_job

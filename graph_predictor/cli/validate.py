@@ -10,9 +10,9 @@ from graph_predictor.check import validate as check_validate
 from graph_predictor.cli.check import share_of
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import signed_percent
-from graph_predictor.sizes import named_sizes
+from graph_predictor.sizes import retrace as named_sizes
 from tracer.errors import ForetraceError
 
 WORSE = 1

@@ -29,19 +29,27 @@ from graph_predictor.prediction.edited_repeats import (
 )
 from graph_predictor.prediction.explain import HOST, Explained, bottleneck_rank, explain, path_entries, time_sources
 from graph_predictor.prediction.interval import ActiveErrors, FamilyRows, KernelVariants, TimeErrors, spread_by
-from graph_predictor.prediction.memory import lacking_memory, peak_memory
 from graph_predictor.prediction.pricing import KernelTimes, measured_times, price_kernels
 from graph_predictor.prediction.repeat import KEPT, Cycle, Repeated, choose_steps, steps_of
 from graph_predictor.prediction.replay import ReplayErrors, check_recorded, replay_error
-from graph_predictor.prediction.result import Prediction, RankPrediction, SourceFacts, SteadyStep
+from graph_predictor.prediction.result import (
+    Prediction,
+    RankPrediction,
+    SourceFacts,
+    SteadyStep,
+    lacking_memory,
+    peak_memory,
+)
 from graph_predictor.prediction.rewriting import Rewritten, replaced_kernels, rewrite
 from graph_predictor.prediction.scenario import (
+    COLLECTIVE,
     OTHER_RANKS,
     BatchChange,
     DeviceChange,
     Edit,
     EditError,
     Scenario,
+    Work,
     is_edit,
 )
 from graph_predictor.prediction.steady_state import Steady, matters, slowed, steady_shares, steady_state
@@ -55,7 +63,6 @@ from graph_predictor.prediction.step_spread import (
     unprofiled_stretches,
 )
 from graph_predictor.prediction.unprofiled import unprofiled
-from graph_predictor.prediction.work import COLLECTIVE, Work
 from graph_predictor.recorded.counted_steps import CountedSteps, alike_steps, compared_steps, similar_steps, typical
 from graph_predictor.recorded.facts import RecordedFacts, rank_number, recorded_facts
 from graph_predictor.simulation.build import Built, build_program

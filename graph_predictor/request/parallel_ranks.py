@@ -31,10 +31,9 @@ from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.collectives import CollectiveModel
-from kernel_models.tensors import itemsize, short_dtype
+from kernel_models.op_call import itemsize, short_dtype
 from kernel_models.trace_calls import graph_calls
 from tracer.arrays import Int64
-from tracer.folding import folded_job
 from tracer.graph import (
     NONE,
     SHAPE_ONLY,
@@ -55,7 +54,7 @@ from tracer.graph import (
     WaitSource,
     string_coder,
 )
-from tracer.job import Job
+from tracer.job import Job, folded_job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.devices import TracedDevice
 

@@ -18,12 +18,21 @@ from graph_predictor.edits.device import Device
 from graph_predictor.edits.host_from import HostFrom
 from graph_predictor.edits.registry import Value, chosen, made
 from graph_predictor.edits.straggler import Straggler
-from graph_predictor.prediction.memory import lacking_memory
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.repeat import Shared
+from graph_predictor.prediction.result import lacking_memory
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.sizes.named_sizes import captured_sizes, nearest, parse_also, parse_sets, samples_of
-from graph_predictor.sizes.retrace import recorded_sizes, retrace, trace_again, why_not
+from graph_predictor.sizes.retrace import (
+    captured_sizes,
+    nearest,
+    parse_also,
+    parse_sets,
+    recorded_sizes,
+    retrace,
+    samples_of,
+    trace_again,
+    why_not,
+)
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import find_device, shape_device
 from tracer.errors import ForetraceError

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from math import prod
 
 from kernel_models.families.registry import Inputs, Unpriceable, backward, dimension, forward, pattern, without_gradient
-from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec, broadcast, itemsize
+from kernel_models.op_call import Family, OpCall, TensorSpec, broadcast, itemsize
 
 _ACCUMULATE = ("scatter_add", "index_add", "scatter_reduce", "index_put_accumulate", "segment_sum", "bincount", "put",
                "index_reduce")

@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.op_call import DIMENSIONS, Family, OpCall
-from kernel_models.tensors import itemsize
+from kernel_models.op_call import DIMENSIONS, Family, OpCall, itemsize
 from tracer.arrays import Bool, Float64, Int64
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from graph_predictor.cli.console import (
     working,
 )
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import clusters, contention, recorded_calls, traffic
 from graph_predictor.comm import report as comm_report
 from graph_predictor.comm.traffic import bytes_text

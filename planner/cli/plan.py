@@ -27,7 +27,7 @@ from graph_predictor.cli.options import (
     shared,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit

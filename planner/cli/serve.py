@@ -10,7 +10,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import Debug, Json, StepRegion, Top, chosen_edits, profile_of, shared, with_edits_but
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.edits import registry
 from graph_predictor.figures import percent
 from kernel_models import device_choice

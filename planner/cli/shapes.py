@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import Debug, Json, Top, profile_of, shared
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import percent, signed_percent
 from kernel_models import device_choice, op_call
 from kernel_models.heuristics import shape_terms

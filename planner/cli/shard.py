@@ -9,10 +9,11 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import Debug, Json, StepRegion, Top, profile_of, shared
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
-from kernel_models import device_choice, model
+from kernel_models import device_choice
+from kernel_models import op_call as model
 from planner.sharding import estimate, planning, sources
 from planner.sharding import problem as sharding_problem
 from tracer import output_kind

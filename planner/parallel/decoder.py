@@ -12,16 +12,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from graph_predictor.sizes.named_sizes import MOST
+from graph_predictor.sizes.retrace import MOST
 from kernel_models.collectives import Topology
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from planner.parallel.config_families import FAMILIES, HYBRIDS, IMBALANCE, MOST_LAYERS, ConfigFields, by_fields
 from planner.parallel.published_configs import CONFIGS
 from planner.parallel.stages import spread
-from tracer.decode import DecodeError, from_json
 from tracer.errors import ForetraceError, reason_of
-from tracer.input_file import open_input, why_unopened
+from tracer.input_file import DecodeError, from_json, open_input, why_unopened
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.errors import ShapeOnlyError

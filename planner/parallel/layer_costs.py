@@ -37,10 +37,9 @@ from graph_predictor.synthesis import step
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import shape_device
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, itemsize
 from kernel_models.pricing import Models, PricedCalls, price, sustained
 from kernel_models.spreads import STATE_SPACE_KERNELS
-from kernel_models.tensors import itemsize
 from tracer.graph import ExecutionGraph, Phase
 from tracer.kept_files import drop_oldest, kept_folders, read_kept, write_kept
 from tracer.parallel_plan import PlanError, Recomputation

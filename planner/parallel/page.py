@@ -36,7 +36,7 @@ from graph_predictor.pages.parts import (
 from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.pages.provenance import Provenance, provenance_section, sentence
 from graph_predictor.reports.timeline import TimelineProcess, Tracks, json_text, write_events
-from kernel_models.model import Source
+from kernel_models.op_call import Source
 from planner.parallel.estimate import Estimate, StepSchedule
 from planner.parallel.planning import Plans
 from planner.parallel.search import differences, front, tied

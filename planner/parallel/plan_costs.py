@@ -26,7 +26,7 @@ from kernel_models.collectives import (
 )
 from kernel_models.collectives.call import dtype_name
 from kernel_models.device import DeviceSpec
-from kernel_models.model import Source
+from kernel_models.op_call import Source
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.layer_costs import LayerCosts, LayerWork, PieceCost
 from planner.parallel.stages import Counts, blocks_of_stage, recomputed, spread

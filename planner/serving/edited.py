@@ -25,6 +25,7 @@ import numpy as np
 from graph_predictor.prediction.pricing import price_kernels
 from graph_predictor.prediction.repeat import steps_of
 from graph_predictor.prediction.scenario import (
+    COLLECTIVE,
     OTHER_RANKS,
     DeviceChange,
     Edit,
@@ -32,8 +33,8 @@ from graph_predictor.prediction.scenario import (
     KernelChange,
     KernelSources,
     Scenario,
+    Work,
 )
-from graph_predictor.prediction.work import COLLECTIVE, Work
 from graph_predictor.simulation.host_slices import host_slices
 from graph_predictor.synthesis.program import (
     DeviceWork,
@@ -46,8 +47,7 @@ from graph_predictor.synthesis.program import (
 from kernel_models.collectives import CollectiveCall, CommTimes
 from kernel_models.collectives.recorded import element_bytes
 from kernel_models.device import DeviceSpec
-from kernel_models.model import Source
-from kernel_models.op_call import OpCall
+from kernel_models.op_call import OpCall, Source
 from kernel_models.pricing import Models, PricedCalls
 from kernel_models.trace_calls import FAMILIES
 from planner.parallel.corrections import CorrectionFactors

@@ -45,13 +45,10 @@ from kernel_models.families.elementwise import elementwise
 from kernel_models.families.embedding import embedding
 from kernel_models.families.gemm import gemm
 from kernel_models.families.inference import touched
-from kernel_models.families.norm import norm
-from kernel_models.families.reduction import softmax
+from kernel_models.families.reduction import norm, softmax
 from kernel_models.heuristics.roofline import heuristic_models
-from kernel_models.model import Source
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, Source, TensorSpec, itemsize
 from kernel_models.pricing import Models, PricedCalls, price, sustained
-from kernel_models.tensors import TensorSpec, itemsize
 from planner.parallel.corrections import Z80, CorrectionFactors
 from planner.parallel.layer_costs import PRODUCTS
 from planner.serving.setup import ServingSetup, WeightType, weight_type

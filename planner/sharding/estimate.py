@@ -22,13 +22,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.figures import signed_percent
-from graph_predictor.prediction.anchoring import anchored
-from graph_predictor.prediction.pricing import SHARED_VARIANCE
+from graph_predictor.prediction.pricing import SHARED_VARIANCE, anchored
 from kernel_models.collectives import CollectiveCall, CollectiveModel, CommError, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.lookups import backward_call, forward_call, unfused_calls
-from kernel_models.model import Source
-from kernel_models.op_call import OpCall, TablePart
+from kernel_models.op_call import OpCall, Source, TablePart
 from kernel_models.pricing import price
 from kernel_models.spreads import HOST_AT_CAPTURED, MEASURED_KERNELS
 from planner.sharding.choices import INPUT_COPIES, Choices, choices_of

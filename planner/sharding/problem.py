@@ -18,7 +18,7 @@ Source: TorchRec, ``torchrec.distributed.types.ShardingType`` and ``sharding_pla
 Look-ups and exchanges as a recording has them: measured over modelled, which every sharding's prices are scaled by.
 
 A sharding's look-ups take measured × model(sharding) / model(recorded), as all recorded work does after a change
-(``prediction.anchoring``); exchanges likewise, where the job stays on its cluster.
+(``prediction.pricing``); exchanges likewise, where the job stays on its cluster.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from graph_predictor.prediction.anchoring import Prices, anchored
-from graph_predictor.prediction.pricing import SHARED_VARIANCE
+from graph_predictor.prediction.pricing import SHARED_VARIANCE, Prices, anchored
 from kernel_models.collectives import CollectiveModel, Placement
 from kernel_models.device import DeviceSpec
 from kernel_models.pricing import Models

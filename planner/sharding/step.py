@@ -38,7 +38,7 @@ import numpy.typing as npt
 from kernel_models.collectives import CollectiveCall, CollectiveKind, Placement, price_calls
 from kernel_models.collectives.call import Level
 from kernel_models.lookups import batched_backward_us, batched_forward_us
-from kernel_models.model import Source
+from kernel_models.op_call import Source
 from planner.sharding.choices import Choices, Scope
 from planner.sharding.problem import ShardingPlan, ShardingProblem
 from tracer.arrays import Bool, Float64, Int64

@@ -373,7 +373,6 @@ def _sweep(folder: Path) -> None:
         standalone_mode=False)
 
 
-
 def _recorded(folder: Path) -> None:
     """Copy one of the project's recordings: a capture of a real program."""
     shutil.copytree(HERE.parents[1] / "traces" / "host" / "lstm" / "round2", folder / "recorded", dirs_exist_ok=True)

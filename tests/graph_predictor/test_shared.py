@@ -9,7 +9,7 @@ import pytest
 from micro import Micro
 
 from foretrace.edits import Device, ScaleClock, ScaleHost
-from graph_predictor.prediction import anchoring
+from graph_predictor.prediction import pricing as anchoring
 from graph_predictor.prediction.repeat import KEPT, Shared, repeat
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device

@@ -35,8 +35,7 @@ from kernel_models.families.gemm import gemm
 from kernel_models.heuristics.efficiency import default_efficiencies
 from kernel_models.learned import process
 from kernel_models.learned.process import Kernel, Process, fit_process
-from kernel_models.model import Source
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, Source
 from kernel_models.pricing import price
 from kernel_models.profile import load_profile, save_profile
 from tracer.campaign import CampaignError, Results, read_kernels

@@ -13,7 +13,7 @@ from kernel_models.datasets.samples import Samples
 from kernel_models.device import device
 from kernel_models.families.attention import attention
 from kernel_models.families.gemm import gemm
-from kernel_models.families.norm import norm
+from kernel_models.families.reduction import norm
 from kernel_models.learned.boosted import BoostedModel, Intervals
 from kernel_models.learned.boosting import MOST_BINS, Boosting, Member, fit_trees, stop_early
 from kernel_models.learned.features import (

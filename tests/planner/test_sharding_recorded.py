@@ -10,7 +10,7 @@ import pytest
 
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import device
-from kernel_models.model import Source
+from kernel_models.op_call import Source
 from planner.sharding.estimate import AnchoredProblem, anchored_problem, measured_dense
 from planner.sharding.problem import NO_ANCHORS, DenseWork, ShardingProblem, WorkAnchor
 from planner.sharding.sources import (

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from tracer.fake_world.fit import stage_sizes
 from tracer.workloads.models.language import Llama
-from tracer.workloads.models.layers import run_block
+from tracer.workloads.models.parts import run_block
 from tracer.workloads.settings import Settings
 from tracer.workloads.workload import autocast
 

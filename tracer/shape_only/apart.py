@@ -34,9 +34,9 @@ from pathlib import Path
 
 import msgspec
 
-from tracer.decode import from_json
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
+from tracer.input_file import from_json
 from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError
 

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from tracer.errors import ForetraceError
-from tracer.folding import folded_job
 from tracer.graph import (
     NONE,
     SHAPE_ONLY,
@@ -41,17 +40,18 @@ from tracer.graph import (
     WaitSource,
     string_coder,
 )
-from tracer.job import Job
+from tracer.job import Job, folded_job
 from tracer.lookup_data.noted import note_tables
 from tracer.parallel_plan import ParallelPlan
 from tracer.shape_only.devices import TracedDevice, find_device
 from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError, explained, function_line, unexplained
 from tracer.shape_only.known_values import KnownValues, NumbersInLists
-from tracer.shape_only.memory import MemoryTracker, resize_watch
 from tracer.shape_only.recorder import ModuleStack, OperatorRecorder
-from tracer.shape_only.substitutions import CPU, GPU, host_data
+from tracer.shape_only.substitutions import CPU, GPU
+from tracer.shape_only.substitutions import operators as host_data
+from tracer.shape_only.substitutions.operators import Site, installed
 from tracer.shape_only.substitutions.placement import DevicePlacement
-from tracer.shape_only.substitutions.site import Site, installed
+from tracer.shape_only.tensors import MemoryTracker, resize_watch
 from tracer.shape_only.uncompiled import UncompiledFakeMode, without_compiler
 from tracer.workloads import Settings, as_plain, create
 from tracer.workloads.places import check_alone, pieces_of, tables_at
