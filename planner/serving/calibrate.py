@@ -198,7 +198,10 @@ class _Linear:
 
 
 def _carried(places: Float64, left: Float64) -> ResidualModel:
-    return ResidualModel.of(places, np.nan_to_num(left), REACH, NOISE, WILD)
+    """Return what is left of rows, carried over to others by no more than was ever seen, either way."""
+    found = ResidualModel.of(places, np.nan_to_num(left), REACH, NOISE, WILD)
+    most = max(-found.least, found.most)
+    return replace(found, least=-most, most=most)
 
 
 def _error(log_ratios: Float64) -> float:
