@@ -31,7 +31,9 @@ from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
-from kernel_models import device_choice, model
+from kernel_models import device_choice
+from kernel_models import op_call as model
+from planner.cli.options import DecoderSource, Profiles, TrainedPreset
 from planner.parallel import exploration, layer_costs, page, planning, search
 from planner.parallel import space as frameworks
 from tracer import output_kind
@@ -46,15 +48,12 @@ BEST = 10
 
 
 def plan(
-    source: Annotated[str, typer.Argument(
-        metavar="SOURCE", help="A workload (llama, gpt2, moe), a capture or shape-only trace of one, a model's "
-                               "config.json or its folder, or a published model (deepseek-v3, gpt-oss-120b, …).")],
+    source: DecoderSource,
     gpus: Annotated[str, typer.Option(metavar="N,…", help="GPUs of the job; several sizes are compared.")],
     device: Annotated[str, axis("--device", "are compared")] = "h200-sxm",
     topology: Annotated[str | None, axis("--topology", "one for each device; by default its usual nodes")] = None,
     assignments: Annotated[list[str] | None, shared("--set")] = None,
-    preset: Annotated[str | None, shared(
-        "--preset", "or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b; the first by default")] = None,
+    preset: TrainedPreset = None,
     global_batch: Annotated[int | None, shared(
         "--global-batch", "by default what the source does, on every GPU", least=1)] = None,
     only: Annotated[str | None, shared("--parallel", "this one alone, such as dp=8,tp=4,pp=2,microbatches=16")] = None,
@@ -65,7 +64,7 @@ def plan(
     memory_limit: Annotated[str | None, shared(
         "--memory-limit", "a bare number is in GB; by default all it has")] = None,
     price: Annotated[str | None, axis("--price", "one for each device")] = None,
-    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
+    profile: Profiles = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     linears: Annotated[str, typer.Option(

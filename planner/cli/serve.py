@@ -14,6 +14,7 @@ from graph_predictor.cli.running import one_sentence
 from graph_predictor.edits import registry
 from graph_predictor.figures import percent
 from kernel_models import device_choice
+from planner.cli.options import Profiles
 from planner.serving import serve as serving
 from planner.serving import steps
 from planner.serving.setup import ServingError
@@ -154,7 +155,7 @@ def serve(
     seed: Annotated[int, shared("--seed", least=0)] = 0,
     step_us: Annotated[float | None, typer.Option(
         metavar="US", help="Host time of a step that the GPU waits for, where it is known.")] = None,
-    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
+    profile: Profiles = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     runs: Annotated[str | None, shared(
