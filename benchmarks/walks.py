@@ -33,7 +33,7 @@ WALKS = {
 }
 MODULES = {"replay": 40, "another host": 70, "another size": 121, "a plan": 53, "a price": 24}
 """Ceilings of the modules that a command crosses."""
-LINES = {"foretrace": 400, "planner": 15_300, "graph_predictor": 38_000, "kernel_models": 20_000, "tracer": 31_500}
+LINES = {"foretrace": 400, "planner": 14_820, "graph_predictor": 38_000, "kernel_models": 20_000, "tracer": 31_500}
 INNER_IMPORTS = 285
 """Ceiling of imports inside functions, of all packages together."""
 BEGIN, END = "<!-- walks.py writes this -->", "<!-- until here -->"

@@ -48,6 +48,54 @@ comm.command("study")(study)
 SWEEP = ("1KiB", "64MiB")
 
 
+@comm.command("backends")
+def backends(
+    files: Annotated[list[str], typer.Argument(
+        metavar="[NAME=]FILE...", help="Profiles of 'comm fit', or logs and tables as it takes them; NAME is the "
+                                       "backend of a FILE that names none.")],
+    out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
+    topology: Annotated[str | None, shared("--topology", "where it was measured; by default a profile's")] = None,
+    ranks: Annotated[int | None, shared("--ranks", "where a log does not say", least=1)] = None,
+    collective: Annotated[str | None, shared("--collective", "where a log does not say")] = None,
+    dtype: Annotated[str, shared("--dtype", "where a log does not say")] = "float32",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Join measured backends of one cluster: each is an option that --comm-choices has for every collective.
+
+    foretrace comm backends nccl=all_reduce.log custom.parquet mpi=osu.txt -o choices.json --topology dgx-h200 --ranks 8
+    """
+    with one_sentence(debug):
+        named = [_named(text) for text in files]
+        check_output(out, [path for _, path in named], COMM_PROFILE)
+        known = {path: collectives.CommProfile.load(path) for _, path in named if _is_profile(path)}
+        where = next((each.topology for each in known.values()), None)
+        if topology:
+            where = collectives_topology.find_topology(topology)
+        if where is None:
+            raise collectives.CommError("Nothing says where the collectives were measured; give --topology.")
+        hints = measurements.Hints(ranks, None, collectives.collective_kind(collective) if collective else None,
+                                   call.dtype_name(dtype))
+        joined = collectives.CommProfile(where)
+        with working("Fitting"):
+            for name, path in named:
+                one = known.get(path) or _fitted(path, replace(hints, backend=name or hints.backend), where)
+                _add(joined, one, name if path in known else "", path)
+        joined.save(out)
+        rows = [(name, sorted({CollectiveKind(key[0]).label for key in of.fitted.pieces}),
+                 sorted({key[2] for key in of.fitted.pieces})) for name, of in joined.backends.items()]
+        if json:
+            print_json({"profile": out, "topology": where.name, "sources": joined.sources, "backends": [
+                {"backend": name, "collectives": kinds, "ranks": sizes} for name, kinds, sizes in rows]})
+            return
+        report = Report()
+        report.table(f"Backends on {where.name}", [
+            Column("backend", name=True, whole=True), Column("collectives", name=True), Column("ranks")],
+            [[name, ", ".join(kinds), ", ".join(map(count, sizes))] for name, kinds, sizes in rows])
+        report.line()
+        report.line(f"Profile in {out}; give it to --comm-choices.")
+
+
 @comm.command("predict")
 def predict(
     collective: Annotated[str, typer.Argument(metavar="COLLECTIVE", help="Such as all_reduce or all_to_all.")],
@@ -457,54 +505,6 @@ def _maybe(value: float | None, scale: float, decimals: int) -> str:
 
 
 TRACE_ENDINGS = (".json", ".json.gz", ".foretrace")
-
-
-@comm.command("backends")
-def backends(
-    files: Annotated[list[str], typer.Argument(
-        metavar="[NAME=]FILE...", help="Profiles of 'comm fit', or logs and tables as it takes them; NAME is the "
-                                       "backend of a FILE that names none.")],
-    out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
-    topology: Annotated[str | None, shared("--topology", "where it was measured; by default a profile's")] = None,
-    ranks: Annotated[int | None, shared("--ranks", "where a log does not say", least=1)] = None,
-    collective: Annotated[str | None, shared("--collective", "where a log does not say")] = None,
-    dtype: Annotated[str, shared("--dtype", "where a log does not say")] = "float32",
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Join measured backends of one cluster: each is an option that --comm-choices has for every collective.
-
-    foretrace comm backends nccl=all_reduce.log custom.parquet mpi=osu.txt -o choices.json --topology dgx-h200 --ranks 8
-    """
-    with one_sentence(debug):
-        named = [_named(text) for text in files]
-        check_output(out, [path for _, path in named], COMM_PROFILE)
-        known = {path: collectives.CommProfile.load(path) for _, path in named if _is_profile(path)}
-        where = next((each.topology for each in known.values()), None)
-        if topology:
-            where = collectives_topology.find_topology(topology)
-        if where is None:
-            raise collectives.CommError("Nothing says where the collectives were measured; give --topology.")
-        hints = measurements.Hints(ranks, None, collectives.collective_kind(collective) if collective else None,
-                                   call.dtype_name(dtype))
-        joined = collectives.CommProfile(where)
-        with working("Fitting"):
-            for name, path in named:
-                one = known.get(path) or _fitted(path, replace(hints, backend=name or hints.backend), where)
-                _add(joined, one, name if path in known else "", path)
-        joined.save(out)
-        rows = [(name, sorted({CollectiveKind(key[0]).label for key in of.fitted.pieces}),
-                 sorted({key[2] for key in of.fitted.pieces})) for name, of in joined.backends.items()]
-        if json:
-            print_json({"profile": out, "topology": where.name, "sources": joined.sources, "backends": [
-                {"backend": name, "collectives": kinds, "ranks": sizes} for name, kinds, sizes in rows]})
-            return
-        report = Report()
-        report.table(f"Backends on {where.name}", [
-            Column("backend", name=True, whole=True), Column("collectives", name=True), Column("ranks")],
-            [[name, ", ".join(kinds), ", ".join(map(count, sizes))] for name, kinds, sizes in rows])
-        report.line()
-        report.line(f"Profile in {out}; give it to --comm-choices.")
 
 
 def read_measurements(path: str, hints: measurements.Hints,
