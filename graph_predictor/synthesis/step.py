@@ -203,8 +203,8 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
         ranks.append(RankTimes(graph, with_host_waits(graph, times, spec), constants))
     thread = max(threads, key=lambda one: one.told_ns + one.computed_ns)
     told_ns = float(np.mean([one.told_ns for one in threads]))
-    notes = [*_notes(spec, host is not None, known), _told(told_ns, known), *_computing(spec, thread, host, models),
-             *collective_notes(graphs, spec, collectives)]
+    notes = [*_notes(spec, host is not None, known), *filter(None, [spec.note]), _told(told_ns, known),
+             *_computing(spec, thread, host, models), *collective_notes(graphs, spec, collectives)]
     warnings = () if spec.vendor == "host" else tuple(_host_work_warnings(graphs, spec))
     unknown = 0.0 if host is not None else UNKNOWN_HOST
     spread = thread.spread(known.spread, unknown, unknown if spec.placeholder and models is None else 0.0)
