@@ -102,7 +102,10 @@ def recorded_step(job: Job) -> RecordedStep:
         host.append(float(parts[StepPart.NOTHING, rank]))
     # The rank that waits least in collectives waits for no other.
     first = int(np.argmin(waited))
-    exchanged = _transfers_us(found)
+    # All collectives of a step, each from when its last rank came.
+    built, cycle = scenario.built, scenario.cycle
+    exchanged = sum(ns for members, ns in zip(built.rendezvous.groups, built.rendezvous.intrinsic_ns, strict=True)
+                    if cycle.kernel[int(built.program.kernel_ptr[members[0][0]]) + members[0][1]]) / cycle.steps / 1e3
     return RecordedStep(scenario.devices.source, steps[first], parts, min(exchanged, waited[first]) if on_host
                         else exchanged, host[first] + max(waited[first] - exchanged, 0.0))
 
@@ -179,14 +182,6 @@ def _of_device(found: Baseline, rank: int, part: Int64, length_ns: float) -> tup
     return times / steps / 1e3, (active - busy) / steps / 1e3
 
 
-def _transfers_us(found: Baseline) -> float:
-    """All collectives of a step, each from when its last rank came, µs."""
-    built, cycle = found.scenario.built, found.scenario.cycle
-    total = sum(ns for members, ns in zip(built.rendezvous.groups, built.rendezvous.intrinsic_ns, strict=True)
-                if cycle.kernel[int(built.program.kernel_ptr[members[0][0]]) + members[0][1]])
-    return total / cycle.steps / 1e3
-
-
 def collective_bytes(graph: ExecutionGraph, kind: str) -> float:
     """Bytes that a step's collectives of a kind take in, 4 an element."""
     table = graph.collectives
@@ -200,8 +195,8 @@ BATCH = 2048
 """Samples of a rank where nothing says how many."""
 FUSED_OPTIMIZER = "rowwise_adagrad"
 """Optimizer of tables whose source does not say: what TorchRec's examples train with."""
-_FEWEST_ROWS = 8
-_PEEKED = 1 << 16
+_FEWEST_ROWS, _PEEKED = 8, 1 << 16
+"""Rows of the tables with which a workload is traced, and bytes of a file that are looked at: choices."""
 BOTTOM = ("bottom", "bot")
 """Parts of the module names of what runs beside the look-ups' exchange."""
 
