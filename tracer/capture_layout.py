@@ -229,7 +229,7 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
             meta.device_memory_bytes = _whole(hardware, "total_memory")
         if meta.sm_count == NONE:
             meta.sm_count = _whole(hardware, "multi_processor_count")
-    elif hardware and not len(graph.kernels):  # the profiler lists the machine's devices, used or not
+    elif hardware.get("device") == "CPU" and not len(graph.kernels):  # the profiler lists unused devices too
         meta.device, meta.compute_capability, meta.device_count = "", "", 0
         meta.device_memory_bytes = meta.sm_count = NONE
     if meta.rank == NONE:
