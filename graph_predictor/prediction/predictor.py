@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from graph_predictor.comm.contention import Overlapping
+from graph_predictor.comm.contention import Contention, Overlapping, contention
 from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.data_loading import DataLoading, loader_of
 from graph_predictor.prediction.edited_repeats import (
@@ -74,9 +74,6 @@ from kernel_models.device import device as device_named
 from kernel_models.pricing import Models
 from kernel_models.trace_calls import FAMILIES
 from tracer.graph import ExecutionGraph, KernelKind
-
-if TYPE_CHECKING:
-    from graph_predictor.comm.contention import Contention
 
 T = TypeVar("T")
 
@@ -242,8 +239,6 @@ class Baseline:
     @cached_property
     def contention(self) -> Contention:
         """Return how much the recorded job's computation and collectives slow each other down."""
-        from graph_predictor.comm.contention import contention
-
         return contention(self.built)
 
     @cached_property

@@ -11,17 +11,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import numpy as np
 import typer
 
-from graph_predictor.cli.console import (
-    Column,
-    Report,
-    print_json,
-    read,
-    working,
-)
+from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
 from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import clusters, contention, recorded_calls, traffic
@@ -37,6 +30,7 @@ from kernel_models.collectives import logs as collectives_logs
 from kernel_models.collectives import topology as collectives_topology
 from planner.cli.comm_study import study
 from tracer import comm_bench, output_file
+from tracer.lazy import msgspec
 from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
 comm = typer.Typer(no_args_is_help=True, rich_markup_mode=None,

@@ -14,6 +14,7 @@ from kernel_models.heuristics import shape_terms
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
 from planner.cli.plan import heads_text
 from planner.parallel import shapes as parallel_shapes
+from tracer.lazy import numpy as np
 
 BEST = 12
 MOST_LOSING = 5
@@ -107,8 +108,6 @@ def _now(found: parallel_shapes.ShapeReport, setting: str) -> str:
 
 def _report_losing(out: Report, found: parallel_shapes.ShapeReport) -> None:
     """The kernels whose sizes cost most."""
-    import numpy as np
-
 
     cost = found.cost
     total = np.sum(list(cost.lost_us.values()), axis=0)

@@ -12,8 +12,7 @@ from graph_predictor.cli.options import Debug, Json, StepRegion, Top, profile_of
 from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
-from kernel_models import device_choice
-from kernel_models import op_call as model
+from kernel_models import device_choice, op_call
 from planner.cli.options import Profiles
 from planner.sharding import estimate, planning, sources
 from planner.sharding import problem as sharding_problem
@@ -151,7 +150,7 @@ def _step(each: estimate.ShardedStep) -> dict[str, Any]:
                   for forward, backward, sent, index, memory, host in zip(
                       each.forward_us.tolist(), each.backward_us.tolist(), each.sent_bytes.tolist(),
                       each.index_bytes.tolist(), each.memory, each.host_bytes.tolist(), strict=True)],
-        "sources": {model.Source(source).label: us / whole for source, us in each.sources.items()}}
+        "sources": {op_call.Source(source).label: us / whole for source, us in each.sources.items()}}
 
 
 def _report(found: planning.Shardings, out: str | None) -> None:

@@ -11,6 +11,7 @@ from math import log2
 import numpy as np
 
 from tracer.arrays import Float64
+from tracer.lazy import optimize
 from tracer.parallel_plan import ParallelPlan, Recomputation, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
@@ -177,8 +178,6 @@ def fit_factors(log_ratios: Callable[[CorrectionFactors], Float64], start: Corre
             size, not its square.
         firm: strangeness counts by its square however large; else, as errors do, by its size where it is large.
     """
-    from scipy.optimize import least_squares  # a fifth of a second, which most plans need not spend
-
     middle = np.log([getattr(start, name) for name in widths])
     width = np.array(list(widths.values()))
 
@@ -191,4 +190,4 @@ def fit_factors(log_ratios: Callable[[CorrectionFactors], Float64], start: Corre
             away *= np.sqrt(1 + away**2 / 4)
         return np.concatenate([log_ratios(factors_of(values)) / error, away])
 
-    return factors_of(least_squares(strange, middle, loss="soft_l1", x_scale=width, diff_step=1e-3).x)
+    return factors_of(optimize.least_squares(strange, middle, loss="soft_l1", x_scale=width, diff_step=1e-3).x)

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -47,11 +47,8 @@ from planner.serving.setup import (
 from planner.serving.source import ServedDecoder, served_decoder
 from planner.serving.steps import PrefillChunk, ServedOperation, ServedStep, ServingModel, StepTime, rates_of
 from planner.serving.trace_calibration import read_anchor
+from tracer.lazy import pandas
 from tracer.shown import Shown
-
-if TYPE_CHECKING:
-    import pandas
-
 
 PERCENTILES, LATE = (50, 90, 99), 0.05
 """Those that are shown. A load is not kept up with where waiting grows by more than this share of the time that
@@ -193,14 +190,10 @@ class Served(Shown):
             "calibration": None if self.calibration is None else self.calibration.to_dict(), "notes": list(self.notes)}
 
     def _steps(self) -> pandas.DataFrame:
-        import pandas
-
         return pandas.DataFrame([{"step": name, **_step_ms(each)} for name, each in (
             ("decode", self.decode), ("prefill", self.prefill))])
 
     def _requests(self) -> pandas.DataFrame:
-        import pandas
-
         if self.served is None:
             return pandas.DataFrame()
         got = self.served.requests
@@ -516,8 +509,6 @@ def _step_ms(step: StepTime) -> dict[str, float]:
 
 
 def _operations(found: Sequence[ServedOperation]) -> pandas.DataFrame:
-    import pandas
-
     total = sum(each.us for each in found) or 1.0
     return pandas.DataFrame([{"operation": each.name, "count": each.count, "ms": each.us / 1e3,
                               "share": each.us / total, "bound": each.bound, "gflops": each.flops / 1e9,
@@ -655,13 +646,9 @@ class ServingChoices(Shown):
                 "notes": list(self.notes)}
 
     def _choices(self) -> pandas.DataFrame:
-        import pandas
-
         return pandas.DataFrame(self.rows())
 
     def _refused(self) -> pandas.DataFrame:
-        import pandas
-
         return pandas.DataFrame(list(self.refused), columns=["setup", "reason"])
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,13 +29,10 @@ from planner.sharding.problem import ShardingPlan, ShardingProblem, own_order
 from planner.sharding.search import ShardingSearch, search
 from planner.sharding.sources import device_of, sharding_source
 from planner.sharding.step import Scores, StepModel, assignment_of
+from tracer.lazy import pandas
 from tracer.lookup_data.plan_file import SHORT_KINDS, ShardingError, ShardKind
 from tracer.lookup_data.tables import LOCATIONS, EmbeddingTable
 from tracer.shown import Shown, frame_of
-
-if TYPE_CHECKING:
-    import pandas
-
 
 BAG_DRIFT = 0.4
 """Standard deviation of the logarithm of each table's bag length after it drifted: by half or by twice for one in
