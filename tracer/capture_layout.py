@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tracer import kineto, workloads
 from tracer.errors import ForetraceError, StepRegionError, TraceError
 from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
@@ -41,6 +43,12 @@ SIDE_FILES = frozenset({CONTEXT, COLLECTIVES, LOOKUPS, PYTHON_CALLS})
 
 _MOST_STEP_NS = 1 << 50
 """Some 12 days: longer steps are damage."""
+RUN_AHEAD = 0.01
+"""Share of a step by which one in a loop that does not wait for the device must differ to be worth a note."""
+UNLIKE_CLOCKS = 0.05
+"""Share of a clock by which ranks' devices must differ to be worth a note."""
+BORDER_NS = 1_000_000
+"""Time at a step's borders that is worth a note: the profiler itself takes a tenth of that."""
 _PART = re.compile(r"rank(\d{1,8})$")
 _WINDOW = re.compile(r"(?:kineto(?:-(\d+))?\.json\.gz|graph(?:-(\d+))?\.foretrace)$")
 
@@ -221,6 +229,9 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
             meta.device_memory_bytes = _whole(hardware, "total_memory")
         if meta.sm_count == NONE:
             meta.sm_count = _whole(hardware, "multi_processor_count")
+    elif hardware.get("device") == "CPU" and not len(graph.kernels):  # the profiler lists unused devices too
+        meta.device, meta.compute_capability, meta.device_count = "", "", 0
+        meta.device_memory_bytes = meta.sm_count = NONE
     if meta.rank == NONE:
         meta.rank = _whole(context, "rank")
     if meta.world_size == NONE:
@@ -296,6 +307,8 @@ def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[in
         done += part.windows[window].stat().st_size
     if not graphs:
         raise TraceError(f"No rank of {os.fspath(directory)} could be read. {' '.join(notes)}")
+    if unlike := _unlike_clocks(recorded):
+        notes.append(unlike)
     most = max(len(part.windows) for part in parts)
     if most > 1:
         notes.append(f"The capture has {most} windows; this is number {window}. --window N (window=N) reads "
@@ -354,8 +367,10 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
         from tracer.fake_world.streams import note_overlap
 
         note_overlap(graph)
-    if slowed := _slowed(context):
-        notes.append(f"{part.path.name}: {slowed}")
+    for note in (_slowed(context), _ran_ahead(context, graph.meta.unprofiled_step_ns),
+                 "" if step_region else _at_borders(context, graph.steps.duration_ns, window)):
+        if note:
+            notes.append(f"{part.path.name}: {note}")
     optimizers = _mapping(context, "optimizers")
     if isinstance(optimizers.get("note"), str) and optimizers["note"]:
         notes.append(f"{part.path.name}: {optimizers['note']}")
@@ -364,20 +379,65 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
     return graph
 
 
-def _slowed(context: dict[str, Any]) -> str:
-    """Say in how many measured steps the device's clock was held back, and by what; empty if in none."""
+def _sampled(context: dict[str, Any], name: str) -> list[Any]:
+    """Return a column of the samples of a rank's GPU; empty where it was not sampled."""
     samples = _mapping(context, "gpu_samples")
     columns, rows = samples.get("columns"), samples.get("rows")
-    if not isinstance(columns, list) or not isinstance(rows, list) or "slowed_by" not in columns:
+    if not isinstance(columns, list) or not isinstance(rows, list) or name not in columns:
+        return []
+    place = columns.index(name)
+    return [row[place] for row in rows if isinstance(row, list) and len(row) == len(columns)]
+
+
+def _unlike_clocks(parts: list[CapturePart]) -> str:
+    """Say between which ranks the devices' clocks differ most; empty where they do not."""
+    found = {part.rank: clocks for part in parts
+             if (clocks := [mhz for mhz in _sampled(read_context(part.path), "sm_mhz")[1:] if type(mhz) is int])}
+    if len(found) < 2:
         return ""
-    place = columns.index("slowed_by")
-    reasons = [row[place] for row in rows if isinstance(row, list) and len(row) == len(columns)]
+    medians = {rank: float(np.median(clocks)) for rank, clocks in found.items()}
+    slow, quick = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
+    if medians[quick] - medians[slow] <= UNLIKE_CLOCKS * medians[quick]:
+        return ""
+    return (f"The ranks' GPUs ran at different clocks: rank {slow}'s at {medians[slow]:,.0f} MHz, rank {quick}'s at "
+            f"{medians[quick]:,.0f} MHz.")
+
+
+def _slowed(context: dict[str, Any]) -> str:
+    """Say in how many samples the device's clock was held back, and by what; empty if in none."""
+    reasons = _sampled(context, "slowed_by")
     held = [each for each in reasons if isinstance(each, list | tuple) and each]
     if not held:
         return ""
     what = sorted({str(reason) for each in held for reason in each})
-    return (f"the device's clock was held back by {' and '.join(what)} at the end of {len(held)} of {len(reasons)} "
-            "measured steps: its kernels took longer than they would at full clock.")
+    return (f"the device's clock was held back by {' and '.join(what)} in {len(held)} of {len(reasons)} samples "
+            "around the measured steps: its kernels took longer than they would at full clock.")
+
+
+def _ran_ahead(context: dict[str, Any], unprofiled_ns: list[int]) -> str:
+    """Say how steps without a wait between them differ from the measured ones; empty where they do not."""
+    window = _mapping(_mapping(context, "timing"), "free_running")
+    steps, ns = _whole(window, "steps"), _whole(window, "ns")
+    if steps <= 0 or ns <= 0 or not unprofiled_ns or not _mapping(context, "timing").get("waited_for"):
+        return ""
+    mean, each = ns / steps, float(np.median(unprofiled_ns))
+    if abs(mean / each - 1.0) < RUN_AHEAD:
+        return ""
+    return (f"the measured steps, {each / 1e6:.3f} ms, end with idle devices, as the recorded ones do; {steps} steps "
+            f"without a wait between them took {mean / 1e6:.3f} ms each.")
+
+
+def _at_borders(context: dict[str, Any], recorded_ns: np.ndarray, window: int) -> str:
+    """Say by how much all recorded steps are longer than the clock around them said; empty where they are not."""
+    given = context.get("profiled_step_ns")
+    clocked = given[window * len(recorded_ns):][:len(recorded_ns)] if isinstance(given, list) else []
+    if not len(recorded_ns) or len(clocked) != len(recorded_ns) or not all(type(ns) is int for ns in clocked):
+        return ""
+    longer = recorded_ns - np.array(clocked, np.int64)
+    if longer.min() < max(BORDER_NS, 0.05 * float(np.median(clocked))):
+        return ""
+    return (f"every recorded step lasts at least {longer.min() / 1e6:.3f} ms longer in the trace than by the clock "
+            "around it: something ran at its borders, and is counted as the program's.")
 
 
 def _state(part: CapturePart) -> str:

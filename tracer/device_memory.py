@@ -239,8 +239,9 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
             "again.")
     if not len(changes):
         raise ForetraceError(
-            f"{graph.meta.source or 'The trace'} says nothing of memory: record it with profile_memory=True, or give a "
-            "snapshot of torch.cuda.memory._dump_snapshot, or trace the program by shapes (SCRIPT.py:FUNCTION).")
+            f"{graph.meta.source or 'The trace'} says nothing of memory: record it with --profile-memory "
+            "(profile_memory=True), or give a snapshot of torch.cuda.memory._dump_snapshot, or trace the program by "
+            "shapes (SCRIPT.py:FUNCTION).")
     numbers, counts = np.unique(changes.device, return_counts=True)
     if device is None:
         gpus = numbers[numbers >= 0]

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from contextlib import suppress
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -16,8 +18,13 @@ SLOWED = {0x4: "its power limit", 0x8: "a hardware slow-down", 0x20: "its temper
           0x40: "its temperature (hardware)", 0x80: "a power brake"}
 """NVML's reasons that lower a busy device's clock (``nvmlClocksEventReason…``); idling and set clocks are none."""
 _SMI = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit",
-        "temperature.gpu", "clocks_throttle_reasons.active", "memory.total", "memory.used", "utilization.gpu", "uuid")
+        "temperature.gpu", "clocks_throttle_reasons.active", "memory.total", "memory.used", "utilization.gpu", "uuid",
+        "pci.bus_id")
 _SMI_SECONDS = 10
+_AMD_SLOWED = {"active_ppt_pwr": "its power limit", "active_socket_thrm": "its temperature (socket)",
+               "active_vr_thrm": "its temperature (voltage regulator)", "active_hbm_thrm": "its temperature (memory)",
+               "active_prochot_thrm": "a hardware slow-down"}
+"""Violations that ``amdsmi`` tells of on MI300 and later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +40,7 @@ class GpuState:
         busy: share of time in which something runs on it; -1 where not known.
         processes: that compute on it, this one included if it does; -1 where not known.
         uuid: as the driver reports it.
+        bus: its place on the PCI bus, "0000:3b:00": domain, bus and device; empty where not known.
     """
 
     name: str
@@ -49,6 +57,7 @@ class GpuState:
     busy: float = -1.0
     processes: int = -1
     uuid: str = ""
+    bus: str = ""
 
 
 class GpuDevices(Protocol):
@@ -58,6 +67,9 @@ class GpuDevices(Protocol):
 
     def state(self, index: int) -> GpuState:
         """Return a device's state; what it does not tell stays unknown."""
+
+    def named(self, uuid: str) -> int | None:
+        """Return the index of the device with an identifier, or of the one that a part with it belongs to (MIG)."""
 
 
 class NvmlDevices:
@@ -83,23 +95,47 @@ class NvmlDevices:
             "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
             "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3,
             "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            "slowed_by": lambda: _reasons(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)),
+            "slowed_by": lambda: _reasons(self._clock_reasons(handle)),
             "memory_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
             "used_bytes": lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).used),
             "busy": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
             "processes": lambda: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
             "uuid": lambda: _text(nvml.nvmlDeviceGetUUID(handle)),
+            "bus": lambda: _bus(_text(nvml.nvmlDeviceGetPciInfo(handle).busId)),
         }.items():
             with suppress(nvml.NVMLError, AttributeError):  # what a device or driver does not support
                 found[name] = ask()
         return GpuState(**found)
+
+    def named(self, uuid: str) -> int | None:
+        """Return the index of the device with an identifier, or of the one that a part with it belongs to (MIG)."""
+        nvml = self._nvml
+        if uuid.startswith("MIG-GPU-"):  # before driver 470: MIG-GPU-<the device's>/<instance>/<instance>
+            uuid = uuid.removeprefix("MIG-").partition("/")[0]
+        elif uuid.startswith("MIG-"):
+            with suppress(nvml.NVMLError, AttributeError):
+                whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvml.nvmlDeviceGetHandleByUUID(uuid))
+                uuid = _text(nvml.nvmlDeviceGetUUID(whole))
+        return _index_of(uuid, [self._uuid(handle) for handle in self._handles])
+
+    def _clock_reasons(self, handle: Any) -> int:
+        try:
+            return int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        except (self._nvml.NVMLError, AttributeError):  # before driver 535, by its earlier name
+            return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+
+    def _uuid(self, handle: Any) -> str:
+        with suppress(self._nvml.NVMLError):
+            return _text(self._nvml.nvmlDeviceGetUUID(handle))
+        return ""
 
 
 class AmdDevices:
     """AMD's devices through ``amdsmi``. Raises ``ImportError`` or the library's error where there are none."""
 
     def __init__(self) -> None:
-        self._smi: Any = import_module("amdsmi")
+        with redirect_stdout(None):  # where its shared library is missing, it prints that
+            self._smi: Any = import_module("amdsmi")
         self._smi.amdsmi_init()
         self._handles = list(self._smi.amdsmi_get_processor_handles())
 
@@ -110,15 +146,31 @@ class AmdDevices:
         """Return a device's state; what it does not tell stays unknown."""
         smi, handle = self._smi, self._handles[index]
         found: dict[str, Any] = {"name": "AMD GPU"}
-        for take in (
+        asks: tuple[Callable[[], dict[str, Any]], ...] = (
             lambda: {"name": str(smi.amdsmi_get_gpu_asic_info(handle)["market_name"])},
             lambda: {"driver": str(smi.amdsmi_get_gpu_driver_info(handle)["driver_version"])},
             lambda: _amd_clock(smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX)),
-            lambda: {"power_w": float(smi.amdsmi_get_power_info(handle)["current_socket_power"])},
-        ):
+            lambda: {"memory_mhz": int(smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.MEM)["clk"])},
+            lambda: {"power_w": _amd_power(smi.amdsmi_get_power_info(handle))},
+            lambda: {"power_limit_w": smi.amdsmi_get_power_cap_info(handle)["power_cap"] / 1e6},
+            lambda: {"temperature_c": int(smi.amdsmi_get_temp_metric(
+                handle, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT))},
+            lambda: {"slowed_by": _amd_reasons(smi.amdsmi_get_violation_status(handle))},
+            lambda: {"memory_bytes": int(smi.amdsmi_get_gpu_memory_total(handle, smi.AmdSmiMemoryType.VRAM))},
+            lambda: {"used_bytes": int(smi.amdsmi_get_gpu_memory_usage(handle, smi.AmdSmiMemoryType.VRAM))},
+            lambda: {"busy": int(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"]) / 100},
+            lambda: {"processes": len(smi.amdsmi_get_gpu_process_list(handle))},
+            lambda: {"uuid": str(smi.amdsmi_get_gpu_device_uuid(handle))},
+            lambda: {"bus": _bus(str(smi.amdsmi_get_gpu_device_bdf(handle)))},
+        )
+        for ask in asks:
             with suppress(Exception):  # versions differ in names and in what they raise
-                found |= take()
+                found |= ask()
         return GpuState(**found)
+
+    def named(self, uuid: str) -> int | None:
+        """Return the index of the device with an identifier."""
+        return _index_of(uuid, [self.state(index).uuid for index in range(len(self))])
 
 
 class SmiDevices:
@@ -145,7 +197,12 @@ class SmiDevices:
             told["name"], told.get("driver_version", ""), int(number("clocks.sm")), int(number("clocks.mem")),
             int(number("clocks.max.sm")), number("power.draw"), number("power.limit"), int(number("temperature.gpu")),
             _reasons(int(reasons, 16)) if reasons.startswith("0x") else (), int(number("memory.total", -1 / mib) * mib),
-            int(number("memory.used", -1 / mib) * mib), busy / 100, processes, told.get("uuid", ""))
+            int(number("memory.used", -1 / mib) * mib), busy / 100, processes, told.get("uuid", ""),
+            _bus(told.get("pci.bus_id", "")))
+
+    def named(self, uuid: str) -> int | None:
+        """Return the index of the device with an identifier; the parts of one (MIG) are not known."""
+        return _index_of(uuid, [row[_SMI.index("uuid")] for row in self._rows])
 
 
 def find_gpus(*, by_library: bool = False) -> GpuDevices | None:
@@ -164,15 +221,100 @@ def find_gpus(*, by_library: bool = False) -> GpuDevices | None:
     return None
 
 
+def devices_in_use() -> list[int]:
+    """Return the devices on which this process has started PyTorch, by PyTorch's numbers. Imports no torch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    if has_context is None:
+        return [int(torch.cuda.current_device())]
+    return [number for number in range(torch.cuda.device_count()) if has_context(number)]
+
+
+def main_device() -> int | None:
+    """Return the device that the program has had most memory on, by PyTorch's numbers; ``None`` if it had none."""
+    held = {number: _most_bytes(number) for number in devices_in_use()}
+    return max(held, key=held.__getitem__) if any(held.values()) else None
+
+
+def _most_bytes(number: int) -> int:
+    try:
+        return int(sys.modules["torch"].cuda.max_memory_allocated(number))
+    except Exception:  # an allocator that keeps no count
+        return 1
+
+
 def place_in_use(devices: GpuDevices) -> int | None:
-    """Return the index of the first device that ``CUDA_VISIBLE_DEVICES`` leaves this process; ``None`` if it is not
-    among them."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
-    if not first:
-        return 0
-    if first.isdigit():
-        return int(first) if int(first) < len(devices) else None
-    return next((index for index in range(len(devices)) if devices.state(index).uuid.startswith(first)), None)
+    """Return the index of the device that this process computes on; ``None`` if it is not among them.
+
+    PyTorch's device is found by its place on the bus or its identifier, since CUDA numbers devices by their speed and
+    these libraries by their place. Before PyTorch has started one, what the environment leaves this process decides,
+    with ``LOCAL_RANK`` as the number among these.
+    """
+    if used := devices_in_use():
+        torch, number = sys.modules["torch"], main_device()
+        number = used[0] if number is None else number
+        properties = torch.cuda.get_device_properties(number)
+        states = [devices.state(index) for index in range(len(devices))]
+        bus, uuid = _bus_in(properties), _plain(str(getattr(properties, "uuid", "")))
+        for index, state in enumerate(states):
+            if (bus and state.bus == bus) or (uuid and _plain(state.uuid) == uuid):
+                return index
+    else:
+        number = _local_rank()
+    left = _left_by(_visible(devices), devices)
+    return left[number] if number < len(left) else left[0] if len(left) == 1 else None
+
+
+def _visible(devices: GpuDevices) -> tuple[str, ...]:
+    """Return the variables that choose devices, each out of what the one before it leaves."""
+    return ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES" if os.environ.get("HIP_VISIBLE_DEVICES") else
+            "CUDA_VISIBLE_DEVICES") if isinstance(devices, AmdDevices) else ("CUDA_VISIBLE_DEVICES",)
+
+
+def _left_by(variables: tuple[str, ...], devices: GpuDevices) -> list[int]:
+    """Return the devices that variables leave, in their order. The first one that is unknown hides all after it."""
+    left = list(range(len(devices)))
+    for variable in variables:
+        if chosen := os.environ.get(variable, ""):
+            among, left = left, []
+            for name in map(str.strip, chosen.split(",")):
+                if name.isdigit():
+                    place = among[int(name)] if int(name) < len(among) else None
+                else:
+                    place = devices.named(name)
+                if place is None:
+                    break
+                left.append(place)
+    return left
+
+
+def _local_rank() -> int:
+    rank = os.environ.get("LOCAL_RANK", "")
+    return int(rank) if rank.isdigit() else 0
+
+
+def _index_of(uuid: str, uuids: list[str]) -> int | None:
+    """Return the place of a device among identifiers; a beginning of one names it too, as CUDA takes it."""
+    return next((index for index, each in enumerate(uuids) if uuid and _plain(each).startswith(_plain(uuid))), None)
+
+
+def _plain(uuid: str) -> str:
+    return uuid.removeprefix("GPU-").lower()
+
+
+def _bus(text: str) -> str:
+    """Return "0000:3b:00" of "00000000:3B:00.0"."""
+    domain, _, rest = text.strip("\0 ").lower().partition(":")
+    return f"{domain[-4:]:0>4}:{rest.partition('.')[0]}" if rest else ""
+
+
+def _bus_in(properties: Any) -> str:
+    """Return the place on the bus by PyTorch's properties of a device; empty before PyTorch 2.8."""
+    if not hasattr(properties, "pci_bus_id"):
+        return ""
+    return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
 
 
 def _smi(what: str, fields: tuple[str, ...]) -> list[list[str]]:
@@ -191,6 +333,16 @@ def _number(told: dict[str, str], name: str, otherwise: float = 0.0) -> float:
 
 def _amd_clock(found: dict[str, Any]) -> dict[str, int]:
     return {"sm_mhz": int(found["clk"]), "max_sm_mhz": int(found["max_clk"])}
+
+
+def _amd_power(found: dict[str, Any]) -> float:
+    """Return the power of the socket, W: devices and versions have it under one of these names, the others "N/A"."""
+    names = ("socket_power", "current_socket_power", "average_socket_power")
+    return float(next(value for name in names if isinstance(value := found.get(name), int | float) and value > 0))
+
+
+def _amd_reasons(found: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(text for name, text in _AMD_SLOWED.items() if found.get(name) is True)
 
 
 def _reasons(bits: int) -> tuple[str, ...]:

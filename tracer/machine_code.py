@@ -51,7 +51,11 @@ def columns(record: type, source: object) -> tuple[np.ndarray, ...]:
 @lru_cache
 def _dtypes(record: type) -> dict[str, np.dtype[Any]]:
     """Return the type of each of a record's arrays, as its annotations say."""
-    return {name: np.dtype(get_args(get_args(of)[1])[0]) for name, of in get_type_hints(record).items()}
+    found = {}
+    for name, of in get_type_hints(record).items():
+        scalar = get_args(of)[-1]  # from NumPy 2.5 on the scalar itself, before that np.dtype of it
+        found[name] = np.dtype((get_args(scalar) or (scalar,))[0])
+    return found
 
 
 class KeptLoop:

@@ -70,6 +70,8 @@ def capture(
     ] = False,
     python_calls: Annotated[bool, typer.Option(
         "--python-calls", help="Count the calls of Python functions between operations, in the same step.")] = False,
+    profile_memory: Annotated[bool, typer.Option(
+        "--profile-memory", help="Record every change of the devices' memory too, for foretrace memory.")] = False,
     world_size: Annotated[int | None, shared(
         "--world-size", "a fake world, of which this one process does what one rank would do")] = None,
     rank: Annotated[int, shared("--rank", "of the fake world")] = 0,
@@ -93,7 +95,7 @@ def capture(
         world = capture_options.world_of(world_size, rank)
         options = capture_options.CaptureOptions(
             steps, warmup, timed, cycles, execution_trace, form, stacks, replace,  # type: ignore[arg-type]
-            lookups, python_calls)
+            lookups, python_calls, profile_memory)
         if script is None and workload is None:
             raise CaptureError("Name what to capture: a script, or a workload with --workload.")
         if script is not None and workload is not None:
@@ -204,6 +206,9 @@ def _report(done: session.Capture, out: str) -> None:
         times = sorted(done.unprofiled_step_ns)
         lines.append(f"Step without the profiler: {statistics.median(times) / 1e6:.3f} ms (median of {len(times)}, "
                      f"{times[0] / 1e6:.3f} to {times[-1] / 1e6:.3f})")
+    if done.free_running and done.waited_for:
+        lines.append(f"Running ahead of the device: {done.free_running.mean_ns / 1e6:.3f} ms (mean of "
+                     f"{done.free_running.steps} steps without a wait between them)")
     if done.slowdown is not None:
         lines.append(f"Under the profiler it takes {done.slowdown:.2f} times as long")
     if done.options.lookups and not done.looked_up:

@@ -40,6 +40,7 @@ from kernel_models.device_choice import shape_device
 from kernel_models.op_call import Family, OpCall, itemsize
 from kernel_models.pricing import Models, PricedCalls, price, sustained
 from kernel_models.spreads import STATE_SPACE_KERNELS
+from tracer.capture.context import tf32_in_use
 from tracer.graph import ExecutionGraph, Phase
 from tracer.kept_files import drop_oldest, kept_folders, read_kept, write_kept
 from tracer.parallel_plan import PlanError, Recomputation
@@ -87,7 +88,7 @@ def ship(pieces: dict[str, bytes]) -> None:
 Traced = TypeVar("Traced")
 MOST_FILES = 2000
 """Kept at a time, of some kilobytes each."""
-USUAL = (True, True, True, True, True, "highest", "torch.float32")
+USUAL = (True, True, True, True, False, True, "torch.float32")
 """``_settings`` of a process that set nothing."""
 
 
@@ -166,7 +167,7 @@ def _settings() -> tuple[object, ...]:
         return USUAL
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(), cudnn.enabled,
-            cudnn.allow_tf32, torch.get_float32_matmul_precision(), str(torch.get_default_dtype()))
+            *tf32_in_use(), str(torch.get_default_dtype()))
 
 
 @lru_cache(maxsize=8)

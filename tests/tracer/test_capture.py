@@ -30,7 +30,8 @@ from graph_predictor import replay  # noqa: E402
 from tracer.capture import CaptureOptions, CaptureWarning, output  # noqa: E402
 from tracer.capture.options import PROFILER_WARMUP, TRACED_APART  # noqa: E402
 from tracer.capture_layout import apply_context, find_parts, read_context, read_window  # noqa: E402
-from tracer.errors import CaptureError, DiskFullError, TraceError  # noqa: E402
+from tracer.device_memory import memory_timeline  # noqa: E402
+from tracer.errors import CaptureError, DiskFullError, ForetraceError, TraceError  # noqa: E402
 from tracer.execution_trace import read_execution_trace  # noqa: E402
 from tracer.graph import ExecutionGraph, GapKind, OpKind  # noqa: E402
 from tracer.output_file import full_disk_error, writing_error  # noqa: E402
@@ -555,6 +556,27 @@ def test_a_full_disk_is_found_among_causes(tmp_path: Path) -> None:
     assert writing_error(tmp_path) is None and not any(tmp_path.iterdir())
     missing = writing_error(tmp_path / "nowhere")
     assert missing is not None and missing.errno == errno.ENOENT
+
+
+def test_what_ran_at_the_borders_of_all_steps_is_told(eager: tuple[Path, Training], tmp_path: Path) -> None:
+    out = tmp_path / "a"
+    shutil.copytree(eager[0], out)
+    context = read_context(out / "rank0")
+    took = tracer.read_job(out).graphs[0].steps.duration_ns
+    for shorter, notes in (([2_000_000, 3_000_000], 1), ([2_000_000, 0], 0)):
+        changed = {**context, "profiled_step_ns": (took - np.array(shorter)).tolist()}
+        (out / "rank0" / "context.json").write_text(json.dumps(changed))
+        told = [note for note in tracer.read_job(out).notes if "at its borders" in note]
+        assert len(told) == notes and all("every recorded step lasts at least 2.000 ms longer" in each for each in told)
+
+
+def test_changes_of_memory_are_recorded_where_asked_for(tmp_path: Path) -> None:
+    record(tmp_path / "without", Training())
+    with pytest.raises(ForetraceError, match=r"record it with --profile-memory \(profile_memory=True\)"):
+        memory_timeline(tracer.read_job(tmp_path / "without").graphs[0])
+    record(tmp_path / "with", Training(), profile_memory=True)
+    graph = tracer.read_job(tmp_path / "with").graphs[0]
+    assert graph.meta.profiler_flags["profile_memory"] and len(memory_timeline(graph).steps) == 2
 
 
 def test_damaged_side_files_are_told(eager: tuple[Path, Training], tmp_path: Path) -> None:

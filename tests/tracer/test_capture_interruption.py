@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,3 +73,24 @@ def test_a_handler_of_the_programs_own_stays() -> None:
     with pytest.raises(Terminated), termination_unwinds():
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+QUIET = """
+import os, sys
+from tracer.capture.recorder import QuietStderr
+quiet = QuietStderr()
+with quiet.quiet():
+    os.write(2, b"USDT: profiler_start\\nterminate called: CUPTI lost the device\\n")
+    if sys.argv[1] == "abort":
+        os.abort()
+quiet.close()
+os.write(2, b"the end\\n")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="nothing is held back where there are no files in memory")
+@pytest.mark.parametrize(("how", "last"), [("abort", "CUPTI lost the device"), ("end", "the end")])
+def test_the_last_words_of_a_process_that_aborts_are_written(how: str, last: str) -> None:
+    ended = subprocess.run([sys.executable, "-c", QUIET, how], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.stderr.strip().endswith(last) and "terminate called" in ended.stderr
+    assert (ended.returncode == 0) == ("USDT" not in ended.stderr) == (how == "end")

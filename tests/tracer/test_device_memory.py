@@ -98,7 +98,7 @@ def test_files_of_earlier_versions_have_none(tmp_path: Path) -> None:
     old = Path(__file__).resolve().parents[2] / "traces" / "cpu-small"
     graph = read_kineto(next(old.glob("kineto.json.gz")))
     assert not len(graph.allocations)
-    with pytest.raises(ForetraceError, match="says nothing of memory: record it with profile_memory=True"):
+    with pytest.raises(ForetraceError, match="says nothing of memory: record it with --profile-memory"):
         memory_timeline(graph)
 
 

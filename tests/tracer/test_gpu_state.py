@@ -2,80 +2,181 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 from said import Run
+from simulated_gpu.amdsmi import SimulatedAmdSmi
+from simulated_gpu.cuda import SimulatedProperties, simulate_cuda
+from simulated_gpu.nvml import SimulatedDevice, SimulatedNvml
 
 from tracer.capture import readiness
 from tracer.capture.context import ClockLog
 from tracer.capture.readiness import MachineCheck, MachineVerdict
 from tracer.capture_layout import read_capture
-from tracer.gpu_state import find_gpus, place_in_use
+from tracer.gpu_state import find_gpus, main_device, place_in_use
 
 CPU_SMALL = Path(__file__).resolve().parents[2] / "traces" / "bert-cpu"
 
 
-class NvmlLike(types.ModuleType):
-    """Two devices behind NVML's interface: one held back by power, one that answers nothing but its name."""
-
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-
-    class NVMLError(Exception):
-        """NVML's own."""
-
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-        self.reasons = 0x4 | 0x1  # 0x1 is idling
-        self.nvmlInit = lambda: None
-        self.nvmlSystemGetDriverVersion = lambda: b"580.1"
-        self.nvmlDeviceGetCount = lambda: 2
-        self.nvmlDeviceGetHandleByIndex = lambda index: index
-        self.nvmlDeviceGetName = lambda handle: ["NVIDIA H200", b"NVIDIA A2"][handle]
-        first: dict[str, Any] = {
-            "nvmlDeviceGetClockInfo": lambda kind: 1200 if kind == self.NVML_CLOCK_SM else 3201,
-            "nvmlDeviceGetMaxClockInfo": lambda kind: 1980, "nvmlDeviceGetPowerUsage": lambda: 699_500,
-            "nvmlDeviceGetEnforcedPowerLimit": lambda: 700_000, "nvmlDeviceGetTemperature": lambda kind: 71,
-            "nvmlDeviceGetCurrentClocksEventReasons": lambda: self.reasons,
-            "nvmlDeviceGetMemoryInfo": lambda: types.SimpleNamespace(total=143 << 30, used=3 << 30),
-            "nvmlDeviceGetUtilizationRates": lambda: types.SimpleNamespace(gpu=97),
-            "nvmlDeviceGetComputeRunningProcesses": lambda: [object(), object()],
-            "nvmlDeviceGetUUID": lambda: "GPU-a"}
-        for name, answer in first.items():
-            setattr(self, name, self._of_first(answer))
-
-    def _of_first(self, answer: Any) -> Any:
-        def ask(handle: int, *arguments: Any) -> Any:
-            if handle:
-                raise self.NVMLError("not supported")
-            return answer(*arguments)
-
-        return ask
-
-
 @pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> NvmlLike:
-    module = NvmlLike()
+def nvml(monkeypatch: pytest.MonkeyPatch) -> SimulatedNvml:
+    """Two devices: one held back by power, one that answers nothing but what it is."""
+    module = SimulatedNvml([
+        SimulatedDevice("GPU-a", reasons=0x4 | 0x1),  # 0x1 is idling
+        SimulatedDevice("GPU-b", "00000000:86:00.0", "NVIDIA A2", refuses={"all"})])
     monkeypatch.setitem(sys.modules, "pynvml", module)
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LOCAL_RANK"):
+        monkeypatch.delenv(variable, raising=False)
     return module
 
 
-def test_a_device_tells_what_it_can(nvml: NvmlLike, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def amdsmi(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch) -> SimulatedAmdSmi:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    module = SimulatedAmdSmi(4)
+    monkeypatch.setitem(sys.modules, "amdsmi", module)
+    return module
+
+
+def test_the_simulated_library_takes_what_the_real_one_takes() -> None:
+    real, simulated = pytest.importorskip("pynvml"), SimulatedNvml([])
+    for name in (name for name in dir(simulated) if name.startswith(("nvmlD", "nvmlS"))):
+        mine, theirs = (inspect.signature(getattr(module, name)).parameters for module in (simulated, real))
+        assert list(mine) == list(theirs), name
+
+
+def test_a_device_tells_what_it_can(nvml: SimulatedNvml) -> None:
     devices = find_gpus()
     assert devices is not None and len(devices) == 2
     first, second = devices.state(0), devices.state(1)
-    assert (first.name, first.driver, first.sm_mhz, first.max_sm_mhz, first.power_w) == (
-        "NVIDIA H200", "580.1", 1200, 1980, 699.5)
+    assert (first.name, first.driver, first.sm_mhz, first.max_sm_mhz, first.power_w, first.bus) == (
+        "NVIDIA H200", "580.1", 1200, 1980, 699.5, "0000:3b:00")
     assert first.slowed_by == ("its power limit",) and first.processes == 2 and first.busy == 0.97
     assert first.memory_bytes - first.used_bytes == 140 << 30
     assert (second.name, second.sm_mhz, second.processes, second.memory_bytes) == ("NVIDIA A2", 0, -1, -1)
-    for chosen, place in (("", 0), ("1", 1), ("1,0", 1), ("GPU-a", 0), ("GPU-z", None), ("7", None)):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-        assert place_in_use(devices) == place
+    nvml.devices[0].refuses.add("nvmlDeviceGetCurrentClocksEventReasons")  # a driver before 535
+    assert devices.state(0).slowed_by == ("its power limit",)
+
+
+def test_an_amd_device_tells_what_it_can(amdsmi: SimulatedAmdSmi) -> None:
+    amdsmi.throttled = True
+    devices = find_gpus()
+    assert devices is not None and len(devices) == 4
+    found = devices.state(1)
+    assert (found.name, found.driver, found.sm_mhz, found.max_sm_mhz, found.memory_mhz, found.temperature_c) == (
+        "AMD Instinct MI300X", "6.12.12", 1400, 2100, 1300, 64)
+    assert (found.power_w, found.power_limit_w, found.busy, found.processes) == (710, 750, 0.88, 1)
+    assert (found.memory_bytes, found.used_bytes) == (192 << 30, 2 << 30)
+    assert found.slowed_by == ("its power limit",) and found.bus == "0000:c2:00" and found.uuid.startswith("01ff74a1")
+    amdsmi.older = True
+    older = devices.state(1)
+    assert (older.power_w, older.power_limit_w, older.slowed_by) == (290, 300, ())
+    amdsmi.count = 0
+    assert find_gpus(by_library=True) is None
+
+
+@pytest.mark.parametrize(("variables", "place"), [
+    ({}, 0), ({"LOCAL_RANK": "1"}, 1), ({"LOCAL_RANK": "2"}, None), ({"CUDA_VISIBLE_DEVICES": "1"}, 1),
+    ({"CUDA_VISIBLE_DEVICES": "1,0"}, 1), ({"CUDA_VISIBLE_DEVICES": "1,0", "LOCAL_RANK": "1"}, 0),
+    ({"CUDA_VISIBLE_DEVICES": "1", "LOCAL_RANK": "5"}, 1), ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, 1),
+    ({"CUDA_VISIBLE_DEVICES": "b, GPU-a", "LOCAL_RANK": "1"}, 0), ({"CUDA_VISIBLE_DEVICES": "GPU-z,0"}, None),
+    ({"CUDA_VISIBLE_DEVICES": "7"}, None), ({"CUDA_VISIBLE_DEVICES": "MIG-part"}, 1),
+    ({"CUDA_VISIBLE_DEVICES": "MIG-none"}, None), ({"CUDA_VISIBLE_DEVICES": "MIG-GPU-b/1/0"}, 1),
+    ({"CUDA_VISIBLE_DEVICES": "-1"}, None), ({"ROCR_VISIBLE_DEVICES": "1"}, 0)])
+def test_the_environment_chooses_the_device(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch,
+                                            variables: dict[str, str], place: int | None) -> None:
+    nvml.parts = (SimulatedDevice("MIG-part", parent=nvml.devices[1]),)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    devices = find_gpus()
+    assert devices is not None and place_in_use(devices) == place
+
+
+@pytest.mark.parametrize(("variables", "place"), [
+    ({"HIP_VISIBLE_DEVICES": "3,1"}, 3), ({"CUDA_VISIBLE_DEVICES": "2"}, 2),
+    ({"ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "0"}, 3),
+    ({"ROCR_VISIBLE_DEVICES": "GPU-02ff74a1-0000-1000-80ac-000000000002,1", "LOCAL_RANK": "1"}, 1)])
+def test_the_environment_chooses_an_amd_device(amdsmi: SimulatedAmdSmi, monkeypatch: pytest.MonkeyPatch,
+                                               variables: dict[str, str], place: int) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    devices = find_gpus()
+    assert devices is not None and place_in_use(devices) == place
+
+
+@pytest.mark.parametrize(("device", "place"), [
+    (SimulatedProperties(uuid="b"), 1), (SimulatedProperties(uuid="?", bus=0x86), 1), (SimulatedProperties(), 0)])
+def test_pytorchs_device_is_found_among_the_machines(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch,
+                                                     device: SimulatedProperties, place: int) -> None:
+    """CUDA may number devices otherwise than the driver: by speed."""
+    simulate_cuda(monkeypatch, [device])
+    devices = find_gpus()
+    assert devices is not None and place_in_use(devices) == place
+
+
+def test_the_command_tells_the_place_too(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    rows = "\n".join(f"NVIDIA A2, 550.1, 900, 6000, 1770, 40.1, 60.0, 50, 0x0000000000000008, 15000, 100, 3, "
+                     f"GPU-{each}, 00000000:{bus}:00.0" for each, bus in (("a", "3B"), ("b", "86")))
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\ncase $1 in --query-gpu*) printf '%s\\n' '{rows}';; *) echo '7, GPU-b';; esac\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+    devices = find_gpus()
+    assert devices is not None and place_in_use(devices) == 1
+    state = devices.state(1)
+    assert (state.bus, state.processes, state.slowed_by) == ("0000:86:00", 1, ("a hardware slow-down",))
+
+
+def test_what_a_device_or_an_allocator_does_not_tell_is_no_error(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch
+                                                                 ) -> None:
+    nvml.devices[0].refuses.add("nvmlDeviceGetUUID")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+    devices = find_gpus()
+    assert devices is not None and devices.state(0).uuid == "" and place_in_use(devices) == 1
+    gpus = simulate_cuda(monkeypatch, [SimulatedProperties("?")], allocated=0)
+    assert main_device() is None and place_in_use(devices) == 1  # by the environment, which leaves it one
+
+    def uncounted(device: int) -> int:
+        raise RuntimeError("the pluggable allocator keeps no count")
+
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", uncounted)
+    assert main_device() == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    log = ClockLog()
+    log.note("the timed steps")
+    assert gpus.in_use and log.to_json() == {}
+
+
+@pytest.mark.parametrize("kernels", [0, 1])
+def test_the_doctor_records_on_the_device(monkeypatch: pytest.MonkeyPatch, kernels: int) -> None:
+    import torch
+
+    gpus = simulate_cuda(monkeypatch, [SimulatedProperties()])
+    true, events = torch.ones, torch.profiler.profile.events
+    monkeypatch.setattr(torch, "ones", lambda *shape, device: true(*shape))
+    monkeypatch.setattr(torch.profiler.profile, "events", lambda self: [
+        *events(self), *[types.SimpleNamespace(name="gemm", device_type="DeviceType.CUDA")] * kernels])
+    (found,) = readiness._profile()
+    assert gpus.waited == [0] and found.verdict is (MachineVerdict.OK if kernels else MachineVerdict.PROBLEM)
+    assert found.found == ("operations and kernels arrive" if kernels else
+                           "operations arrive, the device's kernels do not")
+
+
+def test_a_library_that_prints_is_not_heard(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
+    (tmp_path / "amdsmi.py").write_text("print('no libamd_smi.so')\nraise KeyError('libamd_smi.so')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert find_gpus(by_library=True) is None and capsys.readouterr().out == ""
 
 
 def test_without_a_library_or_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,10 +189,12 @@ def test_without_a_library_or_a_driver_there_is_no_gpu(monkeypatch: pytest.Monke
     assert log.to_json() == {}
 
 
-def test_a_clock_that_was_held_back_is_told_where_the_capture_is_read(nvml: NvmlLike, tmp_path: Path) -> None:
+def test_a_clock_that_was_held_back_is_told_where_the_capture_is_read(
+        nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    simulate_cuda(monkeypatch, [SimulatedProperties("a")])
     log = ClockLog()
     log.note("the timed steps")
-    nvml.reasons = 0
+    nvml.devices[0].reasons = 0
     log.note("the profiled steps")
     part = tmp_path / "rank0"
     part.mkdir()
@@ -101,22 +204,20 @@ def test_a_clock_that_was_held_back_is_told_where_the_capture_is_read(nvml: Nvml
     context = json.loads((part / "context.json").read_text())
     (part / "context.json").write_text(json.dumps({**context, **log.to_json()}))
     (note,) = (note for note in read_capture(tmp_path).notes if "clock" in note)
-    assert "held back by its power limit at the end of 1 of 2 measured steps" in note
+    assert "held back by its power limit in 1 of 2 samples" in note
     for damage in ({"rows": 3}, {"columns": ["slowed_by"], "rows": [4, [None], []]}, []):
         (part / "context.json").write_text(json.dumps({**context, "gpu_samples": damage}))
         assert not any("clock" in note for note in read_capture(tmp_path).notes)
 
 
-def test_a_driver_that_fails_during_a_training_does_not_end_it(nvml: NvmlLike) -> None:
+def test_a_driver_that_fails_during_a_training_does_not_end_it(
+        nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate_cuda(monkeypatch, [SimulatedProperties("a")])
     log = ClockLog()
     log.note("the timed steps")
-
-    def lost(handle: int) -> str:
-        raise nvml.NVMLError("GPU is lost")
-
-    nvml.nvmlDeviceGetName = lost
+    nvml.devices[0].refuses.add("nvmlDeviceGetName")
     log.note("the timed steps")
-    nvml.nvmlDeviceGetName = lambda handle: "NVIDIA H200"
+    nvml.devices[0].refuses.clear()
     log.note("the timed steps")
     assert len(log.to_json()["gpu_samples"]["rows"]) == 1
 
@@ -136,7 +237,7 @@ def test_a_profile_is_recorded_where_pytorch_is() -> None:
     assert found.verdict is MachineVerdict.OK and found.found == "operations arrive"
 
 
-def test_a_check_that_fails_itself_is_a_note(monkeypatch: pytest.MonkeyPatch, nvml: NvmlLike) -> None:
+def test_a_check_that_fails_itself_is_a_note(monkeypatch: pytest.MonkeyPatch, nvml: SimulatedNvml) -> None:
     def broken() -> None:
         raise RuntimeError("no such thing")
 

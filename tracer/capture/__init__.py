@@ -6,7 +6,8 @@
             capture.step()
 
 Order of a capture: warm-up steps, then steps timed with nothing watching (the truth a prediction is compared with),
-then the profiler's own warm-up, then the profiled steps. Importing this package does not import torch.
+then a few more timed as one, then the profiler's own warm-up, then the profiled steps. Importing this package does not
+import torch.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ __all__ = ["Capture", "CaptureError", "CaptureOptions", "CaptureWarning", "captu
 def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed: int = 10, cycles: int = 1,
             execution_trace: Literal["apart", "all", "none"] = "apart", form: Literal["json", "foretrace"] = "json",
             stacks: bool = False, replace: bool = False, world_size: int | None = None, rank: int = 0,
-            lookups: bool = False, python_calls: bool = False) -> Capture:
+            lookups: bool = False, python_calls: bool = False, profile_memory: bool = False) -> Capture:
     """Record a training run: a context manager, or a decorator of a function whose every call is one step.
 
     Args:
         out: directory of the job; every rank writes its own part, ``OUT/rank<r>``.
         steps: profiled steps of each cycle, at least 1.
         warmup: steps run before anything is measured.
-        timed: steps timed without the profiler, the device synchronised at each border.
+        timed: steps timed without the profiler, every device in use waited for at each border. On a machine with a GPU
+            up to 4 more are timed as one, waited for at their end only: what a loop gains by running ahead of its GPU.
         cycles: windows of ``steps`` profiled steps, each after a warm-up of the profiler; at least 1.
         execution_trace: "apart" records PyTorch's execution trace in one more step after the last window. The observer
             costs some 20 µs of host time for each operation (the profiler itself 2; measured on one AMD EPYC core,
@@ -52,6 +54,8 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
             Only counts are kept, never an index. Measured steps are as without.
         python_calls: count, in the same step that is thrown away, the calls of Python functions between operations:
             what a model's own Python costs a host is then told from what its operations do (docs/host_overheads.md).
+        profile_memory: also record every change of the devices' memory in the windows, for ``foretrace memory``. Each
+            costs the host about what another operation does.
 
     Returns:
         The capture, not started yet. It needs ``capture.options.total_steps`` steps.
@@ -63,7 +67,7 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
         FakeWorldError: entering, if a fake world is asked for and process groups are up already.
     """
     options = CaptureOptions(steps, warmup, timed, cycles, execution_trace, form, stacks, replace, lookups,
-                             python_calls)
+                             python_calls, profile_memory)
     return Capture(out, options, world_of(world_size, rank))
 
 

@@ -1,6 +1,7 @@
 """Facts about the machine and the process that a prediction needs beside the trace. No host, user or path names.
 
-Clocks and power of the device are sampled while a capture measures, one sample a step, outside what is timed.
+Clocks and power of the device are sampled between what a capture measures: where the next step is neither timed nor
+profiled, so that no rank waits inside a measured step for one that samples.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tracer.gpu_state import find_gpus, place_in_use
+from tracer.gpu_state import devices_in_use, find_gpus, main_device, place_in_use
 
 SWITCHES = (
     "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING",
@@ -75,9 +76,28 @@ def collect_context() -> dict[str, Any]:
     return found
 
 
-def measurements(unprofiled_ns: list[int], profiled_ns: list[int], slowdown: float | None) -> dict[str, Any]:
-    """The step times, nanoseconds: all of them, their median, and their spread (interquartile range over median)."""
-    found: dict[str, Any] = {"unprofiled_step_ns": unprofiled_ns, "profiled_step_ns": profiled_ns}
+@dataclass(frozen=True, slots=True)
+class FreeRunning:
+    """Steps timed as one: the devices were idle before the first and after the last."""
+
+    steps: int
+    ns: int
+
+    @property
+    def mean_ns(self) -> float:
+        """Return a step's time, the filling of an idle device spread over all."""
+        return self.ns / self.steps
+
+
+def measurements(unprofiled_ns: list[int], profiled_ns: list[int], slowdown: float | None,
+                 free_running: FreeRunning | None, waited_for: list[int]) -> dict[str, Any]:
+    """The step times, nanoseconds: all of them, their median, their spread (interquartile range over median), and how
+    they were timed."""
+    found: dict[str, Any] = {
+        "unprofiled_step_ns": unprofiled_ns, "profiled_step_ns": profiled_ns,
+        "timing": {"border": "every step ends with the devices idle", "waited_for": waited_for}}
+    if free_running is not None:
+        found["timing"]["free_running"] = asdict(free_running)
     if unprofiled_ns:
         low, middle, high = np.percentile(unprofiled_ns, (25, 50, 75))
         found["unprofiled_median_ns"] = int(middle)
@@ -92,9 +112,9 @@ def peak_memory() -> dict[str, int]:
     import torch
 
     found: dict[str, int] = {}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found["allocated_bytes"] = int(torch.cuda.max_memory_allocated())
-        found["reserved_bytes"] = int(torch.cuda.max_memory_reserved())
+    if (number := main_device()) is not None:
+        found["allocated_bytes"] = int(torch.cuda.max_memory_allocated(number))
+        found["reserved_bytes"] = int(torch.cuda.max_memory_reserved(number))
     with contextlib.suppress(ImportError):  # not on Windows
         import resource
 
@@ -117,16 +137,15 @@ def _hardware() -> dict[str, Any]:
                              "architecture": platform.machine()}
     with contextlib.suppress(AttributeError):  # Linux only
         found["cores_usable"] = len(os.sched_getaffinity(0))
-    if torch.cuda.is_available():
-        index = torch.cuda.current_device()
-        properties = torch.cuda.get_device_properties(index)
+    if (number := main_device()) is not None:
+        properties = torch.cuda.get_device_properties(number)
         found["device"] = properties.name
         found["device_count"] = torch.cuda.device_count()
         found["compute_capability"] = f"{properties.major}.{properties.minor}"
         for name in _DEVICE_PROPERTIES:
             if hasattr(properties, name):
                 found[name.lower()] = getattr(properties, name)
-        found["clocks"] = _try(lambda: _clocks(str(getattr(properties, "uuid", ""))))
+        found["clocks"] = _try(_clocks)
     return found
 
 
@@ -140,13 +159,12 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _clocks(uuid: str) -> dict[str, Any]:
+def _clocks() -> dict[str, Any]:
     """Clocks (MHz), power (W) and what lowers them now, and the driver's version."""
     devices = find_gpus()
-    states = [] if devices is None else [devices.state(place) for place in range(len(devices))]
-    mine = [state for state in states if uuid and state.uuid.removeprefix("GPU-") == uuid.removeprefix("GPU-")]
-    told = asdict((mine or states)[0])
-    return {name: told[name] for name in _CLOCK_FACTS if told[name]}
+    place = None if devices is None else place_in_use(devices)
+    told = {} if devices is None or place is None else asdict(devices.state(place))
+    return {name: told[name] for name in _CLOCK_FACTS if told.get(name)}
 
 
 def _software() -> dict[str, str]:
@@ -168,11 +186,15 @@ def _switches() -> dict[str, Any]:
 
     cuda, cudnn, dynamo = torch.backends.cuda, torch.backends.cudnn, sys.modules.get("torch._dynamo")
     parts: dict[str, Callable[[], Any]] = {
-        "matmul_tf32": lambda: cuda.matmul.allow_tf32,
+        "matmul_tf32": lambda: tf32_in_use()[0],
         "float32_matmul_precision": torch.get_float32_matmul_precision,
         "reduced_precision_bf16": lambda: bool(cuda.matmul.allow_bf16_reduced_precision_reduction),
         "reduced_precision_fp16": lambda: bool(cuda.matmul.allow_fp16_reduced_precision_reduction),
-        "cudnn_tf32": lambda: cudnn.allow_tf32,
+        "cudnn_tf32": lambda: tf32_in_use()[1],
+        "fp32_precision": lambda: torch.backends.fp32_precision,
+        "matmul_fp32_precision": lambda: cuda.matmul.fp32_precision,
+        "conv_fp32_precision": lambda: cudnn.conv.fp32_precision,
+        "rnn_fp32_precision": lambda: cudnn.rnn.fp32_precision,
         "cudnn_benchmark": lambda: cudnn.benchmark,
         "cudnn_deterministic": lambda: cudnn.deterministic,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
@@ -188,6 +210,20 @@ def _switches() -> dict[str, Any]:
         found["inductor_cudagraphs"] = _try(lambda: bool(sys.modules["torch._inductor.config"].triton.cudagraphs))
     found["environment"] = {name: os.environ[name] for name in SWITCHES if name in os.environ}
     return found
+
+
+def tf32_in_use() -> tuple[bool, bool]:
+    """Return whether fp32 matrix products, and convolutions, may run in TF32 on a GPU.
+
+    From torch 2.9 on ``fp32_precision`` says it, which the older switches set too. To read these where a program has
+    set the newer one is an error.
+    """
+    import torch
+
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(matmul, "fp32_precision"):
+        return matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
+    return bool(matmul.allow_tf32), bool(cudnn.allow_tf32)
 
 
 def _threads() -> int:
@@ -226,16 +262,20 @@ class ClockLog:
     def __init__(self) -> None:
         self.rows: list[list[Any]] = []
         self._devices = find_gpus(by_library=True)
-        self._place = place_in_use(self._devices) if self._devices is not None else None
+        self._place: int | None = None
 
     def note(self, phase: str) -> None:
-        """Take a sample: at the end of a step, with the device synchronised and the next step not begun.
+        """Take a sample, if the program uses a device: where the next step is not measured.
 
         A driver that does not answer is not asked again: the training goes on without samples.
         """
-        if self._devices is None or self._place is None:
+        if self._devices is None or not devices_in_use():
             return
         try:
+            if self._place is None:
+                self._place = place_in_use(self._devices)
+            if self._place is None:
+                return
             told = {"phase": phase, **asdict(self._devices.state(self._place))}
         except Exception:  # each library raises its own, and a sample is a courtesy
             self._devices = None
@@ -244,4 +284,7 @@ class ClockLog:
 
     def to_json(self) -> dict[str, Any]:
         """Return the samples as ``context.json`` holds them; empty where there are none."""
-        return {"gpu_samples": {"columns": list(COLUMNS), "rows": self.rows}} if self.rows else {}
+        if not self.rows:
+            return {}
+        return {"gpu_samples": {"device": self._place, "taken": "after the phase named, before a discarded step",
+                                "columns": list(COLUMNS), "rows": self.rows}}

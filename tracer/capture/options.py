@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, get_args
@@ -14,6 +15,8 @@ Observed = Literal["apart", "all", "none"]
 
 PROFILER_WARMUP = 2
 """Discarded steps under the running profiler before each window: the first steps initialise CUPTI and its buffers."""
+FREE_RUNNING = 4
+"""Most steps that are timed as one, with a wait for the devices at their end only."""
 TRACED_APART = 1
 """Steps of an execution trace that is recorded apart."""
 
@@ -28,6 +31,7 @@ class CapturePhase(Enum):
     NEW = "not entered"
     WARMUP = "the warm-up steps"
     TIMED = "the timed steps"
+    FREE = "the free-running steps"
     PROFILED = "the profiled steps"
     DONE = "done"
 
@@ -50,6 +54,7 @@ class CaptureOptions:
     replace: bool = False
     lookups: bool = False
     python_calls: bool = False
+    profile_memory: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("warmup", 0), ("timed", 0), ("cycles", 1)):
@@ -63,7 +68,14 @@ class CaptureOptions:
     @property
     def total_steps(self) -> int:
         """Steps the script must run until everything is recorded."""
-        return self.warmup + self.timed + self.cycles * (PROFILER_WARMUP + self.steps) + self.traced_steps
+        windows = self.cycles * (PROFILER_WARMUP + self.steps)
+        return self.warmup + self.timed + self.free_running + windows + self.traced_steps
+
+    @property
+    def free_running(self) -> int:
+        """Steps timed as one, after those that are timed each: none without a GPU that a loop may run ahead of."""
+        torch = sys.modules.get("torch")
+        return min(self.timed, FREE_RUNNING) if torch is not None and torch.cuda.is_available() else 0
 
     @property
     def traced_steps(self) -> int:
@@ -76,6 +88,7 @@ class CaptureOptions:
         window = f"{PROFILER_WARMUP} profiler warm-up + {self.steps} profiled"
         return " + ".join([*([f"{self.warmup} warm-up"] if self.warmup else []),
                            *([f"{self.timed} timed"] if self.timed else []),
+                           *([f"{self.free_running} free-running"] if self.free_running else []),
                            window if self.cycles == 1 else f"{self.cycles} × ({window})",
                            *([f"{self.traced_steps} traced"] if self.traced_steps else [])])
 

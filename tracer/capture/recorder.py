@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tracer.capture.options import PROFILER_WARMUP, CaptureOptions
 from tracer.errors import ProfilerBusyError
+from tracer.gpu_state import devices_in_use
 
 if TYPE_CHECKING:
     from tracer.capture.session import Capture
@@ -29,18 +31,31 @@ _NOISE = re.compile(
 class QuietStderr:
     """Holds back what is written to file descriptor 2 while ``quiet`` runs, then writes it without the noise.
 
-    Nothing is held back where the system has no files in memory, or no stderr is open.
+    A process that aborts meanwhile says why only there: a second one, which waits for this one's end and then writes
+    what is held, keeps that from being lost. Nothing is held back where the system has no files in memory, no stderr
+    is open, or there is no shell.
     """
 
     def __init__(self) -> None:
         self._held = -1
+        self._heir: subprocess.Popen[bytes] | None = None
         if hasattr(os, "memfd_create"):
             with suppress(OSError):
                 self._held = os.memfd_create("foretrace")
+                self._heir = subprocess.Popen(
+                    ["/bin/sh", "-c", f"read line; cat /proc/self/fd/{self._held} >&2 2>/dev/null"],
+                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=(self._held,),
+                    start_new_session=True)  # not ended by Ctrl-C
+        if self._heir is None:
+            self.close()
 
     def close(self) -> None:
         """Give the memory back. Safe to repeat."""
         held, self._held = self._held, -1
+        heir, self._heir = self._heir, None
+        if heir is not None:
+            heir.kill()
+            heir.communicate()
         if held >= 0:
             os.close(held)
 
@@ -81,11 +96,11 @@ STEP = "ProfilerStep#"
 
 
 def synchronize() -> None:
-    """Wait for the device, where one is in use."""
+    """Wait for every device in use."""
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    for number in devices_in_use():
+        torch.cuda.synchronize(number)
 
 
 def refuse_another_profiler() -> None:
@@ -156,34 +171,38 @@ class Recorder:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
+            # With CUDA graphs a second start may crash after CUPTI was taken down. Torch does the same, but only where
+            # its compiler's own option asks for graphs.
+            os.environ |= {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
         if self._options.execution_trace == "all":
             self._observer = ExecutionTraceObserver().register_callback(str(self.execution_trace))
         self.flags = {"record_shapes": True, "with_stack": self._options.stacks, "with_modules": True,
-                      "profile_memory": False, "with_flops": False,
+                      "profile_memory": self._options.profile_memory, "with_flops": False,
                       "execution_trace": self._options.execution_trace == "all"}
         experimental = _experimental_config() if len(activities) > 1 else None
         self.flags["cuda_sync_events"] = experimental is not None
-        self._profiler = profile(
+        self.flags["cupti_kept"] = len(activities) > 1
+        profiler = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=PROFILER_WARMUP, active=self._options.steps, repeat=self._options.cycles),
             on_trace_ready=self._export,
             record_shapes=True,
+            profile_memory=self._options.profile_memory,
             with_stack=self._options.stacks,
             with_modules=True,
             experimental_config=experimental,
             execution_trace_observer=self._observer,
         )
-        with self._quiet.quiet():
-            self._profiler.start()
+        with self._quiet.quiet(), _torch_unwarned():
+            profiler.start()
+        self._profiler = profiler
 
     def step(self) -> None:
         """End the current step and begin the next; at the end of a window, write its trace."""
         if self._profiler is None:  # the step of the execution trace
             self._number += 1
             return
-        with warnings.catch_warnings():
-            # Each window is exported before the next begins, so nothing is lost.
-            warnings.filterwarnings("ignore", message=".*Profiler clears events", category=UserWarning)
+        with _torch_unwarned():
             is_border = (self._number + 1) % self.cycle_steps in (0, PROFILER_WARMUP)
             with self._quiet.quiet() if is_border else nullcontext():
                 self._profiler.step()
@@ -196,7 +215,7 @@ class Recorder:
         from torch.profiler import ExecutionTraceObserver
 
         profiler, self._profiler = self._profiler, None
-        with self._quiet.quiet():
+        with self._quiet.quiet(), _torch_unwarned():
             profiler.__exit__(None, None, None)
             self._observer = ExecutionTraceObserver().register_callback(str(self.execution_trace))
             self._observer.start()
@@ -206,7 +225,7 @@ class Recorder:
         profiler, self._profiler = self._profiler, None
         observer, self._observer = self._observer, None
         try:
-            with self._quiet.quiet():
+            with self._quiet.quiet(), _torch_unwarned():
                 try:
                     if profiler is not None:
                         profiler.__exit__(None, None, None)
@@ -220,6 +239,18 @@ class Recorder:
         path = self._scratch / f"kineto-{len(self.windows)}.json"
         profiler.export_chrome_trace(str(path))
         self.windows.append(path)
+
+
+@contextmanager
+def _torch_unwarned() -> Iterator[None]:
+    """Leave out torch's warnings of what a capture does on purpose, which a program may have turned into errors.
+
+    Each window is exported before the next begins, so that cleared events are not lost. ``with_modules``, which torch
+    is to lose, costs nothing where it is without effect.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*(Profiler clears events|with_modules is deprecated)")
+        yield
 
 
 def _experimental_config() -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 
 from tracer.capture.context import (
     ClockLog,
+    FreeRunning,
     collect_context,
     fake_world_here,
     measurements,
@@ -30,12 +31,16 @@ from tracer.capture.output import PartWriter
 from tracer.capture.recorder import AnnotatedLoader, Recorder, refuse_another_profiler, synchronize
 from tracer.capture_layout import EXECUTION_TRACE, LOOKUPS, part_name, what_it_holds, window_name
 from tracer.errors import CaptureError
+from tracer.gpu_state import devices_in_use
 
 if TYPE_CHECKING:
     from tracer.capture.notes import StepNotes
 
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
+
+_LONG_STEP_NS = 1_000_000_000
+"""To show progress takes a millisecond: nothing of such a step."""
 
 _running: Capture | None = None
 """The one capture of this process: the profiler is the process's too."""
@@ -52,8 +57,12 @@ class Capture:
         facts: what else ``context.json`` shall hold, ready for JSON.
         late_facts: the same, asked for each time the file is written.
         counting: what one step is, for messages.
-        progress: called after each step, outside what is timed, with the steps done and those needed in all.
-        unprofiled_step_ns, profiled_step_ns: the steps measured so far, nanoseconds.
+        progress: called with the steps done and those needed in all where the next step is not measured, and between
+            all steps that are long.
+        unprofiled_step_ns, profiled_step_ns: the steps measured so far, nanoseconds, each with idle devices at its end.
+            They are the measured step, to which predictions of the profiled ones compare.
+        free_running: the steps timed as one after these; ``None`` before.
+        waited_for: the devices in use, by PyTorch's numbers.
     """
 
     def __init__(self, out: str | os.PathLike[str], options: CaptureOptions,
@@ -64,6 +73,10 @@ class Capture:
         self.recording = False
         self.unprofiled_step_ns: list[int] = []
         self.profiled_step_ns: list[int] = []
+        self.free_running: FreeRunning | None = None
+        self.waited_for: list[int] = []
+        self._ran_free = self._uncut = 0
+        """Free-running steps so far, and those of them since the window that is timed began."""
         self._phase = CapturePhase.NEW
         self._warm = 0
         self._started_ns = 0
@@ -137,6 +150,7 @@ class Capture:
         _running = self
         try:
             self._clocks = _clock_log()
+            self._sample_before_timing()
             self._next_phase()
             synchronize()
         except BaseException:
@@ -190,23 +204,33 @@ class Capture:
             return
         if self._phase is CapturePhase.NEW:
             raise _not_begun("step")
+        began = self._started_ns
         try:
             self._end_step()
         except CaptureError as error:
             self._abandon(error)
             raise
-        if self.progress is not None:
+        if self.progress is not None and (
+                not self._is_measured or time.perf_counter_ns() - began > _LONG_STEP_NS * max(self._uncut, 1)):
             self.progress(self._steps_done, self.options.total_steps)
-        if not self.finished:
+        if not self.finished and not self._uncut:
             self._started_ns = time.perf_counter_ns()
+
+    @property
+    def _is_measured(self) -> bool:
+        """Return whether the step under way is timed or profiled."""
+        if self._phase is CapturePhase.PROFILED:
+            return self._recorder is not None and self._recorder.is_active_step
+        return self._phase in (CapturePhase.TIMED, CapturePhase.FREE)
 
     def leave_out(self, what: str = "other work") -> None:
         """Say that what ran since the last step ended is not the program's step: an evaluation, a checkpoint.
 
         The step under way is timed from here. A profiled step has already recorded it, which a warning says.
         """
-        if self._phase in (CapturePhase.WARMUP, CapturePhase.TIMED):
+        if self._phase in (CapturePhase.WARMUP, CapturePhase.TIMED, CapturePhase.FREE):
             synchronize()
+            self._uncut = 0
             self._started_ns = time.perf_counter_ns()
         elif self._phase is CapturePhase.PROFILED:
             warnings.warn(f"A profiled step of the capture into {self.out} holds {what} too, which a prediction would "
@@ -269,14 +293,23 @@ class Capture:
         if self._phase is CapturePhase.WARMUP:
             refuse_another_profiler()
             self._warm += 1
+            self._sample_before_timing()
             if self._warm < self.options.warmup:
                 return
             synchronize()
+        elif self._phase is CapturePhase.FREE:
+            refuse_another_profiler()
+            self._ran_free += 1
+            self._uncut += 1
+            if self._ran_free < self.options.free_running:
+                return
+            synchronize()
+            self.free_running = FreeRunning(self._uncut, time.perf_counter_ns() - self._started_ns)
+            self._uncut = 0
+            self._sample()
         else:
             synchronize()
             elapsed = time.perf_counter_ns() - self._started_ns
-            if self._clocks is not None:
-                self._clocks.note(self._phase.value)
             if self._phase is CapturePhase.TIMED:
                 refuse_another_profiler()
                 self.unprofiled_step_ns.append(elapsed)
@@ -284,12 +317,25 @@ class Capture:
                 self._end_profiled_step(elapsed)
         self._next_phase()
 
+    def _sample_before_timing(self) -> None:
+        """Sample the clocks before the last warm-up step, in which other ranks wait for this one if they must."""
+        if self._phase is CapturePhase.WARMUP and self._warm == self.options.warmup - 1:
+            self._sample()
+
+    def _sample(self) -> None:
+        """Sample the clocks. The next step must be one that is thrown away."""
+        if self._clocks is not None:
+            self._clocks.note(self._phase.value)
+
     def _next_phase(self) -> None:
         """Go on to the next phase if the present one has all its steps (it may have none)."""
         options = self.options
         if self._phase is CapturePhase.WARMUP and self._warm >= options.warmup:
             self._phase = CapturePhase.TIMED
         if self._phase is CapturePhase.TIMED and len(self.unprofiled_step_ns) >= options.timed:
+            self.waited_for = devices_in_use()
+            self._phase = CapturePhase.FREE
+        if self._phase is CapturePhase.FREE and self._ran_free >= options.free_running:
             self._begin_profile()
         elif self._phase is CapturePhase.PROFILED and self._recorder is not None and self._recorder.is_over:
             self._finish("")
@@ -316,7 +362,7 @@ class Capture:
         if self.options.python_calls and not self.options.stacks:  # stacks have them
             self._notes.append(notes.PythonNotes())
         # Never the process's first step: what is compiled in it would be compiled under the watching mode.
-        if self._warm + len(self.unprofiled_step_ns) > 0:
+        if self._steps_done > 0:
             self._start_notes()
 
     def _start_notes(self) -> None:
@@ -331,11 +377,15 @@ class Capture:
     def _end_profiled_step(self, elapsed: int) -> None:
         assert self._recorder is not None
         self._stop_notes()
-        if self._recorder.is_active_step:
+        was_active = self._recorder.is_active_step
+        if was_active:
             self.profiled_step_ns.append(elapsed)
         self._recorder.step()
-        if not self._recorder.is_active_step and not self._recorder.is_over:
-            self._start_notes()
+        if not self._recorder.is_active_step:
+            if was_active:
+                self._sample()
+            if not self._recorder.is_over:
+                self._start_notes()
 
     def _finish(self, ended: str) -> None:
         """Write everything. ``ended`` says why the capture is not complete; empty if it is."""
@@ -411,7 +461,8 @@ class Capture:
         self._machine = self._machine or collect_context()
         found = {**self.facts, **self.late_facts(), **self._machine, "capture": asdict(self.options),
                  "profiler": self._recorder.flags if self._recorder else {},
-                 **measurements(self.unprofiled_step_ns, self.profiled_step_ns, self.slowdown),
+                 **measurements(self.unprofiled_step_ns, self.profiled_step_ns, self.slowdown, self.free_running,
+                                self.waited_for),
                  "peak_memory": self._memory or peak_memory(), "complete": not ended,
                  **(self._clocks.to_json() if self._clocks is not None else {})}
         return {**found, "ended": ended} if ended else found
@@ -424,7 +475,7 @@ class Capture:
     @property
     def _steps_done(self) -> int:
         profiled = self._recorder.steps_done if self._recorder is not None else 0
-        return self._warm + len(self.unprofiled_step_ns) + profiled
+        return self._warm + len(self.unprofiled_step_ns) + self._ran_free + profiled
 
 
 def _clock_log() -> ClockLog | None:

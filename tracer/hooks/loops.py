@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from tracer.capture import capture
-from tracer.capture.context import collect_context, measurements, peak_memory, rank_and_world
+from tracer.capture.context import collect_context, peak_memory, rank_and_world
 from tracer.capture.output import PartWriter
 from tracer.capture.session import Capture, checked_directory, need_torch
 from tracer.capture_layout import window_name
@@ -330,8 +330,8 @@ class ProfilerHandler:
         self._windows += 1
         flags = {name: bool(getattr(profiler, name, False))
                  for name in ("record_shapes", "with_stack", "with_modules", "profile_memory", "with_flops")}
-        output.write_context({**collect_context(), "profiler": flags, **measurements([], [], None),
-                              "peak_memory": peak_memory(), "complete": True})
+        output.write_context({**collect_context(), "profiler": flags, "unprofiled_step_ns": [],
+                              "profiled_step_ns": [], "peak_memory": peak_memory(), "complete": True})
 
     def close(self) -> None:
         """Give the directory up; done when the program ends."""

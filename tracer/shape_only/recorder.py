@@ -20,6 +20,7 @@ from torch.nn.modules import module as hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
+from tracer.capture.context import tf32_in_use
 from tracer.capture.notes import CollectiveNotes, received_tensors
 from tracer.device_memory import Holds
 from tracer.graph import NONE, Phase, Place
@@ -306,8 +307,7 @@ class OperatorRecorder(TorchDispatchMode):
             phase = Phase.BACKWARD if backward else Phase.FORWARD
         number, module = self._node(backward, sequence)
         if not self.tf32 and phase is Phase.FORWARD and inputs:
-            self.tf32 = {"tf32_matmul": torch.get_float32_matmul_precision() != "highest",
-                         "tf32_cudnn": bool(torch.backends.cudnn.allow_tf32)}
+            self.tf32 = dict(zip(("tf32_matmul", "tf32_cudnn"), tf32_in_use(), strict=True))
         if self._placement is not None and self._placement.transfer is not None:
             kwargs = {**kwargs, "device": self._placement.transfer}
             if "device" not in {a.name for a in func._schema.arguments}:
