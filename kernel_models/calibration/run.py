@@ -27,7 +27,7 @@ from kernel_models.profile import DeviceProfile, ProfileEntry
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.plan import CampaignError
 from tracer.campaign.results import Results
-from tracer.campaign.runner import CampaignOutcome, RunOptions, run_items
+from tracer.campaign.runner import BOX_ENDED, CampaignOutcome, RunOptions, run_items
 from tracer.campaign.source import Setup
 from tracer.campaign.tables import KERNELS, quickest_visits, read_kernels
 from tracer.errors import ForetraceError
@@ -135,6 +135,8 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
         if finding.what not in {one.what for one in source.findings}:
             source.findings.append(finding)
     notes = [*(finding.text for finding in source.findings), *source.notes()]
+    if outcome.stopped not in ("", BOX_ENDED):
+        notes.append(f"The measurements ended before their time: {outcome.stopped}")
     # What the measurements left of the minutes, and never less than was kept for fitting.
     until = max(began + request.minutes * 60, time.monotonic() + request.minutes * 60 - box_s)
     profile = fit_measurements(request.work, families, host, notes, threads=setup.threads, say=say, until=until)

@@ -22,7 +22,7 @@ from tracer.campaign.families import Bench
 from tracer.campaign.items import Item
 from tracer.campaign.lab import CudaMachine
 from tracer.campaign.micro import _empty_pair_us, _quantiles, _repeat
-from tracer.campaign.record import Answer, Task
+from tracer.campaign.record import Answer, Task, is_unsupported
 
 H200 = device("h200-sxm")
 HEALTHY = Health("cuda", "NVIDIA H200", 1980.0, 1980.0, (), 141e9, 140e9, 0, 0.0)
@@ -124,7 +124,8 @@ class SimulatedWorkers:
             return Answer("failed", values={"status": "unsupported"}, reason="NotImplementedError: simulated.")
         refused = bench.refuses(item)
         if refused:
-            status = "failed" if "memory" in refused else "unsupported"
+            error = NotImplementedError(refused.partition(": ")[2])
+            status = "unsupported" if is_unsupported(error) else "failed"
             return Answer("failed", values={"status": status}, reason=refused)
         calls = calls_of_benchmark(item.name, {**item.settings, "kernels": ["triton_poi_fused_0"]})
         time_us = bench.law(calls[0]) * (1.3 if len(bench.asked) > bench.slower_after else 1.0)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from kernel_models.calibration.checks import CalibrationError, Health
 from kernel_models.calibration.figures import spec_of, with_measured
 from kernel_models.calibration.planner import LEAST_TO_LEARN, FamilyProgress
 from kernel_models.calibration.run import Request, calibrate, share_of_time
+from kernel_models.calibration.source import GIVEN_UP, MOST_REFUSALS
 from kernel_models.calibration.space import draw, families_of, limits_for, spaces
 from kernel_models.datasets import read_samples
 from kernel_models.datasets.campaign import is_intended
@@ -383,10 +385,59 @@ def test_the_same_seed_measures_the_same(simulated: Bench0, tmp_path: Path) -> N
 def test_what_the_device_refuses_is_not_asked_again(simulated: Bench0, tmp_path: Path) -> None:
     simulated.refuses = lambda item: "RuntimeError: not supported." if item.settings.get("dtype") == "fp16" else ""
     found = calibrated(tmp_path / "work", families=("softmax",))
-    asked = [tuple(item.settings[name] for name in ("log", "op", "dtype")) for item in simulated.asked
-             if item.settings.get("dtype") == "fp16" and item.name == "softmax"]
-    assert len(asked) == len(set(asked)) == 4
+    asked = Counter(tuple(item.settings[name] for name in ("log", "op", "dtype")) for item in simulated.asked
+                    if item.settings.get("dtype") == "fp16" and item.name == "softmax")
+    assert len(asked) == 4 and max(asked.values()) <= MOST_REFUSALS
     assert any("not supported here" in note for note in found.notes)
+
+
+FAILS = {
+    "HIP": ("memset", "RuntimeError: HIP error: hipMemsetD8Async gave 1."),
+    "no library": ("memset", "OSError: libcuda.so.1: cannot open shared object file."),
+    "a compiler": ("fused", "InductorError: RuntimeError: Failed to find C compiler."),
+}
+
+
+@pytest.mark.parametrize("case", FAILS)
+def test_a_family_that_always_fails_costs_its_own_model_alone(simulated: Bench0, tmp_path: Path, case: str) -> None:
+    name, reason = FAILS[case]
+    family = "triton" if name == "fused" else name
+    simulated.refuses = lambda item: reason if item.name == name else ""
+    started, said = simulated.clock_s, []
+    request = Request(tmp_path / "work", "cuda", 1.0, ("softmax", "norm", family))
+    found = calibrate(request, probe=healthy, say=said.append)
+    assert simulated.clock_s - started > 0.9 * 48
+    assert [one.value for one in found.profile.families] == ["norm", "softmax"]
+    tried = sum(item.name == name for item in simulated.asked)
+    assert tried <= GIVEN_UP
+    told = f"{family} was given up with 0 measurements, since {tried} did not work; the last one: {reason}"
+    assert told in found.notes and told in said and told in found.profile.provenance["notes"]
+
+
+def test_several_families_that_fail_do_not_look_like_a_broken_device(simulated: Bench0, tmp_path: Path) -> None:
+    broken = ("memset", "index", "sort", "concat")
+    simulated.refuses = lambda item: "RuntimeError: CUDA error: no." if item.name in broken else ""
+    started = simulated.clock_s
+    found = calibrate(Request(tmp_path / "work", "cuda", 0.6, ("norm", *broken)), probe=healthy)
+    assert simulated.clock_s - started > 0.9 * 0.8 * 36
+    assert found.profile.families == [Family.NORM]
+
+
+def test_a_device_that_breaks_ends_the_measurements_with_a_word(simulated: Bench0, tmp_path: Path) -> None:
+    simulated.refuses = lambda item: "RuntimeError: CUDA error: lost." if len(simulated.asked) > 200 else ""
+    found = calibrated(tmp_path / "work", families=("norm",), minutes=1.0)
+    assert len(simulated.asked) < 220
+    assert "The measurements ended before their time: the last 10 items all failed." in found.notes
+
+
+def test_running_out_of_memory_bounds_its_own_family(simulated: Bench0, tmp_path: Path) -> None:
+    small = 1e6
+    simulated.refuses = lambda item: ("RuntimeError: HIP out of memory." if item.name == "memset"
+                                      and item.settings["bytes"] > small else "")
+    calibrated(tmp_path / "work", families=("memset", "transfer"), minutes=0.6)
+    later = simulated.asked[len(simulated.asked) // 4:]
+    assert max(item.settings["bytes"] for item in later if item.name == "memset") <= small
+    assert max(item.settings["bytes"] for item in later if item.name == "copy") > 1e8
 
 
 def test_too_little_memory_during_the_run_makes_sizes_smaller(simulated: Bench0, tmp_path: Path) -> None:
