@@ -71,7 +71,7 @@ _ANCHORS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
              ("gemm", {"m": 4096, "n": 4096, "k": 4096, "dtype": "fp32", **_GEMM}),
              ("gemm", {"m": 4096, "n": 4096, "k": 4096, "dtype": "tf32", **_GEMM}),
              ("gemm", {"m": 4096, "n": 4096, "k": 4096, "dtype": "fp16", **_GEMM}),
-             ("copy", {"bytes": 1 << 30, "direction": "d2d"}),
+             ("copy", {"bytes": 1 << 30, "direction": "d2d"}), ("copy", {"bytes": 1 << 28, "direction": "h2d"}),
              ("elementwise", {"rows": 8, "width": 32, "op": "add", "dtype": "fp32"})),
 }
 """Always measured: peaks and floor of a device without a data sheet; the first that works is the canary."""
@@ -168,7 +168,9 @@ class Measurements:
 
     def started(self, context: Mapping[str, Any]) -> None:
         """The device is known: prepare to plan."""
-        self._spec = spec_of(context.get("hardware", {}), self.setup.threads)
+        hardware = context.get("hardware", {})
+        self._spec = spec_of(hardware, self.setup.threads)
+        self._free = hardware.get("free_memory") or self._free
         self._checked = self._said = self._begun = self._clock()
         for item, line in self._earlier:
             self._take_up(item, line)
