@@ -166,12 +166,13 @@ class HostMachine:
     """The CPU under the same names: events read the host's clock, and nothing is ever queued.
 
     Where torch computes with one thread, that thread's own clock is read: what other processes take from it meanwhile
-    is not the operation's time.
+    is not the operation's time. ``clock_ns`` is another clock.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, clock_ns: Callable[[], int] | None = None) -> None:
         self._evict = torch.empty(_LEAST_FLUSH_BYTES // 4, dtype=torch.int32)
-        self._clock_ns = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
+        self._clock_ns = clock_ns or (
+            time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns)
 
     def event(self) -> HostEvent:
         """A point in time; ``a.elapsed_time(b)`` is in milliseconds."""
