@@ -50,7 +50,9 @@ def columns(record: type, source: object) -> tuple[np.ndarray, ...]:
 @lru_cache
 def _dtypes(record: type) -> dict[str, np.dtype[Any]]:
     """Return the type of each of a record's arrays, as its annotations say."""
-    return {name: np.dtype(get_args(get_args(of)[1])[0]) for name, of in get_type_hints(record).items()}
+    last = {name: get_args(of)[-1] for name, of in get_type_hints(record).items()}
+    # NumPy's NDArray[int64] is ndarray[shape, dtype[int64]], or from NumPy 2.5 on an alias of its own with int64 alone.
+    return {name: np.dtype(next(iter(get_args(of)), of)) for name, of in last.items()}
 
 
 class KeptLoop:
