@@ -60,6 +60,7 @@ class Bench0:
     context: dict[str, Any] = field(default_factory=lambda: CONTEXT)
     asked: list[Item] = field(default_factory=list)
     clock_s: float = 100.0
+    dropped: int = 0
 
 
 class SimulatedWorkers:
@@ -82,7 +83,10 @@ class SimulatedWorkers:
     def prepare_next(self) -> None:
         pass
 
-    drop = close = prepare_next
+    close = prepare_next
+
+    def drop(self) -> None:
+        self._bench.dropped += 1
 
     def answer(self, seconds: float) -> Answer:
         bench, item = self._bench, self._item

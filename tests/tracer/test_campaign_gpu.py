@@ -91,6 +91,12 @@ def test_memory_is_set_by_the_devices_own_driver(start: Start, monkeypatch: pyte
     assert is_device_error(str(error.value))
 
 
+def test_a_clock_that_cannot_be_read_is_none(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, torch = start()
+    monkeypatch.delattr(torch.cuda, "clock_rate")  # without nvidia-ml-py it raises
+    assert CudaMachine(torch).clock_mhz() is None
+
+
 def test_the_runtime_that_torch_has_loaded_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     maps = "7f00-7f01 r-xp 0 08:01 5 /opt/torch lib/libamdhip64.so.7.1\n7f02-7f03 rw-p 0 00:00 0\n"
     monkeypatch.setattr(lab_module.Path, "read_text", lambda self, **options: maps)

@@ -48,6 +48,22 @@ def test_calls_on_gpus_are_timed_without_their_launch(worker: Any, monkeypatch: 
         assert row["latency_us"] == pytest.approx(kernel_us[row["payload_bytes"]])
 
 
+def test_each_process_sweeps_on_the_gpu_of_its_local_rank(worker: Any, monkeypatch: pytest.MonkeyPatch,
+                                                          tmp_path: Path) -> None:
+    chosen: list[Any] = []
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(worker.torch.cuda, "set_device", chosen.append)
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(worker.dist, name, lambda *backend: None)
+    monkeypatch.setattr(worker, "sweep", lambda plan, device: chosen.append(device) or [{"ranks": 1}])
+    plan = BenchPlan(("all_reduce",), SIZES, "nccl").to_text()
+    monkeypatch.setattr(worker.sys, "argv", ["worker", plan, str(tmp_path / "table.jsonl")])
+    worker.main()
+    monkeypatch.undo()
+    assert chosen == [torch.device("cuda", 3)] * 2
+    assert json.loads((tmp_path / "table.jsonl").read_text()) == {"ranks": 1}
+
+
 def test_rows_of_a_host_say_so_and_tables_without_it_are_read(worker: Any, tmp_path: Path) -> None:
     rows = worker.sweep(BenchPlan(("all_reduce", "all_gather"), SIZES, rounds=2, loop_seconds=1e-4),
                         torch.device("cpu"))
