@@ -26,11 +26,10 @@ from zoo_parts.programs import Program, merges, trace_graph
 from zoo_parts.tracing import program_of
 
 from graph_predictor.edits.compile import compiled
-from graph_predictor.prediction.anchoring import prices_of
 from graph_predictor.prediction.interval import ActiveErrors, FamilyRows
-from graph_predictor.prediction.pricing import KernelTimes
+from graph_predictor.prediction.pricing import KernelTimes, prices_of
 from graph_predictor.prediction.rewriting import ratios_of
-from graph_predictor.prediction.work import WorkUnits
+from graph_predictor.prediction.scenario import WorkUnits
 from kernel_models.device import DeviceSpec, device
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import price

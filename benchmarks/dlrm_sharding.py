@@ -27,13 +27,11 @@ from dlrm_parts.run_shardings import measure_all
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec, device
 from kernel_models.learned.gaussian import GaussianModel, fit_gaussian
-from kernel_models.model import KernelModel
-from kernel_models.op_call import Family
+from kernel_models.op_call import Family, KernelModel
 from planner.sharding.choices import choices_of
 from planner.sharding.estimate import estimate
 from planner.sharding.problem import ShardingPlan, ShardingProblem
-from planner.sharding.scoring import Scores
-from planner.sharding.step import StepModel, assignment_of
+from planner.sharding.step import Scores, StepModel, assignment_of
 from tracer.lookup_data.plan_file import ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 

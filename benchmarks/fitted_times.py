@@ -16,7 +16,7 @@ from graph_predictor.prediction.scenario import KernelSources, Scenario
 from graph_predictor.simulation.program import ItemKind
 from kernel_models.host.overheads import fit_overheads
 from kernel_models.host.segments import Overhead
-from kernel_models.model import Source
+from kernel_models.op_call import Source
 from kernel_models.spreads import MEASURED_KERNELS
 from tracer.arrays import Float64, Int64
 

@@ -9,7 +9,7 @@ one thread. `--measure` goes on with what is not measured yet for about so long 
 and the table printed.
 
 A capture knows one process that has the machine to itself. Several share its cores, which predictions know
-(`synthesis/parallel_host.py`), caches and memory, which none does. What both cost is measured with copies of another
+(`synthesis/recorded_times.py`), caches and memory, which none does. What both cost is measured with copies of another
 workload, `NEIGHBOUR`, that run beside each other and say nothing to each other.
 
 All is run in `ROUNDS` rounds, and what a step takes is the median of the quickest fifth of all rounds' steps, as in

@@ -30,7 +30,7 @@ from graph_predictor.prediction.host_steps import recorded_host_steps
 from kernel_models.host.events import HostStep
 from kernel_models.host.fitting import fit_host
 from kernel_models.host.model import HostModel
-from kernel_models.host.overheads import event_cost
+from kernel_models.host.segments import event_cost
 from kernel_models.spreads import END, UNKNOWN_HOST
 from tracer.job import read_job
 

@@ -9,7 +9,7 @@ too.
     python benchmarks/peak_memory.py            # every workload (preset tiny, batch 8), with and without checkpointing
     python benchmarks/peak_memory.py --scaled   # the peak at other batches, from one trace, against the trace there
 
-The second scales the moments of one trace (`graph_predictor/prediction/memory.py`), as where a step cannot be traced
+The second scales the moments of one trace (`graph_predictor/prediction/result.py`), as where a step cannot be traced
 again; beside it what the peak alone would say, with its activations scaled. Both are shape-only: no run is needed.
 """
 
@@ -26,7 +26,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).res
 import numpy as np  # noqa: E402
 from shape_only_support import real_peak_bytes, traced_peak_bytes  # noqa: E402
 
-from graph_predictor.prediction.memory import peak_memory, with_sizes  # noqa: E402
+from graph_predictor.prediction.result import peak_memory, with_sizes  # noqa: E402
 from graph_predictor.synthesis.baseline import baseline_of  # noqa: E402
 from tracer import workloads  # noqa: E402
 from tracer.shape_only import trace_workload  # noqa: E402

@@ -32,7 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from foretrace.edits import Sizes as Scaled
-from graph_predictor.sizes.named_sizes import nearest
+from graph_predictor.sizes.retrace import nearest
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.job import Job, read_job
 

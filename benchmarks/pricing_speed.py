@@ -1,4 +1,4 @@
-"""Speed of learned kernel models: calls priced a second on one core, full and distilled; fitting; a profile's size.
+"""Speed of learned kernel models: calls priced a second on one core; fitting; a profile's size.
 
     OMP_NUM_THREADS=1 python benchmarks/pricing_speed.py DATA [--device h200-sxm] [--rows 30000] [--no-fit]
 
@@ -8,7 +8,7 @@ one device; distinct calls are made of measured sizes in new combinations. "pred
 those of the held-out fifth of shape groups. The last part fits one model to 300,000 calls, selection and all.
 
 `--no-fit` takes less than a minute: models have as many trees and leaves, and so the same speed and nearly the same
-size, but learn from a few thousand rows; their errors say only how far the distilled form is from the full one.
+size, but learn from a few thousand rows; their errors say nothing.
 """
 
 from __future__ import annotations
@@ -32,18 +32,16 @@ from kernel_models.families.attention import attention
 from kernel_models.families.gemm import gemm
 from kernel_models.fitting import candidates_of, fit_entry, scaled_to
 from kernel_models.learned.boosted import Intervals
-from kernel_models.learned.fit import Problem, distil
+from kernel_models.learned.fit import Problem
 from kernel_models.op_call import Family, OpCall
 from kernel_models.pricing import price
 from kernel_models.profile import DeviceProfile, ProfileEntry, load_profile, save_profile
 from kernel_models.scores import errors_of
 
-FULL_RATE, QUICK_RATE = 30_000, 300_000
-"""Calls a second that `price` is asked to price on one core, by full and by distilled models."""
-WORSE = 0.5
-"""Points of MAPE that a distilled model may be worse by."""
+RATE = 30_000
+"""Calls a second that `price` is asked to price on one core."""
 FIT_S, LOAD_S, MEGABYTES = 120, 0.2, 10
-QUICK_ROWS, QUICK_DISTIL_ROWS = 4_000, 60_000
+QUICK_ROWS = 4_000
 
 
 def best(function: Callable[[], object], repeats: int = 3) -> float:
@@ -69,7 +67,7 @@ def distinct_calls(samples: Samples, number: int) -> list[OpCall]:
         else:
             batch, length = a.dims[0], max(1, int(a.dims[3] * random.uniform(0.7, 1.0)))
             _, heads, kv_heads, _, _, width, _, window = b.dims
-            found.update(dict.fromkeys(attention("flash_forward", batch, heads, kv_heads, length, length, width, width,
+            found.update(dict.fromkeys(attention(b.kind, batch, heads, kv_heads, length, length, width, width,
                                                  dtype, causal=True, window=window)))
     return list(found)[:number]
 
@@ -83,14 +81,10 @@ def quick_entry(samples: Samples, spec: DeviceSpec) -> ProfileEntry:
     how = candidates_of(samples.family, len(samples))[0]
     predicted, done, _ = problem.out_of_fold(how.scaled(0.1), folds=1)
     model = problem.model(scaled_to(how, len(samples)), Intervals.of(predicted[done], problem.measured_us[done]))
-    distilled = distil(model, problem.columns, rows=QUICK_DISTIL_ROWS)
     judged = samples.taken(held)
-    facts = {}
-    for name, one in (("held_out", model), ("held_out_distilled", distilled)):
-        rows = np.asarray(one.covers(judged.calls), bool)
-        kept = judged.taken(rows)
-        facts[name] = errors_of(one.predict(kept.calls).time_us, kept.measured_us).to_json()
-    return ProfileEntry("boosted", model, distilled, samples.software, len(few), facts)
+    kept = judged.taken(np.asarray(model.covers(judged.calls), bool))
+    facts = {"held_out": errors_of(model.predict(kept.calls).time_us, kept.measured_us).to_json()}
+    return ProfileEntry("boosted", model, samples.software, len(few), facts)
 
 
 def asked(measured: float, wanted: float, *, at_least: bool) -> str:
@@ -118,30 +112,27 @@ def main() -> None:
         print(f"small models: real numbers of trees and leaves, fitted to {QUICK_ROWS:,} rows")
     profile = DeviceProfile(spec, entries)
 
-    print(f"{'family':<10} {'form':<10} {'predict, calls/s':>16} {'price, calls/s':>15} {'repeated, calls/s':>18} "
+    print(f"{'family':<10} {'predict, calls/s':>16} {'price, calls/s':>15} {'repeated, calls/s':>18} "
           f"{'held-out MAPE':>14} {'median':>7}  price, asked")
     for one, entry in zip(chosen, entries, strict=True):
         calls = distinct_calls(one, options.rows)
-        for form, used, errors in (("full", profile, "held_out"), ("distilled", profile.quick(), "held_out_distilled")):
-            model = used.models_of(one.family)[0]
-            model.predict(calls[:100])
-            judged = entry.facts[errors]
-            again = calls[:len(calls) // 10] * 100
-            predicting = len(calls) / best(lambda m=model, c=calls: m.predict(c))
-            pricing = len(calls) / best(lambda u=used, c=calls: price(c, spec, u))
-            repeating = len(again) / best(lambda u=used, c=again: price(c, spec, u), 1)
-            print(f"{one.family.value:<10} {form:<10} {predicting:>16,.0f} {pricing:>15,.0f} {repeating:>18,.0f} "
-                  f"{judged['mape'] * 100:>13.2f}% {judged['median'] * 100:>6.2f}%  "
-                  f"{asked(pricing, FULL_RATE if form == 'full' else QUICK_RATE, at_least=True)}", flush=True)
-        worse = (entry.facts["held_out_distilled"]["mape"] - entry.facts["held_out"]["mape"]) * 100
-        print(f"{'':21}distilled is {worse:+.2f} points worse, {asked(worse, WORSE, at_least=False)}", flush=True)
+        model = profile.models_of(one.family)[0]
+        model.predict(calls[:100])
+        again = calls[:len(calls) // 10] * 100
+        predicting = len(calls) / best(lambda m=model, c=calls: m.predict(c))
+        pricing = len(calls) / best(lambda c=calls: price(c, spec, profile))
+        repeating = len(again) / best(lambda c=again: price(c, spec, profile), 1)
+        judged = entry.facts["held_out"]
+        print(f"{one.family.value:<10} {predicting:>16,.0f} {pricing:>15,.0f} {repeating:>18,.0f} "
+              f"{judged['mape'] * 100:>13.2f}% {judged['median'] * 100:>6.2f}%  "
+              f"{asked(pricing, RATE, at_least=True)}", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "speed.profile"
         save_profile(profile, path)
         load = best(lambda: load_profile(path), 5)
         size = path.stat().st_size / 1e6
-        print(f"\nprofile of {len(entries)} models and their distilled forms: {size:.2f} MB, "
+        print(f"\nprofile of {len(entries)} models: {size:.2f} MB, "
               f"{asked(size, MEGABYTES, at_least=False)}; loads in {load:.3f} s, {asked(load, LOAD_S, at_least=False)}")
         cold = ("import time; b = time.perf_counter(); from kernel_models.profile import load_profile; "
                 f"p = load_profile({str(path)!r}); print(time.perf_counter() - b)")
@@ -160,7 +151,7 @@ def main() -> None:
         began = time.perf_counter()
         fit_entry(large, spec)
         seconds = time.perf_counter() - began
-        print(f"fit to {len(large):,} calls (choice, held-out errors, distilled form): {seconds:.0f} s with "
+        print(f"fit to {len(large):,} calls (choice, held-out errors): {seconds:.0f} s with "
               f"{os.environ.get('OMP_NUM_THREADS', 'all')} threads, {asked(seconds, FIT_S, at_least=False)}")
 
 

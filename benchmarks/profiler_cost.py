@@ -27,7 +27,7 @@ import numpy as np
 from graph_predictor.edits.without_profiler import TakeOutProfiler
 from graph_predictor.prediction.unprofiled import events_of
 from graph_predictor.synthesis.baseline import baseline_of
-from kernel_models.host.overheads import event_cost
+from kernel_models.host.segments import event_cost
 from tracer.job import read_job
 
 CALLS = 400

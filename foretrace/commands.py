@@ -8,8 +8,14 @@ from typing import Annotated
 
 import typer
 
-from graph_predictor.cli.lazy_commands import LazyCommand, lazy_group
-from graph_predictor.cli.terminal import ClosedOutput, finish_output, one_sentence, standard_output
+from graph_predictor.cli.running import (
+    ClosedOutput,
+    LazyCommand,
+    finish_output,
+    lazy_group,
+    one_sentence,
+    standard_output,
+)
 
 PLANS = frozenset({"plan", "serve", "shapes", "shard", "comm"})
 """Commands of ``planner``; the others are of ``graph_predictor``."""

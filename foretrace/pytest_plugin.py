@@ -66,7 +66,7 @@ class StepLimits:
                 raise
             told = "tracing a step needs PyTorch; install it with: pip install 'foretrace[capture]'."
         if told:  # outside of the except clauses, whose exceptions pytest would print too
-            from graph_predictor.cli.terminal import printable
+            from graph_predictor.cli.running import printable
 
             pytest.fail(printable(f"foretrace: {told}"), pytrace=False)
         return prediction

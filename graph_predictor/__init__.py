@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from graph_predictor.reports.opportunities import Opportunities, Opportunity, opportunities
     from graph_predictor.reports.timeline import write_timeline
     from graph_predictor.simulation.build import Built, build_program
-    from graph_predictor.simulation.critical_path import Path, critical_path
-    from graph_predictor.simulation.engine import simulate
+    from graph_predictor.simulation.engine import Path, critical_path, simulate
     from graph_predictor.simulation.program import Bound, Program, Simulated
     from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
 
@@ -29,7 +28,7 @@ _HOMES = {
     "CommReport": "graph_predictor.comm.report",
     "Opportunities": "graph_predictor.reports.opportunities",
     "Opportunity": "graph_predictor.reports.opportunities",
-    "Path": "graph_predictor.simulation.critical_path",
+    "Path": "graph_predictor.simulation.engine",
     "Prediction": "graph_predictor.prediction.result",
     "Program": "graph_predictor.simulation.program",
     "Replay": "graph_predictor.prediction.replay",
@@ -40,7 +39,7 @@ _HOMES = {
     "breakdown": "graph_predictor.reports.breakdown",
     "build_program": "graph_predictor.simulation.build",
     "communication_report": "graph_predictor.comm.report",
-    "critical_path": "graph_predictor.simulation.critical_path",
+    "critical_path": "graph_predictor.simulation.engine",
     "opportunities": "graph_predictor.reports.opportunities",
     "predict": "graph_predictor.synthesis.baseline",
     "replay": "graph_predictor.prediction.replay",

@@ -2,7 +2,7 @@
 
 Operations become calls (``kernel_models.families``), calls get times (``price``) from a device's fitted models
 (``DeviceProfile``, made by ``fit_profile`` from measured calls) or from formulas on its data sheet
-(``kernel_models.device``). ``kernel_models.launch_constants`` holds what replay needs of a trace: launch latencies,
+(``kernel_models.device``). ``kernel_models.host.segments`` holds what replay needs of a trace: launch latencies,
 gaps between queued kernels, and return lags of blocking calls.
 """
 
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from kernel_models.datasets import Samples, read_samples
     from kernel_models.device import DeviceSpec, resolve_device
     from kernel_models.fitting import fit_profile
-    from kernel_models.model import KernelModel, Source, Times
-    from kernel_models.op_call import Family, OpCall
+    from kernel_models.op_call import Family, KernelModel, OpCall, Source, Times
     from kernel_models.pricing import PricedCalls, price
     from kernel_models.profile import DeviceProfile, ProfileError, load_profile, save_profile
     from kernel_models.scores import evaluate_profile
@@ -34,9 +33,9 @@ _HOMES = {
     "resolve_device": "kernel_models.device",
     "evaluate_profile": "kernel_models.scores",
     "fit_profile": "kernel_models.fitting",
-    "KernelModel": "kernel_models.model",
-    "Source": "kernel_models.model",
-    "Times": "kernel_models.model",
+    "KernelModel": "kernel_models.op_call",
+    "Source": "kernel_models.op_call",
+    "Times": "kernel_models.op_call",
     "Family": "kernel_models.op_call",
     "OpCall": "kernel_models.op_call",
     "PricedCalls": "kernel_models.pricing",

@@ -27,10 +27,9 @@ from kernel_models.heuristics.efficiency import fit_efficiencies
 from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.learned.boosted import Intervals
 from kernel_models.learned.boosting import Boosting, Member
-from kernel_models.learned.fit import FOLDS, Problem, distil
+from kernel_models.learned.fit import FOLDS, Problem
 from kernel_models.learned.gaussian import LEAST_CALLS, MOST_CALLS, fit_gaussian
-from kernel_models.model import KernelModel
-from kernel_models.op_call import Family
+from kernel_models.op_call import Family, KernelModel
 from kernel_models.profile import DeviceProfile, ProfileEntry
 from kernel_models.scores import Errors, errors_of
 from kernel_models.threads import in_threads
@@ -49,9 +48,8 @@ REFIT_ROWS = 100_000
 """Beyond so many calls the held-out fifth is not fitted to in the end: it would add little and double the time."""
 FEW_GROUPS = 10
 """Up to so many shape groups, such as models, each one is left out in turn."""
-HEURISTIC_ROWS, _DISTILLED_FROM = 1_000, 2_000
-"""Calls that formulas are fitted to at most, and that a quick copy needs. These numbers of calls are chosen, for a fit
-to take a minute or two."""
+HEURISTIC_ROWS = 1_000
+"""Calls that formulas are fitted to at most. These numbers of calls are chosen, for a fit to take a minute or two."""
 
 BOOSTING: dict[Family, tuple[Boosting, ...]] = {
     Family.GEMM: (Boosting(300, 0.13, 63, 0.2, 10, members=(Member(), Member(neighbours=True))),),
@@ -81,7 +79,6 @@ class Options:
 
     Attributes:
         refit: whether the stored models are fitted to the held-out rows too, once these have judged them.
-        distil: whether to make quick copies.
         process_up_to: calls up to which a Gaussian process is tried instead of trees: it learns more from few, as a
             calibration has, in less time; 0 for never.
         formulas: whether a family whose best model is learned has its fitted formulas too, for what it does not cover.
@@ -89,7 +86,6 @@ class Options:
     """
 
     refit: bool = True
-    distil: bool = True
     process_up_to: int = 0
     formulas: bool = False
     until: float = math.inf
@@ -97,7 +93,7 @@ class Options:
     @classmethod
     def of_one_machine(cls, *, refit: bool = False) -> Options:
         """What suits one machine's own measurements, a few hundred calls a family: processes, and formulas beside."""
-        return cls(refit=refit, distil=False, process_up_to=MOST_CALLS, formulas=True)
+        return cls(refit=refit, process_up_to=MOST_CALLS, formulas=True)
 
 
 def fit_profile(
@@ -145,7 +141,7 @@ def fit_entries(
 def formula_entry(samples: Samples, spec: DeviceSpec) -> ProfileEntry:
     """Return a family's formulas with efficiencies fitted to what is not held out."""
     fit = samples.taken(~samples.split())
-    return ProfileEntry("roofline", _formulas(fit, spec), None, fit.software, len(fit), {"data": fit.source})
+    return ProfileEntry("roofline", _formulas(fit, spec), fit.software, len(fit), {"data": fit.source})
 
 
 def fit_entry(
@@ -175,16 +171,14 @@ def _fitted_entry(
                              "cross_validation": candidates[name], **_ended(options.until)}
     if chosen is not None:
         facts["members"] = [asdict(member) for member in chosen.members]
-    model, distilled = _fitted(fit, spec, chosen, intervals, options.distil)
+    model = _fitted(fit, spec, chosen, intervals)
     if held.any() and (~held).any():
         facts["held_out"] = _judged(model, samples.taken(held))
-        if distilled is not None:
-            facts["held_out_distilled"] = _judged(distilled, samples.taken(held))
     if refitted:
         done(_JUDGED)
-        model, distilled = _fitted(samples, spec, chosen, intervals, options.distil)
+        model = _fitted(samples, spec, chosen, intervals)
     rows = len(samples) if refitted else len(fit)
-    return ProfileEntry("roofline" if chosen is None else "boosted", model, distilled, samples.software, rows, facts)
+    return ProfileEntry("roofline" if chosen is None else "boosted", model, samples.software, rows, facts)
 
 
 def _ended(until: float) -> dict[str, Any]:
@@ -203,7 +197,7 @@ def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec, until: float) ->
     facts |= {"cross_validation": facts["candidates"][kind], **_ended(until)}
     if len(held):
         facts["held_out"] = _judged(best, held)
-    return ProfileEntry(kind, best, None, fit.software, len(fit), facts)
+    return ProfileEntry(kind, best, fit.software, len(fit), facts)
 
 
 def scaled_to(how: Boosting, rows: int) -> Boosting:
@@ -254,14 +248,10 @@ def _folds(rows: int, labels: Sequence[str]) -> int:
     return max(FOLDS, groups) if groups <= FEW_GROUPS else FOLDS
 
 
-def _fitted(
-    samples: Samples, spec: DeviceSpec, chosen: Boosting | None, intervals: Intervals | None, quick: bool
-) -> tuple[KernelModel, KernelModel | None]:
+def _fitted(samples: Samples, spec: DeviceSpec, chosen: Boosting | None, intervals: Intervals | None) -> KernelModel:
     if chosen is None or intervals is None:
-        return _formulas(samples, spec), None
-    problem = Problem.of(samples, spec)
-    model = problem.model(scaled_to(chosen, len(samples)), intervals)
-    return model, distil(model, problem.columns) if quick and len(samples) >= _DISTILLED_FROM else None
+        return _formulas(samples, spec)
+    return Problem.of(samples, spec).model(scaled_to(chosen, len(samples)), intervals)
 
 
 def _formulas(samples: Samples, spec: DeviceSpec) -> RooflineModel:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from kernel_models.op_call import Family
-from kernel_models.tensors import short_dtype
+from kernel_models.op_call import Family, short_dtype
 
 # First match wins: names contain each other's words ("cudnn::bn_bw…", "softmax" within attention).
 _FAMILIES: tuple[tuple[Family, str], ...] = (

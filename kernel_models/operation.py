@@ -20,9 +20,8 @@ from kernel_models.device import device
 from kernel_models.families import registry
 from kernel_models.families.copy import transfer
 from kernel_models.families.registry import Inputs, Unpriceable, unsized
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, itemsize, scalar_type
 from kernel_models.pricing import price
-from kernel_models.tensors import itemsize, scalar_type
 from tracer.graph import ExecutionGraph, Place
 from tracer.views import Argument
 

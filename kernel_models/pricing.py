@@ -36,11 +36,9 @@ import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.families.attention import attention
-from kernel_models.heuristics.rates import computed_as
 from kernel_models.heuristics.roofline import heuristic_models
-from kernel_models.heuristics.work import FamilyCalls
-from kernel_models.model import KernelModel, Source, Times, covered_times
-from kernel_models.op_call import Family, OpCall
+from kernel_models.heuristics.work import FamilyCalls, computed_as
+from kernel_models.op_call import Family, KernelModel, OpCall, Source, Times, covered_times
 from kernel_models.spreads import OTHER_LAYOUT
 from tracer.arrays import Bool, Float64, Int8, Int64
 

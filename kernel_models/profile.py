@@ -25,10 +25,9 @@ import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec, device
 from kernel_models.host.overheads import HostOverheads
-from kernel_models.model import Arrays, KernelModel
-from kernel_models.op_call import Family
-from tracer.decode import DecodeError, convert, from_json
+from kernel_models.op_call import Arrays, Family, KernelModel
 from tracer.errors import ForetraceError, GraphFileError, reason_of
+from tracer.input_file import DecodeError, convert, from_json
 from tracer.shape_only.devices import device_names
 from tracer.store.container import read_file, write_file
 
@@ -96,7 +95,6 @@ class ProfileEntry:
     Attributes:
         kind: its kind in ``LOADERS``.
         model: the model.
-        distilled: a quick copy of it, if it has one.
         software: library and version whose kernels it prices.
         rows: distinct calls it was fitted to.
         facts: how it was chosen and judged: "data", "split", "candidates", "held_out" and "cross_validation" errors, ….
@@ -104,7 +102,6 @@ class ProfileEntry:
 
     kind: str
     model: KernelModel
-    distilled: KernelModel | None = None
     software: str = ""
     rows: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
@@ -145,10 +142,6 @@ class DeviceProfile:
             return next((i for i, name in enumerate(wanted) if entry.software.startswith(name)), len(wanted))
 
         return replace(self, entries=sorted(self.entries, key=rank))
-
-    def quick(self) -> DeviceProfile:
-        """The same with every model that has a distilled form in that form."""
-        return replace(self, entries=[replace(entry, model=entry.distilled or entry.model) for entry in self.entries])
 
 
 def unused_error(profiles: Iterable[DeviceProfile], devices: Iterable[str]) -> ProfileError:
@@ -197,7 +190,6 @@ def to_bytes(profile: DeviceProfile) -> bytes:
         "models": [{
             "kind": entry.kind, "software": entry.software, "rows": entry.rows, "facts": entry.facts,
             "state": _state(entry.model, f"{i}", members),
-            "distilled": None if entry.distilled is None else _state(entry.distilled, f"{i}-distilled", members),
         } for i, entry in enumerate(profile.entries)],
     }
     stream = io.BytesIO()
@@ -289,7 +281,6 @@ class _Model(msgspec.Struct):
     rows: Annotated[int, msgspec.Meta(ge=0)]
     facts: dict[str, Any]
     state: _State
-    distilled: _State | None = None
 
 
 class _Provenance(msgspec.Struct):
@@ -327,9 +318,8 @@ def _read(archive: zipfile.ZipFile, label: str, file_bytes: int) -> DeviceProfil
 
     def entry(stored: _Model) -> ProfileEntry:
         convert(stored.facts, _Facts)
-        return ProfileEntry(stored.kind, model(stored.kind, stored.state),
-                            None if stored.distilled is None else model(stored.kind, stored.distilled), stored.software,
-                            stored.rows, stored.facts)
+        return ProfileEntry(stored.kind, model(stored.kind, stored.state), stored.software, stored.rows,
+                            stored.facts)
 
     return DeviceProfile(spec, [entry(stored) for stored in manifest.models], manifest.provenance,
                          None if manifest.host is None else HostOverheads.from_json(manifest.host))

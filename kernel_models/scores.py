@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kernel_models.datasets.samples import DataError, Samples, joined
-from kernel_models.model import Source
+from kernel_models.op_call import Source
 from kernel_models.pricing import price
 from kernel_models.profile import DeviceProfile
 from tracer.arrays import Float64

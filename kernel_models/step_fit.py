@@ -34,8 +34,8 @@ from kernel_models.heuristics.corrections import (
     traffic_factor,
     traits_of,
 )
-from kernel_models.heuristics.rates import SHARPNESS, overlapped
 from kernel_models.heuristics.roofline import Least, Parts, RooflineModel
+from kernel_models.heuristics.work import SHARPNESS, overlapped
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64, Int64
 

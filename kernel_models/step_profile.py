@@ -188,5 +188,5 @@ def _by_family(steps: Sequence[NamedStep]) -> Mapping[Family, set[OpCall]]:
 
 
 def _entry(model: RooflineModel, calls: set[OpCall], software: str, facts: Mapping[str, Any]) -> ProfileEntry:
-    return ProfileEntry("roofline", model, None, software, len(calls), {
+    return ProfileEntry("roofline", model, software, len(calls), {
         "data": facts["data"], "chosen": "roofline", "fit_rows": len(calls), "steps": facts["rows"]})

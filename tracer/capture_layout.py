@@ -23,11 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tracer.decode import DecodeError, from_json
+from tracer import kineto, workloads
 from tracer.errors import ForetraceError, StepRegionError, TraceError
 from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
-from tracer.input_file import PathLike, read_input, why_not_read
+from tracer.input_file import DecodeError, PathLike, from_json, read_input, why_not_read
+from tracer.lookup_data.noted import note_tables, tables_of
 from tracer.ranks import Span, checked_classes
+from tracer.store.graphs import load_graph
 
 CONTEXT = "context.json"
 COLLECTIVES = "collectives.json"
@@ -324,17 +326,13 @@ def shifted(progress: Callable[[int, int], None] | None, done: int, total: int) 
 def _read_part(part: CapturePart, window: int, notes: list[str],
                progress: Callable[[int, int], None] | None,
                step_region: str | None = None) -> ExecutionGraph:
-    from tracer.capture.merge import merge_collectives, merge_lookups, merge_python, note_law
-
     path, context = part.windows[window], read_context(part.path)
     if path.suffix == ".foretrace":
-        from tracer.store import load_graph
-
         graph = load_graph(path, step_region=step_region)
     else:
-        from tracer.kineto import read_kineto
+        from tracer.capture.merge import merge_collectives, merge_lookups, merge_python
 
-        graph = read_kineto(path, progress=progress, step_region=step_region)
+        graph = kineto.read_kineto(path, progress=progress, step_region=step_region)
         if part.execution_trace is not None:
             from tracer.join import join_execution_trace
 
@@ -351,7 +349,7 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
         graph.meta.unprofiled_step_ns = []
         notes.append(f"{part.path.name}: the steps measured without the profiler are not the regions "
                      f"{graph.meta.step_region!r}; their times are left out.")
-    note_law(graph)
+    _note_law(graph)
     if context.get("fake_world") is True:
         from tracer.fake_world.streams import note_overlap
 
@@ -399,3 +397,16 @@ def _nothing_recorded(directory: str, parts: list[CapturePart], window: int) -> 
     left_out = [note for part in parts for note in part.left_out]
     why = " ".join(left_out) if left_out else _state(parts[0])
     return f"{directory} holds {recorded_text(times, 0)}: {why}"
+
+
+def _note_law(graph: ExecutionGraph) -> None:
+    """Write the law of a suite's workload with its look-ups, where nothing was counted. In place."""
+    noted = graph.meta.workload
+    if not noted or tables_of(graph):
+        return
+    try:
+        tables = workloads.configure(noted["name"], **noted["settings"]).embedding_tables()
+    except (ForetraceError, KeyError, TypeError):  # of another version, or a file that somebody changed
+        return
+    if tables:
+        note_tables(graph, tables)

@@ -6,7 +6,7 @@
     a step traced by shapes ─────┼─> ``MemoryTimeline``: bytes by kind at each change ─> ``MemoryAccount`` of its peak
     a snapshot of CUDA memory ───┘
 
-A step traced by shapes knows what each storage holds (``tracer.shape_only.memory``). Of what was recorded it is
+A step traced by shapes knows what each storage holds (``tracer.shape_only.tensors``). Of what was recorded it is
 inferred from when memory was handed out and given back: made in forward and given back in backward is an activation.
 Snapshots are read in ``tracer.memory_snapshot``. A plan's estimate adds formulas up to the same account
 (``planner.parallel.memory``), and edits scale the moments that a traced step keeps (``memory_moments``).
@@ -18,17 +18,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tracer.arrays import Bool, Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, Phase
+from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PEAK = "peak"
 """Key in ``Meta.memory`` of the most bytes alive at once. The parts' keys are the attributes of ``MemoryAccount``."""
@@ -194,8 +192,6 @@ class MemoryTimeline(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``peak`` (bytes by kind), ``places`` (who allocated them) and ``timeline`` (every change)."""
-        import pandas as pd
-
         peak = self.at_peak.parts
         clock = "time_ns" if self.timed else "operation"
         return {

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from tracer import execution_trace
 from tracer.capture_layout import SIDE_FILES
 from tracer.errors import TraceError
 from tracer.input_file import open_anywhere, why_unopened
+from tracer.lazy import fsspec
 
 _SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace", ".sqlite")
 _HEAD_BYTES = 1 << 16
@@ -69,8 +71,6 @@ def _expand(path: str) -> tuple[list[str], bool]:
     local = path
     if remote:
         try:
-            import fsspec
-
             system, local = fsspec.core.url_to_fs(path)
         except Exception as error:  # a back end's own types: unknown protocol, missing package
             raise TraceError(why_unopened(path, error)) from error
@@ -126,8 +126,6 @@ def _look_at(path: str, named: bool) -> FoundFile:
 def _kind(path: str, stored: bytes, head: bytes) -> FileKind:
     if path.endswith(".foretrace") or stored.startswith(b"PK\x03\x04"):
         return FileKind.GRAPH
-    from tracer.execution_trace import is_execution_trace
-
-    if is_execution_trace(head):
+    if execution_trace.is_execution_trace(head):
         return FileKind.EXECUTION_TRACE
     return FileKind.TRACE

@@ -9,30 +9,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, get_type_hints
+from typing import get_type_hints
 
+from tracer import kineto
 from tracer.capture_layout import find_parts, read_capture, shifted
 from tracer.cluster.forked import ForkedWorkers, idle_cores
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
-from tracer.decode import DecodeError, convert
+from tracer.columns import MOST_RANKS
 from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
-from tracer.folding import all_alike, folded_job, renumbered
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
-from tracer.input_file import PathLike
-from tracer.ranks import MOST_RANKS, RankClass, Span, missing_of, rank_in_name
+from tracer.input_file import DecodeError, PathLike, convert
+from tracer.lazy import pandas
+from tracer.ranks import FAKE, RankClass, Span, all_alike, missing_of, rank_in_name, renumbered, spans, work_digest
 from tracer.shown import Chart, Shown, time_chart
 from tracer.store.container import corrupt, write_file
 from tracer.store.graphs import load_graphs, pack_graphs
-
-if TYPE_CHECKING:
-    import pandas
-
-FAKE = "fake"
-"""``meta.backend`` of a rank of a fake world (see ``tracer.fake_world``)."""
 
 LEAST_BYTES, UNPACKED = 16 << 20, 10
 """Bytes of text from which on copies of the process read traces, if cores are idle: 0.1 s, of which copies take a
@@ -61,7 +56,7 @@ class Job(Shown):
         notes: one sentence for each thing that was left out or assumed.
         missing_ranks: ranks of the job that no graph stands for.
         classes: which ranks do the same work, where one graph stands for all of a class; empty if the job is not
-            folded (see ``tracer.folding``).
+            folded (see ``tracer.ranks``).
     """
 
     graphs: list[ExecutionGraph]
@@ -90,8 +85,6 @@ class Job(Shown):
                           what)
 
     def _together(self, name: str) -> pandas.DataFrame:
-        import pandas
-
         frames = [graph.to_pandas(name).assign(rank=graph.meta.rank) for graph in self.graphs]
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 
@@ -245,6 +238,50 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
     return job
 
 
+def fold(job: Job) -> Job:
+    """The job with one graph for each class of ranks that do the same work; the first rank's, in order of rank.
+
+    Raises:
+        JobError: a graph does not know its rank.
+    """
+    merged: dict[bytes, tuple[ExecutionGraph, list[int]]] = {}
+    held = job.classes or [RankClass(((g.meta.rank, g.meta.rank, 1),), i) for i, g in enumerate(job.graphs)]
+    for each in held:
+        if each.graph == NONE:
+            continue
+        graph = job.graphs[each.graph]
+        if graph.meta.rank == NONE:
+            raise JobError(f"{graph.meta.source or 'A graph'} does not know its rank, so that it cannot be folded.")
+        merged.setdefault(work_digest(graph), (graph, []))[1].extend(each)
+    notes = list(job.notes)
+    if len(merged) < len(job.graphs) and any(graph.meta.era != SHAPE_ONLY for graph, _ in merged.values()):
+        notes.append("Ranks that do the same work were folded: the times are those of the first rank of each class.")
+    graphs = [graph for graph, _ in merged.values()]
+    return folded_job(graphs, [spans(ranks) for _, ranks in merged.values()], job.world_size, notes)
+
+
+def folded_job(graphs: Sequence[ExecutionGraph], classes: Sequence[tuple[Span, ...]], world_size: int,
+               notes: Iterable[str] = ()) -> Job:
+    """A job of classes, of which each may have a graph: that of any one of its ranks.
+
+    Raises:
+        JobError: a graph's rank is in no class, or two graphs are of one class.
+    """
+    ordered = sorted(graphs, key=lambda graph: graph.meta.rank)
+    rows: dict[int, int] = {}
+    found = [RankClass(ranks) for ranks in sorted(classes, key=lambda ranks: RankClass(ranks).first)]
+    for row, graph in enumerate(ordered):
+        place = next((place for place, each in enumerate(found) if graph.meta.rank in each), NONE)
+        if place == NONE or place in rows:
+            why = "is in none of the job's classes" if place == NONE else (
+                f"does the same work as rank {ordered[rows[place]].meta.rank}, whose graph is there")
+            raise JobError(f"Rank {graph.meta.rank} {why}; give one graph for each class of ranks.")
+        rows[place] = row
+    held = [replace(each, graph=rows.get(place, NONE)) for place, each in enumerate(found)]
+    covered = {rank for each in held if each.graph != NONE for rank in each}
+    return Job(list(ordered), world_size, list(notes), missing_of(world_size, covered), held)
+
+
 def _stands_alone(graph: ExecutionGraph) -> bool:
     """Return whether a graph's rank never met the others, so that nothing of them is in it."""
     return graph.meta.era == SHAPE_ONLY or graph.meta.backend == FAKE
@@ -320,9 +357,7 @@ def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callab
     with _workers_for(traces, workers) as found:
         if found is None:
             return _read_each(files, notes, progress, None, step_region)
-        from tracer.kineto import read_processes
-
-        elsewhere = found.map(partial(read_processes, step_region=step_region), [file.path for file in traces])
+        elsewhere = found.map(partial(kineto.read_processes, step_region=step_region), [file.path for file in traces])
         return _read_each(files, notes, progress, elsewhere, step_region)
 
 
@@ -336,9 +371,7 @@ def _workers_for(traces: Sequence[FoundFile], workers: TaskWorkers | None) -> It
             "://" in trace.path for trace in traces):
         yield None
     else:
-        from tracer.kineto.reader import ready_to_read
-
-        ready_to_read()
+        kineto.ready_to_read()
         with ForkedWorkers(min(many, len(traces))) as found:
             yield found
 
@@ -370,10 +403,8 @@ def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int
                  step_region: str | None) -> list[ExecutionGraph]:
     """A member's graph, or those of its processes; one found in a directory that is no trace is noted, one asked for by
     name is an error."""
-    from tracer.kineto import read_processes
-
     try:
-        return read_processes(file.path, progress=progress, step_region=step_region)
+        return kineto.read_processes(file.path, progress=progress, step_region=step_region)
     except TraceError as error:
         return _kept(file, Failed(error), notes)
 

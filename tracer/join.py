@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tracer.alignment import align_windows
+from tracer.alignment_loop import align_windows
 from tracer.arrays import Bool, Int32, Int64
-from tracer.columns import nearest
+from tracer.columns import MOST_RANKS, nearest
 from tracer.execution_trace import ExecutionTrace, read_execution_trace
 from tracer.execution_trace.trace import profiler_arguments
 from tracer.graph import NONE, CodeOf, ExecutionGraph, OpKind, string_coder
 from tracer.kineto.linking import collective_kind
-from tracer.ranks import MOST_RANKS
 
 if TYPE_CHECKING:
     from tracer.execution_trace import CommNode, ExecutionTrace

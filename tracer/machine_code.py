@@ -30,6 +30,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 from tracer.kept_files import kept_folders, read_kept, write_kept
+from tracer.lazy import llvm, llvmlite, numba
 
 VERSION = 1
 """Of the form in which machine code is kept."""
@@ -147,22 +148,16 @@ class KeptLoop:
     @property
     def shipped(self) -> Path:
         """Where the bitcode of this very source is shipped, for this kind of system."""
-        import llvmlite.binding as llvm
-
         return self._folder / SHIPPED / f"{self.__name__}-{self._key_of(llvm.get_process_triple())}.bc.z"
 
     def ship(self) -> Path:
         """Compile the loop with numba, and write the bitcode that is shipped."""
-        import llvmlite.binding as llvm
-
         self.shipped.parent.mkdir(exist_ok=True)
         self.shipped.write_bytes(zlib.compress(llvm.parse_assembly(self._assembly()).as_bitcode(), 9))
         return self.shipped
 
     def _compiled(self) -> bytes:
         """Make the loop's machine code, as an object file whose entry is called ``ENTRY``."""
-        import llvmlite.binding as llvm
-
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         machine = llvm.Target.from_default_triple().create_target_machine(
@@ -176,8 +171,6 @@ class KeptLoop:
 
     def _assembly(self) -> str:
         """Compile the loop with numba: LLVM's text of it, whose entry is called ``ENTRY``."""
-        import numba
-
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write(f"Compiling {self.__name__}, once after installation ...\n")
         scope = {name: value for one in (*self.inner, self.function) for name, value in one.__globals__.items()}
@@ -239,9 +232,6 @@ def _apart(dispatcher: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _surroundings() -> tuple[str, ...]:
-    import llvmlite
-    import llvmlite.binding as llvm
-
     # Machine code needs nothing of Python, numpy or numba: their versions are of no account.
     return (llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name(),
             llvm.get_host_cpu_features().flatten())
@@ -249,8 +239,6 @@ def _surroundings() -> tuple[str, ...]:
 
 def _loaded(code: bytes) -> tuple[Any, int]:
     """Load machine code; returns what keeps it in memory, and the address of its entry."""
-    import llvmlite.binding as llvm
-
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)

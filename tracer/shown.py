@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tracer.errors import ForetraceError
-
-if TYPE_CHECKING:
-    import pandas as pd
-
+from tracer.lazy import pandas as pd
 
 MOST_BARS = 15
 _INTERVAL = "80% interval"
@@ -140,8 +138,6 @@ def _short(label: object, most: int = 48) -> str:
 
 def frame_of(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None) -> pd.DataFrame:
     """Return rows as a DataFrame; pandas is imported only here, as most commands need none."""
-    import pandas as pd
-
     return pd.DataFrame(list(rows), columns=columns)
 
 
@@ -198,7 +194,5 @@ class Shown(ABC):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the headline and the first table's first rows."""
-        import html
-
         first = self.to_pandas().head(12).to_html(index=False, border=0, float_format="{:,.3f}".format)
         return f"<p><b>{html.escape(self.headline())}</b></p>{first}"

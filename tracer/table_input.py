@@ -9,15 +9,11 @@ import io
 import os
 import re
 from pathlib import PurePath
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from tracer.errors import ForetraceError, reason_of
 from tracer.input_file import PathLike, open_anywhere, why_unopened
-
-if TYPE_CHECKING:
-    import pandas
-    import pyarrow
-
+from tracer.lazy import compute, pandas, parquet, pyarrow
 
 FORMATS = {".csv": "CSV", ".tsv": "TSV", ".jsonl": "JSON lines", ".parquet": "Parquet"}
 """Formats by the ending of a file's name."""
@@ -91,9 +87,6 @@ def _check_content(name: str, head: bytes, ending: str, known: tuple[str, ...]) 
 
 
 def _read(name: str, stream: BinaryIO, ending: str, comment: str | None) -> pandas.DataFrame:
-    import pandas
-    import pyarrow
-
     if ending == ".parquet":
         try:
             return read_parquet(stream).to_pandas()
@@ -163,10 +156,6 @@ def read_parquet(stream: BinaryIO) -> pyarrow.Table:
         pyarrow.ArrowException: it is no Parquet, is damaged, or claims more than its bytes can hold.
         OSError, ValueError: likewise, of pyarrow's own.
     """
-    import pyarrow
-    import pyarrow.compute
-    from pyarrow import parquet
-
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     plain = parquet.ParquetFile(stream).schema_arrow.remove_metadata()  # what another program adds is not believed
@@ -183,7 +172,7 @@ def read_parquet(stream: BinaryIO) -> pyarrow.Table:
     table = file.read()
     for name in texts:
         column = table.column(name)
-        longest = max((pyarrow.compute.max(pyarrow.compute.binary_length(chunk.dictionary)).as_py() or 0
+        longest = max((compute.max(compute.binary_length(chunk.dictionary)).as_py() or 0
                        for chunk in column.chunks if pyarrow.types.is_dictionary(chunk.type)), default=0)
         if longest * meta.num_rows > GROWTH * size + _SMALL:
             raise pyarrow.ArrowInvalid(f"a text of {longest:,} bytes stands in {meta.num_rows:,} rows")

@@ -17,26 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tracer.arrays import Int64
-from tracer.decode import list_of
-from tracer.graph import (
-    NONE,
-    ExecutionGraph,
-    KernelKind,
-    LaunchKind,
-    OpKind,
-    Phase,
-    SyncKind,
-)
-
-if TYPE_CHECKING:
-    import networkx
-    import pandas
-
+from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, OpKind, Phase, SyncKind
+from tracer.input_file import list_of
+from tracer.lazy import networkx, pandas
 
 _MOST_NESTED = 2
 """Lists within lists of tensors."""
@@ -104,8 +92,6 @@ def to_pandas(graph: ExecutionGraph, table: str) -> pandas.DataFrame:
     Raises:
         KeyError: the graph has no such table.
     """
-    import pandas
-
     kind = ExecutionGraph.TABLES[table]
     frame: dict[str, Any] = {}
     for name, column in getattr(graph, table).columns().items():
@@ -193,8 +179,6 @@ def dependency_graph(graph: ExecutionGraph) -> networkx.DiGraph:
     Sync edges come from recorded synchronisations only: the last work a sync waits for leads to the first call of
     the waiting thread after it, or to the first kernel of the waiting stream. Inferred waits are the simulator's.
     """
-    import networkx
-
     result = networkx.DiGraph(source=graph.meta.source, rank=graph.meta.rank)
     _add_nodes(result, graph)
     ops, launches, kernels = graph.ops, graph.launches, graph.kernels

@@ -29,8 +29,7 @@ from cross_device.products import ProductExpert
 from cross_device.rows import RowExpert
 from cross_device.streaming import StreamingExpert
 from kernel_models.device import DeviceSpec
-from kernel_models.model import Arrays, Source, Times
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Arrays, Family, OpCall, Source, Times
 from tracer.arrays import Float64
 
 _INTERVAL = 0.8

@@ -22,7 +22,7 @@ from cross_device.figures import Figures
 from cross_device.measured import Measured
 from cross_device.power import PowerLaw, best_rates, fit_power_law
 from cross_device.tile_choice import TileChoice, tiles_of
-from kernel_models.model import Arrays
+from kernel_models.op_call import Arrays
 from tracer.arrays import Float64
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 
 from cross_device.figures import Figures
 from cross_device.measured import Measured
-from kernel_models.model import Arrays
+from kernel_models.op_call import Arrays
 from tracer.arrays import Float64
 
 _ITEM = 4

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cross_device.figures import Figures
-from kernel_models.model import Arrays
+from kernel_models.op_call import Arrays
 from tracer.arrays import Float64
 
 _TILE = re.compile(r"_(\d{1,5})x(\d{1,5})(?:x\d+)?_")

@@ -23,9 +23,8 @@ import numpy as np
 from graph_predictor.check.measure import BASELINE, COUNTS, CheckError, Count, Environment, Run, StoredCapture
 from graph_predictor.check.validate import Accuracy
 from graph_predictor.simulation.host_slices import exclusive_time
-from tracer.decode import DecodeError, convert, from_json
 from tracer.graph import ExecutionGraph, KernelKind, OpKind
-from tracer.input_file import read_input
+from tracer.input_file import DecodeError, convert, from_json, read_input
 from tracer.job import Job
 from tracer.output_file import whole_file
 

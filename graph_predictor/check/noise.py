@@ -47,7 +47,10 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.check.measure import CheckError, StoredCapture
+from tracer.capture import Capture, CaptureOptions
+from tracer.capture.script import run_script
 from tracer.errors import ForetraceError
+from tracer.lazy import special
 
 Samples = npt.NDArray[np.float64]
 
@@ -110,8 +113,6 @@ def slowdown(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]], pr
         shared_sd: standard deviation of that.
         disturbed: standard deviation of the log that each run's recording shows by itself, old ones first.
     """
-    from scipy.special import stdtr, stdtrit
-
     old_places, old_variance = _runs(base, prior)
     new_places, new_variance = _runs(new, prior)
     spread = [_squares(side) for side in (old_places, new_places)]
@@ -125,10 +126,10 @@ def slowdown(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]], pr
     moved = float(np.min(new_places.mean(axis=0) - old_places.mean(axis=0))) - shared
     floor = float(np.log1p(least))
     return Slowdown(
-        difference=moved, low=moved + error * float(stdtrit(freedom, 0.05)),
-        high=moved + error * float(stdtrit(freedom, 0.95)),
-        p_value=float(stdtr(freedom, -(moved - floor) / error)),
-        detectable=floor - error * float(stdtrit(freedom, level)), base_runs=len(base), new_runs=len(new))
+        difference=moved, low=moved + error * float(special.stdtrit(freedom, 0.05)),
+        high=moved + error * float(special.stdtrit(freedom, 0.95)),
+        p_value=float(special.stdtr(freedom, -(moved - floor) / error)),
+        detectable=floor - error * float(special.stdtrit(freedom, level)), base_runs=len(base), new_runs=len(new))
 
 
 def _runs(runs: Sequence[Sequence[float]], prior: Prior) -> tuple[Samples, float]:
@@ -271,9 +272,6 @@ def _run(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], side: 
 
 def _capture(script: str, arguments: list[str], out: Path, tree: Tree, present: Path, log: Path) -> None:
     """Capture a script in a tree, with everything that is printed in a file."""
-    from tracer.capture import Capture, CaptureOptions
-    from tracer.capture.script import run_script
-
     with log.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)

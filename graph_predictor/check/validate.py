@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,10 +38,8 @@ from kernel_models.trace_calls import FAMILIES
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job, read_job
+from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LEAST_SIZED = 0.1
 """Least share of device time with recorded sizes for which kernel models are judged."""
@@ -263,8 +261,6 @@ class Validation(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``cases``: sizes, predicted and measured step (µs), interval, error (a share), and whether it is inside."""
-        import pandas as pd
-
         return {"cases": lambda: pd.DataFrame([{
             **case.sizes, "predicted_us": case.predicted_us, "low_us": case.low_us, "high_us": case.high_us,
             "measured_us": case.measured_us, "error": case.error, "covered": case.covered} for case in self.cases])}

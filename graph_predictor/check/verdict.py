@@ -7,13 +7,11 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graph_predictor.figures import signed_percent
+from tracer.lazy import pandas as pd
 from tracer.shown import MOST_BARS, Chart, ChartSeries, Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Status(Enum):
@@ -94,8 +92,6 @@ class GateOutcome(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``verdicts``: each figure's status, what it was and what it is."""
-        import pandas as pd
-
         return {"verdicts": lambda: pd.DataFrame([verdict.to_json() for verdict in self.verdicts])}
 
     def chart(self) -> Chart:

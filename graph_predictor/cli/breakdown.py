@@ -22,15 +22,15 @@ from graph_predictor.cli.options import (
     check_html,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import count, microseconds, milliseconds, percent
 from graph_predictor.pages import overview
 from graph_predictor.prediction import replay
 from graph_predictor.prediction import result as prediction_result
+from graph_predictor.recorded import facts
 from graph_predictor.recorded import facts as damage
 from graph_predictor.reports import breakdown as reports_breakdown
-from graph_predictor.reports import facts
-from graph_predictor.simulation import critical_path
+from graph_predictor.simulation import engine
 
 DEFAULT_TOP = 10
 
@@ -124,7 +124,7 @@ def _spans(report: Report, result: reports_breakdown.Breakdown) -> None:
                    *(milliseconds(s.totals.bounds[b]) for b in bounds)] for s in result.steps))
 
 
-def _heading(bound: critical_path.Bound) -> str:
+def _heading(bound: engine.Bound) -> str:
     """A bound's name in two short lines."""
     return bound.label.replace("communication", "comm.").replace(" ", "\n", 1)
 

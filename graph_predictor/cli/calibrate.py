@@ -15,7 +15,7 @@ import typer
 from graph_predictor.cli.console import Column, ProgressLine, Report, print_json
 from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.terminal import INTERRUPTED, one_sentence, tell
+from graph_predictor.cli.running import INTERRUPTED, one_sentence, tell
 from graph_predictor.figures import count, microseconds, signed_percent
 from graph_predictor.prediction import host_steps, overheads
 from kernel_models import profile as kernel_models_profile

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import statistics
 import sys
 import traceback
 from collections.abc import Iterator
@@ -13,12 +15,13 @@ from typer.core import TyperCommand
 
 from graph_predictor.cli.console import Report
 from graph_predictor.cli.options import Debug, shared
-from graph_predictor.cli.terminal import FAILED, INTERRUPTED, TERMINATED, one_sentence, tell
+from graph_predictor.cli.running import FAILED, INTERRUPTED, TERMINATED, one_sentence, tell
 from tracer import workloads
 from tracer.capture import interruption, session
 from tracer.capture import options as capture_options
 from tracer.capture import script as capture_script
 from tracer.errors import CaptureError, ForetraceError
+from tracer.lazy import rich_console, rich_progress
 from tracer.parallel_plan import ParallelPlan
 
 
@@ -126,8 +129,6 @@ def _workload(name: str, assignments: list[str], preset: str, out: str, options:
 
 
 def _launched_ranks() -> int:
-    import os
-
     text = os.environ.get("WORLD_SIZE", "")
     if not text.isdecimal() or "RANK" not in os.environ:
         raise CaptureError("A parallel plan needs several ranks: give --world-size for a fake world, or start real "
@@ -175,16 +176,14 @@ def _interruption_told(what: str, begun: session.Capture) -> Iterator[None]:
 @contextmanager
 def _progress(begun: session.Capture) -> Iterator[None]:
     """Show on a terminal how many steps are done. Drawn between steps only, so that no timed step pays for it."""
-    import os
-
     if not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
         yield
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    with Progress(TextColumn("Capturing steps"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True),
-                  auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
+    columns = (rich_progress.TextColumn("Capturing steps"), rich_progress.BarColumn(),
+               rich_progress.MofNCompleteColumn())
+    with rich_progress.Progress(*columns, console=rich_console.Console(stderr=True), auto_refresh=False, transient=True,
+                                redirect_stdout=False, redirect_stderr=False) as bar:
         task = bar.add_task("steps", total=begun.options.total_steps)
 
         def show(done: int, needed: int) -> None:
@@ -198,9 +197,6 @@ def _progress(begun: session.Capture) -> Iterator[None]:
 
 
 def _report(done: session.Capture, out: str) -> None:
-    import os
-    import statistics
-
     number = len(done.profiled_step_ns)
     lines = [f"Recorded {number} step{'' if number == 1 else 's'} in "
              f"{os.path.join(out, done.part.name) if done.part else out}"]

@@ -14,7 +14,7 @@ from graph_predictor.check import baseline, gate, measure
 from graph_predictor.check import verdict as check_verdict
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import Debug, Html, Json, StepRegion, check_html, shared, write_html
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.diff import jobs, result
 from graph_predictor.figures import milliseconds
 from graph_predictor.pages import comparison

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from graph_predictor.cli.console import Report, print_json, read, working
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import count
 from graph_predictor.recorded import facts as damage
 from tracer import job as tracer_job

@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Debug, Json, complete_cluster, complete_device, shared
-from graph_predictor.cli.terminal import one_sentence, standard_output
+from graph_predictor.cli.running import one_sentence, standard_output
 from kernel_models import collectives, device_choice
 from kernel_models import device as kernel_models_device
 from kernel_models.collectives import node_maps, topology
@@ -147,6 +147,8 @@ def _show_device(spec: kernel_models_device.DeviceSpec) -> None:
                 + (" (figures only stand in for a calibration)" if spec.placeholder else ""), style="bold")
     report.line(f"Reported as {', '.join(spec.reported_names) or 'nothing'}; also called "
                 f"{', '.join(spec.short_names) or 'nothing'}.", indent=2)
+    if spec.note:
+        report.line(spec.note, indent=2)
     report.table("Figures", [Column("table", name=True), Column("figure", name=True), Column("value"),
                              Column("source", name=True)],
                  ([*key.split(".", 1), _figure(spec, key), text] for key, text in spec.sources.items()))

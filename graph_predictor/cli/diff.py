@@ -19,13 +19,13 @@ from graph_predictor.cli.options import (
     check_html,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.diff import jobs as diff_jobs
 from graph_predictor.diff import result as diff_result
 from graph_predictor.figures import count, milliseconds, percent, signed_milliseconds
 from graph_predictor.pages import comparison
 from graph_predictor.prediction import result as prediction_result
-from graph_predictor.reports import facts as reports_facts
+from graph_predictor.recorded import facts as reports_facts
 from tracer import capture_layout
 
 DEFAULT_TOP = 10

@@ -9,7 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.terminal import FAILED, one_sentence
+from graph_predictor.cli.running import FAILED, one_sentence
 from tracer import machine_code
 from tracer.capture import readiness
 

@@ -20,7 +20,7 @@ from graph_predictor.cli.options import (
     shared,
     with_edits,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.exports import export as exports_export
 from graph_predictor.figures import count
 from graph_predictor.prediction import replay

@@ -14,11 +14,12 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.terminal import one_sentence, printable, tell
+from graph_predictor.cli.running import one_sentence, printable, tell
 from graph_predictor.figures import count, percent, signed_percent
 from graph_predictor.request import measured as request_measured
 from kernel_models import datasets, device_choice, fitting, op_call, step_profile
 from kernel_models import profile as kernel_models_profile
+from tracer.lazy import rich_console, rich_markup, rich_progress
 from tracer.output_kind import PROFILE, check_output
 
 
@@ -28,18 +29,16 @@ def showing_fits() -> Iterator[fitting.Progress]:
     if sys.stderr is None or not sys.stderr.isatty():
         yield _tell_begin
         return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-    bars: dict[str, TaskID] = {}
+    bars: dict[str, rich_progress.TaskID] = {}
     lock = Lock()
-    with Progress(TextColumn("Fitting {task.description}"), BarColumn(), TaskProgressColumn(),
-                          TimeElapsedColumn(), console=Console(stderr=True), transient=True) as shown:
+    columns = (rich_progress.TextColumn("Fitting {task.description}"), rich_progress.BarColumn(),
+               rich_progress.TaskProgressColumn(), rich_progress.TimeElapsedColumn())
+    with rich_progress.Progress(*columns, console=rich_console.Console(stderr=True), transient=True) as shown:
         def show(name: str, done: float) -> None:
             with lock:
                 if name not in bars:
-                    bars[name] = shown.add_task(escape(printable(name)), total=1.0)
+                    bars[name] = shown.add_task(rich_markup.escape(printable(name)), total=1.0)
                 shown.update(bars[name], completed=done, visible=done < 1.0)
 
         yield show

@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import Debug, Json, StepRegion, Window, shared
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.request import memory_fit, program_memory, study
 from kernel_models import device_choice

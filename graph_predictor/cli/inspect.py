@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graph_predictor.cli.console import Column, Report, print_json, read
 from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import count, milliseconds, percent
 from graph_predictor.reports import inspection
 from tracer import job

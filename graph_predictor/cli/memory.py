@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import Debug, Json, StepRegion, Top, Window, shared
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import percent
 from graph_predictor.request import program_memory, study
 from tracer import device_memory, memory_snapshot

@@ -11,7 +11,7 @@ import typer
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.fit import error_cells, models_table
 from graph_predictor.cli.options import Debug, Json
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.request import measured
 from kernel_models import profile as kernel_models_profile
 from kernel_models import scores

@@ -19,10 +19,10 @@ from graph_predictor.cli.options import (
     shared,
     with_some_edits,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.edits import registry
 from graph_predictor.figures import percent
-from graph_predictor.reports import facts
+from graph_predictor.recorded import facts
 from graph_predictor.reports import opportunities as reports_opportunities
 from graph_predictor.request import study as request_study
 from kernel_models import device_choice

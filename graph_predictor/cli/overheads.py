@@ -8,7 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read
 from graph_predictor.cli.options import Debug, Json, StepRegion, Top, Window
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import count, microseconds, milliseconds, percent
 from graph_predictor.prediction import overheads as prediction_overheads
 from kernel_models.host import overheads as host_overheads

@@ -10,8 +10,8 @@ from math import prod
 from typing import Any
 
 from kernel_models import op_call
+from kernel_models import op_call as kernel_models_tensors
 from kernel_models import operation as kernel_models_operation
-from kernel_models import tensors as kernel_models_tensors
 from kernel_models.families import arguments, registry
 from tracer.errors import ForetraceError
 

@@ -21,12 +21,12 @@ from graph_predictor.cli.options import (
     shared,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import count, milliseconds, percent
 from graph_predictor.pages import overview
 from graph_predictor.prediction import result
+from graph_predictor.recorded import facts
 from graph_predictor.recorded import facts as damage
-from graph_predictor.reports import facts
 from graph_predictor.reports import timeline as reports_timeline
 from graph_predictor.reports.ranks import report as ranks_report
 from graph_predictor.reports.ranks import stragglers, tracks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 from graph_predictor.cli.console import Report, print_json, read, working
@@ -17,7 +18,7 @@ from graph_predictor.cli.options import (
     shared,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.pages import overview
 from graph_predictor.request import program_memory
 from tracer.errors import ForetraceError
@@ -39,8 +40,6 @@ def report(
     foretrace report runs/mine -o report.html
     """
     with one_sentence(debug):
-        import os
-
 
         check_html(out, paths)
         table = next((path for path in paths if path.lower().endswith((".csv", ".parquet"))), None)

@@ -28,12 +28,13 @@ from graph_predictor.cli.options import (
     with_axes,
     write_html,
 )
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.pages import comparison
 from graph_predictor.request import study
 from graph_predictor.sweep import files, run
 from tracer import output_kind
+from tracer.lazy import rich_console, rich_progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,12 +172,12 @@ def _progress(points: int) -> Iterator[Callable[[int, int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     # No thread of its own draws it: processes that work on points can be copies of this one.
-    with Progress(TextColumn("Predicting"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                  console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+    columns = (rich_progress.TextColumn("Predicting"), rich_progress.BarColumn(), rich_progress.MofNCompleteColumn(),
+               rich_progress.TimeRemainingColumn())
+    with rich_progress.Progress(*columns, console=rich_console.Console(stderr=True), transient=True,
+                                auto_refresh=False) as bar:
         task = bar.add_task("Predicting", total=points)
         yield lambda done, total: bar.update(task, completed=done, total=total, refresh=True)
 

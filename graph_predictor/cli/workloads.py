@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Debug, Json
-from graph_predictor.cli.terminal import one_sentence
+from graph_predictor.cli.running import one_sentence
 from tracer import workloads as tracer_workloads
 
 

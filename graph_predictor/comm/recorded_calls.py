@@ -43,8 +43,8 @@ from kernel_models.collectives import (
 from kernel_models.collectives.recorded import element_bytes, kind_of, payload_bytes
 from kernel_models.device import DeviceSpec
 from tracer.arrays import Float64, Int64
-from tracer.decode import list_of
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, Table
+from tracer.input_file import list_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 
 from kernel_models.collectives import CollectiveKind, CommError, bus_factor
-from tracer.decode import DecodeError, from_toml
-from tracer.input_file import read_input
+from tracer.input_file import DecodeError, from_toml, read_input
 from tracer.parallel_plan import Sharding
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graph_predictor.figures import as_shown
 from graph_predictor.prediction.result import which_times
 from graph_predictor.recorded.facts import RecordedFacts
+from tracer.lazy import pandas as pd
 from tracer.shown import MOST_BARS, Chart, ChartSeries, Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class DifferenceKind(Enum):
@@ -135,8 +133,6 @@ class Difference(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``parts``: every cause, times in µs."""
-        import pandas as pd
-
         return {"parts": lambda: pd.DataFrame([part.to_json() for part in self.parts])}
 
     def chart(self) -> Chart:

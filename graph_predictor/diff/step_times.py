@@ -10,7 +10,7 @@ from graph_predictor.diff.places import Places, next_aligned
 from graph_predictor.diff.step_tree import StepTree, Vocabulary, step_tree, with_loader
 from graph_predictor.prediction.path_attribution import attribute_paths
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
-from graph_predictor.simulation.critical_path import Causes, walks_back
+from graph_predictor.simulation.engine import Causes, walks_back
 from graph_predictor.simulation.host_slices import HostTime, exclusive_time, operation_of, split, waits
 from graph_predictor.simulation.program import Bound, ItemKind
 from tracer.arrays import Float64, Int64

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.recorded.alignment_loop import most_alike_pairs
 from graph_predictor.simulation.host_slices import operation_of
+from tracer.alignment_loop import most_alike_pairs
 from tracer.arrays import Bool, Int64
 from tracer.columns import outermost
 from tracer.graph import NONE, ExecutionGraph, OpKind, Phase

@@ -10,12 +10,10 @@ import numpy as np
 
 from graph_predictor.prediction.operation_costs import WRITTEN_OUT
 from graph_predictor.prediction.rewriting import units_of
-from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits
+from graph_predictor.prediction.scenario import EditError, Replacement, Rewriting, Scenario, WorkUnits
 from kernel_models.families.attention import attention
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, itemsize
 from kernel_models.operation import Operation, calls_of
-from kernel_models.tensors import itemsize
 from tracer.columns import within
 from tracer.graph import ExecutionGraph, Phase
 from tracer.views import forward_backward_pairs

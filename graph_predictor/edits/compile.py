@@ -9,8 +9,7 @@ import numpy as np
 from graph_predictor.edits.generated_kernels import generated_kernels
 from graph_predictor.prediction.operation_costs import computing_operations
 from graph_predictor.prediction.rewriting import host_weight, units_of
-from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.work import Rewriting, WorkUnits
+from graph_predictor.prediction.scenario import EditError, Rewriting, Scenario, WorkUnits
 from kernel_models.spreads import COMPILED_HOST, COMPILED_KERNELS
 from tracer.arrays import Float64
 from tracer.graph import Phase

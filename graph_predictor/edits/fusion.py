@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.prediction.rewriting import units_of
-from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits, sized
+from graph_predictor.prediction.scenario import EditError, Replacement, Rewriting, Scenario, WorkUnits, sized
 from kernel_models.op_call import Family, OpCall
 from tracer.graph import Phase
 

@@ -22,9 +22,8 @@ from math import prod
 
 import numpy as np
 
-from graph_predictor.prediction.work import Replacement, WorkUnits, sized
-from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import itemsize
+from graph_predictor.prediction.scenario import Replacement, WorkUnits, sized
+from kernel_models.op_call import Family, OpCall, itemsize
 from tracer.graph import Phase
 
 PERSISTENT_COLUMNS = 16384

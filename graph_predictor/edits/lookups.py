@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.anchoring import anchored, prices_of, resized_on_cpu
+from graph_predictor.prediction.pricing import anchored, prices_of, resized_on_cpu
 from graph_predictor.prediction.scenario import EditError, Scenario
 from kernel_models.families.embedding import with_tables
 from kernel_models.op_call import OpCall

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.memory import OPTIMIZER
+from graph_predictor.prediction.result import OPTIMIZER
 from graph_predictor.prediction.rewriting import host_weight, units_of
-from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits, sized
+from graph_predictor.prediction.scenario import EditError, Replacement, Rewriting, Scenario, WorkUnits, sized
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Bool, Float64
 from tracer.graph import OpKind, Phase

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from graph_predictor.prediction.scenario import CallEdit, EditError, Scenario
-from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import itemsize
+from kernel_models.op_call import Family, OpCall, itemsize
 
 PRODUCTS = frozenset({Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT})
 """Families that autocast runs in 16 bits (torch.amp, "CUDA Ops that can autocast to float16")."""

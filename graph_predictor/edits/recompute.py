@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.edits.precision import PRODUCTS
-from graph_predictor.prediction.memory import kept_when_recomputed
+from graph_predictor.prediction.result import kept_when_recomputed
 from graph_predictor.prediction.rewriting import host_weight
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.host_slices import top_operations

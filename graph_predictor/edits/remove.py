@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from graph_predictor.prediction.scenario import EditError, Scenario
-from graph_predictor.prediction.work import Replacement, Rewriting, WorkUnits
+from graph_predictor.prediction.scenario import EditError, Replacement, Rewriting, Scenario, WorkUnits
 from tracer.arrays import Bool
 from tracer.columns import within
 from tracer.graph import ExecutionGraph, OpKind

@@ -13,6 +13,7 @@ from graph_predictor.prediction.result import Prediction
 from graph_predictor.reports.breakdown import Breakdown
 from tracer.errors import ForetraceError
 from tracer.input_file import open_input
+from tracer.lazy import parquet, pyarrow
 from tracer.output_file import whole_file
 from tracer.output_kind import TABLE_FILE, check_output
 
@@ -72,13 +73,11 @@ def _plain(table: pd.DataFrame) -> pd.DataFrame:
 
 def _columns(path: str) -> list[str]:
     """Names of a table's columns; none of what is no table."""
-    import pyarrow.parquet
-
     try:
         with open_input(path) as stream:
             if Path(path).suffix.lower() == ".csv":
                 return next(csv.reader([stream.readline(_MOST_HEADER).decode()]), [])
-            return list(pyarrow.parquet.read_schema(stream).names)
+            return list(parquet.read_schema(stream).names)
     except (OSError, ValueError, csv.Error, pyarrow.ArrowException):
         return []
 

@@ -22,7 +22,7 @@ from graph_predictor.pages.parts import (
     text_column,
 )
 from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.prediction.memory import memory_account
+from graph_predictor.prediction.result import memory_account
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.request.memory_fit import Fit, fit_of, with_waste
 from kernel_models.device import DeviceSpec

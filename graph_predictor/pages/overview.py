@@ -36,10 +36,9 @@ from graph_predictor.pages.timeline import timeline_section
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.prediction.result import Prediction, which_times
-from graph_predictor.recorded.facts import RecordedFacts, folded_notes
+from graph_predictor.recorded.facts import RecordedFacts, folded_notes, recorded_line, savings_line, step_line
 from graph_predictor.reports.breakdown import Breakdown, breakdown
 from graph_predictor.reports.call_tree import call_tree
-from graph_predictor.reports.facts import recorded_line, savings_line, step_line
 from graph_predictor.reports.inspection import Inspection, inspect_job
 from graph_predictor.reports.opportunities import Opportunities, opportunities
 from graph_predictor.reports.ranks.report import JobReport, rank_report, replayed_ranks

@@ -14,7 +14,7 @@ from graph_predictor.pages.parts import PageSection, TrackEvents
 from graph_predictor.reports.ranks.report import median_step
 from graph_predictor.reports.ranks.times import JobTimes, Window
 from graph_predictor.reports.timeline import carried, known_times, lanes
-from graph_predictor.simulation.critical_path import Path, path_back
+from graph_predictor.simulation.engine import Path, path_back
 from graph_predictor.simulation.program import Bound, ItemKind
 from tracer.arrays import Bool, Int64
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind, OpKind, Phase

@@ -22,11 +22,10 @@ import numpy as np
 from graph_predictor.prediction.interval import KernelVariants
 from graph_predictor.prediction.repeat import KEPT, Cycle, Repeated, Shared
 from graph_predictor.prediction.rewriting import Rewritten, replaced_host
-from graph_predictor.prediction.scenario import Loading, Scenario
-from graph_predictor.prediction.work import Gone
+from graph_predictor.prediction.scenario import Gone, Loading, Scenario
 from graph_predictor.simulation.changed_program import same_order, without
 from graph_predictor.simulation.engine import structure_of
-from graph_predictor.simulation.host_slices import with_host
+from graph_predictor.simulation.host_slices import HostLanes, HostRows, Lanes, WorkingOrder, lanes, with_host
 from graph_predictor.simulation.program import (
     NEVER,
     ItemKind,
@@ -37,10 +36,9 @@ from graph_predictor.simulation.program import (
     total_ratio,
     whole_ns,
 )
-from graph_predictor.simulation.retiming import HostLanes, HostRows, Lanes, WorkingOrder, lanes
 from graph_predictor.simulation.tape import Rows
 from graph_predictor.simulation.tape_loop import LANES
-from kernel_models.launch_constants import LaunchConstants
+from kernel_models.host.segments import LaunchConstants
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, KernelKind, Phase
 

@@ -16,10 +16,10 @@ from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.prediction.steady_state import SAME, Steady
 from graph_predictor.recorded.facts import active_ns
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.critical_path import Causes, Path, PathStart, kernel_bounds, sums_back, walks_back
+from graph_predictor.simulation.engine import Causes, Path, PathStart, kernel_bounds, sums_back, walks_back
 from graph_predictor.simulation.host_slices import HostSlices
 from graph_predictor.simulation.program import Bound, ItemKind, Simulated, StartCause, pointers
-from kernel_models.model import Source
+from kernel_models.op_call import Source
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
@@ -223,8 +223,6 @@ def _sums(source: np.ndarray, ns: Float64) -> Float64:
 def _shares(ns: Float64) -> dict[str, float]:
     total = float(ns.sum()) or 1.0
     return {source.label: float(ns[source]) / total for source in Source if ns[source] > 0}
-
-
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.simulation.host_slices import HostSlices, data_loading_operations, top_operations
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of
-from tracer.alignment import align_windows
+from tracer.alignment_loop import align_windows
 from tracer.arrays import Bool, Float64, Int64
 from tracer.columns import nearest
 from tracer.graph import NONE, ExecutionGraph, OpKind

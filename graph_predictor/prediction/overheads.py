@@ -27,8 +27,7 @@ from kernel_models.host.overheads import (
     profiler_event_ns,
     record,
 )
-from kernel_models.host.segments import HostIntervals, Overhead
-from kernel_models.launch_constants import LaunchConstants
+from kernel_models.host.segments import HostIntervals, LaunchConstants, Overhead
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.job import Job
 

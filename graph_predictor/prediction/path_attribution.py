@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from graph_predictor.prediction.replay import Replay
-from graph_predictor.simulation.critical_path import Path, Paths
+from graph_predictor.simulation.engine import Path, Paths
 from graph_predictor.simulation.host_slices import HostSplit, HostTime, split
 from graph_predictor.simulation.program import Bound, ItemKind, StartCause, whole_ns
 from tracer.arrays import Float64, Int8, Int64

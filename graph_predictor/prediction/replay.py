@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,17 +22,14 @@ from graph_predictor.recorded.counted_steps import CountedSteps, StepLengths
 from graph_predictor.recorded.facts import check_device_work, damage_notes, rank_number
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.changed_program import with_residuals
-from graph_predictor.simulation.critical_path import PathStart
-from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.engine import PathStart, simulate
 from graph_predictor.simulation.program import MOST_FACTOR, EventTimes, Program, Simulated, step_items, whole_ns
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import AnyJob, graphs_of
+from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Event = tuple[str, int]
 """("item" or "kernel", row of the program)."""
@@ -172,8 +168,6 @@ class Replay(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``steps``: rank, name, measured and replayed time in ns, and the error (under the profiler)."""
-        import pandas as pd
-
         return {"steps": lambda: pd.DataFrame([{
             "rank": step.rank, "step": step.name, "measured_ns": step.measured_ns, "replayed_ns": step.replayed_ns,
             "error": step.error} for step in self.steps])}

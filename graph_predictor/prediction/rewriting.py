@@ -17,15 +17,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from graph_predictor.prediction.anchoring import prices_of, size_of_change
 from graph_predictor.prediction.operation_costs import computing_operations
-from graph_predictor.prediction.pricing import KernelTimes
-from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.work import Gone, Replacement, WorkUnits
+from graph_predictor.prediction.pricing import KernelTimes, prices_of, size_of_change
+from graph_predictor.prediction.scenario import Gone, Replacement, Scenario, WorkUnits
 from graph_predictor.simulation.program import ItemKind, owners
 from kernel_models.device import DeviceSpec
-from kernel_models.model import Source
-from kernel_models.op_call import OpCall
+from kernel_models.op_call import OpCall, Source
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models
 from kernel_models.spreads import REPLACED_ON_CPU

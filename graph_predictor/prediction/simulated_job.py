@@ -14,8 +14,7 @@ from graph_predictor.prediction.edited_repeats import EditedHost
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.repeat import Repeated
 from graph_predictor.prediction.replay import Replay, replay
-from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.prediction.work import Gone
+from graph_predictor.prediction.scenario import Gone, Scenario
 from graph_predictor.recorded.facts import rank_number
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_slices import HostSlices, host_slices

@@ -21,7 +21,7 @@ from graph_predictor.prediction.pricing import KernelTimes
 from graph_predictor.prediction.repeat import Cycle, Repeated, repeat
 from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.program import Program, Simulated
-from kernel_models.model import Source
+from kernel_models.op_call import Source
 from kernel_models.spreads import CONTENTION
 from tracer.arrays import Float64, Int8, Int64
 from tracer.errors import ForetraceError

@@ -10,8 +10,8 @@ import numpy as np
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.recorded.counted_steps import typical
 from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.host_items import waiting_calls
 from graph_predictor.simulation.host_slices import HostSlices, data_loading_operations, exclusive_time
-from graph_predictor.simulation.host_waits import waiting_calls
 from kernel_models.spreads import END, USUAL_STEPS
 from tracer.arrays import Float64, Int64
 from tracer.columns import kinds_of

@@ -15,7 +15,7 @@ from graph_predictor.recorded.counted_steps import similar_steps
 from graph_predictor.simulation.build import Built, WithoutProfiler
 from graph_predictor.simulation.host_slices import HostSlices, host_slices, operation_of, with_host
 from graph_predictor.simulation.program import NEVER, ItemKind, Program, total_ratio, whole_ns
-from kernel_models.host.overheads import CALL_EVENTS, PYTHON_EVENTS, event_cost
+from kernel_models.host.segments import CALL_EVENTS, PYTHON_EVENTS, event_cost
 from kernel_models.spreads import PROFILER_CALL, PROFILER_EVENT, TWO_PHASES
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph

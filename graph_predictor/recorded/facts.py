@@ -1,25 +1,24 @@
-"""Damage of the traces that were read, and recordings that lack their device's work, which cannot be predicted from.
-
-What is true of a recording's step before anything is simulated: made once, and printed by every command.
+"""What is true of a recording's step before anything is simulated: made once, and printed by every command.
 
 ::
 
     graphs ──▶ steps that count ──▶ RecordedFacts: recorded step, step without the profiler, GPU active, why not others
 
 The steady state of the same step, what decides it and its critical path are the ``Prediction`` without edits, which
-carries these facts.
+carries these facts. Every command and page prints them in the same lines. Damage of the traces is one of them; from a
+recording that lacks the work of its device nothing can be predicted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from graph_predictor.figures import signed_percent
+from graph_predictor.figures import milliseconds, percent, signed_percent
 from graph_predictor.recorded.counted_steps import CountedSteps
 from tracer.arrays import Bool, Int64
 from tracer.columns import union_ns
@@ -355,3 +354,40 @@ def recorded_facts(graphs: Sequence[ExecutionGraph], steps: CountedSteps | None 
             (names[at], steps.why_not(slowest, at)) for at in np.flatnonzero(~counts).tolist()),
         max(active, default=None), max((float(np.median(own)) for own in timed), default=None),
         max(map(len, timed), default=0), chosen is None, steps.ranks[slowest].behind, tuple(ranks))
+
+
+def recorded_line(recorded: RecordedFacts) -> str:
+    """Say what was recorded."""
+    return f"Recorded step: {recorded.sentence()}"
+
+
+def step_line(times: str, step_us: float, interval_us: tuple[float, float] | None = None, what: str = "") -> str:
+    """Say how long the step takes.
+
+    Args:
+        times: which times these are, such as "without the profiler".
+        step_us: the steady state's.
+        interval_us: its 80% interval, where it was asked for.
+        what: what step it is.
+    """
+    between = "" if interval_us is None else (
+        f", 80% between {milliseconds(interval_us[0] * 1e3)} and {milliseconds(interval_us[1] * 1e3)} ms")
+    return f"Step {times}: {milliseconds(step_us * 1e3)} ms{between}{f' ({what})' if what else ''}"
+
+
+def decided_line(gpu_active_us: float | None, bound: str, interval_us: tuple[float, float] | None = None) -> str:
+    """Say how long the GPU is active, and what decides the step."""
+    decided = f"decided by: {bound}"
+    if not gpu_active_us:
+        return decided[0].upper() + decided[1:]
+    between = "" if interval_us is None or not interval_us[1] else (
+        f", 80% between {milliseconds(interval_us[0] * 1e3)} and {milliseconds(interval_us[1] * 1e3)} ms")
+    return f"GPU active {milliseconds(gpu_active_us * 1e3)} ms{between}; {decided}"
+
+
+def savings_line(savings_us: Mapping[str, float], step_us: float) -> str:
+    """Say what the step would save if a resource took no time; empty where that is not known."""
+    if not savings_us or step_us <= 0:
+        return ""
+    return "Taking no time would save: " + ", ".join(
+        f"{name} {percent(us / step_us)}" for name, us in savings_us.items())

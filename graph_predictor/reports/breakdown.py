@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graph_predictor.prediction.explain import bottleneck
 from graph_predictor.prediction.predictor import Baseline
@@ -21,14 +21,12 @@ from graph_predictor.prediction.result import PathItem, SteadyStep, which_times
 from graph_predictor.prediction.step_spread import step_kinds
 from graph_predictor.recorded.facts import RecordedFacts
 from graph_predictor.reports.call_tree import OperationSums, StepTables
-from graph_predictor.simulation.critical_path import Causes
+from graph_predictor.simulation.engine import Causes
 from graph_predictor.simulation.program import Bound
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
+from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +249,6 @@ class Breakdown(Shown):
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``critical_path``; ``operations``, ``modules``, ``kernels`` of all steps that count; ``steps``; times in µs.
         """
-        import pandas as pd
-
         found = self.to_json()
         totals = self.total().to_json()
         return {"critical_path": partial(pd.DataFrame, found["critical_path"]),

@@ -17,7 +17,7 @@ from graph_predictor.prediction.path_attribution import attribute_paths, bound_s
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
 from graph_predictor.recorded.module_paths import with_backward_modules
 from graph_predictor.reports.breakdown_loop import GPU, HOST, WAITING, sum_steps
-from graph_predictor.simulation.critical_path import Causes, Paths, walks_back
+from graph_predictor.simulation.engine import Causes, Paths, walks_back
 from graph_predictor.simulation.host_slices import exclusive_time, operation_of, waits
 from graph_predictor.simulation.program import Bound
 from tracer.arrays import Int64

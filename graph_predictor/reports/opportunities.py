@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graph_predictor.edits.registry import OPTIONS
 from graph_predictor.prediction.predictor import Baseline
@@ -19,10 +19,8 @@ from graph_predictor.synthesis.baseline import baseline_of
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
+from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 TOP = 10
 NOTHING = 5e-4
@@ -93,8 +91,6 @@ class Opportunities(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``opportunities``, times in µs, and ``left_out`` with the reasons."""
-        import pandas as pd
-
         found = self.to_json()
         return {"opportunities": lambda: pd.DataFrame(found["opportunities"]),
                 "left_out": lambda: pd.DataFrame(found["left_out"])}

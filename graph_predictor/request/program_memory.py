@@ -10,21 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.memory_fit import StageMemory, fit_of, with_waste
 from graph_predictor.request.study import DEFAULT_DEVICE
-from graph_predictor.sizes.named_sizes import MOST, parse_sets
-from graph_predictor.sizes.retrace import trace_again
+from graph_predictor.sizes.retrace import MOST, parse_sets, trace_again
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, shape_device
 from tracer.device_memory import MemoryAccount, MemoryTimeline, binary_size, memory_timeline
 from tracer.graph import ExecutionGraph
+from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOST_TRIES = 40
 FARTHEST = 64
@@ -64,8 +61,6 @@ class FitBatch(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``tried``: every size that was traced, its expected, least and most bytes, and whether it fits."""
-        import pandas as pd
-
         return {"tried": lambda: pd.DataFrame([{
             self.name: size, "low_bytes": round(memory.low), "bytes": round(memory.account.total),
             "high_bytes": round(memory.high), "fit": fit_of(memory, self.limit_bytes).value,

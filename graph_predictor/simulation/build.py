@@ -16,11 +16,17 @@ from graph_predictor.simulation.device_waits import (
     infer_launch_queue,
     launch_latency,
 )
-from graph_predictor.simulation.host_items import HostItems, build_host_items, hold_back
-from graph_predictor.simulation.host_waits import HostWaits, allocation_waits, infer_host_waits
+from graph_predictor.simulation.host_items import (
+    HostItems,
+    HostWaits,
+    allocation_waits,
+    build_host_items,
+    hold_back,
+    infer_host_waits,
+)
 from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, owners, pointers
 from graph_predictor.simulation.ranks import LONG_AGO, RankView, Rendezvous, job_clock, match_collectives, view_rank
-from kernel_models.launch_constants import LaunchConstants, LaunchSamples, fit_launch_constants
+from kernel_models.host.segments import LaunchConstants, LaunchSamples, fit_launch_constants
 from tracer.arrays import Float64, Int8, Int64
 from tracer.graph import ExecutionGraph
 

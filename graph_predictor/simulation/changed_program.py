@@ -8,16 +8,10 @@ from itertools import pairwise
 import numpy as np
 
 from graph_predictor.simulation.acyclic_loop import take_away
-from graph_predictor.simulation.program import (
-    NEVER,
-    LaunchReference,
-    Program,
-    entries_waited_for,
-    owners,
-    pointers,
-)
+from graph_predictor.simulation.program import NEVER, LaunchReference, Program, entries_waited_for, owners, pointers
 from tracer.arrays import Bool, Int64
 from tracer.graph import NONE
+from tracer.lazy import csgraph, sparse
 
 FACT, CONTENTION, WAIT_ACROSS, QUEUE, BLOCKING, RENDEZVOUS, HAND_OVER = range(7)
 """Kinds of dependency. Of several inferred ones that no time contradicts, the kind named first is given up."""
@@ -136,11 +130,9 @@ def _on_cycles(p: Program, found: _Dependencies) -> Int64:
     nodes = int(max(found.source.max(), found.target.max())) + 1
     if not _has_cycle(found.source, found.target, nodes):
         return np.zeros(0, np.int64)
-    from scipy.sparse import csr_matrix
-    from scipy.sparse.csgraph import connected_components
 
-    links = csr_matrix((np.ones(len(found.source), np.int8), (found.source, found.target)), shape=(nodes, nodes))
-    parts, part = connected_components(links, directed=True, connection="strong")
+    links = sparse.csr_matrix((np.ones(len(found.source), np.int8), (found.source, found.target)), shape=(nodes, nodes))
+    parts, part = csgraph.connected_components(links, directed=True, connection="strong")
     if parts == nodes and not (found.source == found.target).any():
         return np.zeros(0, np.int64)
     return np.flatnonzero(part[found.source] == part[found.target])

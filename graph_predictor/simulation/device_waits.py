@@ -21,7 +21,7 @@ import numpy as np
 
 from graph_predictor.simulation.program import NEVER
 from graph_predictor.simulation.ranks import LONG_AGO, RankView
-from kernel_models.launch_constants import RETURN_DEFAULT_NS, LaunchConstants
+from kernel_models.host.segments import RETURN_DEFAULT_NS, LaunchConstants
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import NONE, KernelKind, LaunchKind, SyncKind
 

@@ -1,18 +1,30 @@
-"""The simulator: a max-plus propagation over a ``Program``.
+"""The simulator, a max-plus propagation over a ``Program``, and the critical path of what it simulated.
 
 Host threads are advanced in the order of their simulated time; a kernel's start and end are known as soon as its
 launch, its stream's previous kernel, its edges and (for a collective) all members of its rendezvous are. Nothing is
 a stored duration of waiting, so every time is a maximum of sums of durations: it can only grow when one grows.
+
+The critical path says which work the time of a step consists of, back from its end. Each nanosecond between a step's
+simulated begin and end is in exactly one segment, so the segments add up to the step time. The path stays in the step's
+own rank: where a collective waited for a later rank, that is a segment of its own; unless it is asked to go on
+``across`` ranks, with what held the last one up. Where a receive waited for another rank's send, it goes on with that
+rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
 import numpy as np
 
 from graph_predictor.simulation.engine_loop import Workspace, run
-from graph_predictor.simulation.program import Program, Simulated, Structure
-from tracer.arrays import Int64
+from graph_predictor.simulation.path_loop import AT_ITEM, AT_KERNEL, AT_NOTHING, PathSegments, Walks, walk_back
+from graph_predictor.simulation.program import Bound, Program, Simulated, Structure
+from tracer.arrays import Bool, Int8, Int64
 from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph, KernelKind
 from tracer.machine_code import columns
 
 
@@ -74,3 +86,156 @@ def _workspace(p: Program) -> Workspace:
         parked_on_item=np.full(items, -1, np.int64), parked_on_kernel=np.full(kernels, -1, np.int64),
         next_parked=np.full(threads, -1, np.int64), runnable=np.empty(threads, np.int64),
         queue_at=np.array(p.queue_ptr[:-1], np.int64), left_by=np.full(len(p.queue_kernel), -1, np.int64))
+
+
+ROOM = 1024
+"""Segments that there is room for at first; it doubles where that is too few."""
+_AT = {"item": AT_ITEM, "kernel": AT_KERNEL}
+
+
+@dataclass(slots=True)
+class Path:
+    """Segments in time order (ns of the simulated clock). ``item`` or ``kernel`` is what ran (the other is -1)."""
+
+    start_ns: Int64
+    end_ns: Int64
+    bound: Int8
+    item: Int64
+    kernel: Int64
+    is_work: Bool
+    """True where the segment is host work before ``item`` rather than ``item`` itself."""
+
+    @property
+    def total_ns(self) -> int:
+        """Sum of the segments, equal to the step's simulated time."""
+        return int((self.end_ns - self.start_ns).sum())
+
+    def by_bound(self) -> dict[str, int]:
+        """Nanoseconds by bound; every bound is present."""
+        sums = np.bincount(self.bound, weights=(self.end_ns - self.start_ns).astype(np.float64), minlength=len(Bound))
+        return {b.label: int(sums[b]) for b in Bound}
+
+
+@dataclass(frozen=True, slots=True)
+class PathStart:
+    """Where a walk begins and when it ends: ``at`` is ("item" or "kernel", row), ``None`` for nothing; ``end_ns`` its
+    end on the simulated clock."""
+
+    at: tuple[str, int] | None
+    end_ns: int
+    stop_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Paths behind one another: path ``n`` is the segments ``first[n]`` to ``first[n + 1]`` of ``joined``."""
+
+    joined: Path
+    first: Int64
+
+    def one(self, number: int) -> Path:
+        """Return one of them."""
+        low, high = int(self.first[number]), int(self.first[number + 1])
+        return Path(*(getattr(self.joined, each.name)[low:high] for each in fields(Path)))
+
+
+class Causes:
+    """The causes of a simulated program's times, laid out once for any number of walks.
+
+    Args:
+        program: What was simulated.
+        simulated: Its times.
+        kinds: ``KernelKind`` of the program's kernels, an array a rank; or the bound of each one's own time
+            (``kernel_bounds``).
+    """
+
+    def __init__(self, program: Program, simulated: Simulated, kinds: list[Int8] | Int8) -> None:
+        self.program, self.simulated = program, simulated
+        self._bounds = kernel_bounds(kinds) if isinstance(kinds, list) else kinds
+
+    @cached_property
+    def _columns(self) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], Int8]:
+        """The program, its times, and which items are their thread's first."""
+        first = np.zeros(len(self.program.item_kind) + 1, np.int8)
+        first[self.program.thread_ptr[:-1]] = 1
+        return columns(Program, self.program), columns(Simulated, self.simulated), first
+
+    def walk(self, starts: Sequence[PathStart], room: int, across: bool) -> tuple[PathSegments, Int64, Int64]:
+        """Walk back from several places.
+
+        Args:
+            starts: the places.
+            room: segments that there is room for at first; 0 where none is kept.
+            across: as for ``path_back``.
+
+        Returns:
+            Segments, with room behind them; where those of each walk begin; and sums by bound, [walks, bounds], ns.
+        """
+        program, simulated, first = self._columns
+        walks = Walks(
+            np.array([AT_NOTHING if each.at is None else _AT[each.at[0]] for each in starts], np.int8),
+            np.array([-1 if each.at is None else each.at[1] for each in starts], np.int64),
+            np.array([each.end_ns for each in starts], np.int64), np.array([each.stop_ns for each in starts], np.int64),
+            # No segments, the first walk, at none of its places yet.
+            np.array([0, 0, -1, -1, 0], np.int64), np.zeros(len(starts) + 1, np.int64), first, self._bounds)
+        found = PathSegments(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int8),
+                             np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.bool_))
+        sums = np.zeros((len(starts), len(Bound)), np.int64)
+        while walk_back(program, simulated, walks, found, int(across), sums) < len(starts):
+            found = PathSegments(*(np.concatenate([column, np.empty_like(column)]) for column in (
+                getattr(found, each.name) for each in fields(found))))
+        return found, walks.first, sums
+
+    def end_ns(self, at: tuple[str, int]) -> int:
+        """Return the simulated end of an item or kernel."""
+        return int((self.simulated.item_end if at[0] == "item" else self.simulated.kernel_end)[at[1]])
+
+
+def critical_path(program: Program, simulated: Simulated, graphs: list[ExecutionGraph], begin: int, end: int) -> Path:
+    """Walk back from item ``end`` to the time of item ``begin`` (both items of one thread).
+
+    Args:
+        program: What was simulated.
+        simulated: Its times.
+        graphs: The job's graphs, one a rank of the program.
+        begin: Item of the step's begin.
+        end: Item of the step's end.
+    """
+    return path_back(program, simulated, [g.kernels.kind for g in graphs], ("item", end),
+                     int(simulated.item_end[begin]))
+
+
+def path_back(program: Program, simulated: Simulated, kinds: list[Int8], at: tuple[str, int], stop_ns: int, *,
+              across: bool = False) -> Path:
+    """Walk back from the end of any item or kernel to a time.
+
+    Args:
+        program: What was simulated.
+        simulated: Its times.
+        kinds: ``KernelKind`` of the program's kernels, an array a rank.
+        at: ("item" or "kernel", row) where the path ends.
+        stop_ns: Where it begins, on the simulated clock.
+        across: At a collective go on with the rank that arrived last, rather than wait for it.
+    """
+    causes = Causes(program, simulated, kinds)
+    return walks_back(causes, [PathStart(at, causes.end_ns(at), stop_ns)], across=across).one(0)
+
+
+def walks_back(causes: Causes, starts: Sequence[PathStart], *, across: bool = False) -> Paths:
+    """Walk back from several places, all in one pass; ``across`` as for ``path_back``."""
+    found, first, _ = causes.walk(starts, ROOM, across)
+    return Paths(Path(*(getattr(found, each.name)[:first[-1]] for each in fields(Path))), first)
+
+
+def sums_back(causes: Causes, starts: Sequence[PathStart]) -> Int64:
+    """Return the nanoseconds of each path by bound, [paths, bounds], without the paths themselves."""
+    return causes.walk(starts, 0, False)[2]
+
+
+def kernel_bounds(kinds: list[Int8]) -> Int8:
+    """Return the bound of each kernel's own time, as numbers of ``Bound``."""
+    kind = np.concatenate(kinds) if kinds else np.zeros(0, np.int8)
+    found = np.full(len(kind), int(Bound.MEMORY_COPY), np.int8)
+    found[kind == KernelKind.COMPUTE] = Bound.COMPUTE
+    found[kind == KernelKind.COLLECTIVE] = Bound.EXPOSED_COMMUNICATION
+    return found

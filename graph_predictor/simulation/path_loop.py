@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, assignment"
-"""Walks back along causes, compiled: of any number of paths in one call. See ``critical_path``."""
+"""Walks back along causes, compiled: of any number of paths in one call. See ``engine``."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 
 from graph_predictor.sizes.layouts import Dim, Layout, NamedSizes, Shape, reshaped
-from tracer.decode import value_of
+from tracer.input_file import value_of
 from tracer.views import Argument
 
 Dims = list[tuple[int, Dim]]

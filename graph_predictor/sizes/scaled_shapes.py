@@ -19,12 +19,12 @@ import numpy as np
 
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.layouts import Dim, Layout, NamedSizes, Shape, total
-from graph_predictor.sizes.named_sizes import LEADING
+from graph_predictor.sizes.retrace import LEADING
 from graph_predictor.sizes.size_flow import Role, SizeFlow, Use, Value
 from kernel_models.families import registry
 from kernel_models.operation import Operation
-from tracer.decode import list_of
 from tracer.graph import ExecutionGraph, Phase
+from tracer.input_file import list_of
 from tracer.views import Argument
 
 Changes = tuple[tuple[str, int, int], ...]

@@ -19,22 +19,22 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import payload_ratios
-from graph_predictor.prediction.anchoring import prices_of, resized_on_cpu, shrinking
-from graph_predictor.prediction.memory import most_activations, with_sizes
 from graph_predictor.prediction.operation_costs import every_operation, operation_costs
 from graph_predictor.prediction.overheads import computing_operations
+from graph_predictor.prediction.pricing import prices_of, resized_on_cpu, shrinking
+from graph_predictor.prediction.result import most_activations, with_sizes
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.sizes.layout_rules import whole_number
 from graph_predictor.sizes.layouts import Dim, Shape
-from graph_predictor.sizes.named_sizes import LEADING, MOST, no_size, parse_sets
+from graph_predictor.sizes.retrace import LEADING, MOST, no_size, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from kernel_models.families.copy import memset, transfer
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of, is_free
 from kernel_models.spreads import RESIZED_WITH_DATA
 from tracer.arrays import Bool, Float64, Int64
-from tracer.decode import list_of
 from tracer.graph import OpKind
+from tracer.input_file import list_of
 from tracer.views import Argument
 
 MOST_GROWTH = 1000

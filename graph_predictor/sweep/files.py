@@ -20,8 +20,8 @@ import msgspec
 import pandas as pd
 
 from graph_predictor.sweep.space import SweepError
-from tracer.decode import DecodeError, from_json
-from tracer.input_file import open_input
+from tracer.input_file import DecodeError, from_json, open_input
+from tracer.lazy import parquet, pyarrow
 from tracer.output_file import whole_file
 
 TABLES = (".parquet", ".csv")
@@ -43,13 +43,11 @@ def check_not_anothers(path: str) -> None:
 
 def _columns(path: str) -> set[str]:
     """Names of a table's columns; none of what is no table."""
-    import pyarrow.parquet
-
     try:
         with open_input(path) as stream:
             if Path(path).suffix.lower() == ".csv":
                 return set(next(csv.reader([stream.readline(_MOST_HEADER).decode()]), []))
-            return set(pyarrow.parquet.read_schema(stream).names)
+            return set(parquet.read_schema(stream).names)
     except (OSError, ValueError, csv.Error, pyarrow.ArrowException):
         return set()
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from graph_predictor.prediction.predictor import Baseline, Spreads
 from graph_predictor.prediction.repeat import steps_of
 from graph_predictor.prediction.result import Prediction
@@ -24,14 +26,24 @@ from graph_predictor.prediction.scenario import (
 from graph_predictor.prediction.step_spread import RESOLVED
 from graph_predictor.recorded.facts import damage_notes
 from graph_predictor.simulation.host_slices import host_slices
+from graph_predictor.synthesis.program import RankTimes, synthesize
+from graph_predictor.synthesis.recorded_times import SharedCores, StandInTimes, cores_shared
+from graph_predictor.synthesis.step import (
+    SynthesizedStep,
+    check_fits,
+    collective_notes,
+    collective_works,
+    modelled_step,
+    with_host_waits,
+)
 from kernel_models.device import DeviceSpec
 from kernel_models.pricing import Models
+from kernel_models.spreads import SHARED_CORES
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph
 from tracer.job import AnyJob, Job, graphs_of
 
 if TYPE_CHECKING:
-    from graph_predictor.synthesis.step import SynthesizedStep
     from kernel_models.collectives import CollectiveModel
     from kernel_models.host.model import HostModel
 
@@ -59,8 +71,6 @@ def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: 
         raise ForetraceError("There is nothing to predict from: no graph was given. Read a trace or a job first.")
     if not _shapes_only(graphs):
         return Baseline.recorded(graphs, steps, device=device, models=models, profiled=profiled, notes=notes)
-    from graph_predictor.synthesis.step import modelled_step
-
     step = modelled_step(graphs, device, models, host, collectives)
     scenario = _scenario(step, models, steps, profiled=False)
     return Baseline(scenario, Spreads(step.host_spread, RESOLVED), [*notes, *damage_notes(graphs), *step.notes],
@@ -87,9 +97,6 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
     if not recorded.ran or not _shapes_only(graphs):
         raise ForetraceError("Times go from a recorded step to one that was traced by shapes alone; these are not of "
                              "these two kinds.")
-    from graph_predictor.synthesis.recorded_times import StandInTimes
-    from graph_predictor.synthesis.step import anchored_step
-
     was, spreads = recorded.scenario, recorded.spreads
     times = StandInTimes(was, spreads.host)
     step = anchored_step(graphs, times, collectives)
@@ -98,6 +105,43 @@ def retraced(recorded: Baseline, job: AnyJob, change: str = "", *, collectives: 
     said = [*recorded.notes, *notes, *damage_notes(graphs), *step.notes]
     return Baseline(scenario, Spreads(step.host_spread, spreads.least), said, ran=False, origin=recorded,
                     changes=(change,) if change else ())
+
+
+def anchored_step(graphs: Sequence[ExecutionGraph], recorded: StandInTimes,
+                  collectives: CollectiveModel | None = None) -> SynthesizedStep:
+    """Give shape-only graphs the times of the recorded operations that stand for theirs.
+
+    Args:
+        graphs: of one job, a rank each.
+        recorded: a recorded job whose operations stand for the traced ones.
+        collectives: another cluster's; by default collectives take what they took in the recording.
+
+    Raises:
+        EditError: the recording does not say where it ran, or what its operations worked on.
+    """
+    spec = recorded.device
+    check_fits(graphs, collectives)
+    ranks = []
+    shared = _cores_shared(graphs, recorded, collectives) if recorded.on_cpu else None
+    for position, graph in enumerate(graphs):
+        works = collective_works(graph, spec, collectives)
+        times = recorded.times(graph, position, works, measured_collectives=collectives is None)
+        times = times if shared is None else shared.apply(graph, times)
+        ranks.append(RankTimes(graph, with_host_waits(graph, times, spec), recorded.constants(position)))
+    made = synthesize(ranks)
+    device_ns = float(made.built.program.kernel_duration.sum())
+    notes = [*recorded.notes(device_ns), *(() if shared is None else (shared.note(),)),
+             *(() if collectives is None else collective_notes(graphs, spec, collectives))]
+    change = recorded.change_spread if shared is None else float(np.hypot(recorded.change_spread, SHARED_CORES))
+    return SynthesizedStep(made, spec, recorded.recorded_spread, recorded.host_source, change, tuple(notes), ())
+
+
+def _cores_shared(graphs: Sequence[ExecutionGraph], recorded: StandInTimes, collectives: CollectiveModel | None) -> \
+        SharedCores | None:
+    ranks = max(graph.meta.world_size for graph in graphs)
+    if collectives is not None:
+        ranks = min(ranks, collectives.topology.node.gpus)
+    return cores_shared(recorded.scenario.built.graphs[0].meta, ranks)
 
 
 def predict(job: AnyJob, edits: Sequence[Edit] = (), *, steps: int | range | None = None,

@@ -38,7 +38,7 @@ from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.host_items import HostItems
 from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, Simulated, whole_ns
 from graph_predictor.simulation.ranks import STAGED_BYTES, match_in_order
-from kernel_models.launch_constants import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT_NS, LaunchConstants
+from kernel_models.host.segments import GAP_DEFAULT_NS, KINDS, RETURN_DEFAULT_NS, LaunchConstants
 from tracer.arrays import Float64, Int64
 from tracer.graph import (
     NONE,

@@ -34,11 +34,10 @@ from graph_predictor.prediction.operation_costs import (
     step_spans,
 )
 from graph_predictor.prediction.scenario import Scenario
-from graph_predictor.recorded.alignment_loop import most_alike_pairs
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.program import ItemKind
 from kernel_models.kernel_names import uses_tf32
-from tracer.alignment import run_hashes
+from tracer.alignment_loop import most_alike_pairs, run_hashes
 from tracer.arrays import Bool, Float64, Int64
 from tracer.columns import outermost
 from tracer.graph import NONE, ExecutionGraph

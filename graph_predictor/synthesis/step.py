@@ -1,10 +1,9 @@
-"""A step that was traced by shapes alone, with the times that models or a recording give it.
+"""A step that was traced by shapes alone, with the times that models give it.
 
 Every operation's calls are priced on the device, and each becomes a kernel on one compute stream; collectives go to a
 stream of their own, start after the work launched before them, and the operation that first needs a result
 (``wait_op``) waits for it. The host's time is that of a given host, or a default with a wide interval: what no shape
-can tell. Where a recorded step of the same or a similar program is given (``StandInTimes``), its times are taken
-instead wherever one of its operations stands for the traced one.
+can tell.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graph_predictor.comm.recorded_calls import price_table
 from graph_predictor.prediction.host_steps import traced_host_step
-from graph_predictor.synthesis.parallel_host import SharedCores, cores_shared
 from graph_predictor.synthesis.program import (
     COMMUNICATION_STREAM,
     COMPUTE_STREAM,
@@ -28,18 +27,17 @@ from graph_predictor.synthesis.program import (
     plain_constants,
     synthesize,
 )
+from kernel_models.collectives.call import Level
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.model import CPU_HOST, GPU_HOST, HostModel, shipped_host
-from kernel_models.model import Source
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, Source
 from kernel_models.operation import host_work_ns, placed_calls
 from kernel_models.pricing import Models, price, sustained
-from kernel_models.spreads import SHARED_CORES, UNKNOWN_HOST
+from kernel_models.spreads import UNKNOWN_HOST
 from tracer.errors import ForetraceError
 from tracer.graph import HOST_READ, NONE, ExecutionGraph, KernelKind, LaunchKind, Place
 
 if TYPE_CHECKING:
-    from graph_predictor.synthesis.recorded_times import StandInTimes
     from kernel_models.collectives import CollectiveModel
 
 LEAST_US = 1e-3
@@ -143,9 +141,6 @@ def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: Colle
     """Device work of each row of the rank's collectives."""
     if not len(graph.collectives):
         return {}
-    from graph_predictor.comm.recorded_calls import price_table
-    from kernel_models.collectives import Level
-
     table, times = graph.collectives, price_table(graph, spec, collectives)
     us = np.maximum(times.time_us, LEAST_US)
     low, high = (np.log(np.maximum(end, LEAST_US) / us).tolist() for end in (times.low_us, times.high_us))
@@ -193,7 +188,7 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
         DeviceError: the device is not known.
     """
     spec = device or resolve_device(graphs[0].meta.device)
-    _check_fits(graphs, collectives)
+    check_fits(graphs, collectives)
     constants = plain_constants(round(spec.launch_latency_us * 1e3))
     known = host or shipped_host(CPU_HOST if spec.vendor == "host" else GPU_HOST)
     if spec.vendor == "host" and known.launch_ns:
@@ -204,61 +199,26 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
     for graph in graphs:
         times, thread = _modelled(graph, spec, models, known, collective_works(graph, spec, collectives))
         threads.append(thread)
-        ranks.append(RankTimes(graph, _with_host_waits(graph, times, spec), constants))
+        ranks.append(RankTimes(graph, with_host_waits(graph, times, spec), constants))
     thread = max(threads, key=lambda one: one.told_ns + one.computed_ns)
     told_ns = float(np.mean([one.told_ns for one in threads]))
-    notes = [*_notes(spec, host is not None, known), _told(told_ns, known), *_computing(spec, thread, host, models),
-             *_collective_notes(graphs, spec, collectives)]
+    notes = [*_notes(spec, host is not None, known), *filter(None, [spec.note]), _told(told_ns, known),
+             *_computing(spec, thread, host, models), *collective_notes(graphs, spec, collectives)]
     warnings = () if spec.vendor == "host" else tuple(_host_work_warnings(graphs, spec))
     unknown = 0.0 if host is not None else UNKNOWN_HOST
     spread = thread.spread(known.spread, unknown, unknown if spec.placeholder and models is None else 0.0)
     return SynthesizedStep(synthesize(ranks), spec, spread, Source.HEURISTIC, 0.0, tuple(notes), warnings)
 
 
-def anchored_step(graphs: Sequence[ExecutionGraph], recorded: StandInTimes,
-                  collectives: CollectiveModel | None = None) -> SynthesizedStep:
-    """Give shape-only graphs the times of the recorded operations that stand for theirs.
-
-    Args:
-        graphs: of one job, a rank each.
-        recorded: a recorded job whose operations stand for the traced ones.
-        collectives: another cluster's; by default collectives take what they took in the recording.
-
-    Raises:
-        EditError: the recording does not say where it ran, or what its operations worked on.
-    """
-    spec = recorded.device
-    _check_fits(graphs, collectives)
-    ranks = []
-    shared = _cores_shared(graphs, recorded, collectives) if recorded.on_cpu else None
-    for position, graph in enumerate(graphs):
-        works = collective_works(graph, spec, collectives)
-        times = recorded.times(graph, position, works, measured_collectives=collectives is None)
-        times = times if shared is None else shared.apply(graph, times)
-        ranks.append(RankTimes(graph, _with_host_waits(graph, times, spec), recorded.constants(position)))
-    made = synthesize(ranks)
-    device_ns = float(made.built.program.kernel_duration.sum())
-    notes = [*recorded.notes(device_ns), *(() if shared is None else (shared.note(),)),
-             *(() if collectives is None else _collective_notes(graphs, spec, collectives))]
-    change = recorded.change_spread if shared is None else float(np.hypot(recorded.change_spread, SHARED_CORES))
-    return SynthesizedStep(made, spec, recorded.recorded_spread, recorded.host_source, change, tuple(notes), ())
-
-
-def _cores_shared(graphs: Sequence[ExecutionGraph], recorded: StandInTimes, collectives: CollectiveModel | None) -> \
-        SharedCores | None:
-    ranks = max(graph.meta.world_size for graph in graphs)
-    if collectives is not None:
-        ranks = min(ranks, collectives.topology.node.gpus)
-    return cores_shared(recorded.scenario.built.graphs[0].meta, ranks)
-
-
-def _check_fits(graphs: Sequence[ExecutionGraph], collectives: CollectiveModel | None) -> None:
+def check_fits(graphs: Sequence[ExecutionGraph], collectives: CollectiveModel | None) -> None:
+    """Check that the cluster has the ranks of the job."""
     if collectives is not None:
         collectives.check_fits(max(graph.meta.world_size for graph in graphs))
 
 
-def _collective_notes(graphs: Sequence[ExecutionGraph], spec: DeviceSpec, collectives: CollectiveModel | None) -> \
+def collective_notes(graphs: Sequence[ExecutionGraph], spec: DeviceSpec, collectives: CollectiveModel | None) -> \
         list[str]:
+    """Say how collectives are priced."""
     if not any(len(graph.collectives) for graph in graphs) or spec.vendor == "host":
         return []
     return ["Collectives are rings over the links of one node of the device, by its data sheet; give --topology for a "
@@ -349,7 +309,7 @@ def _launch_of(work: DeviceWork) -> tuple[str, LaunchKind]:
     return ("cudaMemcpyAsync", LaunchKind.MEMCPY) if copied else ("cudaLaunchKernel", LaunchKind.KERNEL)
 
 
-def _with_host_waits(graph: ExecutionGraph, times: OperationTimes, spec: DeviceSpec) -> OperationTimes:
+def with_host_waits(graph: ExecutionGraph, times: OperationTimes, spec: DeviceSpec) -> OperationTimes:
     """On a CPU the host itself waits for a collective: in the call where it is synchronous (FSDP2's are; on a GPU only
     its stream would wait), else where its result is first needed. Those of a recorded CPU job are in its host time."""
     if spec.vendor != "host" or not any(work.kind == KernelKind.COLLECTIVE for own in times.calls.values()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -12,12 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device
+from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device, unknown_device
 from kernel_models.op_call import Family, OpCall
-from tracer.shape_only.devices import device_names
 
 MEASURED = "measured by foretrace calibrate"
-_REPORTED = "reported by the device's driver"
 _BEYOND_CACHE = 3.0
 """Traffic of so many times the last cache shows the memory's bandwidth."""
 _BEYOND_ANY_CACHE = 1 << 28
@@ -90,6 +87,8 @@ def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) ->
         changes["kernel_floor_us"] = _rounded(floor)
         sources["launch.kernel_floor_us"] = MEASURED
     complete = bool(rates) and bool(bandwidth)
+    if complete:
+        changes["note"] = ""
     return replace(spec, placeholder=not complete, sources=MappingProxyType(sources), **changes)
 
 
@@ -113,52 +112,18 @@ def _caches() -> dict[str, float]:
 
 
 def _unknown_gpu(name: str, hardware: Mapping[str, Any]) -> DeviceSpec:
-    """A GPU as its driver describes it; what that does not tell is the median of described GPUs of its architecture,
-    else of its maker, until it is measured."""
-    vendor = "amd" if hardware.get("gcnarchname") else "nvidia"
-    capability = str(hardware.get("compute_capability", ""))
-    every = [device(one) for one in device_names() if device(one).vendor == vendor]
-    alike = [one for one in every if one.compute_capability == capability]
-    architecture = alike[0].architecture if alike else str(hardware.get("gcnarchname") or f"sm{capability}")
-    clocks = hardware.get("clocks") or {}
-    sources: dict[str, str] = {}
+    """What the driver says of a GPU; its rates are measured, of matrix units too."""
 
-    def figure(key: str, attribute: str, *told: float) -> float:
-        """The first figure that was told, else the median of GPUs alike."""
-        found = next((value for value in told if value > 0), None)
-        sources[key] = _REPORTED if found is not None else (
-            f"not known: the median of described {architecture if alike else vendor} GPUs")
-        return found if found is not None else statistics.median(getattr(one, attribute) for one in alike or every)
+    def figure(key: str, scale: float = 1.0) -> float | None:
+        value = hardware.get(key)
+        return value * scale if isinstance(value, int | float) and value > 0 else None
 
-    def told(key: str, scale: float = 1.0, values: Mapping[str, Any] = hardware) -> float:
-        value = values.get(key)
-        return value * scale if isinstance(value, int | float) else 0.0
-
-    units = figure("compute.sm_count", "sm_count", told("multi_processor_count"))
-    clock = figure("compute.boost_clock_mhz", "boost_clock_mhz", told("max_sm_mhz", 1, clocks),
-                   told("clock_rate", 1e-3))
-    # Two transfers a clock of the memory.
-    pins = told("memory_clock_rate", 1e3) * told("memory_bus_width", 2 / 8)
-    rates = {dtype: statistics.median(one.peak_tflops(dtype) / (one.sm_count * one.boost_clock_mhz)
-                                      for one in alike or every) * units * clock for dtype in ("fp64", "fp32")}
-    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown-gpu"
-    return replace(
-        (alike or every)[0], name=plain if plain not in device_names() else f"{plain}-{units:.0f}", vendor=vendor,
-        reported_names=(name,), short_names=(), default_for=(), placeholder=True, architecture=architecture,
-        compute_capability=capability, sm_count=int(units), boost_clock_mhz=clock,
-        shared_memory_per_sm_kb=figure("compute.shared_memory_per_sm_kb", "shared_memory_per_sm_kb",
-                                       told("shared_memory_per_multiprocessor", 1 / 1024)),
-        registers_per_sm_kb=figure("compute.registers_per_sm_kb", "registers_per_sm_kb",
-                                   told("regs_per_multiprocessor", 4 / 1024)),
-        power_w=figure("compute.power_w", "power_w", told("power_limit_w", 1, clocks)), memory_kind="unknown",
-        memory_gb=_rounded(figure("memory.capacity_gb", "memory_gb", told("total_memory", 1e-9))),
-        memory_bandwidth_gbps=figure("memory.bandwidth_gbps", "memory_bandwidth_gbps", pins / 1e9),
-        l2_mb=_rounded(figure("memory.l2_mb", "l2_mb", told("l2_cache_size", 2.0**-20))),
-        l3_mb=figure("memory.l3_mb", "l3_mb"), matrix_tflops=MappingProxyType({}),
-        vector_tflops=MappingProxyType({dtype: _rounded(rate) for dtype, rate in rates.items()}),
-        pcie_generation=0, pcie_width=0, peer_gbps=0.0, host_gbps=figure("links.host_gbps", "host_gbps"),
-        kernel_floor_us=figure("launch.kernel_floor_us", "kernel_floor_us"),
-        launch_latency_us=figure("launch.latency_us", "launch_latency_us"),
-        sources=MappingProxyType(sources | dict.fromkeys(
-            ("links.pcie_generation", "links.pcie_width", "links.peer_gbps"), "not known") | {
-                f"vector_tflops.{dtype}": "units and clock times the median of described GPUs" for dtype in rates}))
+    width, clock_khz = figure("memory_bus_width"), figure("memory_clock_rate")
+    amd = bool(hardware.get("gcnarchname"))
+    spec = unknown_device(
+        name or ("AMD GPU" if amd else "NVIDIA GPU"), int(figure("total_memory") or 0),
+        int(figure("multi_processor_count") or 0), str(hardware.get("compute_capability", "")),
+        l2_mb=figure("l2_cache_size", 2.0**-20),
+        clock_mhz=(hardware.get("clocks") or {}).get("max_sm_mhz") or figure("clock_rate", 1e-3),
+        bandwidth_gbps=_rounded(2 * clock_khz * 1e3 * width / 8 / 1e9) if width and clock_khz else None)
+    return replace(spec, matrix_tflops=MappingProxyType({}))

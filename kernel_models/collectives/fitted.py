@@ -37,7 +37,7 @@ from kernel_models.collectives.measurements import (
 )
 from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
 from tracer.arrays import Float64
-from tracer.decode import DecodeError, convert
+from tracer.input_file import DecodeError, convert
 
 PROTOCOLS, SHORTEST = 3, 2
 """Pieces at most: NCCL has LL, LL128 and Simple; and measured sizes that each needs: it has two parameters."""

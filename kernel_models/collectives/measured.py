@@ -36,7 +36,7 @@ from kernel_models.collectives.measurements import (
     stored_setting,
 )
 from tracer.arrays import Float64
-from tracer.decode import DecodeError, convert
+from tracer.input_file import DecodeError, convert
 
 BLENDS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Weights of the α–β line that are tried."""

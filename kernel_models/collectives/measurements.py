@@ -28,7 +28,7 @@ from kernel_models.collectives.topology import Topology
 from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device
 from kernel_models.device_choice import find_device
 from tracer.arrays import Bool, Float64, Int64
-from tracer.ranks import MOST_RANKS
+from tracer.columns import MOST_RANKS
 from tracer.shape_only.devices import device_names
 
 MOST_BYTES, LEAST_US, MOST_US = 1e18, 1e-6, 1e12

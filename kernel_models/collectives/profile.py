@@ -31,8 +31,7 @@ from kernel_models.collectives.measured import MeasuredModel
 from kernel_models.collectives.measurements import CollectiveMeasurements, of_cluster
 from kernel_models.collectives.topology import Topology, topology_of_state, topology_state
 from tracer.arrays import Bool
-from tracer.decode import DecodeError, convert, from_json
-from tracer.input_file import read_input
+from tracer.input_file import DecodeError, convert, from_json, read_input
 from tracer.output_file import replaced_file, why_unwritten
 
 FORMAT = "foretrace-comm"

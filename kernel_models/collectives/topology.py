@@ -23,8 +23,7 @@ import numpy as np
 from kernel_models.collectives.call import CommError, Placement
 from kernel_models.device_figures import ARCHITECTURES, check_architecture
 from kernel_models.sourced_figures import Figure, figure_in, found_instead, sources_in, table_in, text_in
-from tracer.decode import DecodeError, convert, from_toml
-from tracer.input_file import read_input, why_unopened
+from tracer.input_file import DecodeError, convert, from_toml, read_input, why_unopened
 
 FOLDER = Path(__file__).resolve().parents[1] / "topologies"
 NETWORKS = "networks"

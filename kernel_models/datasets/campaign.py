@@ -34,9 +34,8 @@ from tracer.campaign.families import FAMILIES
 from tracer.campaign.families.family import Called, Constant, TensorArgument
 from tracer.campaign.lab import ZIPF_EXPONENT
 from tracer.campaign.tables import quickest_visits
-from tracer.decode import DecodeError, from_json
 from tracer.errors import reason_of
-from tracer.input_file import read_input
+from tracer.input_file import DecodeError, from_json, read_input
 from tracer.lookup_data.tables import histogram_of_zipf
 
 if TYPE_CHECKING:

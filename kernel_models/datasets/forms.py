@@ -19,12 +19,10 @@ from kernel_models.families.attention import attention
 from kernel_models.families.elementwise import elementwise
 from kernel_models.families.embedding import embedding
 from kernel_models.families.gemm import gemm
-from kernel_models.families.norm import norm
-from kernel_models.families.reduction import softmax
+from kernel_models.families.reduction import norm, softmax
 from kernel_models.kernel_names import uses_tf32
-from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from kernel_models.op_call import DIMENSIONS, Family, OpCall, TensorSpec, short_dtype
 from kernel_models.operation import Operation, calls_of
-from kernel_models.tensors import TensorSpec, short_dtype
 from tracer.errors import reason_of
 from tracer.table_input import read_frame
 from tracer.views import Argument

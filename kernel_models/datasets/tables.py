@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from kernel_models.datasets.samples import DataError, Samples
+from tracer.lazy import pandas
 from tracer.table_input import TABLES
-
-if TYPE_CHECKING:
-    import pandas
 
 LARGEST = 2**40
 """No size of a tensor is larger."""
@@ -59,8 +57,6 @@ def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, lea
     Raises:
         DataError: naming the column, the row and the value.
     """
-    import pandas
-
     for name in columns:
         numbers = pandas.to_numeric(frame[name], errors="coerce").to_numpy(float)
         with np.errstate(invalid="ignore"):

@@ -24,8 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernel_models.families.registry import Inputs, Unpriceable, both, forward
-from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec, itemsize
+from kernel_models.op_call import Family, OpCall, TensorSpec, itemsize
 
 PRODUCTS = {"forward": (1, 1), "backward": (3, 2)}
 """Products over keys' sizes and over values' of either direction."""

@@ -20,8 +20,7 @@ from math import prod
 
 from kernel_models.families.reduction import reduction
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward, spread
-from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec, itemsize, multiply_adds
+from kernel_models.op_call import Family, OpCall, TensorSpec, itemsize, multiply_adds
 
 Sizes = tuple[int, ...]
 

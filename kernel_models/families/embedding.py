@@ -22,8 +22,7 @@ from math import ceil
 from typing import Any
 
 from kernel_models.families.registry import Inputs, Unpriceable, both, forward
-from kernel_models.op_call import Family, OpCall, TablePart, with_host_rows
-from kernel_models.tensors import itemsize
+from kernel_models.op_call import Family, OpCall, TablePart, itemsize, with_host_rows
 from tracer.lookup_data.noted import noted_tables
 from tracer.lookup_data.tables import QUANTIZED, TABLE_DTYPES, EmbeddingTable, stored_row_bytes
 

@@ -18,8 +18,7 @@ from math import prod
 
 from kernel_models.families.reduction import reduction
 from kernel_models.families.registry import Inputs, Unpriceable, backward, forward
-from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec, itemsize, multiply_adds, stored_itemsize
+from kernel_models.op_call import Family, OpCall, TensorSpec, itemsize, multiply_adds, stored_itemsize
 
 FLIP = {"n": "t", "t": "n"}
 

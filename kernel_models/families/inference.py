@@ -26,8 +26,7 @@ from kernel_models.families.gemm import gemm
 from kernel_models.families.index import index
 from kernel_models.families.reduction import sort
 from kernel_models.families.registry import Inputs, Unpriceable, forward
-from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import TensorSpec, itemsize
+from kernel_models.op_call import Family, OpCall, TensorSpec, itemsize
 
 VISITS = 4
 """Experts that a token visits where nothing says how many. Set: that of gpt-oss."""

@@ -22,8 +22,7 @@ from collections.abc import Iterator
 from math import prod
 
 from kernel_models.families.registry import Inputs, Unpriceable, both, forward, spread
-from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import channels_last, itemsize
+from kernel_models.op_call import Family, OpCall, channels_last, itemsize
 
 
 def pooling(

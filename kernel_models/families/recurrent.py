@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernel_models.families.registry import Inputs, Unpriceable, both, forward
-from kernel_models.op_call import Family, OpCall
-from kernel_models.tensors import itemsize
+from kernel_models.op_call import Family, OpCall, itemsize
 
 _GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 _MODES = ("rnn", "rnn", "lstm", "gru")

@@ -16,10 +16,8 @@ import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.products import filled_units
-from kernel_models.heuristics.rates import memory_us, peak_tflops
-from kernel_models.heuristics.work import CallTable, KernelWork, one, work_of
-from kernel_models.op_call import DIMENSIONS, Family, OpCall
-from kernel_models.tensors import itemsize
+from kernel_models.heuristics.work import CallTable, KernelWork, memory_us, one, peak_tflops, work_of
+from kernel_models.op_call import DIMENSIONS, Family, OpCall, itemsize
 from tracer.arrays import Float64
 
 QUERY_BLOCK = 128.0

@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics.rates import computed_as, usable_cache_bytes
+from kernel_models.heuristics.work import computed_as, usable_cache_bytes
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
 from tracer.arrays import Float64, Int64
 

@@ -26,8 +26,7 @@ import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.call_classes import PRODUCTS, Classes, grouped
-from kernel_models.heuristics.rates import usable_cache_bytes
-from kernel_models.heuristics.work import CallTable
+from kernel_models.heuristics.work import CallTable, usable_cache_bytes
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64
 

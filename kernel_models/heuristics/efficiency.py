@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics.rates import overlapped
-from kernel_models.heuristics.work import CallTable, KernelWork, work
+from kernel_models.heuristics.work import CallTable, KernelWork, overlapped, work
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Float64
 

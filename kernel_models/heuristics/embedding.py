@@ -23,17 +23,20 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from kernel_models.device import DeviceSpec
-from kernel_models.heuristics.rates import (
+from kernel_models.heuristics.work import (
     GB_PER_S_IN_BYTES_PER_US,
     L2_SPEEDUP,
+    SECTOR_BYTES,
+    CallTable,
+    KernelWork,
     bandwidth_gbps,
     memory_us,
     peak_tflops,
     sector_bytes,
     usable_cache_bytes,
+    vector_us,
+    work_of,
 )
-from kernel_models.heuristics.streaming import SECTOR_BYTES
-from kernel_models.heuristics.work import CallTable, KernelWork, vector_us, work_of
 from kernel_models.op_call import Family, TablePart
 from tracer.arrays import Bool, Float64, Int64
 from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, stored_row_bytes

@@ -13,10 +13,19 @@ import numpy as np
 from kernel_models.device import DeviceSpec
 from kernel_models.families.attention import PRODUCTS
 from kernel_models.heuristics.embedding import LookupParts, columns_of, parts_of
-from kernel_models.heuristics.rates import GB_PER_S_IN_BYTES_PER_US, L2_SPEEDUP, bandwidth_gbps, memory_us, peak_tflops
-from kernel_models.heuristics.work import WORK, CallTable, KernelWork, one, work_of
-from kernel_models.op_call import Family, TablePart
-from kernel_models.tensors import multiply_adds
+from kernel_models.heuristics.work import (
+    GB_PER_S_IN_BYTES_PER_US,
+    L2_SPEEDUP,
+    WORK,
+    CallTable,
+    KernelWork,
+    bandwidth_gbps,
+    memory_us,
+    one,
+    peak_tflops,
+    work_of,
+)
+from kernel_models.op_call import Family, TablePart, multiply_adds
 from tracer.arrays import Bool, Float64
 
 LANES = 8.0

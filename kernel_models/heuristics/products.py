@@ -11,10 +11,19 @@ import numpy as np
 
 from kernel_models.device import DeviceSpec
 from kernel_models.heuristics.call_classes import ROWS
-from kernel_models.heuristics.rates import GB_PER_S_IN_BYTES_PER_US, bandwidth_gbps, computed_as, memory_us, peak_tflops
-from kernel_models.heuristics.work import CallTable, KernelWork, one, vector_us, work_of
-from kernel_models.op_call import Family
-from kernel_models.tensors import itemsize, multiply_adds, stored_itemsize
+from kernel_models.heuristics.work import (
+    GB_PER_S_IN_BYTES_PER_US,
+    CallTable,
+    KernelWork,
+    bandwidth_gbps,
+    computed_as,
+    memory_us,
+    one,
+    peak_tflops,
+    vector_us,
+    work_of,
+)
+from kernel_models.op_call import Family, itemsize, multiply_adds, stored_itemsize
 from tracer.arrays import Bool, Float64
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (32, 64), (16, 64), (16, 128))

@@ -39,8 +39,8 @@ import numpy as np
 
 from kernel_models.host.events import HostStep, Label, host_events, is_sharded, pools_of, unsharded
 from tracer.arrays import Float64
-from tracer.decode import DecodeError, convert, from_json
 from tracer.errors import ForetraceError
+from tracer.input_file import DecodeError, convert, from_json
 from tracer.output_file import whole_file
 
 POOL_WEIGHT = 1.0

@@ -12,8 +12,7 @@ from kernel_models.heuristics.efficiency import INTERVAL
 from kernel_models.learned.features import RECIPES, Columns, Figures, Variants, gemm_baseline_us
 from kernel_models.learned.neighbours import Neighbours
 from kernel_models.learned.trees import Trees
-from kernel_models.model import Arrays, Source, Times
-from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from kernel_models.op_call import DIMENSIONS, Arrays, Family, OpCall, Source, Times
 from tracer.arrays import Bool, Float64, Int64
 
 REACH = 2.0

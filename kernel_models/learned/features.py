@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kernel_models.op_call import DIMENSIONS, Family, OpCall
-from kernel_models.tensors import itemsize
+from kernel_models.op_call import DIMENSIONS, Family, OpCall, itemsize
 from tracer.arrays import Bool, Float64, Int64
 
 if TYPE_CHECKING:
@@ -281,19 +280,6 @@ def attention_features(columns: Columns, figures: Figures) -> Described:
     return Described(stack(features), baseline)
 
 
-def attention_brief(columns: Columns, figures: Figures) -> Described:
-    """A few features that cost little: for a distilled model."""
-    batch, heads, kv_heads, q, kv, width, _, window = columns.dims.T
-    _, flops, moved, baseline = attention_work(columns, figures)
-    log_batch, log_heads, log_kv_heads, log_q = (np.log2(x) for x in (batch, heads, kv_heads, q))
-    blocks = batch * heads * parts(q, 128)
-    features = [columns.code, log_batch, log_heads, log_kv_heads, log_q, kv, width, window, flops, moved,
-                log_heads - log_kv_heads, log_batch + log_heads, log_batch + log_q, log_batch + log_q + log_heads,
-                log_batch + log_kv_heads, flops / moved, blocks,
-                blocks / (parts(blocks, figures.sm_count) * figures.sm_count)]
-    return Described(stack(features), baseline)
-
-
 _MAIN = ((64, 64, .45), (64, 128, .62), (128, 64, .62), (128, 128, .75), (64, 256, .75), (256, 64, .7),
          (128, 256, .85), (256, 128, .85))
 _OTHERS = ((64, 96), (128, 192), (192, 128), (256, 192), (64, 192), (128, 96), (64, 16), (64, 32), (32, 64),
@@ -382,31 +368,13 @@ def _tile_us(
     return fastest
 
 
-def gemm_brief(columns: Columns, figures: Figures) -> Described:
-    """A few features that cost little: for a distilled model, which copies another's predictions."""
-    batch, m, n, k = columns.dims.T
-    _, flops, a, b, out, baseline = gemm_work(columns, figures)
-    log_m, log_n, log_k = np.log2(m), np.log2(n), np.log2(k)
-    features = [log_m, log_n, log_k, batch, columns.code, log_m + log_n, log_n + log_k, log_m + log_k,
-                log_m + log_n + log_k, a + b + out, flops / (a + b + out), m / (parts(m, 128) * 128)]
-    for high, wide in ((128, 128), (128, 256), (64, 64), (256, 128)):
-        tiles = batch * parts(m, high) * parts(n, wide)
-        features += [tiles, tiles / (parts(tiles, figures.sm_count) * figures.sm_count)]
-    return Described(stack(features), baseline)
-
-
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (
-    Recipe("gemm-1", gemm_features), Recipe("gemm-brief-1", gemm_brief),
-    Recipe("attention-1", attention_features), Recipe("attention-brief-1", attention_brief),
+    Recipe("gemm-1", gemm_features), Recipe("attention-1", attention_features),
     Recipe("streaming-1", streaming_features, work=True),
 )}
 """Every recipe by name."""
 
 
-def recipes_of(family: Family) -> tuple[str, str]:
-    """The names of a family's recipe and of its brief one, for the distilled model."""
-    if family is Family.GEMM:
-        return "gemm-1", "gemm-brief-1"
-    if family is Family.ATTENTION:
-        return "attention-1", "attention-brief-1"
-    return "streaming-1", "streaming-1"
+def recipe_of(family: Family) -> str:
+    """The name of a family's recipe."""
+    return {Family.GEMM: "gemm-1", Family.ATTENTION: "attention-1"}.get(family, "streaming-1")

@@ -23,8 +23,7 @@ from kernel_models.learned.boosted import SHORTEST_US, BoostedModel, Intervals
 from kernel_models.learned.boosting import Boosting
 from kernel_models.learned.fit import FOLDS, Problem
 from kernel_models.learned.process import Kernel, Points, Process, fit_process
-from kernel_models.model import Arrays, Source, Times
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Arrays, Family, OpCall, Source, Times
 from tracer.arrays import Bool, Float64
 
 LEAST_CALLS, MOST_CALLS = 12, 900

@@ -26,7 +26,7 @@ from kernel_models.learned.pricing_loop import describe_products, find_groups
 from tracer.arrays import Bool, Float64, Int64
 
 if TYPE_CHECKING:
-    from kernel_models.model import Arrays
+    from kernel_models.op_call import Arrays
 
 Float32 = npt.NDArray[np.float32]
 

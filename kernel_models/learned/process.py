@@ -24,6 +24,7 @@ from kernel_models.heuristics.embedding import parts_of
 from kernel_models.heuristics.work import CallTable
 from kernel_models.op_call import DIMENSIONS, Family, OpCall
 from tracer.arrays import Bool, Float64, Int64
+from tracer.lazy import optimize
 
 Codes = Int64
 
@@ -254,8 +255,6 @@ class _TimeIsUp(Exception):
 
 
 def _learned(x: Float64, v: Codes, y: Float64, loose: Float64, start: Kernel | None, until: float) -> Kernel:
-    from scipy.optimize import minimize
-
     n, d, c = len(y), x.shape[1], v.shape[1]
     middle = _as_logs(Kernel.start(d, c))
     widths = np.array([_PRIOR_WIDTHS["variance"]] * 2 + [_PRIOR_WIDTHS["noise"]]
@@ -306,7 +305,7 @@ def _learned(x: Float64, v: Codes, y: Float64, loose: Float64, start: Kernel | N
         return value, gradient
 
     with suppress(_TimeIsUp):
-        best = minimize(timed, begin, jac=True, method="L-BFGS-B", bounds=list(zip(low, high, strict=True)),
+        best = optimize.minimize(timed, begin, jac=True, method="L-BFGS-B", bounds=list(zip(low, high, strict=True)),
                         options={"maxfun": _EVALUATIONS}).x
     smooth, offset, noise = np.exp(best[:3])
     return Kernel(float(smooth), float(offset), float(noise), np.exp(best[3:3 + d]), np.exp(best[3 + d:]))

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from kernel_models.learned.pricing_loop import BLOCK, find_codes, walk_trees
 
 if TYPE_CHECKING:
-    from kernel_models.model import Arrays, Float64
+    from kernel_models.op_call import Arrays, Float64
 
 Float32 = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8]

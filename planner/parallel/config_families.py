@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from graph_predictor.sizes.named_sizes import MOST
+from graph_predictor.sizes.retrace import MOST
 from tracer.parallel_plan import PlanError
 from tracer.shape_only.transformer import Latent, StateSpace, TransformerShape
 

@@ -678,7 +678,7 @@ def toml_text(r: Random, data: bytes) -> bytes:
 
 def toml_tree(r: Random, data: bytes) -> bytes:
     """TOML with parts of its tree changed."""
-    from tracer.decode import from_toml
+    from tracer.input_file import from_toml
 
     tree = change_tree(r, from_toml(data))
     return "".join(_toml_lines(tree if isinstance(tree, dict) else {"x": tree}, "")).encode("utf-8", "surrogatepass")

@@ -229,8 +229,8 @@ def _profiles(folder: Path) -> None:
     predicted, done, _ = problem.out_of_fold(quick, folds=2)
     model = problem.model(quick, Intervals.of(predicted[done], problem.measured_us[done]))
     save_profile(DeviceProfile(spec, [
-        ProfileEntry("boosted", model, None, "lib-1.0", 60, {"held_out": {"n": 3, "mape": 0.02}}),
-        ProfileEntry("roofline", RooflineModel(Family.NORM, spec), None, "lib-1.0", 20),
+        ProfileEntry("boosted", model, "lib-1.0", 60, {"held_out": {"n": 3, "mape": 0.02}}),
+        ProfileEntry("roofline", RooflineModel(Family.NORM, spec), "lib-1.0", 20),
     ], {"date": "2026-01-02", "data": ["law"]}), folder / "device.profile")
 
 
@@ -371,7 +371,6 @@ def _sweep(folder: Path) -> None:
     shutil.copy(folder / "kineto_linear.json", out / "trace.json")
     app(["sweep", str(out / "trace.json"), "--clock", "1,2", "--jobs", "1", "-o", str(out / "points.csv"), "--json"],
         standalone_mode=False)
-
 
 
 def _recorded(folder: Path) -> None:

@@ -17,7 +17,7 @@ from graph_predictor.prediction.replay import WINDOW, Replay, replay
 from graph_predictor.reports.breakdown import Breakdown, breakdown
 from graph_predictor.reports.breakdown_loop import HOST, WAITING, sum_steps
 from graph_predictor.reports.call_tree import OUTSIDE, OperationSums
-from graph_predictor.simulation.critical_path import Causes, PathStart, walks_back
+from graph_predictor.simulation.engine import Causes, PathStart, walks_back
 from graph_predictor.simulation.host_slices import HostTime, exclusive_time, operation_of, split
 from graph_predictor.simulation.program import Bound
 from graph_predictor.synthesis.baseline import predict

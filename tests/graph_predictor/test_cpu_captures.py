@@ -20,8 +20,7 @@ from graph_predictor.synthesis.step import HostThread
 from kernel_models.datasets.traces import HostWork, host_samples
 from kernel_models.device import device
 from kernel_models.fitting import Options, fit_profile
-from kernel_models.model import Source
-from kernel_models.op_call import Family
+from kernel_models.op_call import Family, Source
 from kernel_models.pricing import price
 from kernel_models.profile import DeviceProfile
 from tracer.graph import ExecutionGraph, KernelKind

@@ -19,7 +19,7 @@ from graph_predictor.diff.jobs import diff_jobs
 from graph_predictor.diff.result import Difference, DifferenceKind
 from graph_predictor.diff.step_tree import StepTree, _digests, _sizes, align_trees
 from graph_predictor.prediction.replay import replay
-from graph_predictor.recorded.alignment_loop import most_alike_pairs
+from tracer.alignment_loop import most_alike_pairs
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph
 from tracer.job import Job, read_job

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graph_predictor.edits.generated_kernels import channels_last, generated_kernels
-from graph_predictor.prediction.work import WorkUnits
+from graph_predictor.prediction.scenario import WorkUnits
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import calls_of, operation
 from tracer.graph import Phase

@@ -29,7 +29,7 @@ from kernel_models.host.model import (
     shipped_host,
     write_host,
 )
-from kernel_models.host.overheads import USUAL_NS
+from kernel_models.host.segments import USUAL_NS
 from kernel_models.spreads import OTHER_PROGRAM
 from tracer.errors import ForetraceError
 from tracer.graph import Phase

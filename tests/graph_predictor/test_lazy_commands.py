@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import planner
 from foretrace.commands import COMMANDS, app
-from graph_predictor.cli.lazy_commands import LazyCommands, imported_late
+from graph_predictor.cli.running import LazyCommands, imported_late
 
 
 def test_sentences_of_the_help_are_those_of_the_commands() -> None:

@@ -20,8 +20,7 @@ from micro import Micro, closes, read_ranks, step_us
 from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
 from graph_predictor.simulation import device_waits as launch_queue
 from graph_predictor.simulation.build import Built, build_program
-from graph_predictor.simulation.critical_path import critical_path
-from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.engine import critical_path, simulate
 from graph_predictor.simulation.program import Bound, ItemKind, Program
 from tracer.graph import ExecutionGraph, KernelKind, LaunchKind
 

@@ -14,7 +14,7 @@ from foretrace.commands import app
 from foretrace.edits import ScaleHost
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.sizes.named_sizes import captured_sizes, nearest, parse_also, parse_sets
+from graph_predictor.sizes.retrace import captured_sizes, nearest, parse_also, parse_sets
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.graph import ExecutionGraph
 

@@ -11,8 +11,9 @@ import pytest
 from micro import Micro
 from said import Run
 
+from tracer.columns import MOST_RANKS
 from tracer.job import read_job
-from tracer.ranks import MOST_RANKS, rank_in_name
+from tracer.ranks import rank_in_name
 
 
 def step(number: int = 1, at: float = 1000) -> Micro:

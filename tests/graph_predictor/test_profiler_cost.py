@@ -12,7 +12,7 @@ from foretrace.edits import Sizes, TakeOutProfiler
 from graph_predictor import baseline_of
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.prediction.unprofiled import events_of, profiler_cost, unprofiled
-from kernel_models.host.overheads import CALL_EVENTS, OBSERVED_NS, USUAL_NS, event_cost
+from kernel_models.host.segments import CALL_EVENTS, OBSERVED_NS, USUAL_NS, event_cost
 from tracer.graph import ExecutionGraph
 
 LAYERS = 40

@@ -18,8 +18,7 @@ from leave_one_out import leave_one_out
 
 from graph_predictor.prediction.replay import WINDOW, Replay, replay
 from graph_predictor.simulation.build import Built, build_program
-from graph_predictor.simulation.critical_path import Causes, walks_back
-from graph_predictor.simulation.engine import simulate
+from graph_predictor.simulation.engine import Causes, simulate, walks_back
 from graph_predictor.simulation.program import Program, step_items
 from tracer.errors import ForetraceError
 from tracer.graph import KernelKind

@@ -10,7 +10,7 @@ import pytest
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.request.parallel_ranks import on_ranks
 from graph_predictor.synthesis.baseline import baseline_of
-from graph_predictor.synthesis.parallel_host import BUSY, SharedCores, cores_shared
+from graph_predictor.synthesis.recorded_times import BUSY, SharedCores, cores_shared
 from kernel_models.collectives import CollectiveModel, find_topology
 from tracer.graph import NONE, Meta
 from tracer.job import read_job

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from reference_simulator import Draft, _Item, _Kernel, programs, solve
 
 from graph_predictor.simulation.changed_program import with_residuals
-from graph_predictor.simulation.critical_path import critical_path
-from graph_predictor.simulation.engine import SimulationStuck, simulate, structure_of
+from graph_predictor.simulation.engine import SimulationStuck, critical_path, simulate, structure_of
+from graph_predictor.simulation.host_slices import HostRows, WorkingOrder, lanes
 from graph_predictor.simulation.program import NEVER, KernelCause, LaunchReference, Program, Simulated
-from graph_predictor.simulation.retiming import HostRows, WorkingOrder, lanes
 from graph_predictor.simulation.tape import Rows, Tape
 from graph_predictor.simulation.tape_loop import LAUNCH, QUEUED_LAUNCH
 from tracer.arrays import Int64

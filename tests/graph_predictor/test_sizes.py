@@ -12,10 +12,9 @@ from micro import Micro
 from test_predict import waiting_steps
 
 from foretrace.edits import Sizes
-from graph_predictor.prediction.memory import OPTIMIZER, peak_memory, with_sizes
-from graph_predictor.prediction.scenario import EditError
-from graph_predictor.prediction.work import Rewriting
-from graph_predictor.sizes.named_sizes import MOST, parse_also, parse_sets
+from graph_predictor.prediction.result import OPTIMIZER, peak_memory, with_sizes
+from graph_predictor.prediction.scenario import EditError, Rewriting
+from graph_predictor.sizes.retrace import MOST, parse_also, parse_sets
 from graph_predictor.sizes.scaled_shapes import ScaledShapes, strided_maps
 from graph_predictor.sizes.scaling import payload_factors, unrolled_size
 from graph_predictor.synthesis.baseline import baseline_of

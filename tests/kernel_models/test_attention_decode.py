@@ -18,7 +18,7 @@ from kernel_models.datasets import DataError, read_samples
 from kernel_models.device import device
 from kernel_models.families.attention import attention
 from kernel_models.families.registry import assumptions_of
-from kernel_models.heuristics.rates import bandwidth_gbps
+from kernel_models.heuristics.work import bandwidth_gbps
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of, operation
 from kernel_models.pricing import price

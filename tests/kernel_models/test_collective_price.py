@@ -20,7 +20,7 @@ from kernel_models.collectives import (
 )
 from kernel_models.collectives.price import RING_EFFICIENCY, RING_US
 from kernel_models.device import device
-from kernel_models.model import Source
+from kernel_models.op_call import Source
 from tracer.parallel_plan import PlanError
 
 KINDS = CollectiveKind

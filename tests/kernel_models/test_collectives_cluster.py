@@ -20,7 +20,7 @@ from kernel_models.collectives import (
 )
 from kernel_models.collectives.logs import read_log
 from kernel_models.collectives.measurements import gpu_of_system, join, of_cluster, same_gpu
-from kernel_models.model import Source
+from kernel_models.op_call import Source
 
 A100 = find_topology("dgx-a100")
 

@@ -18,11 +18,9 @@ from kernel_models.heuristics.corrections import (
     shipped_corrections,
     traffic_factor,
 )
-from kernel_models.heuristics.rates import peak_tflops
 from kernel_models.heuristics.roofline import RooflineModel, heuristic_models
-from kernel_models.heuristics.work import CallTable
-from kernel_models.model import Source
-from kernel_models.op_call import Family, OpCall
+from kernel_models.heuristics.work import CallTable, peak_tflops
+from kernel_models.op_call import Family, OpCall, Source
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import PricedCalls, price
 from kernel_models.step_fit import MeasuredStep, StepProblem, fit_widths

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from kernel_models.families.attention import attended_pairs
-from kernel_models.op_call import DIMENSIONS, Family, OpCall
+from kernel_models.op_call import DIMENSIONS, Family, OpCall, itemsize, promoted, scalar_type, short_dtype
 from kernel_models.operation import Operation, backward_calls_of, calls_of, is_free, operation
-from kernel_models.tensors import itemsize, promoted, scalar_type, short_dtype
 from tracer.views import Argument
 
 

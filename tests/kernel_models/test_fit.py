@@ -233,7 +233,7 @@ def test_choices_never_see_the_held_out_groups() -> None:
     samples = gemm_samples(700)
     held = samples.split()
     assert 0.1 < held.mean() < 0.35
-    options = Options(refit=False, distil=False)
+    options = Options(refit=False)
     clean, dirty = (fit_entry(one, H200, options) for one in (samples, poisoned(samples, held)))
     assert clean.facts["candidates"] == dirty.facts["candidates"] and clean.rows == dirty.rows == (~held).sum()
     calls = samples.calls[:50]
@@ -244,7 +244,7 @@ def test_choices_never_see_the_held_out_groups() -> None:
 def test_rows_the_data_mark_are_never_fitted_to() -> None:
     samples = gemm_samples(700)
     marked = replace(samples, held_out=np.arange(len(samples)) % 7 == 0)
-    clean, dirty = (fit_entry(one, H200, Options(distil=False)) for one in (
+    clean, dirty = (fit_entry(one, H200) for one in (
         marked, poisoned(marked, marked.held_out)))  # type: ignore[arg-type]
     calls = samples.calls[:50]
     assert (clean.model.predict(calls).time_us == dirty.model.predict(calls).time_us).all()
@@ -252,7 +252,7 @@ def test_rows_the_data_mark_are_never_fitted_to() -> None:
 
 def test_refitting_takes_the_rest_in() -> None:
     samples = gemm_samples(700)
-    entry = fit_entry(samples, H200, Options(distil=False))
+    entry = fit_entry(samples, H200)
     assert entry.rows == len(samples) > entry.facts["fit_rows"]
     assert entry.kind == "boosted" and entry.facts["held_out"]["coverage"] > 0.7
     assert entry.facts["candidates"]["roofline"]["mape"] > entry.facts["held_out"]["mape"]
@@ -265,13 +265,13 @@ def test_few_calls_are_left_to_the_formulas() -> None:
 
 def test_a_fit_whose_time_is_over_ends_with_what_it_has() -> None:
     samples = gemm_samples(200)
-    late = [fit_entry(samples, H200, Options(distil=False, process_up_to=most, until=-1.0)) for most in (1000, 0)]
+    late = [fit_entry(samples, H200, Options(process_up_to=most, until=-1.0)) for most in (1000, 0)]
     assert all(entry.facts["ended_early"] for entry in late)
     process, trees = late
     # The process keeps the middle of its priors, and it has errors of its own; of trees none were tried.
     assert "gaussian" in process.facts["candidates"] and process.facts["cross_validation"]["mape"] < 0.5
     assert trees.kind == "roofline" and set(trees.facts["candidates"]) == {"roofline"}
-    unhurried = fit_entry(samples, H200, Options(distil=False, process_up_to=1000))
+    unhurried = fit_entry(samples, H200, Options(process_up_to=1000))
     assert "ended_early" not in unhurried.facts
     assert unhurried.facts["candidates"]["gaussian"]["mape"] < process.facts["candidates"]["gaussian"]["mape"]
 
@@ -285,7 +285,7 @@ def test_formulas_win_where_they_are_better(tmp_path: Path, monkeypatch: pytest.
 
 def test_as_many_trees_are_stored_as_helped_rows_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boosting, "STOPPED_FROM", 300)
-    entry = fit_entry(gemm_samples(700, noise=1.0), H200, Options(distil=False))
+    entry = fit_entry(gemm_samples(700, noise=1.0), H200)
     most = int(entry.facts["chosen"].split()[1].split("×")[0])
     shares = [member["share"] for member in entry.facts["members"]]
     assert isinstance(entry.model, BoostedModel) and all(0.0 < share <= 1.0 for share in shares)
@@ -298,12 +298,12 @@ def test_fits_beside_each_other_are_those_one_after_the_other(monkeypatch: pytes
     slower = replace(samples, software="lib-2.0", measured_us=samples.measured_us * 2)
     told: list[tuple[str, float]] = []
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
-    found = [fit_profile([samples, slower], options=Options(distil=False), progress=lambda *each: told.append(each))]
+    found = [fit_profile([samples, slower], progress=lambda *each: told.append(each))]
     for name in {name for name, _ in told}:
         shares = [share for each, share in told if each == name]
         assert shares[0] == 0.0 and shares[-1] == 1.0 and shares == sorted(shares)
     monkeypatch.setattr(threads, "usable_cores", lambda: 1)
-    found.append(fit_profile([samples, slower], options=Options(distil=False)))
+    found.append(fit_profile([samples, slower]))
     beside, after = ([entry.model.predict(samples.calls).time_us for entry in one.entries] for one in found)
     assert len(told) > 4 and all((a == b).all() for a, b in zip(beside, after, strict=True))
 
@@ -326,7 +326,7 @@ def test_several_devices_need_a_name() -> None:
 def test_evaluation_prices_by_the_same_software() -> None:
     samples = gemm_samples(500)
     slower = replace(samples, software="lib-2.0", measured_us=samples.measured_us * 2)
-    profile = fit_profile([samples, slower], options=Options(distil=False))
+    profile = fit_profile([samples, slower])
     found = evaluate_profile(profile, [samples, slower, replace(samples, device="l40s")])
     assert found.families["gemm"].n == 2 * len(samples) and found.families["gemm"].mape < 0.05
     assert all(errors.mape < 0.05 for errors in found.by_software.values())
@@ -428,12 +428,12 @@ def test_no_model_without_an_error(run: Run, tmp_path: Path) -> None:
 def test_large_sets_are_not_fitted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "REFIT_ROWS", 500)
     monkeypatch.setattr(fitting, "FULL_ROWS", 500)
-    entry = fit_entry(gemm_samples(900), H200, Options(distil=False))
+    entry = fit_entry(gemm_samples(900), H200)
     assert entry.rows == entry.facts["fit_rows"] and entry.facts["held_out"]["mape"] < 0.1
 
 
 def test_many_calls_of_many_groups_are_left_out_twice_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples, options = gemm_samples(600), Options(distil=False, refit=False)
+    samples, options = gemm_samples(600), Options(refit=False)
     few = replace(samples, groups={"model": [f"model {i % 7}" for i in range(len(samples))]})
     every = fit_entry(samples, H200, options)
     monkeypatch.setattr(fitting, "TWO_FOLDS_ROWS", 300)
@@ -474,7 +474,7 @@ def test_published_products_are_predicted(data_folder: Path) -> None:
     frame = pd.read_parquet(path)
     frame = frame[(frame.gpu == "H100-SXM5-80GB") & (frame.software == "vllm-0.14.0") & (frame.dtype == "bfloat16")]
     samples = next(READERS[0].read(frame, path)).aggregated()
-    entry = fit_entry(samples, device(samples.device), Options(refit=False, distil=False))
+    entry = fit_entry(samples, device(samples.device), Options(refit=False))
     held = entry.facts["held_out"]
     assert held["not_covered"] == 0 and 0.01 < held["mape"] < 0.09 and held["coverage"] > 0.7
     assert held["mape"] < entry.facts["candidates"]["roofline"]["mape"] / 2

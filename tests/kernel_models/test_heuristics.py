@@ -15,8 +15,10 @@ from kernel_models.heuristics.attention import padded_head
 from kernel_models.heuristics.efficiency import Efficiencies, Efficiency, default_efficiencies, fit_efficiencies
 from kernel_models.heuristics.embedding import even_distinct
 from kernel_models.heuristics.products import NARROW, SINGLE, narrow_rows, padded_product_us, tiling, whole_depth
-from kernel_models.heuristics.rates import (
+from kernel_models.heuristics.roofline import RooflineModel, heuristic_models
+from kernel_models.heuristics.work import (
     L2_SPEEDUP,
+    CallTable,
     bandwidth_gbps,
     link_us,
     memory_us,
@@ -24,11 +26,8 @@ from kernel_models.heuristics.rates import (
     peak_tflops,
     sector_bytes,
 )
-from kernel_models.heuristics.roofline import RooflineModel, heuristic_models
-from kernel_models.heuristics.work import CallTable
 from kernel_models.lookups import backward_call, forward_call
-from kernel_models.model import Source
-from kernel_models.op_call import DIMENSIONS, Family, OpCall, TablePart
+from kernel_models.op_call import DIMENSIONS, Family, OpCall, Source, TablePart
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price
 from tracer.lookup_data.tables import histogram_of_zipf

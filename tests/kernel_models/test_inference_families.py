@@ -12,11 +12,10 @@ from kernel_models.device import device
 from kernel_models.families.gemm import gemm
 from kernel_models.families.inference import moe_calls, shares, touched
 from kernel_models.families.registry import assumptions_of
-from kernel_models.heuristics.rates import most_floors
-from kernel_models.op_call import Family
+from kernel_models.heuristics.work import most_floors
+from kernel_models.op_call import Family, TensorSpec
 from kernel_models.operation import Operation, calls_of, operation
 from kernel_models.pricing import price
-from kernel_models.tensors import TensorSpec
 from tracer.shape_only.devices import device_names
 from tracer.views import Argument
 

@@ -1,4 +1,4 @@
-"""Learned models: bins, trees beside scikit-learn's, features on paper, intervals, coverage, distilled copies."""
+"""Learned models: bins, trees beside scikit-learn's, features on paper, intervals, coverage."""
 
 from __future__ import annotations
 
@@ -13,18 +13,11 @@ from kernel_models.datasets.samples import Samples
 from kernel_models.device import device
 from kernel_models.families.attention import attention
 from kernel_models.families.gemm import gemm
-from kernel_models.families.norm import norm
+from kernel_models.families.reduction import norm
 from kernel_models.learned.boosted import BoostedModel, Intervals
 from kernel_models.learned.boosting import MOST_BINS, Boosting, Member, fit_trees, stop_early
-from kernel_models.learned.features import (
-    RECIPES,
-    Figures,
-    Variants,
-    attention_work,
-    gemm_baseline_us,
-    gemm_work,
-)
-from kernel_models.learned.fit import Problem, distil
+from kernel_models.learned.features import RECIPES, Figures, Variants, attention_work, gemm_baseline_us, gemm_work
+from kernel_models.learned.fit import Problem
 from kernel_models.learned.neighbours import Neighbours
 from kernel_models.learned.trees import MOST_EDGES, Bins, Trees
 from kernel_models.op_call import Family
@@ -240,16 +233,6 @@ def test_coverage_ends_where_the_data_do(law: tuple[Problem, BoostedModel]) -> N
         model.predict(asked[4:5])
 
 
-def test_a_distilled_copy_is_near(law: tuple[Problem, BoostedModel]) -> None:
-    problem, model = law
-    copy = distil(model, problem.columns, rows=6000)
-    fresh = gemm_samples(600, 0.0, seed=9)
-    full = errors_of(model.predict(fresh.calls).time_us, fresh.measured_us).mape
-    quick = errors_of(copy.predict(fresh.calls).time_us, fresh.measured_us).mape
-    assert quick < full + 0.02
-    assert copy.trees.bins.features < model.trees.bins.features / 3
-
-
 def test_the_state_gives_the_same_model(law: tuple[Problem, BoostedModel]) -> None:
     model = law[1]
     again = BoostedModel.from_state(*model.state())
@@ -329,7 +312,6 @@ def test_neighbours_tell_what_sizes_do_not(law: tuple[Problem, BoostedModel]) ->
                         ("near_value", arrays["near_value"] * np.nan), ("near_head", arrays["near_head"] + 9)):
         with pytest.raises(ValueError, match="neighbours of a model"):
             BoostedModel.from_state(values, {**arrays, name: wrong})
-    assert distil(model, problem.columns, rows=3000).neighbours is None
 
 
 def test_of_very_many_neighbours_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,7 @@ from foretrace.commands import app
 from kernel_models.device import DeviceSpec, device
 from kernel_models.families.gemm import gemm as product_call
 from kernel_models.heuristics.roofline import heuristic_models
-from kernel_models.model import Source, Times
-from kernel_models.op_call import Family, OpCall
+from kernel_models.op_call import Family, OpCall, Source, Times
 from kernel_models.pricing import LEAST_US, price, sustained, sustained_tflops
 
 H100 = device("h100-sxm")

@@ -44,9 +44,9 @@ def profile() -> DeviceProfile:
     predicted, done, _ = problem.out_of_fold(QUICK.scaled(0.2), folds=2)
     model = problem.model(QUICK.scaled(0.2), Intervals.of(predicted[done], problem.measured_us[done]))
     return DeviceProfile(H200, [
-        ProfileEntry("boosted", model, model, "lib-1.0", 400, {"held_out": {"n": 3, "mape": 0.02}}),
-        ProfileEntry("boosted", model, None, "lib-2.0"),
-        ProfileEntry("roofline", RooflineModel(Family.NORM, H200), None, "lib-1.0", 20),
+        ProfileEntry("boosted", model, "lib-1.0", 400, {"held_out": {"n": 3, "mape": 0.02}}),
+        ProfileEntry("boosted", model, "lib-2.0"),
+        ProfileEntry("roofline", RooflineModel(Family.NORM, H200), "lib-1.0", 20),
     ], {"date": "2026-01-02", "data": ["law"]})
 
 
@@ -90,17 +90,6 @@ def test_preferring_a_software(profile: DeviceProfile) -> None:
     assert [entry.software for entry in profile.with_software("lib-2").entries_of(Family.GEMM)] == [
         "lib-2.0", "lib-1.0"]
     assert profile.families == [Family.GEMM, Family.NORM]
-
-
-def test_the_quick_form_takes_distilled_models(profile: DeviceProfile) -> None:
-    marked = DeviceProfile(
-        H200,
-        [
-            ProfileEntry("roofline", RooflineModel(Family.NORM, H200), RooflineModel(Family.SORT, H200)),
-            ProfileEntry("roofline", RooflineModel(Family.GEMM, H200)),
-        ],
-    )
-    assert marked.quick().families == [Family.GEMM, Family.SORT]
 
 
 def test_any_changed_byte_is_refused(profile: DeviceProfile) -> None:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from kernel_models.device import device
 from kernel_models.heuristics.roofline import RooflineModel
 from kernel_models.lookups import PartCosts, backward_call, forward_call
-from kernel_models.model import Times
-from kernel_models.op_call import Family, OpCall, TablePart
+from kernel_models.op_call import Family, OpCall, TablePart, Times
 from tracer.lookup_data.tables import EmbeddingTable, distinct_of_zipf, lru_misses
 
 H100 = device("h100-sxm")

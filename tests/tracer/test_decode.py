@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tracer.decode import MOST_DEPTH, DecodeError, convert, from_json, from_toml, list_of, value_of
+from tracer.input_file import MOST_DEPTH, DecodeError, convert, from_json, from_toml, list_of, value_of
 
 
 class Form(msgspec.Struct):

@@ -16,7 +16,6 @@ import tracer
 from foretrace.commands import app
 from tracer import JobError
 from tracer.errors import GraphFileError
-from tracer.folding import fold, folded_job, renumbered, work_digest
 from tracer.graph import (
     NONE,
     SHAPE_ONLY,
@@ -33,8 +32,8 @@ from tracer.graph import (
     SyncTable,
     Thread,
 )
-from tracer.job import Job, load_job, save_job
-from tracer.ranks import RankClass, checked_classes, groups_like, lattice, peers_like, spans
+from tracer.job import Job, fold, folded_job, load_job, save_job
+from tracer.ranks import RankClass, checked_classes, groups_like, lattice, peers_like, renumbered, spans, work_digest
 
 MB = 1 << 20
 

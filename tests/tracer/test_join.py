@@ -10,7 +10,7 @@ from et_support import graph_of, node, real, write_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracer.alignment import align_windows
+from tracer.alignment_loop import align_windows
 from tracer.execution_trace import read_execution_trace
 from tracer.execution_trace.trace import profiler_arguments
 from tracer.graph import NONE, CollectiveTable

@@ -111,7 +111,7 @@ def test_tensors_are_found_where_pytorch_finds_them() -> None:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    from tracer.shape_only.arguments import tensors_in
+    from tracer.shape_only.tensors import tensors_in
 
     a, b, c = torch.ones(1), torch.nn.Parameter(torch.ones(2)), torch.ones(3)
     value = ((a, 2, [b, None], torch.Size([4])), {"other": (c, "x"), "again": a})

@@ -277,7 +277,7 @@ def test_the_optimizers_are_what_their_names_say(torch: Any) -> None:
 
 
 def test_accumulated_micro_batches_make_the_gradient_of_one_large_batch(torch: Any) -> None:
-    from tracer.workloads.data import Batch
+    from tracer.workloads.models.parts import Batch
 
     parts = workloads.build("gpt2", preset="tiny", accumulation=2, optimizer="sgd")
     whole = workloads.build("gpt2", preset="tiny", batch=4, optimizer="sgd")

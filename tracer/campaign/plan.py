@@ -36,9 +36,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from tracer.decode import DecodeError, from_toml
 from tracer.errors import ForetraceError
-from tracer.input_file import read_input
+from tracer.input_file import DecodeError, from_toml, read_input
 
 
 class CampaignError(ForetraceError):

@@ -13,8 +13,7 @@ import msgspec
 
 from tracer.campaign.items import Item
 from tracer.campaign.plan import CampaignError
-from tracer.decode import DecodeError, from_json
-from tracer.input_file import read_input
+from tracer.input_file import DecodeError, from_json, read_input
 from tracer.output_file import LOCK, Busy, DirectoryLock
 
 INDEX = "campaign.json"

@@ -23,16 +23,15 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 import numpy as np
 
-from tracer.alignment import align_windows
+from tracer.alignment_loop import align_windows
 from tracer.arrays import Bool, Int64
-from tracer.decode import DecodeError, from_json
-from tracer.errors import ForetraceError, TraceError
+from tracer.columns import MOST_RANKS
+from tracer.errors import TraceError
 from tracer.graph import NONE, CollectiveTable, ExecutionGraph, OpKind, string_coder
-from tracer.input_file import read_input, why_not_read
+from tracer.input_file import DecodeError, from_json, read_input, why_not_read
 from tracer.kineto.linking import SAME_SIZE, collective_kind
-from tracer.lookup_data.noted import note_counted, note_tables, tables_of
+from tracer.lookup_data.noted import note_counted
 from tracer.lookup_data.tables import EmbeddingTable, TableError
-from tracer.ranks import MOST_RANKS
 
 _MOST_CELLS = 4_000_000
 """Cells of the alignment's table, a second or two; longer steps that differ throughout stay unknown."""
@@ -349,21 +348,6 @@ def merge_lookups(graph: ExecutionGraph, path: Path) -> list[str]:
     if not counted:
         return ["The step in which indices were to be counted looked nothing up."]
     return note_counted(graph, counted)
-
-
-def note_law(graph: ExecutionGraph) -> None:
-    """Write the law of a suite's workload with its look-ups, where nothing was counted. In place."""
-    noted = graph.meta.workload
-    if not noted or tables_of(graph):
-        return
-    from tracer.workloads import configure
-
-    try:
-        tables = configure(noted["name"], **noted["settings"]).embedding_tables()
-    except (ForetraceError, KeyError, TypeError):  # of another version, or a file that somebody changed
-        return
-    if tables:
-        note_tables(graph, tables)
 
 
 _WATCHED_ONLY = ("aten::detach", "profiler::")

@@ -18,10 +18,9 @@ import msgspec
 import numpy as np
 
 from tracer.arrays import Bool, Int32, Int64
-from tracer.columns import NONE
-from tracer.decode import list_of
+from tracer.columns import MOST_RANKS, NONE
+from tracer.input_file import list_of
 from tracer.kineto.events import dtype_name
-from tracer.ranks import MOST_RANKS
 
 PROCESS_GROUP_NODE = "## process_group:init ##"
 COMM_NODE = "record_param_comms"

@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tracer.fake_world.fit import FakeWorldError
 from tracer.parallel_plan import MeshPlace, ParallelPlan
-from tracer.workloads.data import Batch, StepBatch
+from tracer.workloads.models.parts import Batch, StepBatch
 from tracer.workloads.models.sharded_tables import ShardedTables
 from tracer.workloads.settings import DtypeMode
 from tracer.workloads.workload import Workload, autocast, parameter_dtype, tf32

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from tracer.columns import is_constant, named
-from tracer.decode import list_of
 from tracer.graph import (
     NONE,
     AllocationTable,
@@ -24,6 +23,7 @@ from tracer.graph import (
     SyncTable,
     Thread,
 )
+from tracer.input_file import list_of
 from tracer.kineto.columns import MEMORY_COLUMNS, Collector
 from tracer.kineto.events import ANNOTATION_NAME, Args, NameGroup, is_collective_kernel, sync_kind
 from tracer.kineto.linking import (

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from tracer.decode import list_of
 from tracer.graph import (
     LAUNCHING,
     NONE,
@@ -31,6 +30,7 @@ from tracer.graph import (
     OpTable,
     Phase,
 )
+from tracer.input_file import list_of
 from tracer.kineto.columns import Interner
 from tracer.kineto.events import Args, call_kind, dtype_name, integer, is_blocking_copy
 from tracer.lost_launches import while_capturing

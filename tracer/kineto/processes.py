@@ -20,6 +20,7 @@ from tracer.errors import TraceError
 from tracer.graph import LAUNCHING
 from tracer.kineto.columns import Collector
 from tracer.kineto.events import NameGroup, call_kind
+from tracer.lazy import optimize
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,9 +175,7 @@ def _named_by(external_id: Int64, correlation: Int64, operated: list[Int64]) -> 
 
 def _pairing(possible: Int64) -> list[int]:
     """Return each process's device, where most work may be its process's; as they are in order if that is as good."""
-    from scipy.optimize import linear_sum_assignment
-
-    _, best = linear_sum_assignment(possible, maximize=True)
+    _, best = optimize.linear_sum_assignment(possible, maximize=True)
     in_order = np.arange(len(possible))
     as_good = possible[in_order, in_order].sum() >= possible[in_order, best].sum()
     return (in_order if as_good else best).tolist()

@@ -20,10 +20,11 @@ from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 
-from tracer.decode import DecodeError, from_json, from_toml
-from tracer.input_file import PathLike, open_input, read_input
+from tracer.input_file import DecodeError, PathLike, from_json, from_toml, open_input, read_input
+from tracer.lazy import parquet, pyarrow
 from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, EmbeddingTable, TableError
 from tracer.output_file import whole_file
 from tracer.table_input import read_parquet
@@ -236,8 +237,6 @@ def _read_csv(path: PathLike) -> tuple[list[Row], int]:
 
 
 def _read_parquet(path: PathLike) -> tuple[list[Row], int]:
-    import pyarrow
-
     try:
         with open_input(path) as stream:
             return read_parquet(stream).to_pylist(), 1
@@ -274,17 +273,12 @@ def _csv_bytes(rows: list[dict[str, Any]]) -> bytes:
 
 
 def _parquet_bytes(rows: list[dict[str, Any]]) -> bytes:
-    import pyarrow
-    from pyarrow import parquet
-
     out = io.BytesIO()
     parquet.write_table(pyarrow.Table.from_pylist(rows), out, compression="zstd")
     return out.getvalue()
 
 
 def _json_bytes(rows: list[dict[str, Any]]) -> bytes:
-    import msgspec
-
     return msgspec.json.format(msgspec.json.encode({"tables": rows}), indent=1) + b"\n"
 
 

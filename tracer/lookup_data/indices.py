@@ -26,17 +26,14 @@ import pickle
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tracer.arrays import Int64
 from tracer.input_file import read_input
+from tracer.lazy import compute, parquet, pyarrow
 from tracer.lookup_data.tables import BAG_QUANTILES, STEEPEST_SKEW, EmbeddingTable, TableError, reuse_histogram
-
-if TYPE_CHECKING:
-    import pyarrow
-
 
 LAW = "zipf:"
 _WORDS = {"table", "index", "indices", "offsets", "lengths", "values"}
@@ -185,7 +182,6 @@ def _columns(data: bytes, name: str) -> pyarrow.Table:
         from pyarrow import csv
 
         return csv.read_csv(io.BytesIO(data))
-    from pyarrow import parquet
 
     with io.BytesIO(data) as stream:
         return parquet.read_table(stream)
@@ -261,9 +257,6 @@ def _numbers(value: Any, name: str) -> Int64:
 
 
 def _wide(name: str, column: Any) -> TableIndices:
-    import pyarrow
-    from pyarrow import compute
-
     column = column.combine_chunks()
     if pyarrow.types.is_string(column.type):
         text = compute.utf8_trim_whitespace(column)
@@ -278,8 +271,6 @@ def _wide(name: str, column: Any) -> TableIndices:
 
 def _whole(column: Any, name: str) -> Int64:
     """Whole numbers of a column, from numbers or text."""
-    import pyarrow
-
     try:
         if column.null_count:
             raise ValueError

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from tracer.columns import named
-from tracer.decode import DecodeError, from_json
 from tracer.graph import NONE, ExecutionGraph, OpKind, string_coder
+from tracer.input_file import DecodeError, from_json
 from tracer.lookup_data.indices import Indices
 from tracer.lookup_data.tables import EmbeddingTable, TableError
 from tracer.views import list_of

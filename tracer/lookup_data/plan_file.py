@@ -19,11 +19,10 @@ from typing import Annotated
 
 import msgspec
 
-from tracer.decode import DecodeError, from_json
+from tracer.columns import MOST_RANKS
 from tracer.errors import ForetraceError
-from tracer.input_file import PathLike, read_input
+from tracer.input_file import DecodeError, PathLike, from_json, read_input
 from tracer.lookup_data.tables import EmbeddingTable
-from tracer.ranks import MOST_RANKS
 
 Ranks = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
 """A number of ranks."""

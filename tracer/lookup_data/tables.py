@@ -16,6 +16,7 @@ import numpy as np
 
 from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
+from tracer.lazy import optimize, special
 
 REUSE_BINS = 17
 """Accesses of a distinct row: 1, 2, 3–4, 5–8, …, 16,385–32,768, and more."""
@@ -71,8 +72,6 @@ def histogram_of_zipf(lookups: float, rows: float, skew: float) -> tuple[float, 
 
     A row of chance p is looked up Poisson(p·lookups) times; of its accesses those of k-fold reuse are k·P(k).
     """
-    from scipy.special import pdtr
-
     wide, chances = _zipf(rows, skew)
     mean = lookups * chances
     # Accesses with reuse ≤ n: Σ_{k≤n} k·P(k; λ) = λ·P(K ≤ n − 1; λ).
@@ -81,7 +80,7 @@ def histogram_of_zipf(lookups: float, rows: float, skew: float) -> tuple[float, 
     chance = (edges - 1 > mean - away).astype(np.float64)
     near = np.abs(edges - 1 - mean) <= away
     where, at = np.nonzero(near)
-    chance[where, at] = pdtr(edges[where, 0] - 1, mean[at])
+    chance[where, at] = special.pdtr(edges[where, 0] - 1, mean[at])
     below = chance @ (wide * mean)
     shares = np.diff(np.concatenate([[0.0], below, [(wide * mean).sum()]]))
     return checked_histogram(np.maximum(shares, 0.0).tolist())
@@ -95,8 +94,6 @@ def lru_misses(lookups: float, rows: float, skew: float, kept_rows: float) -> fl
     smaller than a batch is filled anew 1/T times in each.
     Source: Che, Tung and Wang, "Hierarchical Web caching systems" (IEEE JSAC, 2002).
     """
-    from scipy.optimize import brentq
-
     if lookups <= 0 or kept_rows >= rows:
         return 0.0
     if kept_rows < 1:
@@ -112,7 +109,7 @@ def lru_misses(lookups: float, rows: float, skew: float, kept_rows: float) -> fl
         high += 2.0
         if float(mean.min()) * np.exp(high) > _NEVER_GONE:
             return 0.0
-    stay = float(np.exp(brentq(more, low, high, xtol=1e-9))) if high > low else float(np.exp(low))
+    stay = float(np.exp(optimize.brentq(more, low, high, xtol=1e-9))) if high > low else float(np.exp(low))
     window = min(stay, 1.0)
     return min(float((wide * -np.expm1(-mean * window) * np.exp(-mean * stay)).sum()) / window, lookups)
 
@@ -123,14 +120,12 @@ def skew_of_distinct(lookups: float, rows: float, distinct: float) -> float:
     Two numbers that every recorded batch gives tell the law, and the law tells any other batch's: a histogram alone
     does not scale (twice the look-ups reuse rows more than twice as often, or less, by how skewed they are).
     """
-    from scipy.optimize import brentq
-
     def more(skew: float) -> float:
         return distinct_of_zipf(lookups, rows, skew) - distinct
 
     if more(0.0) <= 0:
         return 0.0
-    return STEEPEST_SKEW if more(STEEPEST_SKEW) >= 0 else float(brentq(more, 0.0, STEEPEST_SKEW, xtol=1e-9))
+    return STEEPEST_SKEW if more(STEEPEST_SKEW) >= 0 else float(optimize.brentq(more, 0.0, STEEPEST_SKEW, xtol=1e-9))
 
 
 def _zipf(rows: float, skew: float) -> tuple[Float64, Float64]:

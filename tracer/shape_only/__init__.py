@@ -3,7 +3,7 @@
     graph = trace_step(build, device="h200-sxm")     # ``build()`` makes a model and returns its training step
 
 ``trace.py`` runs the step under fake tensors, ``recorder.py`` notes the operators, ``substitutions/`` is the written
-list of what a GPU does otherwise than the CPU, ``memory.py`` follows every storage, the recorder says too where the
+list of what a GPU does otherwise than the CPU, ``tensors.py`` follows every storage, the recorder says too where the
 result of a collective is needed.
 """
 
@@ -16,9 +16,9 @@ from tracer.shape_only.devices import device_names
 from tracer.shape_only.errors import ShapeOnlyError
 
 if TYPE_CHECKING:
-    from tracer.shape_only.trace import trace_job, trace_step, trace_workload
+    from tracer.shape_only.trace import trace_job, trace_script, trace_step, trace_workload
 
-__all__ = ["ShapeOnlyError", "device_names", "trace_job", "trace_step", "trace_workload"]
+__all__ = ["ShapeOnlyError", "device_names", "trace_job", "trace_script", "trace_step", "trace_workload"]
 
-__getattr__, __dir__ = lazily(__name__, dict.fromkeys(("trace_job", "trace_step", "trace_workload"),
+__getattr__, __dir__ = lazily(__name__, dict.fromkeys(("trace_job", "trace_script", "trace_step", "trace_workload"),
                                                       "tracer.shape_only.trace"))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tracer.decode import from_toml
+from tracer.input_file import from_toml
 from tracer.shape_only.errors import ShapeOnlyError
 
 FOLDER = Path(__file__).resolve().parents[1] / "devices"

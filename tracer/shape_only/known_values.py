@@ -22,12 +22,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from tracer.shape_only.arguments import tensors_in
 from tracer.shape_only.errors import MOST_ELEMENTS
-from tracer.shape_only.kept_values import ENDS, KeptValues, ends_of, spread
+from tracer.shape_only.tensors import ENDS, KeptValues, ends_of, spread, tensors_in
 
 if TYPE_CHECKING:
-    from tracer.shape_only.substitutions.site import Site
+    from tracer.shape_only.substitutions.operators import Site
 
 MOST_EXPANDED = 1 << 26
 """Most elements of a small tensor that is expanded, such as a mask of tokens for every channel."""

@@ -24,9 +24,8 @@ from tracer.capture.notes import CollectiveNotes, received_tensors
 from tracer.device_memory import Holds
 from tracer.graph import NONE, Phase, Place
 from tracer.python_calls import PythonCalls
-from tracer.shape_only.arguments import ArgumentWriter, tensors_in
 from tracer.shape_only.known_values import KnownValues
-from tracer.shape_only.memory import MemoryTracker
+from tracer.shape_only.tensors import ArgumentWriter, MemoryTracker, tensors_in
 
 
 class ModuleStack:

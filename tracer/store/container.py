@@ -21,6 +21,7 @@ import numpy as np
 from tracer.columns import NONE, Table, is_time
 from tracer.errors import GraphFileError, reason_of
 from tracer.input_file import open_anywhere, why_unopened
+from tracer.lazy import fsspec, parquet, pyarrow
 from tracer.output_file import replaced_file, why_unwritten
 
 VERSION = 1
@@ -132,8 +133,6 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     name = os.fspath(path)
     try:
         if "://" in name:
-            import fsspec  # slow to import, and needed for remote files only
-
             filesystem, remote = fsspec.core.url_to_fs(name)
             filesystem.pipe_file(remote, data)
         else:
@@ -262,16 +261,12 @@ def decode_strings(record: StringsRecord, parquet: bytes | None, label: str) -> 
 
 def _arrow_numbers(column: np.ndarray) -> Any:
     """The column as Arrow's, in the same memory where it has no gaps."""
-    import pyarrow
-
     values = pyarrow.py_buffer(np.ascontiguousarray(column))
     return pyarrow.Array.from_buffers(pyarrow.from_numpy_dtype(column.dtype), len(column), [None, values])
 
 
 def _arrow_strings(strings: list[str]) -> Any:
     """The strings as a column of Arrow's: where each begins and the last one ends, and all of them together."""
-    import pyarrow
-
     encoded = [text.encode() for text in strings]
     places = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum([len(text) for text in encoded], out=places[1:])
@@ -281,9 +276,6 @@ def _arrow_strings(strings: list[str]) -> Any:
 
 def _to_parquet(columns: dict[str, Any]) -> bytes:
     """Return the columns, which are Arrow's, as a Parquet file."""
-    import pyarrow
-    import pyarrow.parquet as parquet
-
     table = pyarrow.table(columns)
     table = table.cast(pyarrow.schema([field.with_nullable(False) for field in table.schema]))
     # Splitting numbers into their bytes makes zstd's work easy: 10-20% smaller and a third faster to read on the
@@ -304,9 +296,6 @@ def _open(data: bytes, rows: int, unpacked: int, label: str):  # type: ignore[no
     It must hold as many rows as the manifest says, in encodings that cannot unpack to more than ``unpacked`` bytes
     (dictionaries and run lengths can turn a few bytes into gigabytes; foretrace writes none).
     """
-    import pyarrow
-    import pyarrow.parquet as parquet
-
     try:
         file = parquet.ParquetFile(pyarrow.BufferReader(data))
     except (pyarrow.ArrowException, OSError, ValueError) as error:
@@ -322,8 +311,6 @@ def _open(data: bytes, rows: int, unpacked: int, label: str):  # type: ignore[no
 
 
 def _from_parquet(data: bytes, rows: int, label: str) -> dict[str, np.ndarray]:
-    import pyarrow
-
     file = _open(data, rows, rows * 8 * _MAX_COLUMNS, label)
     names, at_once = file.schema_arrow.names, max(_READ_VALUES // max(rows, 1), 1)
     columns = {}
@@ -341,8 +328,6 @@ def _from_parquet(data: bytes, rows: int, label: str) -> dict[str, np.ndarray]:
 
 
 def _string_column(data: bytes, record: StringsRecord, label: str) -> list[str]:
-    import pyarrow
-
     file = _open(data, record.rows, record.bytes + 4 * record.rows, label)  # each text has a four-byte length
     try:
         column = file.read(use_threads=False).column(0)

@@ -7,16 +7,10 @@ from typing import Any
 
 import msgspec
 
-from tracer.columns import NONE
-from tracer.decode import DecodeError, from_json
+from tracer.columns import MOST_RANKS, NONE
 from tracer.errors import GraphFileError, StepRegionError
-from tracer.graph import (
-    LEAST_STEP_NS,
-    ExecutionGraph,
-    Meta,
-    Thread,
-)
-from tracer.ranks import MOST_RANKS
+from tracer.graph import LEAST_STEP_NS, ExecutionGraph, Meta, Thread
+from tracer.input_file import DecodeError, from_json
 from tracer.store.container import (
     MANIFEST,
     MAX_ROWS,

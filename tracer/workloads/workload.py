@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tracer.workloads.data import Batch, Definition, StepBatch, serve
 from tracer.workloads.models import language, recommendation, vision
+from tracer.workloads.models.parts import Batch, Definition, StepBatch, serve
 from tracer.workloads.settings import DtypeMode, OptimizerKind, Settings, WorkloadError
 
 DEFINITIONS = {**language.DEFINITIONS, **recommendation.DEFINITIONS, **vision.DEFINITIONS}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,11 +34,8 @@ from graph_predictor.reports.ranks.times import (
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.job import Job
+from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 BEGIN_TOGETHER = 0.05
 """Ranks that begin their steps further apart than this share of a step are reported."""
@@ -115,8 +112,6 @@ class JobReport(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``ranks``: where each one's step goes, in µs a step; ``groups``: collectives by process group and kind."""
-        import pandas as pd
-
         found = self.to_json()
         return {"ranks": lambda: pd.DataFrame(found["ranks"]), "groups": lambda: pd.DataFrame(found["groups"])}
 

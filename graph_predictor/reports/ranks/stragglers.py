@@ -13,11 +13,12 @@ import numpy as np
 
 from graph_predictor.recorded.module_paths import is_collective, with_backward_modules
 from graph_predictor.reports.ranks.times import JobTimes, Meetings, Window, scaled_rank
-from graph_predictor.simulation.critical_path import path_back
+from graph_predictor.simulation.engine import path_back
 from graph_predictor.simulation.program import Bound
 from kernel_models.spreads import USUAL_STEPS
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, KernelKind
+from tracer.lazy import special
 
 NOT_YET = "before its first recorded call"
 """Name of time at the path's begin in which the rank's recording had not begun."""
@@ -243,8 +244,6 @@ def _later(work: Float64, rank: int, *, noisy: bool) -> bool:
     One-sided t-test of the steps' logs of the ratio, at ``LEVEL`` for all ranks together; that steps differ by the
     usual is worth ``PRIOR_STEPS`` of them. A prediction has no noise.
     """
-    from scipy.special import stdtrit
-
     typical = _median_low(work)
     if not (work[rank] > typical).any() or not noisy:
         return bool(work[rank].sum() > ABOVE_MEDIAN * typical.sum())
@@ -254,7 +253,7 @@ def _later(work: Float64, rank: int, *, noisy: bool) -> bool:
     freedom = PRIOR_STEPS + steps - 1
     usual = 2.0 * USUAL_STEPS**2  # of two ranks
     variance = (PRIOR_STEPS * usual + float(((ratio - ratio.mean()) ** 2).sum())) / freedom
-    least = float(stdtrit(freedom, 1.0 - LEVEL / len(work))) * float(np.sqrt(variance / steps))
+    least = float(special.stdtrit(freedom, 1.0 - LEVEL / len(work))) * float(np.sqrt(variance / steps))
     return float(ratio.mean()) > least
 
 

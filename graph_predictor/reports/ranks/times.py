@@ -22,8 +22,8 @@ from graph_predictor.prediction.edited_repeats import kinds_of
 from graph_predictor.prediction.explain import OperationNames, step_names
 from graph_predictor.prediction.predictor import SimulatedStep
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
+from graph_predictor.prediction.scenario import Gone
 from graph_predictor.prediction.steady_state import Periods
-from graph_predictor.prediction.work import Gone
 from graph_predictor.recorded.facts import RecordedFacts, rank_number, recorded_facts
 from graph_predictor.reports.breakdown import choose_steps
 from graph_predictor.simulation.build import Built

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from tracer.shape_only.arguments import tensors_in
 from tracer.shape_only.errors import ShapeOnlyError
-from tracer.shape_only.substitutions.site import Site, operator_of
+from tracer.shape_only.substitutions.operators import Site, operator_of
+from tracer.shape_only.tensors import tensors_in
 
 _KEY = "AutocastCPU"
 _GPU = ("cuda", "hip")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tracer.shape_only.substitutions.site import Site, below_autograd, operator_of
+from tracer.shape_only.substitutions.operators import Site, below_autograd, operator_of
 
 _HALF = (torch.float16, torch.bfloat16)
 _FLASH_HEAD = 256

@@ -1,4 +1,8 @@
-"""Single operators and torch's own helpers that a GPU, or any device, runs otherwise than fake tensors on the CPU.
+"""Operators and helpers of torch that a trace runs otherwise, the ``Site`` where they are put, and data on the host.
+
+Operators are replaced in PyTorch's dispatcher, at the key ``AutogradCPU``: below autocast and above autograd, which is
+where the operator itself would choose between its CPU and its CUDA implementation. So every caller is met, from Python
+or from C++, in forward and when checkpointing runs forward again, and autograd keeps what CUDA's derivative keeps.
 
 What is left is no substitution: fake tensors are a subclass of tensors, so that a trace differs from a real run on any
 device. The work is the same, element for element:
@@ -10,21 +14,115 @@ device. The work is the same, element for element:
 - gradients of ``index_select`` are added by ``index_add`` for ``scatter_add_`` into zeros;
 - the fake kernels keep some statistics of norms in the input's type and some bag numbers of ``embedding_bag`` where
   the CPU keeps fp32 and none, and do not know the size of the CPU's workspace for recurrent layers.
+
+``DataLoader`` draws its seeds and orders for real, ``torch.load`` reads to where it is asked to. A fake tensor has no
+values, but which samples make a batch is decided by values the host draws. So a loader's iterator and the samplers of
+``torch.utils.data`` run outside the trace; the samples themselves are traced. Its workers, other processes, are left
+out: batches are loaded where the step runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import optimizer
-from torch.utils import _foreach_utils
+from torch.utils import _foreach_utils, data
+from torch.utils._python_dispatch import _disable_current_modes
 
-from tracer.shape_only.errors import ShapeOnlyError
-from tracer.shape_only.substitutions.site import Site, operator_of
+from tracer.shape_only.devices import TracedDevice
+from tracer.shape_only.errors import ShapeOnlyError, caller_line
+
+if TYPE_CHECKING:
+    from tracer.shape_only.substitutions.placement import DevicePlacement
+
+
+_MISSING = object()
+
+
+@dataclass
+class Site:
+    """The place of substitutions for one trace.
+
+    Attributes:
+        device: the device the step is traced for.
+        rules: operator → a function that makes its outputs, for operators without a kernel for fake tensors.
+        counts: how often each substitution was used.
+    """
+
+    device: TracedDevice
+    rules: dict[Any, Callable[..., Any]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    stack: ExitStack = field(default_factory=ExitStack)
+    library: Any = None
+
+    def used(self, name: str) -> None:
+        """Count one use."""
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def note(self, text: str) -> None:
+        """Say something once in the graph's loss report."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def replace(self, operator: str, kernel: Callable[..., Any]) -> None:
+        """Run ``kernel`` in an operator's place, above autograd; ``operator`` is "rms_norm" or "lstm.input"."""
+        if operator_of(operator) is not None:
+            self.library.impl(operator, kernel, "AutogradCPU")
+
+    def patch(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute until the trace ends; one the owner lacks is left alone."""
+        before = vars(owner).get(name, _MISSING)
+        if before is _MISSING and not hasattr(owner, name):
+            return
+        setattr(owner, name, value)
+        self.stack.callback(_restore, owner, name, before)
+
+
+@contextmanager
+def installed(device: TracedDevice, substitutions: Iterable[Callable[[Site], None]]) -> Iterator[Site]:
+    """Put substitutions in place; everything is as before at the end."""
+    site = Site(device, library=torch.library.Library("aten", "IMPL"))
+    with site.stack:
+        site.stack.callback(site.library._destroy)
+        for install in substitutions:
+            install(site)
+        yield site
+
+
+def operator_of(name: str) -> Any:
+    """``aten``'s operator of that name ("lstm.input"), None where this torch has none."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+
+
+def _restore(owner: Any, name: str, before: Any) -> None:
+    if before is _MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, before)
+
+
+def below_autograd(operator: Any, *args: Any) -> Any:
+    """Call an operator as autograd's own functions do: seen by the recorder, not differentiated again."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*args)
+
+
+def is_gpu(device: Any) -> bool:
+    """Return whether a device argument asks for a GPU; a bare number does."""
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    if isinstance(device, str):
+        return device.partition(":")[0] in ("cuda", "hip")
+    return isinstance(device, int) and not isinstance(device, bool)
+
 
 _NAMESPACE = "c10d::"
 _WORK = "c10d.Work"
@@ -221,3 +319,110 @@ def _keeping_rows(operator: Any, *, in_place: bool) -> Callable[..., Any]:
             tensor._indices(), tensor._values(), tensor.shape, check_invariants=False)
 
     return call
+
+
+_SAMPLERS = ("RandomSampler", "SubsetRandomSampler")
+_NO_WORKERS = {"num_workers": 0, "timeout": 0, "prefetch_factor": None}
+
+
+def install(site: Site, placement: DevicePlacement | None) -> None:
+    """Put real data loading, and loading and saving of files, in place for one trace."""
+    site.patch(data.DataLoader, "_get_iterator", _iterator(site, data.DataLoader._get_iterator))
+    for name in _SAMPLERS:
+        sampler = getattr(data, name)
+        site.patch(sampler, "__iter__", _drawn(sampler.__iter__))
+    site.patch(data.DistributedSampler, "__iter__", _drawn(data.DistributedSampler.__iter__))
+    # The weights may be fake: which samples come does not change a shape.
+    site.patch(data.WeightedRandomSampler, "__iter__",
+               lambda self: iter([i % len(self.weights) for i in range(self.num_samples)]))
+    for module in (data, data.dataset):
+        site.patch(module, "random_split", _really(data.random_split))
+    site.patch(torch, "load", _load(placement, torch.load))
+    site.patch(torch, "save", _save)
+
+
+def _really(function: Callable[..., Any]) -> Callable[..., Any]:
+    def real(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return real
+
+
+def _drawn(original: Callable[[Any], Any]) -> Callable[[Any], Iterator[int]]:
+    """A sampler's ``__iter__`` that draws its whole order at once."""
+    def drawn(self: Any) -> Iterator[int]:
+        with _disable_current_modes():
+            return iter(list(original(self)))
+
+    return drawn
+
+
+def _iterator(site: Site, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def iterator(self: Any) -> Any:
+        before = {name: getattr(self, name) for name in _NO_WORKERS}
+        if before["num_workers"]:
+            site.note("The workers of DataLoader were left out: batches are loaded in the traced process.")
+        try:
+            vars(self).update(_NO_WORKERS)
+            with _disable_current_modes():
+                return original(self)
+        finally:
+            vars(self).update(before)
+
+    return iterator
+
+
+class _ToHost(dict[str, str]):
+    """A ``map_location`` that reads everything to the host, and notes where it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_gpu = False
+
+    def get(self, location: Any, default: Any = None) -> Any:
+        """The host, whatever the location."""
+        self.on_gpu = self.on_gpu or is_gpu(str(location))
+        return "cpu"
+
+
+def _load(placement: DevicePlacement | None, original: Callable[..., Any]) -> Callable[..., Any]:
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        asked = isinstance(map_location, str | torch.device | int) and is_gpu(map_location)
+        host = _ToHost()
+        if isinstance(map_location, dict):
+            asked = any(is_gpu(target) for target in map_location.values())
+        with placement.placed(False) if placement is not None else nullcontext():
+            loaded = original(f, host if asked or map_location is None else "cpu", *args, **kwargs)
+        if placement is not None and (asked or (map_location is None and host.on_gpu)):
+            with torch.no_grad():
+                loaded = _rehoused(loaded, {})
+        return loaded
+
+    return load
+
+
+def _rehoused(value: Any, made: dict[int, torch.Tensor]) -> Any:
+    """Return what was loaded with storages that die with its tensors: the fake ones ``torch.load`` makes are never
+    freed."""
+    if isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunction():
+            storage = value.untyped_storage()
+        fresh = made.get(storage._cdata)
+        if fresh is None:
+            fresh = made[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="cuda")
+        found = fresh.view(value.dtype).as_strided(value.shape, value.stride(), value.storage_offset())
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(found, value.requires_grad)
+        return found.requires_grad_(value.requires_grad)
+    if isinstance(value, torch.nn.Module):
+        return value.cuda()
+    if isinstance(value, dict | list):
+        for key, part in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            value[key] = _rehoused(part, made)
+    return tuple(_rehoused(part, made) for part in value) if type(value) is tuple else value
+
+
+def _save(*_: Any, **__: Any) -> None:
+    raise ShapeOnlyError(f"{caller_line()} saves tensors, which have no values in a trace by shapes alone: leave "
+                         "torch.save out of the traced function, or skip it there by an argument of your own.")

@@ -21,13 +21,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from tracer.shape_only.errors import ShapeOnlyError, caller_line
-from tracer.shape_only.substitutions.site import Site
+from tracer.shape_only.substitutions.operators import Site, is_gpu
 from tracer.shape_only.uncompiled import compiler_imported
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tracer.shape_only.memory import MemoryTracker
+    from tracer.shape_only.tensors import MemoryTracker
 
 GPU = torch.device("cuda", 0)
 _HOST = torch.device("cpu")
@@ -201,15 +201,6 @@ class _Seen:
 
     def __set__(self, tensor: Any, value: Any) -> None:
         self._original.__set__(tensor, value)
-
-
-def is_gpu(device: Any) -> bool:
-    """Return whether a device argument asks for a GPU; a bare number does."""
-    if isinstance(device, torch.device):
-        return device.type == "cuda"
-    if isinstance(device, str):
-        return device.partition(":")[0] in ("cuda", "hip")
-    return isinstance(device, int) and not isinstance(device, bool)
 
 
 def _asked_by_user(frame: Any) -> bool:

@@ -15,14 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tracer.workloads.catalogue import BertSettings, Gpt2Settings, LlamaSettings, LstmSettings, MoeSettings
-from tracer.workloads.data import Batch, Definition, next_tokens, tokens
-from tracer.workloads.models.layers import (
+from tracer.workloads.models.parts import (
+    Batch,
+    Definition,
     FeedForward,
     PreNormBlock,
     SelfAttention,
     initialise,
+    next_tokens,
     run_block,
     token_loss,
+    tokens,
 )
 
 BERT_EPSILON = 1e-12

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from tracer.workloads.catalogue import DcnSettings, DeepfmSettings, DlrmSettings, NcfSettings
-from tracer.workloads.data import Batch, Definition
-from tracer.workloads.models.layers import click_loss, run_block
 from tracer.workloads.models.lookups import (
     BatchedTables,
     PlainTables,
@@ -30,6 +28,7 @@ from tracer.workloads.models.lookups import (
     sizes_of,
     zipf_rows,
 )
+from tracer.workloads.models.parts import Batch, Definition, click_loss, run_block
 
 NEGATIVES = 4
 """Sampled for each item that was liked, as published."""

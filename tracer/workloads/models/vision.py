@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tracer.workloads.catalogue import RESNET_STAGES, ResnetSettings, UnetSettings, VitSettings
-from tracer.workloads.data import Batch, Definition, images
-from tracer.workloads.models.layers import PreNormBlock, initialise, run_block
+from tracer.workloads.models.parts import Batch, Definition, PreNormBlock, images, initialise, run_block
 from tracer.workloads.settings import Norm
 
 EXPANSION = 4
