@@ -31,6 +31,7 @@ from kernel_models.calibration.source import GIVEN_UP, MOST_REFUSALS
 from kernel_models.calibration.space import draw, families_of, limits_for, spaces
 from kernel_models.datasets import read_samples
 from kernel_models.datasets.campaign import calls_of_benchmark, is_intended
+from kernel_models.datasets.samples import DataError
 from kernel_models.device import DeviceError, DeviceSpec, device
 from kernel_models.families.copy import memset, transfer
 from kernel_models.families.gemm import gemm
@@ -551,6 +552,14 @@ def test_auto_is_what_torch_sees_and_not_what_tools_show(monkeypatch: pytest.Mon
     with pytest.raises(CalibrationError, match="memory is free"):
         calibrate(Request(tmp_path / "work", "auto", 1.0, ("gemm",)), probe=probe)
     assert probed == [device]
+
+
+def test_times_of_a_part_are_not_fitted_as_the_whole_devices(simulated: Bench0, tmp_path: Path) -> None:
+    simulated.context = {**CONTEXT, "hardware": {**CONTEXT["hardware"], "multi_processor_count": 60}}
+    profile = calibrated(tmp_path / "work", families=("memset",)).profile
+    assert (profile.device.name, profile.device.sm_count) == ("nvidia-h200", 60)
+    with pytest.raises(DataError, match="measured on 60 of the 132 units of h200-sxm"):
+        read_samples([str(tmp_path / "work")])
 
 
 def test_a_profile_says_the_clock_it_was_measured_at(simulated: Bench0, tmp_path: Path) -> None:
