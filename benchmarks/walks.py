@@ -11,16 +11,18 @@ runs once before. A capability that comes may raise its own package's ceiling by
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from typing import NamedTuple
 import argparse
 import ast
 import contextlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("foretrace", "planner", "graph_predictor", "kernel_models", "tracer")
@@ -33,7 +35,7 @@ WALKS = {
 }
 MODULES = {"replay": 32, "another host": 55, "another size": 90, "a plan": 47, "a price": 18}
 """Ceilings of the modules that a command crosses."""
-LINES = {"foretrace": 400, "planner": 14_820, "graph_predictor": 37_640, "kernel_models": 19_950, "tracer": 31_800}
+LINES = {"foretrace": 400, "planner": 14_820, "graph_predictor": 37_640, "kernel_models": 20_020, "tracer": 31_900}
 INNER_IMPORTS = 120
 """Ceiling of imports inside functions, of all packages together."""
 BEGIN, END = "<!-- walks.py writes this -->", "<!-- until here -->"

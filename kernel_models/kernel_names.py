@@ -17,7 +17,7 @@ _FAMILIES: tuple[tuple[Family, str], ...] = (
     (Family.TRITON, r"^triton_"),
     (Family.TRANSFER, r"^Memcpy"),
     (Family.MEMSET, r"^Memset"),
-    (Family.ATTENTION, r"flash|fmha|attn|attention|splitkv"),
+    (Family.ATTENTION, r"flash|[Ff]mha|attn|attention|splitkv|bwd_kernel_d[kq]"),
     (Family.NORM, r"batch_?norm|layer_?norm|rms_?norm|group_?norm|\bbn_(fw|bw)|RowwiseMoments|GammaBeta|LayerNorm"
                   r"|BatchNorm|ComputeInternalGradients|cuComputeGrad"),
     (Family.RECURRENT, r"LSTM|GRU|RNN|persist.*rnn|lstm_cell|gru_cell"),

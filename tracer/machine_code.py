@@ -14,23 +14,30 @@ another system (it is of 64-bit x86 and Linux) or of a newer LLVM, numba compile
 
 from __future__ import annotations
 
+from collections import namedtuple
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from functools import cached_property
+from functools import lru_cache
+from pathlib import Path
+from tracer.kept_files import kept_folders
+from tracer.kept_files import read_kept
+from tracer.kept_files import write_kept
+from tracer.lazy import llvm
+from tracer.lazy import llvmlite
+from tracer.lazy import numba
+from types import FunctionType
+from typing import Any
+from typing import get_args
+from typing import get_type_hints
 import ctypes
 import hashlib
+import numpy as np
 import os
 import sys
 import threading
 import zlib
-from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, lru_cache
-from pathlib import Path
-from types import FunctionType
-from typing import Any, get_args, get_type_hints
-
-import numpy as np
-
-from tracer.kept_files import kept_folders, read_kept, write_kept
-from tracer.lazy import llvm, llvmlite, numba
 
 VERSION = 1
 """Of the form in which machine code is kept."""
@@ -51,11 +58,9 @@ def columns(record: type, source: object) -> tuple[np.ndarray, ...]:
 @lru_cache
 def _dtypes(record: type) -> dict[str, np.dtype[Any]]:
     """Return the type of each of a record's arrays, as its annotations say."""
-    found = {}
-    for name, of in get_type_hints(record).items():
-        scalar = get_args(of)[-1]  # from NumPy 2.5 on the scalar itself, before that np.dtype of it
-        found[name] = np.dtype((get_args(scalar) or (scalar,))[0])
-    return found
+    last = {name: get_args(of)[-1] for name, of in get_type_hints(record).items()}
+    # NumPy's NDArray[int64] is ndarray[shape, dtype[int64]], or from NumPy 2.5 on an alias of its own with int64 alone.
+    return {name: np.dtype(next(iter(get_args(of)), of)) for name, of in last.items()}
 
 
 class KeptLoop:

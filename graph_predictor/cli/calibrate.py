@@ -127,7 +127,7 @@ def calibrate(
     out: Annotated[str, shared(
         "--out", "a profile, named *.profile by convention", short="-o")],
     on: Annotated[str, typer.Option(
-        metavar="auto|cuda|cpu", help="What to calibrate; auto is a GPU if nvidia-smi shows one.")] = "auto",
+        metavar="auto|cuda|cpu", help="What to calibrate; auto is a GPU if torch sees one.")] = "auto",
     host: Annotated[bool, typer.Option(
         "--host", help="Calibrate the host instead: what operations cost it before any device computes.")] = False,
     minutes: Annotated[float | None, shared(
@@ -216,7 +216,9 @@ def _report(output: str, folder: Path, found: run.Calibration) -> None:
     report.line()
     rates = ", ".join(f"{name} {rate:.3g}" for name, rate in
                       sorted({**spec.vector_tflops, **spec.matrix_tflops}.items()))
-    report.line(f"Device: memory {spec.memory_bandwidth_gbps:.4g} GB/s; TFLOP/s: {rates}", indent=8)
+    clock = profile.provenance.get("clock_mhz")
+    report.line(f"Device: memory {spec.memory_bandwidth_gbps:.4g} GB/s; TFLOP/s: {rates}"
+                f"{f'; measured at {clock:,.0f} MHz' if clock else ''}", indent=8)
     if profile.host is not None:
         table = profile.host.table
         told = [f"{kind.label} {microseconds(table[kind, host_overheads.ANY, host_overheads.ANY].quantiles_ns[2])} µs"

@@ -76,11 +76,6 @@ def probe(device: str) -> Health:
     return _gpu() if device == "cuda" else _cpu()
 
 
-def has_gpu() -> bool:
-    """Return whether a driver shows a GPU."""
-    return bool(_gpu().name)
-
-
 def before(health: Health) -> list[Finding]:
     """Return what is wrong before anything of ours runs."""
     found = _memory(health)

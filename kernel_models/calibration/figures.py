@@ -34,10 +34,12 @@ def spec_of(hardware: Mapping[str, Any], threads: int) -> DeviceSpec:
     if name == "CPU":
         changes: dict[str, Any] = {"sm_count": max(threads, 1), **_caches()}
         return replace(device("cpu"), **changes)
+    units = hardware.get("multi_processor_count")
     try:
-        return resolve_device(name, hardware.get("total_memory"), hardware.get("multi_processor_count"))
+        spec = resolve_device(name, hardware.get("total_memory"), units)
     except DeviceError:
         return _unknown_gpu(name, hardware)
+    return _unknown_gpu(name, hardware) if units and units != spec.sm_count else spec  # a partition of a device
 
 
 def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) -> DeviceSpec:
@@ -50,30 +52,43 @@ def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) ->
     if not spec.placeholder:
         return spec
     rates: dict[str, float] = {}
-    bandwidth, floor = 0.0, float("inf")
+    bandwidth, link, floor = 0.0, 0.0, float("inf")
     beyond = min(_BEYOND_CACHE * spec.l2_mb * 2**20, _BEYOND_ANY_CACHE)
     for call, time_us in measured:
         if call.family is Family.GEMM:
             rates[call.dtype] = max(rates.get(call.dtype, 0.0), call.flops / time_us / 1e6)
         elif call.family in (Family.COPY, Family.TRANSFER, Family.ELEMENTWISE, Family.MEMSET):
             floor = min(floor, time_us)
-            if call.bytes_moved >= beyond:
+            if call.kind in ("h2d", "d2h"):
+                link = max(link, call.bytes_read / time_us / 1e3)
+            elif call.bytes_moved >= beyond:
                 bandwidth = max(bandwidth, call.bytes_moved / time_us / 1e3)
     sources = dict(spec.sources)
     changes: dict[str, Any] = {}
     if rates:
         base = rates.get("fp32") or max(rates.values())
         vector = {name: base * share for name, share in _OTHER_DTYPES.items()} | {"bf16": base, "fp32": base} | rates
+        if spec.vendor != "host":  # narrower types multiply on matrix units, which vectors do not compute on
+            matrix = {name: _rounded(rate) for name, rate in sorted(rates.items()) if name != "fp32"}
+            changes["matrix_tflops"] = MappingProxyType(matrix)
+            sources |= {f"matrix_tflops.{name}": MEASURED for name in matrix}
+            vector = dict.fromkeys(("bf16", "fp16", "fp32"), base) | {"fp64": _OTHER_DTYPES["fp64"] * base}
         changes["vector_tflops"] = MappingProxyType({name: _rounded(rate) for name, rate in sorted(vector.items())})
-        sources |= {f"vector_tflops.{name}": MEASURED if name in rates else f"share of fp32, which was {MEASURED}"
-                    for name in vector}
+        sources |= {f"vector_tflops.{name}": MEASURED if name in rates and rates[name] == rate else
+                    f"share of fp32, which was {MEASURED}" for name, rate in vector.items()}
+    link = link or bandwidth * (spec.vendor == "host")
     if bandwidth:
-        changes |= {"memory_bandwidth_gbps": _rounded(bandwidth), "host_gbps": _rounded(bandwidth)}
-        sources |= {"memory.bandwidth_gbps": MEASURED, "links.host_gbps": MEASURED}
+        changes["memory_bandwidth_gbps"] = _rounded(bandwidth)
+        sources["memory.bandwidth_gbps"] = MEASURED
+    if link:
+        changes["host_gbps"] = _rounded(link)
+        sources["links.host_gbps"] = MEASURED
     if floor < float("inf"):
         changes["kernel_floor_us"] = _rounded(floor)
         sources["launch.kernel_floor_us"] = MEASURED
     complete = bool(rates) and bool(bandwidth)
+    if complete:
+        changes["note"] = ""
     return replace(spec, placeholder=not complete, sources=MappingProxyType(sources), **changes)
 
 
@@ -108,6 +123,7 @@ def _unknown_gpu(name: str, hardware: Mapping[str, Any]) -> DeviceSpec:
     spec = unknown_device(
         name or ("AMD GPU" if amd else "NVIDIA GPU"), int(figure("total_memory") or 0),
         int(figure("multi_processor_count") or 0), str(hardware.get("compute_capability", "")),
-        l2_mb=figure("l2_cache_size", 2.0**-20), clock_mhz=figure("clock_rate", 1e-3),
+        l2_mb=figure("l2_cache_size", 2.0**-20),
+        clock_mhz=(hardware.get("clocks") or {}).get("max_sm_mhz") or figure("clock_rate", 1e-3),
         bandwidth_gbps=_rounded(2 * clock_khz * 1e3 * width / 8 / 1e9) if width and clock_khz else None)
     return replace(spec, matrix_tflops=MappingProxyType({}))

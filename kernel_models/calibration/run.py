@@ -11,6 +11,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kernel_models.calibration import checks
 from kernel_models.calibration.checks import CalibrationError, Finding
 from kernel_models.calibration.figures import spec_of, with_measured
@@ -26,14 +28,17 @@ from kernel_models.op_call import Family
 from kernel_models.profile import DeviceProfile, ProfileEntry
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.plan import CampaignError
+from tracer.campaign.processes import torch_sees_gpu
 from tracer.campaign.results import Results
-from tracer.campaign.runner import CampaignOutcome, RunOptions, run_items
+from tracer.campaign.runner import BOX_ENDED, CampaignOutcome, RunOptions, run_items
 from tracer.campaign.source import Setup
 from tracer.campaign.tables import KERNELS, quickest_visits, read_kernels
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.store import load_graph
 
+SLOW_CLOCK = 0.95
+"""A median clock below this share of the highest is said: chosen, a power limit's few percent are usual."""
 NAME = "calibration"
 """Name of the measurements' directory, as ``campaign.json`` has it."""
 START_S, FAMILY_S = 12.0, 2.0
@@ -52,7 +57,7 @@ class Request:
     """A request for a calibration.
 
     Attributes:
-        device: "auto" (a GPU if ``nvidia-smi`` shows one, else the CPU), "cuda" or "cpu".
+        device: "auto" (a GPU if torch sees one, else the CPU), "cuda" or "cpu".
         minutes: of measuring and fitting together, over all runs of one directory.
         families: names; all that the device has if empty.
         work: directory of the measurements.
@@ -112,8 +117,6 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
     if device == "cpu":
         _check_threads(request)
     health = probe(device)
-    if device == "cuda" and not health.name and request.device == "auto":
-        raise CalibrationError("No GPU answers; --on cpu calibrates the CPU.")
     findings = checks.before(health)
     for finding in findings:
         if finding.fatal:
@@ -135,6 +138,8 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
         if finding.what not in {one.what for one in source.findings}:
             source.findings.append(finding)
     notes = [*(finding.text for finding in source.findings), *source.notes()]
+    if outcome.stopped not in ("", BOX_ENDED):
+        notes.append(f"The measurements ended before their time: {outcome.stopped}")
     # What the measurements left of the minutes, and never less than was kept for fitting.
     until = max(began + request.minutes * 60, time.monotonic() + request.minutes * 60 - box_s)
     profile = fit_measurements(request.work, families, host, notes, threads=setup.threads, say=say, until=until)
@@ -198,10 +203,16 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
         notes.append(f"The models of {', '.join(ended)} are what their share of the minutes allowed to learn, and no "
                      "trees were tried; give more minutes with --resume.")
     overheads = _overheads(results, host, notes)
+    clock_mhz = _clock_mhz(work)
+    highest = (sessions[-1]["hardware"].get("clocks") or {}).get("max_sm_mhz") or spec.boost_clock_mhz
+    if clock_mhz is not None and clock_mhz < SLOW_CLOCK * highest:
+        notes.append(f"The measurements ran at {clock_mhz:,.0f} MHz (median) of at most {highest:,.0f}: the profile's "
+                     "times are those of that clock.")
     provenance = {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "data": ["foretrace calibrate"],
         "hardware": sessions[-1].get("hardware", {}), "software": sessions[-1].get("software", {}),
         "measurements": results.index.ok, "seconds": round(sum(line.seconds for line in results.lines.values()), 1),
+        **({} if clock_mhz is None else {"clock_mhz": clock_mhz}),
         "split": "a third of all shapes, by the SHA-256 of the shape, is held out and never fitted to",
         "notes": notes}
     return DeviceProfile(spec, entries, provenance, overheads)
@@ -239,6 +250,14 @@ def _samples(work: Path, sessions: Sequence[dict[str, Any]], spec: DeviceSpec) -
     return [one for one in found if len(one)]
 
 
+def _clock_mhz(work: Path) -> float | None:
+    """The median clock of a GPU's units right after its measurements; ``None`` where it was never read."""
+    read = [read_kernels(work, name).sm_clock_mhz.dropna() for name in FAMILIES
+            if any((work / KERNELS).glob(f"{name}.*parquet"))]
+    clocks = np.concatenate([np.asarray(one, np.float64) for one in read]) if read else np.zeros(0)
+    return float(np.median(clocks)) if len(clocks) else None
+
+
 def _overheads(results: Results, host: HostFit | None, notes: list[str]) -> HostOverheads | None:
     files = [results.path / line.file for line in results.lines.values()
              if line.kind == "workload" and line.status == "ok" and line.content == "graph"]
@@ -270,7 +289,7 @@ def _spent_s(request: Request) -> float:
 def _device(name: str) -> str:
     if name not in ("auto", "cuda", "cpu"):
         raise CalibrationError(f"There is no device {name!r} to calibrate; choose auto, cuda or cpu.")
-    return name if name != "auto" else "cuda" if checks.has_gpu() else "cpu"
+    return name if name != "auto" else "cuda" if torch_sees_gpu() else "cpu"
 
 
 def _check_threads(request: Request) -> None:

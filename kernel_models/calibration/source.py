@@ -14,7 +14,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,14 @@ COVERAGE = 16
 """Measurements every family gets before others are preferred: chosen, twice ``LEAST_TO_LEARN``."""
 LONGER = 2.0
 """A measurement expected to take this many times the longest allowed run is passed over."""
+MOST_REFUSALS = 3
+"""Settings of the same modes that may fail or be refused before these modes are left out, unless they ever worked."""
+GIVEN_UP = 8
+"""A family whose last so many measurements all failed is given up: chosen, so that a device's other families lose less
+than a tenth of nine minutes, with a worker's start after each failure."""
+DOUBTFUL = 5
+"""After so many failures in a row what has worked is measured again: it tells a broken device from families that cannot
+be measured, before the run gives the device up (``tracer.campaign.runner.MOST_FAILURES``)."""
 _HOST_CASES = ("launch_idle", "launch_busy", "synchronise", "item")
 _TRIES = 40
 """Chosen: candidates that are looked at for one that fits the time left."""
@@ -63,15 +71,16 @@ _ANCHORS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
              ("gemm", {"m": 4096, "n": 4096, "k": 4096, "dtype": "fp32", **_GEMM}),
              ("gemm", {"m": 4096, "n": 4096, "k": 4096, "dtype": "tf32", **_GEMM}),
              ("gemm", {"m": 4096, "n": 4096, "k": 4096, "dtype": "fp16", **_GEMM}),
-             ("copy", {"bytes": 1 << 30, "direction": "d2d"}),
+             ("copy", {"bytes": 1 << 30, "direction": "d2d"}), ("copy", {"bytes": 1 << 28, "direction": "h2d"}),
              ("elementwise", {"rows": 8, "width": 32, "op": "add", "dtype": "fp32"})),
 }
-"""Always measured: peaks and floor of a device without a data sheet; the first is the canary."""
+"""Always measured: peaks and floor of a device without a data sheet; the first that works is the canary."""
 
 
 @dataclass
 class _FamilyState:
-    """The state of one family's measurements so far."""
+    """The state of one family's measurements so far; ``most_bytes`` is what its tensors may take after running out of
+    memory."""
 
     family: Family
     spaces: Sequence[Space]
@@ -81,7 +90,11 @@ class _FamilyState:
     held: dict[str, Candidate] = field(default_factory=dict)
     fitted: int = 0
     held_out: int = 0
+    failed: int = 0
     exhausted: bool = False
+    failed_in_a_row: int = 0
+    reason: str = ""
+    most_bytes: float = math.inf
 
     @property
     def done(self) -> int:
@@ -119,12 +132,14 @@ class Measurements:
         self._families, self._seed, self._free = list(families), seed, free_bytes
         self._states: dict[Family, _FamilyState] = {}
         self._anchors = _anchor_items(setup.device, box_s)
-        self._canary = self._anchors[0]
+        self._anchor_ids = {item.id for item in self._anchors}
+        self._canary: Item | None = None
         self._first = list(self._anchors)
         self._done: set[str] = set()
         self._earlier: list[tuple[Item, ItemResult]] = []
         self._place: dict[str, tuple[_FamilyState, Candidate]] = {}
-        self._unsupported: Counter[tuple[Any, ...]] = Counter()
+        self._refused: Counter[tuple[Any, ...]] = Counter()
+        self._failed_in_a_row = 0
         self._worked: set[tuple[Any, ...]] = set()
         self._spec: DeviceSpec | None = None
         self._limits: Limits | None = None
@@ -153,7 +168,9 @@ class Measurements:
 
     def started(self, context: Mapping[str, Any]) -> None:
         """The device is known: prepare to plan."""
-        self._spec = spec_of(context.get("hardware", {}), self.setup.threads)
+        hardware = context.get("hardware", {})
+        self._spec = spec_of(hardware, self.setup.threads)
+        self._free = hardware.get("free_memory") or self._free
         self._checked = self._said = self._begun = self._clock()
         for item, line in self._earlier:
             self._take_up(item, line)
@@ -167,7 +184,8 @@ class Measurements:
                 return item
         if self._limits is None:
             self._prepare()
-        if self._clock() - self._checked > CHECK_S and fits(self._canary):
+        due = self._clock() - self._checked > CHECK_S or self._failed_in_a_row >= DOUBTFUL
+        if due and self._canary is not None and fits(self._canary):
             self._checked = self._clock()
             return self._canary
         again = self._visits.due(self._clock())
@@ -195,24 +213,19 @@ class Measurements:
         if item.kind != "kernel" or item.name == "overheads":
             return
         if result.status != "ok":
-            if result.status == "unsupported":
-                self._unsupported[modes] += 1
-            elif "out of memory" in result.reason.lower() and candidate is not None and self._limits is not None:
-                self._free = 0.5 * candidate.call.bytes_moved  # as it turned out
-                self._limits = Limits(self._limits.run_us, self._free, self._limits.fixed_s, self._limits.budget_s,
-                                      self._limits.fill_gbps)
-            self.failures[item.name, result.reason if result.status == "failed" else
-                          f"not supported here: {result.reason}"] += 1
+            self._failed(item, result, state, candidate)
             return
         self._worked.add(modes)
         self.measured += 1
+        self._failed_in_a_row = 0
         if state is not None:
+            state.failed_in_a_row = 0
             state.fitted, state.held_out = (
                 (state.fitted, state.held_out + 1) if item.split == "held-out" else (state.fitted + 1, state.held_out))
         warm = next((row for row in rows if row.get("variant") == WARM), None)
         if warm is not None:
             self._learn(item, dict(warm))
-            if self._on_host and item.id != self._canary.id:
+            if self._on_host and item is not self._canary:
                 self._visits.add(item, time_us(dict(warm), host=True), self._clock())
 
     def planned(self) -> int:
@@ -251,6 +264,31 @@ class Measurements:
 
     # --- the inner parts ---------------------------------------------------------------------------------------------
 
+    def _failed(self, item: Item, result: ItemResult, state: _FamilyState | None, candidate: Candidate | None) -> None:
+        """Learn from a measurement that failed or was refused: what like it is not tried again."""
+        failed = result.status == "failed"
+        self.failures[item.name, result.reason if failed else f"not supported here: {result.reason}"] += 1
+        self._failed_in_a_row += failed
+        if failed and "out of memory" in result.reason.lower():
+            if state is not None and candidate is not None:
+                state.most_bytes = 0.5 * candidate.bytes
+        else:
+            self._refused[_modes(item)] += 1
+        if state is None:
+            return
+        state.failed += 1
+        state.failed_in_a_row += 1
+        state.reason = result.reason
+        if state.failed_in_a_row >= GIVEN_UP:
+            self._end(state)
+
+    def _end(self, state: _FamilyState) -> None:
+        """Measure no more of a family: nothing is left to measure, or nothing works."""
+        state.exhausted = True
+        if state.failed and state.done < COVERAGE:
+            self._find(Finding(f"family {state.family.value}", f"{state.family.value} was given up with {state.done} "
+                               f"measurements, since {state.failed} did not work; the last one: {state.reason}"))
+
     def _look(self) -> None:
         """Health, and a line of progress, now and then."""
         now = self._clock()
@@ -272,7 +310,7 @@ class Measurements:
     def _take_up(self, item: Item, line: ItemResult) -> None:
         """Learn from a line of an earlier run."""
         if line.status == "unsupported":
-            self._unsupported[_modes(item)] += 1
+            self._refused[_modes(item)] += 1
         if line.status != "ok" or item.name == "overheads":
             return
         if not hasattr(self, "_tables"):
@@ -310,7 +348,9 @@ class Measurements:
         row = {**row, **item.settings}  # a setting may go by the name of a measured column
         calls = calls_of_benchmark(item.name, row)
         measured_us = time_us(row, host=self._spec.vendor == "host")
-        if item.id == self._canary.id:
+        if self._canary is None and item.id in self._anchor_ids:
+            self._canary = item
+        if self._canary is not None and item.id == self._canary.id:
             self.canary_us.append(measured_us)
             if len(self.canary_us) > 1 and measured_us > SLOWER * self.canary_us[0]:
                 self._find(Finding("canary", "The device has become slower: a product that took "
@@ -350,10 +390,11 @@ class Measurements:
         """Return what of a family to measure; ``None`` where nothing new was drawn."""
         assert self._spec is not None and self._limits is not None
         held_out = state.held_out < HELD_OUT_SHARE * (state.done + 1)
+        limits = replace(self._limits, bytes=min(self._limits.bytes, state.most_bytes))
         for number in range(3 * DRAWS):
             if len(state.held if held_out else state.pool) >= (1 if held_out else DRAWS):
                 break
-            one = draw(state.spaces[(state.done + number) % len(state.spaces)], self._spec, self._limits, state.rng)
+            one = draw(state.spaces[(state.done + number) % len(state.spaces)], self._spec, limits, state.rng)
             if one is not None:
                 (state.held if one.split == "held-out" else state.pool)[one.item.id] = one
         for pool in (state.held, state.pool) if held_out else (state.pool,):
@@ -366,24 +407,25 @@ class Measurements:
 
     def _may_be_measured(self, state: _FamilyState, one: Candidate) -> bool:
         """Return whether a candidate is new, may work, and takes no longer than it may."""
-        return one.item.id not in self._done and self._may_work(one.item) and not self._too_long(state, one)
+        return (one.item.id not in self._done and one.bytes <= state.most_bytes and self._may_work(one.item)
+                and not self._too_long(state, one))
 
     def _may_work(self, item: Item) -> bool:
-        """Return whether to try it: not if these modes were refused before and never worked."""
+        """Return whether to try it: not if these modes failed or were refused several times, and never worked."""
         modes = _modes(item)
-        return modes in self._worked or self._unsupported[modes] < 1
+        return modes in self._worked or self._refused[modes] < MOST_REFUSALS
 
     def _choose(self) -> Candidate | None:
         """The next candidate: of the family that has least time for its error, or of any that has few."""
         while open_states := [state for state in self._states.values() if not state.exhausted]:
-            few = [one for one in open_states if one.done < COVERAGE]
+            few = [one for one in open_states if one.done + one.failed < COVERAGE]
             state = (min(few, key=lambda one: one.progress.seconds) if few else
                      max(open_states, key=lambda one: one.progress.need()))
             chosen = self._drawn(state)
             if chosen is not None:
                 self._place[chosen.item.id] = (state, chosen)
                 return chosen
-            state.exhausted = True
+            self._end(state)
         return None
 
     def _too_long(self, state: _FamilyState, chosen: Candidate) -> bool:
@@ -395,8 +437,10 @@ class Measurements:
 
 def _modes(item: Item) -> tuple[Any, ...]:
     """Return what the same shape is worked on by: it decides whether a device can do it at all."""
-    return (item.name, *(item.settings.get(name) for name in FAMILIES[item.name].choices)) if (
-        item.kind == "kernel") else (item.name,)
+    if item.kind != "kernel":
+        return (item.name,)
+    family = FAMILIES[item.name]
+    return (item.name, *(item.settings.get(name) for name in family.choices), family.traits(item.settings))
 
 
 def _anchor_items(device: str, box_s: float) -> list[Item]:

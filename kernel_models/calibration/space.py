@@ -56,10 +56,12 @@ class Limits:
 
 
 class Candidate(NamedTuple):
-    """One thing that could be measured: the item, its call, and the seconds it is expected to take."""
+    """One thing that could be measured: the item with the seconds it is expected to take, its call, and the bytes that
+    its tensors take together."""
 
     item: Item
     call: OpCall
+    bytes: float
 
     @property
     def split(self) -> Split:
@@ -127,7 +129,7 @@ def candidate(benchmark: str, settings: dict[str, Any], call: OpCall, spec: Devi
         return None
     runs_s = min(_RUNS * run_us / 1e6, 2 * limits.budget_s + 12 * run_us / 1e6)
     seconds = limits.fixed_s + runs_s + stored / (limits.fill_gbps * 1e9)
-    return Candidate(kernel_item(benchmark, settings, seconds=seconds), call)
+    return Candidate(kernel_item(benchmark, settings, seconds=seconds), call, stored)
 
 
 def _size(span: Span | tuple[int, ...], rng: np.random.Generator) -> int:

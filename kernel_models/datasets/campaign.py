@@ -62,8 +62,10 @@ _ALSO: dict[Family, frozenset[Family]] = {
     Family.OPTIMIZER: frozenset({Family.ELEMENTWISE, Family.REDUCTION}),
     Family.ELEMENTWISE: frozenset({Family.COPY}),
 }
-_BACKENDS = {"flash": re.compile(r"flash"), "cudnn": re.compile(r"cudnn"),
-             "efficient": re.compile(r"fmha|efficient|mem_eff")}
+_ROCM = r"attn_fwd|bwd_(kernel|preprocess)|[Ff]mha_?([Ff]wd|[Bb]wd)"
+"""Attention on AMD's GPUs, of AOTriton, Composable Kernel and AITER: the same kernels do what is asked of either."""
+_BACKENDS = {"flash": re.compile(rf"^(?!.*cudnn).*(flash|{_ROCM})"), "cudnn": re.compile(r"cudnn"),
+             "efficient": re.compile(rf"fmha|efficient|mem_eff|{_ROCM}")}
 _OPERATION = "aten::"
 
 
@@ -168,7 +170,12 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
         if not 0 <= int(session) < len(sessions):
             raise DataError(f"{path} names session {session}, which its campaign.json does not have.")
         context = sessions[int(session)]
-        spec = resolve_device(str(context.get("hardware", {}).get("device", "")))
+        hardware = context.get("hardware", {})
+        units = hardware.get("multi_processor_count")
+        spec = resolve_device(str(hardware.get("device", "")), hardware.get("total_memory"), units)
+        if units and spec.vendor != "host" and units != spec.sm_count:
+            raise DataError(f"{path} was measured on {units} of the {spec.sm_count} units of {spec.name}: a part of "
+                            "it, whose times are not the device's; foretrace calibrate makes such a part's profile.")
         yield from samples_of(rows, path.name, spec, software_of(context))
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulated_gpu.driver import SimulatedCuda, SimulatedGpu
 
 from kernel_models.calibration.checks import Health
 from kernel_models.datasets.campaign import calls_of_benchmark
@@ -22,7 +24,7 @@ from tracer.campaign.families import Bench
 from tracer.campaign.items import Item
 from tracer.campaign.lab import CudaMachine
 from tracer.campaign.micro import _empty_pair_us, _quantiles, _repeat
-from tracer.campaign.record import Answer, Task
+from tracer.campaign.record import Answer, Task, is_unsupported
 
 H200 = device("h200-sxm")
 HEALTHY = Health("cuda", "NVIDIA H200", 1980.0, 1980.0, (), 141e9, 140e9, 0, 0.0)
@@ -34,41 +36,6 @@ KERNELS = {
     Family.GEMM: "nvjet_tst_128x256", Family.CONV: "sm90_xmma_fprop_implicit_gemm", Family.NORM: "layer_norm_kernel",
     Family.SOFTMAX: "softmax_warp_forward", Family.MEMSET: "Memset (Device)", Family.TRANSFER: "Memcpy HtoD",
 }
-
-
-class SimulatedGpu:
-    """A stand-in for ``torch``: one stream whose clock only work on it moves."""
-
-    def __init__(self) -> None:
-        self.now_us, self.int32, self.cuda = 0.0, None, self
-
-    def get_device_properties(self, index: int) -> Any:
-        return type("Properties", (), {"L2_cache_size": 50 << 20})
-
-    def empty(self, count: int, **options: Any) -> Any:
-        return self
-
-    def zero_(self) -> None:
-        self.now_us += 60.0
-
-    def _sleep(self, cycles: int) -> None:
-        self.now_us += cycles / 1980.0
-
-    def synchronize(self) -> None:
-        pass
-
-    def Event(self, enable_timing: bool) -> Any:
-        gpu = self
-
-        class Event:
-            def record(self) -> None:
-                self.at_us = gpu.now_us
-                gpu.now_us += 0.5
-
-            def elapsed_time(self, later: Any) -> float:
-                return (later.at_us - self.at_us) / 1e3
-
-        return Event()
 
 
 def law_us(call: OpCall) -> float:
@@ -93,6 +60,7 @@ class Bench0:
     context: dict[str, Any] = field(default_factory=lambda: CONTEXT)
     asked: list[Item] = field(default_factory=list)
     clock_s: float = 100.0
+    dropped: int = 0
 
 
 class SimulatedWorkers:
@@ -100,7 +68,10 @@ class SimulatedWorkers:
 
     def __init__(self, bench: Bench0) -> None:
         self._bench, self._gpu = bench, SimulatedGpu()
-        self._lab: Any = type("Lab", (), {"machine": CudaMachine(self._gpu), "is_cuda": True})()
+        flushed = SimpleNamespace(zero_=lambda: self._gpu.launch(60.0))
+        torch = SimpleNamespace(cuda=SimulatedCuda(self._gpu), version=SimpleNamespace(hip=None), int32=None,
+                                empty=lambda count, **options: flushed)
+        self._lab: Any = SimpleNamespace(machine=CudaMachine(torch), is_cuda=True)
         self.context = bench.context
 
     def take(self, *, fresh: bool) -> SimulatedWorkers:
@@ -112,7 +83,10 @@ class SimulatedWorkers:
     def prepare_next(self) -> None:
         pass
 
-    drop = close = prepare_next
+    close = prepare_next
+
+    def drop(self) -> None:
+        self._bench.dropped += 1
 
     def answer(self, seconds: float) -> Answer:
         bench, item = self._bench, self._item
@@ -124,18 +98,19 @@ class SimulatedWorkers:
             return Answer("failed", values={"status": "unsupported"}, reason="NotImplementedError: simulated.")
         refused = bench.refuses(item)
         if refused:
-            status = "failed" if "memory" in refused else "unsupported"
+            error = NotImplementedError(refused.partition(": ")[2])
+            status = "unsupported" if is_unsupported(error) else "failed"
             return Answer("failed", values={"status": status}, reason=refused)
         calls = calls_of_benchmark(item.name, {**item.settings, "kernels": ["triton_poi_fused_0"]})
         time_us = bench.law(calls[0]) * (1.3 if len(bench.asked) > bench.slower_after else 1.0)
 
         def work() -> None:
-            self._gpu.now_us += time_us
+            self._gpu.launch(time_us)
 
         bench.clock_s += 40 * time_us / 1e6
         common = {"kernels": [bench.kernel(calls[0], item)], "kernel_count": 1.0, "kernel_us": time_us,
-                  "event_overhead_us": _empty_pair_us(self._lab), "flops": calls[0].flops,
-                  "bytes": calls[0].bytes_moved}
+                  "event_overhead_us": _empty_pair_us(self._lab), "sm_clock_mhz": self._gpu.clock_mhz,
+                  "flops": calls[0].flops, "bytes": calls[0].bytes_moved}
         rows = [{"variant": variant, **_quantiles(_repeat(Bench(work), self._lab, 5.0, time_us, flush)), **common}
                 for variant, flush in (("warm", False), ("cold", True))]
         return Answer("done", values={"content": "kernels", "median_ns": round(rows[0]["p50_us"] * 1e3)}, rows=rows)

@@ -448,67 +448,6 @@ def test_each_family_of_the_h200_plan_is_measured_in_rehearsal(torch: Any, name:
         torch.set_num_threads(threads)
 
 
-class SimulatedGpu:
-    """A stand-in for ``torch`` with one stream whose clock only work on it moves; launches are free."""
-
-    def __init__(self) -> None:
-        self.now_us, self.flushes, self.int32 = 0.0, 0, None
-        self.cuda = self
-
-    def get_device_properties(self, index: int) -> Any:
-        return type("Properties", (), {"L2_cache_size": 60 << 20})
-
-    def empty(self, count: int, **options: Any) -> Any:
-        assert count * 4 == 240 << 20
-        return self
-
-    def zero_(self) -> None:
-        self.now_us += 60.0
-        self.flushes += 1
-
-    def _sleep(self, cycles: int) -> None:
-        self.now_us += cycles / 1500.0  # 1.5 GHz, not the value assumed
-
-    def synchronize(self) -> None:
-        pass
-
-    def Event(self, enable_timing: bool) -> Any:
-        gpu = self
-
-        class Event:
-            def record(self) -> None:
-                self.at_us = gpu.now_us
-
-            def elapsed_time(self, later: Any) -> float:
-                return (later.at_us - self.at_us) / 1e3
-
-        return Event()
-
-
-def test_device_times_hold_the_work_alone() -> None:
-    """The GPU path through a simulated clock: neither what keeps the stream busy nor the flush is in the times."""
-    from tracer.campaign.families import Bench
-    from tracer.campaign.lab import CudaMachine
-    from tracer.campaign.micro import _repeat
-
-    gpu = SimulatedGpu()
-    machine = CudaMachine(gpu)
-    before = gpu.now_us
-    machine.hold(100.0)
-    assert gpu.now_us - before == pytest.approx(100.0, rel=1e-3)  # the calibration found the clock
-    lab = type("Lab", (), {"machine": machine, "is_cuda": True})()
-
-    def work() -> None:
-        gpu.now_us += 7.0
-
-    for flush in (False, True):
-        flushes = gpu.flushes
-        times = _repeat(Bench(work), lab, hold_us=20.0, run_us=50.0, flush=flush)
-        assert times == pytest.approx([7.0] * len(times))
-        assert len(times) == 10  # steady at once
-        assert gpu.flushes - flushes == (10 if flush else 0)
-
-
 @pytest.mark.slow
 def test_the_beginning_of_the_h200_workloads_is_rehearsed(torch: Any, tmp_path: Path) -> None:
     out = tmp_path / "rehearsal"

@@ -11,11 +11,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import GenericAlias
+from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from tracer import machine_code
 from tracer.machine_code import kept_loop
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +63,14 @@ def _ran(folder: Path, temporary: Path, **environment: str) -> list[str]:
 
 def _counted(one: np.ndarray) -> int:
     return one.size
+
+
+@pytest.mark.parametrize("array", [
+    npt.NDArray[np.int64], np.ndarray[Any, np.dtype[np.int64]], GenericAlias(list, (np.int64,))],
+    ids=["NumPy's", "before 2.5", "from 2.5 on"])
+def test_types_of_arrays_are_read_from_any_numpys_annotations(array: Any) -> None:
+    record = type("Record", (), {"__annotations__": {"column": array}})
+    assert machine_code._dtypes(record) == {"column": np.dtype(np.int64)}
 
 
 def test_sizes_stay_in_memory_while_a_loop_runs() -> None:

@@ -9,14 +9,21 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 _FLUSH_MULTIPLE = 4
 """The buffer that evicts L2 is so many times its size."""
 _LEAST_FLUSH_BYTES = 8 << 20
-_DEFAULT_CYCLES_PER_US = 2000.0
-"""Corrected by timing a sleep; 2 GHz is about the SM clock of a Hopper GPU at work."""
+_UNKNOWN_L2_BYTES = 128 << 20
+_BEHIND_L2_BYTES = 256 << 20
+"""AMD's Infinity Cache, which lies behind the L2 of MI300X and its like and which the driver does not report."""
+_FLUSH_SHARE = 1 / 16
+"""Of the memory, which the buffer takes at most."""
+_TIMED_CYCLES = 200_000
+"""A sleep of a tenth of a millisecond, by which cycles of the clock of the moment are told in microseconds."""
 
 
 class CudaMachine:
@@ -24,23 +31,27 @@ class CudaMachine:
 
     def __init__(self, torch: Any) -> None:
         self._torch, self._cuda = torch, torch.cuda
-        size = int(getattr(self._cuda.get_device_properties(0), "L2_cache_size", 0) or 0)
-        self._evict = torch.empty(max(_FLUSH_MULTIPLE * size, _LEAST_FLUSH_BYTES) // 4, device="cuda",
-                                  dtype=torch.int32)
-        self._cycles_per_us = _DEFAULT_CYCLES_PER_US
-        self._calibrate()
+        self._is_amd = bool(torch.version.hip)
+        self._cycles_per_us = 0.0
 
-    def _calibrate(self) -> None:
-        cycles = 2_000_000
-        self._cuda._sleep(cycles)
+    @cached_property
+    def _evict(self) -> Any:
+        """A buffer whose writing leaves nothing else in the caches."""
+        properties = self._cuda.get_device_properties(self._cuda.current_device())
+        size = int(getattr(properties, "L2_cache_size", 0) or _UNKNOWN_L2_BYTES)
+        wanted = max(_FLUSH_MULTIPLE * size, 2 * _BEHIND_L2_BYTES * self._is_amd, _LEAST_FLUSH_BYTES)
+        most = int(_FLUSH_SHARE * properties.total_memory)
+        return self._torch.empty(min(wanted, most) // 4, device="cuda", dtype=self._torch.int32)
+
+    def scale_hold(self) -> None:
+        """Find how many cycles a microsecond has now: clocks rise with work, and fall under a power limit."""
         first, second = self.event(), self.event()
+        self._cuda._sleep(_TIMED_CYCLES)  # what launches the first time is over by then
         first.record()
-        self._cuda._sleep(cycles)
+        self._cuda._sleep(_TIMED_CYCLES)
         second.record()
         self.synchronize()
-        elapsed_us = first.elapsed_time(second) * 1e3
-        if elapsed_us > 0:
-            self._cycles_per_us = cycles / elapsed_us
+        self._cycles_per_us = _TIMED_CYCLES / max(first.elapsed_time(second) * 1e3, 1.0)
 
     def event(self) -> Any:
         """A timing event; ``a.elapsed_time(b)`` is in milliseconds."""
@@ -51,7 +62,7 @@ class CudaMachine:
         self._cuda.synchronize()
 
     def hold(self, microseconds: float) -> None:
-        """Keep the current stream busy for so long, without holding up the host."""
+        """Keep the current stream busy for so long, without holding up the host. ``scale_hold`` was called before."""
         self._cuda._sleep(int(microseconds * self._cycles_per_us))
 
     def flush(self) -> None:
@@ -86,18 +97,33 @@ class CudaMachine:
 
     def memset(self, tensor: Any) -> None:
         """Set a tensor's memory to zero by the driver's own call (``zero_`` launches a kernel instead)."""
-        driver = ctypes.CDLL("libcuda.so.1")
-        status = driver.cuMemsetD8Async(ctypes.c_uint64(tensor.data_ptr()), ctypes.c_ubyte(0),
-                                        ctypes.c_size_t(tensor.nbytes),
-                                        ctypes.c_void_p(self._cuda.current_stream().cuda_stream))
+        name = "hipMemsetD8Async" if self._is_amd else "cuMemsetD8Async"
+        status = getattr(self._driver, name)(
+            ctypes.c_void_p(tensor.data_ptr()), ctypes.c_ubyte(0), ctypes.c_size_t(tensor.nbytes),
+            ctypes.c_void_p(self._cuda.current_stream().cuda_stream))
         if status:
-            raise RuntimeError(f"CUDA error: cuMemsetD8Async gave {status}")
+            raise RuntimeError(f"{'HIP' if self._is_amd else 'CUDA'} error: {name} gave {status}")
+
+    @cached_property
+    def _driver(self) -> Any:
+        """NVIDIA's driver, or the HIP runtime that torch has loaded, which may be its own."""
+        return ctypes.CDLL(_loaded("libamdhip64.so") if self._is_amd else "libcuda.so.1")
 
     def clock_mhz(self) -> int | None:
-        """The SM clock now; None where it cannot be read (it needs nvidia-ml-py)."""
+        """The SM clock now; None where it cannot be read (it needs nvidia-ml-py, or amdsmi)."""
         with suppress(Exception):
             return int(self._cuda.clock_rate())
         return None
+
+
+def _loaded(name: str) -> str:
+    """The path of a library that this process has loaded, whatever its version; else its name."""
+    with suppress(OSError):
+        for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            path = line.partition("/")[2]
+            if name in path.rpartition("/")[2]:
+                return f"/{path}"
+    return name
 
 
 class HostEvent:
@@ -140,12 +166,13 @@ class HostMachine:
     """The CPU under the same names: events read the host's clock, and nothing is ever queued.
 
     Where torch computes with one thread, that thread's own clock is read: what other processes take from it meanwhile
-    is not the operation's time.
+    is not the operation's time. ``clock_ns`` is another clock.
     """
 
-    def __init__(self, torch: Any) -> None:
+    def __init__(self, torch: Any, clock_ns: Callable[[], int] | None = None) -> None:
         self._evict = torch.empty(_LEAST_FLUSH_BYTES // 4, dtype=torch.int32)
-        self._clock_ns = time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns
+        self._clock_ns = clock_ns or (
+            time.thread_time_ns if torch.get_num_threads() == 1 else time.perf_counter_ns)
 
     def event(self) -> HostEvent:
         """A point in time; ``a.elapsed_time(b)`` is in milliseconds."""
@@ -153,6 +180,9 @@ class HostMachine:
 
     def synchronize(self) -> None:
         """Nothing to wait for."""
+
+    def scale_hold(self) -> None:
+        """Nothing is held on a host."""
 
     def hold(self, microseconds: float) -> None:
         """Nothing is queued on a host."""

@@ -59,6 +59,7 @@ def measure(family: str, settings: dict[str, Any], lab: Lab, visit: int = 1) -> 
     """
     with lab:
         bench = FAMILIES[family].bench(settings, lab)
+        lab.machine.scale_hold()
         if bench.samples is not None:
             rows = [{"variant": name, **_quantiles(times)} for name, times in bench.samples().items() if times]
             if not rows:
@@ -100,6 +101,7 @@ def _repeat(bench: Bench, lab: Lab, hold_us: float, run_us: float, flush: bool) 
     budget_s = CUDA_BUDGET_S if lab.is_cuda else HOST_FLUSHED_BUDGET_S if flush else HOST_BUDGET_S
     batch = LEAST_RUNS if LEAST_RUNS * run_us < 1e6 * budget_s else SLOW_RUNS
     times: list[float] = []
+    machine.scale_hold()
     started = time.perf_counter()
     while len(times) < MOST_RUNS:
         pairs = []

@@ -19,6 +19,18 @@ from tracer.campaign.record import Answer, Task
 START_S = 180.0
 """Longest a worker may take to import torch and wake the device."""
 _LOG_BYTES = 2000
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+"""A worker of the CPU sees no GPU, so that its context is the CPU's and nothing runs elsewhere."""
+_SEES_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+
+
+def torch_sees_gpu() -> bool:
+    """Return whether torch, asked in a process of its own, sees a GPU; false where there is no torch."""
+    try:
+        return subprocess.run([sys.executable, "-c", _SEES_GPU], stdin=subprocess.DEVNULL, capture_output=True,
+                              timeout=START_S, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 class WorkerDied(Exception):
@@ -33,7 +45,8 @@ class Worker:
         self._answers, answer_write = os.pipe()
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH", "")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1",
+                       **(dict.fromkeys(_VISIBLE, "-1") if device == "cpu" else {})}
         self._log = log
         with open(log, "wb") as file:
             self._process = subprocess.Popen(

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 UNSUPPORTED = ("no available kernel", "not implemented for", "not supported", "not compiled", "is only supported",
                "requires compute capability", "could not find an engine", "no viable backend",
-               "operator doesn't exist for this backend")
+               "operator doesn't exist for this backend", "status_not_supported")
 """Parts of torch's messages (in lower case) about work that this device or build cannot do."""
+_DEVICE_ERRORS = re.compile(r"\b(CUDA|HIP) (error|out of memory)|Triton Error \[(CUDA|HIP)\]", re.IGNORECASE)
 _PATHS = re.compile(r"(?:/[\w.+-]+){2,}/([\w.+-]+)")
 
 
@@ -61,6 +62,11 @@ def is_unsupported(error: BaseException) -> bool:
     """Return whether torch says that it cannot do this here, rather than that it failed."""
     text = str(error).lower()
     return isinstance(error, (NotImplementedError, RuntimeError)) and any(part in text for part in UNSUPPORTED)
+
+
+def is_device_error(reason: str) -> bool:
+    """Return whether a failure is the device's, in NVIDIA's words or AMD's: its process may work no more."""
+    return _DEVICE_ERRORS.search(reason) is not None
 
 
 def full_folder(error: BaseException, task: Task) -> str:

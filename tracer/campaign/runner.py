@@ -21,7 +21,7 @@ import msgspec
 from tracer.campaign.items import Item, rehearsed
 from tracer.campaign.plan import CampaignError, Plan
 from tracer.campaign.processes import WorkerDied, Workers
-from tracer.campaign.record import Answer, Task
+from tracer.campaign.record import Answer, Task, is_device_error
 from tracer.campaign.results import ItemResult, Results, ended
 from tracer.campaign.source import ItemSource, PlanItems
 from tracer.campaign.tables import KERNELS, merge_parts, write_part
@@ -37,6 +37,7 @@ FLUSH_S, FLUSH_ITEMS = 2.0, 64
 """Micro-benchmarks are written in batches; a kill loses those of the last seconds."""
 MOST_FAILURES = 10
 """Items failing in a row that mean a broken device or machine."""
+BOX_ENDED = "the time box has ended."
 _MB = 1_000_000
 
 
@@ -171,7 +172,7 @@ class _Run:
         if self._new and all(result.status != "ok" for result in self._new) and not self._results.index.ok:
             raise CampaignError(f"Not one of {len(self._new)} items worked; the first, {self._new[0].name}: "
                                 f"{self._new[0].reason}")
-        return source.stopped() or ("the time box has ended." if source.left() else "")
+        return source.stopped() or (BOX_ENDED if source.left() else "")
 
     def _fits(self, item: Item) -> bool:
         """Return whether an item is expected to end within the time box."""
@@ -207,7 +208,7 @@ class _Run:
             inside = answer.disk_full == str(self._results.scratch)
             raise CampaignError(_disk_is_full(self._results.path if inside else Path(answer.disk_full)))
         if answer.phase != "done":
-            if "CUDA error" in answer.reason or "CUDA out of memory" in answer.reason or item.kind == "workload":
+            if is_device_error(answer.reason) or item.kind == "workload":
                 workers.drop()  # a device in error stays so for its process
             return ended(asked, answer.values.get("status", "failed"), reason=answer.reason,
                          session=self._session), []

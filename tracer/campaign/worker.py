@@ -91,11 +91,15 @@ def _start(device: str, threads: int) -> dict[str, Any]:
 
     if threads:
         torch.set_num_threads(threads)
-    if device == "cuda":
-        if not torch.cuda.is_available():
-            raise RuntimeError(f"torch {torch.__version__} sees no CUDA device.")
-        torch.ones(1, device="cuda").item()
-    return collect_context()
+    if device != "cuda":
+        return collect_context()
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"torch {torch.__version__} sees no CUDA device.")
+    torch.ones(1, device="cuda").item()
+    context = collect_context()
+    with suppress(Exception):  # some drivers do not tell; a partition's is its own, not the whole device's
+        context["hardware"]["free_memory"] = int(torch.cuda.mem_get_info()[0])
+    return context
 
 
 def _free_device_memory() -> None:

@@ -1,7 +1,14 @@
 """One process of a sweep, started by ``torchrun``: ``python -m tracer.comm_bench.worker PLAN OUT.jsonl``.
 
-A loop of one operation is timed on every rank between two barriers; the slowest rank's mean counts. Sizes are measured
-in rounds, each in another order, so that a disturbance hits different sizes.
+A loop of one operation is timed on every rank after a barrier; the slowest rank's mean counts. Sizes are measured in
+rounds, each in another order, so that a disturbance hits different sizes.
+
+The host's clock times gloo, which the host computes. NCCL's calls are timed by the device's, queued behind a stream
+that is held until the host has launched them all: what the host takes to launch them is added by predictions.
+
+    host    launch launch launch …
+    stream  held ───────────────▶ meet │ call call call … │
+                                   event                event
 """
 
 from __future__ import annotations
@@ -17,10 +24,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from tracer.campaign.lab import CudaMachine, HostMachine, Machine
+from tracer.campaign.micro import HOLD_FACTOR, HOLD_US
 from tracer.comm_bench.runner import BenchPlan
 
 WARMUP = 2
 MOST_LOOP = 200
+MOST_QUEUED = 100
+"""Calls behind a held stream: each is some entries of the launch queue, which takes about a thousand."""
 
 
 def operation(kind: str, payload_bytes: int, dtype: torch.dtype, device: torch.device) -> tuple[Callable[[], object],
@@ -53,15 +64,26 @@ def operation(kind: str, payload_bytes: int, dtype: torch.dtype, device: torch.d
     return functions[kind], count * width
 
 
-def timed(run: Callable[[], object], loops: int, device: torch.device) -> float:
+def timed(run: Callable[[], object], loops: int, machine: Machine) -> float:
     """Mean seconds of one of ``loops`` operations, of the slowest rank."""
     dist.barrier()
+    on_device = isinstance(machine, CudaMachine)
     begin = time.perf_counter()
+    run()  # also: the ranks meet
+    queued_us = (time.perf_counter() - begin) * 1e6
+    machine.synchronize()
+    machine.scale_hold()
+    first, second = machine.event(), machine.event()
+    if on_device:
+        machine.hold(HOLD_FACTOR * (loops + 1) * queued_us + HOLD_US)
+        run()  # the ranks meet, so that no measured call waits for one that is late
+    first.record()
     for _ in range(loops):
         run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    mean = torch.tensor([(time.perf_counter() - begin) / loops], dtype=torch.float64, device=device)
+    second.record()
+    machine.synchronize()
+    mean = torch.tensor([first.elapsed_time(second) / 1e3 / loops], dtype=torch.float64,
+                        device="cuda" if on_device else "cpu")
     dist.all_reduce(mean, op=dist.ReduceOp.MAX)
     return float(mean.item())
 
@@ -69,6 +91,9 @@ def timed(run: Callable[[], object], loops: int, device: torch.device) -> float:
 def sweep(plan: BenchPlan, device: torch.device) -> list[dict[str, object]]:
     """Rows of the table; operations the backend does not have are left out."""
     dtype = getattr(torch, plan.dtype)
+    on_device = device.type == "cuda"
+    machine: Machine = CudaMachine(torch) if on_device else HostMachine(torch, time.perf_counter_ns)
+    most = MOST_QUEUED if on_device else MOST_LOOP
     world = dist.get_world_size()
     per_node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     loops: dict[tuple[str, int], int] = {}
@@ -88,14 +113,15 @@ def sweep(plan: BenchPlan, device: torch.device) -> list[dict[str, object]]:
                 except (RuntimeError, ValueError, NotImplementedError):
                     missing.add(kind)
                     continue
-                once = timed(run, 1, device)
-                loops[kind, size] = max(1, min(MOST_LOOP, int(plan.loop_seconds / max(once, 1e-7))))
+                once = timed(run, 1, machine)
+                loops[kind, size] = max(1, min(most, int(plan.loop_seconds / max(once, 1e-7))))
                 continue
-            mean = timed(run, loops[kind, size], device)
+            mean = timed(run, loops[kind, size], machine)
             rows.append({"collective": kind, "dtype": plan.dtype, "ranks": 2 if kind == "send_recv" else world,
                          "ranks_per_node": min(per_node, 2) if kind == "send_recv" else per_node,
                          "payload_bytes": payload,
-                         "latency_us": mean * 1e6, "backend": plan.backend, "round": round_number})
+                         "latency_us": mean * 1e6, "backend": plan.backend, "round": round_number,
+                         "timing": "device" if on_device else "host"})
     return rows
 
 

@@ -221,6 +221,8 @@ def tf32(enabled: bool) -> Iterator[None]:
     newer = [(getattr(backend, name), getattr(backend, name).fp32_precision) for backend, name in parts]
     torch.set_float32_matmul_precision(wanted)  # not `allow_tf32`, which leaves the CPU's switch behind
     cudnn.allow_tf32 = enabled
+    for part, _ in newer:
+        part.fp32_precision = "tf32" if enabled else "ieee"  # where the older one says "as elsewhere"
     try:
         yield
     finally:

@@ -207,6 +207,7 @@ class CampaignFamily:
         check: (settings) → why they do not go together; empty if they do.
         spaces: what calibrations draw settings from.
         fit: puts drawn values right that depend on one another.
+        traits: (settings) → what of the sizes decides whether a device can do it at all, beside the choices.
     """
 
     name: str
@@ -218,6 +219,7 @@ class CampaignFamily:
     check: Callable[[Settings], str] = lambda settings: ""
     spaces: Sequence[SearchSpace] = ()
     fit: Callable[[Settings], Settings] = lambda values: values
+    traits: Callable[[Settings], str] = lambda settings: ""
 
     def bench(self, settings: Settings, lab: Lab) -> Bench:
         """The benchmark of these settings, ready to run."""

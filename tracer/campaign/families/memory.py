@@ -179,7 +179,8 @@ FAMILIES = [
                         {"op": ("forward",), "law": _LAWS, "dtype": ("fp32",)}),
             SearchSpace("cpu", {"rows": Span(100, 100_000), "width": Span(16, 128, (16,)), "lookups": Span(64, 32768),
                                 "pooling": Span(2, 32)},
-                        {"op": FORWARD_BACKWARD, "law": _LAWS, "dtype": ("fp32",)}))),
+                        {"op": FORWARD_BACKWARD, "law": _LAWS, "dtype": ("fp32",)})),
+        traits=lambda settings: "bags" if settings["pooling"] else ""),
     CampaignFamily(
         "index", "rows of a table by number: index, gather, scatter and their sums",
         {"rows": SizeRange(100), "width": SizeRange(16), "count": SizeRange(64)},

@@ -26,6 +26,8 @@ BLOCKED_US = 25_000.0
 """A launch that takes this long waited for the busy stream: a full queue blocks it for what is left of ``QUEUE_US``,
 some 90 ms after a thousand launches of 5 µs; a host's hiccup is shorter."""
 MOST_LAUNCHES = 5_000
+OVERLAP_SIZES = {True: 4096, False: 64}
+"""Of the product that a copy overlaps, on a GPU and on a host."""
 
 Samples = Mapping[str, list[float]]
 
@@ -152,7 +154,7 @@ def _graph(lab: Lab, kernel: Callable[[], Any]) -> Samples:
 
 def _overlap(lab: Lab, kernel: Callable[[], Any]) -> Samples:
     """A matrix product and a pinned copy to the device, alone and at once on two streams."""
-    torch, size = lab.torch, 4096 if lab.is_cuda else 64
+    torch, size = lab.torch, OVERLAP_SIZES[lab.is_cuda]
     a, b = (lab.random(size, size, dtype="bf16") for _ in range(2))
     source = lab.pinned(torch.randint(256, (size * size * 4,), dtype=torch.uint8))
     target = torch.empty_like(source, device=lab.device)

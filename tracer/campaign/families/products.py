@@ -112,16 +112,21 @@ def _shared(values: Settings) -> Settings:
     return {**values, "kv_heads": kv_heads, "heads": kv_heads * shared}
 
 
+_HEADS = {"batch": Span(1, 128), "heads": Span(4, 64, (4,)), "seq": Span(64, 16384, (1, 64)),
+          "head_dim": Span(64, 128, (64,))}
+
 _ATTENTION = CampaignFamily(
     "attention", "scaled-dot-product attention forward and backward: flash, cuDNN, memory-efficient, plain",
     {"batch": SizeRange(1), "heads": SizeRange(4), "kv_heads": SizeRange(2), "seq": SizeRange(32),
      "kv_seq": SizeRange(32, 0, 0), "head_dim": SizeRange(16)},
     {"op": FORWARD_BACKWARD, "backend": tuple(_BACKENDS), "causal": (True, False), "dtype": ALL_DTYPES},
     _attention, _forced, _heads_fit, spaces=(
-        SearchSpace("cuda", {"batch": Span(1, 128), "heads": Span(4, 64, (4,)), "seq": Span(64, 16384, (1, 64)),
-                             "head_dim": Span(64, 128, (64,)), "share": Span(1, 8)},
-                    {"op": FORWARD_BACKWARD, "backend": ("flash", "cudnn", "efficient"), "causal": (True, False),
+        SearchSpace("cuda", {**_HEADS, "share": Span(1, 8)},
+                    {"op": FORWARD_BACKWARD, "backend": ("flash", "cudnn"), "causal": (True, False),
                      "dtype": ("bf16", "fp16")}),
+        # The memory-efficient implementation wants as many heads of keys and values as of queries.
+        SearchSpace("cuda", _HEADS, {"op": FORWARD_BACKWARD, "backend": ("efficient",), "causal": (True, False),
+                                     "dtype": ("bf16", "fp16")}),
         SearchSpace("cuda", {"batch": Span(1, 32), "heads": Span(4, 32, (4,)), "seq": Span(64, 4096, (64,)),
                              "head_dim": Span(64, 128, (64,))},
                     {"op": FORWARD_BACKWARD, "backend": ("efficient", "math"), "causal": (True, False),
@@ -129,7 +134,8 @@ _ATTENTION = CampaignFamily(
         SearchSpace("cpu", {"batch": Span(1, 8), "heads": Span(2, 16, (2,)), "seq": Span(32, 512, (16,)),
                             "head_dim": Span(32, 128, (32,))},
                     {"op": FORWARD_BACKWARD, "backend": ("flash",), "causal": (True, False), "dtype": TWO_DTYPES})),
-    fit=_shared)
+    fit=_shared,
+    traits=lambda settings: "shared heads" if settings["heads"] != settings["kv_heads"] else "")
 
 
 def _convolution(settings: Settings) -> Called:
@@ -184,7 +190,7 @@ _CONVOLUTION = CampaignFamily(
         SearchSpace("cpu", {"batch": Span(1, 16), "channels": Span(8, 256, (8, 16)), "size": Span(7, 112, (1, 7)),
                             "out_channels": Span(8, 256, (8,)), "kernel": (1, 3, 3, 5), "stride": (1, 1, 2)},
                     {"op": _DIRECTIONS, "dtype": ("fp32",), "channels_last": (False,)})),
-    fit=_grouped)
+    fit=_grouped, traits=lambda settings: "groups" if settings["groups"] > 1 else "")
 
 
 _GATES = {"lstm": 4, "gru": 3}
