@@ -107,9 +107,20 @@ def _step(job: Job, baseline: Baseline) -> float | None:
 
 def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]:
     """``device`` and ``families``."""
+    families = modelled_families(job, baseline)
+    if not families:
+        return None, None
+    predicted, measured = (sum(each) for each in zip(*families.values(), strict=True))
+    return (_rounded(predicted / measured - 1.0),
+            _rounded(sum(abs(said - took) for said, took in families.values()) / measured))
+
+
+def modelled_families(job: Job, baseline: Baseline) -> dict[str, tuple[float, float]]:
+    """Return the time of a job's work by family, ns: as the kernel models price it without looking at its times, and as
+    recorded; empty where the device is unknown or sizes are lacking."""
     scenario = baseline.scenario
     if scenario.devices.source is None:
-        return None, None
+        return {}
     if scenario.devices.source.vendor == "host" and not len(scenario.built.program.kernel_item):
         pieces, total = _computing(job.graphs)
     else:
@@ -119,12 +130,11 @@ def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]
         total = float(work.measured_ns.sum())
     calls, measured = pieces
     if not len(measured) or measured.sum() < LEAST_SIZED * total:
-        return None, None
+        return {}
     predicted = _priced(calls, scenario.devices.source, scenario.devices.source_models)
     family = np.array([FAMILIES.index(of[0].family) for of in calls])
-    by_family = [np.bincount(family, weights=ns, minlength=len(FAMILIES)) for ns in (predicted, measured)]
-    return (_rounded(float(predicted.sum() / measured.sum()) - 1.0),
-            _rounded(float(np.abs(by_family[0] - by_family[1]).sum() / measured.sum())))
+    by_family = [np.bincount(family, weights=ns, minlength=len(FAMILIES)).tolist() for ns in (predicted, measured)]
+    return {one.value: (said, took) for one, said, took in zip(FAMILIES, *by_family, strict=True) if took or said}
 
 
 def _priced(pieces: Sequence[tuple[OpCall, ...]], spec: DeviceSpec, models: Models | None) -> np.ndarray:

@@ -5,27 +5,44 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
-from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.acceptance import run
+from graph_predictor.cli.console import Column, ProgressLine, Report, print_json, working
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.running import FAILED, one_sentence
 from tracer import machine_code
 from tracer.capture import readiness
+from tracer.errors import ForetraceError
+
+ACCEPTANCE_MINUTES = 10.0
 
 
 def doctor(
     out: Annotated[str, shared("--out", "of a capture, a directory", short="-o")] = ".",
     record: Annotated[bool, typer.Option(
         help="Also record a small profile with PyTorch, to see that its events arrive.")] = True,
+    gpu: Annotated[bool, typer.Option(
+        "--gpu", help="Accept this machine: prove each path of foretrace on its GPU, in parts, some 25 minutes in all; "
+                      "on its CPU where it has none. --out is the run's directory.")] = False,
+    minutes: Annotated[float | None, shared(
+        "--minutes", "with --gpu; parts that do not fit are left for the next call; default: 10")] = None,
+    parts: Annotated[str, typer.Option(
+        metavar="N,N,…", help="With --gpu: run these parts, even if they have run; default: all that are left.")] = "",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Look at this machine: GPU, driver, CUPTI rights, PyTorch, clocks, caches, disk; what is missing, what to do.
 
-    Exits with 1 if something will not work.
+    Exits with 1 if something will not work, or a part of --gpu failed.
     """
     with one_sentence(debug):
+        if gpu:
+            _accept(Path(out), ACCEPTANCE_MINUTES if minutes is None else minutes, parts, as_json=json)
+            return
+        if minutes is not None or parts:
+            raise ForetraceError("--minutes and --parts are of an acceptance run; give --gpu too.")
         with working("Looking"):
             found = [*readiness.examine(Path(out), record=record), _compiled_code()]
         if json:
@@ -57,3 +74,38 @@ def _print(found: list[readiness.MachineCheck]) -> None:
         if not place:
             report.line()
         report.line(f"{each.subject}: {each.advice}", indent=2)
+
+
+def _accept(folder: Path, minutes: float, parts: str, *, as_json: bool) -> None:
+    try:
+        again = [int(word) for word in parts.split(",") if word.strip()]
+    except ValueError:
+        raise ForetraceError(f"{parts!r} names no parts: give their numbers, such as --parts 1,2.") from None
+    line = ProgressLine()
+    try:
+        found = run.accept(folder, minutes, run.torch_device(), again, line.say)
+    finally:
+        line.end()
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        _print_parts(found)
+    if found.failed:
+        raise typer.Exit(FAILED)
+
+
+def _print_parts(found: run.AcceptanceResults) -> None:
+    report = Report()
+    for part in found.parts:
+        report.table(f"Part {part.number}, {part.title}: {part.verdict.value} ({part.seconds:.0f} s)",
+                     [Column("", whole=True, name=True), Column("", name=True, whole=True),
+                      Column("asked", name=True, whole=True), Column("measured", name=True, whole=True)],
+                     ([point.verdict.value, point.name, point.asked, point.measured] for point in part.points))
+        if part.failure:
+            report.line(f"Part {part.number} failed. {part.failure}", indent=2)
+    report.line()
+    counts = {verdict: sum(part.verdict is verdict for part in found.parts) for verdict in run.PointVerdict}
+    report.line(f"On this machine's {'GPU' if found.scale == 'cuda' else 'CPU'}: " + ", ".join(
+        f"{number} {verdict.value}" for verdict, number in counts.items() if number) + f" of {len(run.PARTS)} parts.")
+    if found.left:
+        report.line(f"Left: {', '.join(str(part.number) for part in found.left)}; the same command goes on with them.")

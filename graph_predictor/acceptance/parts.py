@@ -1,0 +1,104 @@
+"""The parts of the run, and how large each is on a GPU, on a CPU and in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class AcceptancePart(NamedTuple):
+    """A part: its number and title, the module here whose generator of that name yields its points, the longest it may
+    take on a GPU and on a CPU (seconds), and the parts whose files it reads."""
+
+    number: int
+    title: str
+    module: str
+    function: str
+    gpu_s: float
+    cpu_s: float
+    after: tuple[int, ...] = ()
+
+
+PARTS = (
+    AcceptancePart(0, "names, rights, versions", "machine", "machine", 90, 90),
+    AcceptancePart(1, "units: clocks, caches, events", "units", "units", 120, 30),
+    AcceptancePart(2, "captures of five models", "captures", "captures", 240, 240),
+    AcceptancePart(3, "sizes and variants that were never recorded", "predictions", "predictions", 300, 400),
+    AcceptancePart(4, "calibration", "calibration", "calibration", 540, 240),
+    AcceptancePart(5, "predictions with the calibrated profile", "predictions", "with_profile", 150, 200, (3, 4)),
+    AcceptancePart(6, "unusual programs", "programs", "programs", 360, 300),
+    AcceptancePart(7, "collectives, and the host", "collectives", "collectives", 240, 300),
+)
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AcceptanceScale:
+    """Sizes and conditions.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        models: workloads of part 2, with their settings; "preset" among them.
+        own_clock: largest difference of a recorded step from the program's own clock, a share.
+        workload, fixed: what parts 3 and 5 predict.
+        captured, unseen: its sizes that are recorded, and those that are predicted: none is also another dimension's,
+            which one capture could not tell apart.
+        variants: by the name of the edit: its value, and the settings that make the same change really.
+        mape, worst, covered: of these predictions.
+        minutes, families: of the calibration; no families are all of them.
+        measurements, family_median, products: least measurements of a family, the most that the median error of a
+            family and the bias of the products in steps may be.
+        host_minutes: of the host's calibration.
+    """
+
+    device: str
+    models: Mapping[str, Settings]
+    own_clock: float
+    workload: str
+    fixed: Settings
+    captured: tuple[Settings, ...]
+    unseen: tuple[Settings, ...]
+    variants: Mapping[str, tuple[Any, Settings]]
+    mape: float
+    worst: float
+    covered: float
+    minutes: float
+    families: tuple[str, ...]
+    measurements: int
+    family_median: float
+    products: float
+    host_minutes: float
+
+    @property
+    def is_cuda(self) -> bool:
+        """Return whether it is of a GPU."""
+        return self.device == "cuda"
+
+
+JUDGED = ("gemm", "attention", "norm", "elementwise")
+"""Families of part 4 whose errors are judged: most of a transformer's step."""
+_VARIANTS: dict[str, tuple[Any, Settings]] = {
+    "dtype": ("bf16", {"dtype": "bf16-autocast"}), "compile": (True, {"compile": True}),
+    "fused-optimizer": (True, {"optimizer": "adamw-fused"})}
+_FIVE = ("llama", "resnet50", "bert", "dlrm", "lstm")
+
+SCALES = {
+    "cuda": AcceptanceScale(
+        "cuda", {name: {"preset": "real"} for name in _FIVE}, 0.01, "llama",
+        {"width": 1024, "depth": 8, "heads": 16, "kv_heads": 8, "hidden": 2816, "vocabulary": 32000, "dtype": "tf32"},
+        ({"batch": 6, "seq": 640}, {"batch": 12, "seq": 1152}),
+        ({"batch": 10, "seq": 640}, {"batch": 6, "seq": 1152}, {"batch": 10, "seq": 896}, {"batch": 24, "seq": 1152}),
+        _VARIANTS, 0.08, 0.2, 0.7, 8.0, (), 16, 0.1, 0.05, 1.0),
+    "cpu": AcceptanceScale(
+        "cpu", {name: {"preset": "tiny"} for name in _FIVE}, 0.05, "llama", {"width": 128, "depth": 2},
+        ({"batch": 3, "seq": 48}, {"batch": 9, "seq": 96}),
+        ({"batch": 6, "seq": 48}, {"batch": 3, "seq": 96}, {"batch": 6, "seq": 72}, {"batch": 12, "seq": 96}),
+        _VARIANTS, 0.15, 0.4, 0.5, 1.5, JUDGED, 8, 0.25, 0.3, 0.5),
+    "tiny": AcceptanceScale(
+        "cpu", {"gpt2": {"preset": "tiny"}}, 0.5, "gpt2", {"width": 32, "depth": 1, "heads": 2, "vocabulary": 100},
+        ({"batch": 2, "seq": 16},), ({"batch": 4, "seq": 16},), {}, 10.0, 10.0, 0.0, 0.5, ("elementwise",), 1, 10.0,
+        10.0, 0.2),
+}
+"""By name. On a CPU conditions are wider: other work of the machine shows in its times, and it is no target."""

@@ -1,0 +1,109 @@
+"""What is asked of a machine, what was measured, and whether that passes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+
+import msgspec
+
+from tracer.errors import reason_of
+
+Shown = Callable[[float], str]
+"""Writes a figure with its unit."""
+MOST_REASON = 300
+
+
+class PointVerdict(str, Enum):
+    """The outcome of a point, or of a part."""
+
+    PASSED = "pass"
+    FAILED = "FAIL"
+    ABSENT = "not here"
+    NOTED = "noted"
+
+
+class AcceptancePoint(msgspec.Struct, frozen=True):
+    """One thing that was asked.
+
+    Attributes:
+        name: what was looked at.
+        asked: the condition, in words.
+        measured: what was found, or why nothing was.
+        verdict: of it; ``ABSENT`` and ``NOTED`` neither pass nor fail.
+        value: the figure behind ``measured``, where there is one.
+    """
+
+    name: str
+    asked: str
+    measured: str
+    verdict: PointVerdict
+    value: float | None = None
+
+
+def percent(value: float) -> str:
+    """Write a share."""
+    return f"{value:.2%}"
+
+
+def plain(value: float) -> str:
+    """Write a number."""
+    return f"{value:,.4g}"
+
+
+def _judged(name: str, asked: str, value: float | None, bound: float, passes: Callable[[float], bool], shown: Shown
+            ) -> AcceptancePoint:
+    if value is None or not math.isfinite(value):
+        return AcceptancePoint(name, asked, "nothing was measured", PointVerdict.FAILED)
+    if math.isinf(bound):
+        return noted(name, shown(value), float(value))
+    verdict = PointVerdict.PASSED if passes(value) else PointVerdict.FAILED
+    return AcceptancePoint(name, asked, shown(value), verdict, float(value))
+
+
+def at_most(name: str, value: float | None, most: float, shown: Shown = percent) -> AcceptancePoint:
+    """Ask that a figure is at most so large; one that is missing or no number fails. An infinite bound judges none."""
+    return _judged(name, f"≤ {shown(most)}", value, most, lambda found: found <= most, shown)
+
+
+def at_least(name: str, value: float | None, least: float, shown: Shown = percent) -> AcceptancePoint:
+    """Ask that a figure is at least so large."""
+    return _judged(name, f"≥ {shown(least)}", value, least, lambda found: found >= least, shown)
+
+
+def near(name: str, value: float | None, wanted: float, tolerance: float, shown: Shown = plain) -> AcceptancePoint:
+    """Ask that a figure is within a share of another, or within so much of 0."""
+    asked = f"{shown(wanted)} ± {shown(tolerance) if wanted == 0.0 else f'{tolerance:.1%}'}"
+    room = tolerance if wanted == 0.0 else tolerance * abs(wanted)
+    return _judged(name, asked, value, tolerance, lambda found: abs(found - wanted) <= room, shown)
+
+
+def is_true(name: str, asked: str, holds: bool, measured: str) -> AcceptancePoint:
+    """Ask that something holds."""
+    return AcceptancePoint(name, asked, measured, PointVerdict.PASSED if holds else PointVerdict.FAILED)
+
+
+def absent(name: str, why: str) -> AcceptancePoint:
+    """Say that something is not on this machine."""
+    return AcceptancePoint(name, "", why, PointVerdict.ABSENT)
+
+
+def noted(name: str, measured: str, value: float | None = None) -> AcceptancePoint:
+    """Say something that is not judged."""
+    return AcceptancePoint(name, "", measured, PointVerdict.NOTED, value)
+
+
+def guarded(name: str, points: Iterable[AcceptancePoint]) -> Iterator[AcceptancePoint]:
+    """Give points as they are found; an error among them is a point that failed, and what comes after goes on."""
+    try:
+        yield from points
+    except Exception as error:  # drivers, compilers and readers fail in ways of their own
+        yield is_true(name, "no error", False, f"{type(error).__name__}: {reason_of(error, MOST_REASON)}")
+
+
+def verdict_of(points: Iterable[AcceptancePoint]) -> PointVerdict:
+    """Return a part's verdict: failed if one point failed or there is none, passed if one of the others passed."""
+    found = {point.verdict for point in points}
+    order = PointVerdict.FAILED, PointVerdict.PASSED, PointVerdict.ABSENT, PointVerdict.NOTED
+    return next((verdict for verdict in order if verdict in found), PointVerdict.FAILED)

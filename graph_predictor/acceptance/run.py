@@ -1,0 +1,191 @@
+"""The run: parts in processes of their own, within a time box, each once; ``results.json`` after each.
+
+::
+
+    results.json ── parts that are done ──▶ left out
+    the others, in order, that fit the time left ──▶ process ──▶ points, or its last words ──▶ results.json
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from graph_predictor.acceptance.parts import PARTS, SCALES, AcceptancePart
+from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, verdict_of
+from graph_predictor.acceptance.worker import POINTS, part_folder
+from tracer.capture.interruption import termination_unwinds
+from tracer.errors import ForetraceError
+from tracer.output_file import whole_file
+
+RESULTS = "results.json"
+VERSION = 1
+OUTPUT = "output.txt"
+TAIL_LINES, BEFORE_CRASH, TAIL_CHARACTERS = 6, 2, 800
+NOISE = ("USDT:", "Extension modules:")
+"""Beginnings of lines of PyTorch's profiler, and of Python's report of a crash, that say nothing."""
+MOST_MINUTES = 24 * 60.0
+WORKER = (sys.executable, "-X", "faulthandler", "-m", "graph_predictor.acceptance.worker")
+"""The process of a part, which takes its number, the folder and the scale."""
+
+
+class PartResult(msgspec.Struct):
+    """The outcome of one part: its points, what it took, and what it said last where it did not end by itself."""
+
+    number: int
+    title: str
+    verdict: PointVerdict
+    points: list[AcceptancePoint]
+    seconds: float
+    failure: str = ""
+
+
+class AcceptanceResults(msgspec.Struct):
+    """The content of ``results.json``: the scale ("cuda" or "cpu") and the parts that ran."""
+
+    scale: str
+    parts: list[PartResult]
+    version: int = VERSION
+
+    @property
+    def left(self) -> list[AcceptancePart]:
+        """Parts that have not run."""
+        done = {part.number for part in self.parts}
+        return [part for part in PARTS if part.number not in done]
+
+    @property
+    def failed(self) -> bool:
+        """Return whether a part failed."""
+        return any(part.verdict is PointVerdict.FAILED for part in self.parts)
+
+
+def read_results(folder: Path) -> AcceptanceResults | None:
+    """Return the results in a folder; ``None`` where there are none.
+
+    Raises:
+        ForetraceError: the file cannot be read.
+    """
+    path = folder / RESULTS
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=AcceptanceResults)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ForetraceError(f"{path} cannot be read ({error}); give another directory (--out).") from error
+
+
+def torch_device() -> str:
+    """Return "cuda" where PyTorch sees a GPU, else "cpu". A process of its own asks.
+
+    Raises:
+        ForetraceError: PyTorch is missing or does not start.
+    """
+    asked = subprocess.run([sys.executable, "-c", "import torch; print(torch.cuda.is_available())"], text=True,
+                           capture_output=True, check=False)
+    if asked.returncode:
+        raise ForetraceError(f"The acceptance run needs PyTorch (pip install 'foretrace[capture]'): "
+                             f"{' '.join(asked.stderr.split()[-20:])}")
+    return "cuda" if asked.stdout.strip().endswith("True") else "cpu"
+
+
+def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = (),
+           say: Callable[[str], None] = lambda text: None) -> AcceptanceResults:
+    """Run the parts that have not run, as far as the time allows.
+
+    Args:
+        folder: of the results and of all files.
+        minutes: the time box; a part whose longest time no longer fits is left for the next call.
+        scale: name of one of ``SCALES``.
+        again: run only these parts, those too that have run; all that are left if empty.
+        say: is told of each part.
+
+    Raises:
+        ForetraceError: a time or part cannot be, the folder cannot be written, or holds results of another device.
+        KeyboardInterrupt: with the parts that ended kept.
+    """
+    ends = time.monotonic() + 60.0 * minutes
+    if not 0 < minutes <= MOST_MINUTES:
+        raise ForetraceError(f"An acceptance run cannot last {minutes:g} minutes (--minutes).")
+    if unknown := [number for number in again if not 0 <= number < len(PARTS)]:
+        raise ForetraceError(f"There is no part {unknown[0]}; parts are 0 to {len(PARTS) - 1} (--parts).")
+    results = read_results(folder) or AcceptanceResults(scale, [])
+    if results.scale != scale:
+        raise ForetraceError(f"{folder} holds results of {results.scale}, and this machine's would be of {scale}: give "
+                             "another directory (--out).")
+    for part in [PARTS[number] for number in sorted(set(again))] or results.left:
+        longest = part.gpu_s if SCALES[scale].is_cuda else part.cpu_s
+        missing = set(part.after) & {other.number for other in results.left}
+        if missing:
+            say(f"Part {part.number} is left: it needs part {min(missing)}")
+        elif longest > ends - time.monotonic() + 1.0:
+            say(f"Part {part.number} is left: it may take {longest / 60:.1f} minutes")
+        else:
+            say(f"Part {part.number}: {part.title}")
+            done = _run(part, folder, scale, longest)
+            results.parts = sorted([*(one for one in results.parts if one.number != part.number), done],
+                                   key=lambda one: one.number)
+            with whole_file(folder / RESULTS) as file:
+                file.write(msgspec.json.format(msgspec.json.encode(results)))
+    return results
+
+
+def _run(part: AcceptancePart, folder: Path, scale: str, longest: float) -> PartResult:
+    own = part_folder(folder, part.number)
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+        (own / POINTS).unlink(missing_ok=True)
+    except OSError as error:
+        raise ForetraceError(f"{own} cannot be written ({error.strerror}); give another directory (--out).") from error
+    command = [*WORKER, str(part.number), str(folder.absolute()), scale]
+    began = time.monotonic()
+    # A CPU is calibrated with one thread, so that its steps are of one too.
+    threads = {} if SCALES[scale].is_cuda else {"OMP_NUM_THREADS": "1"}
+    failure = _ended(command, own / OUTPUT, longest, threads)
+    points = _points(own / POINTS)
+    verdict = PointVerdict.FAILED if failure else verdict_of(points)
+    return PartResult(part.number, part.title, verdict, points, round(time.monotonic() - began, 1), failure)
+
+
+def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[str, str]) -> str:
+    """Run a process and all it starts, at most so many seconds; return why it did not end well, empty if it did."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **also}
+    # A command that is ended from outside must not leave a part on the device.
+    with termination_unwinds(), output.open("wb") as stream:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+                                   env=environment, start_new_session=True)
+        try:
+            code = process.wait(longest)
+            how = f"ended with code {code}" if code > 0 else f"was ended by signal {-code}"
+        except subprocess.TimeoutExpired:
+            code, how = 1, f"was ended after {longest:.0f} s"
+        finally:
+            with suppress(ProcessLookupError):  # what it started, too
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if not code:
+        return ""
+    return f"It {how}: {last_words(output.read_text(encoding='utf-8', errors='replace')) or 'it said nothing'}"
+
+
+def last_words(text: str) -> str:
+    """Return the last lines of an output; of a crash those before Python's own report, and its first frames."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOISE)]
+    fatal = next((number for number, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
+    if fatal is not None:
+        lines = lines[max(fatal - BEFORE_CRASH, 0):fatal + TAIL_LINES - BEFORE_CRASH]
+    return " | ".join(lines[-TAIL_LINES:])[-TAIL_CHARACTERS:]
+
+
+def _points(path: Path) -> list[AcceptancePoint]:
+    """Return the points of a process, without a line that it did not finish."""
+    if not path.is_file():
+        return []
+    return [msgspec.json.decode(line, type=AcceptancePoint) for line in path.read_bytes().split(b"\n")[:-1]]

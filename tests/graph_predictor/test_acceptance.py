@@ -1,0 +1,299 @@
+"""The acceptance run: its judges on planted faults, its parts as processes, and the whole on this machine's CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import types
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from said import Run, plain
+
+from graph_predictor.acceptance import calibration, captures, collectives, machine, predictions, programs, units, worker
+from graph_predictor.acceptance import run as acceptance
+from graph_predictor.acceptance.parts import PARTS, SCALES
+from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, at_least, at_most, near, verdict_of
+from graph_predictor.check.validate import ValidatedCase
+from kernel_models.calibration.checks import Health
+from tracer.campaign.lab import HostEvent, HostMachine
+from tracer.errors import ForetraceError
+from tracer.gpu_state import GpuState
+from tracer.job import read_job
+
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+CUDA = SCALES["cuda"]
+
+
+def failed(points: Iterable[AcceptancePoint]) -> list[str]:
+    """What the points that failed are about, without the model's or the program's name."""
+    return [point.name.rpartition(": ")[2] for point in points if point.verdict is PointVerdict.FAILED]
+
+
+@pytest.mark.parametrize("point", [
+    at_most("x", None, 1.0), at_most("x", float("nan"), 1.0), at_most("x", 1.1, 1.0), at_least("x", 0.9, 1.0),
+    near("x", 1.06, 1.0, 0.05), near("x", 0.6, 0.0, 0.5)])
+def test_a_figure_that_is_missing_or_off_fails(point: AcceptancePoint) -> None:
+    assert point.verdict is PointVerdict.FAILED
+    assert verdict_of([point, at_most("y", 0.0, 1.0)]) is PointVerdict.FAILED
+
+
+def test_a_part_without_a_point_fails_and_one_that_is_not_here_does_neither() -> None:
+    assert verdict_of([]) is PointVerdict.FAILED
+    assert verdict_of(units.units(Path(), SCALES["cpu"])) is PointVerdict.ABSENT
+    assert verdict_of([at_most("x", 1.0, 1.0)]) is PointVerdict.PASSED
+
+
+def test_a_gpu_that_only_the_driver_shows_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(machine, "find_gpus", lambda: [GpuState("NVIDIA H100")])
+    monkeypatch.setattr(machine.readiness, "examine", lambda folder: [])
+    assert failed(machine.machine(tmp_path, SCALES["cpu"])) == ["device of PyTorch"]
+
+
+def test_events_that_differ_from_the_profiler_and_a_cache_that_was_not_evicted_fail() -> None:
+    rows = [{"kernel_count": 1.0, "kernel_us": kernel, "event_overhead_us": 1.0, "p50_us": kernel + 1.2}
+            for kernel in (3.0, 40.0, 400.0)]
+    assert failed(units.judged_events(rows)) == []
+    assert len(failed(units.judged_events([{**row, "event_overhead_us": 0.0} for row in rows]))) == 2  # 1% of 400 is 4
+    assert failed(units.judged_events([{**rows[0], "kernel_count": None, "kernel_us": None}])) == ["kernels compared"]
+    assert failed([units.judged_cache({"p50_us": 10.0}, {"p50_us": 10.1})]) and not failed(
+        [units.judged_cache({"p50_us": 10.0}, {"p50_us": 15.0})])
+
+
+class HeldMachine(HostMachine):
+    """This CPU as if it were a GPU: its clock goes on while it is held, and a graph's work runs before it is recorded.
+
+    ``slowness`` is how many times too long it is held; ``works`` whether graphs and memsets do anything.
+    """
+
+    slowness, works, mhz = 1.0, True, 1500
+
+    def __init__(self, torch: Any) -> None:
+        super().__init__(torch)
+        self.now_ns = 0
+
+    def event(self) -> HostEvent:
+        return HostEvent(lambda: self.now_ns)
+
+    def hold(self, microseconds: float) -> None:
+        self.now_ns += int(1e3 * microseconds * self.slowness)
+
+    def graph(self, work: Any) -> Any:
+        if self.works:
+            work()
+        return work
+
+    def memset(self, tensor: Any) -> None:
+        if self.works:
+            tensor.zero_()
+
+    def clock_mhz(self) -> int | None:
+        return self.mhz
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> HeldMachine:
+    """The machine of the laboratory that part 1 makes, with little to measure."""
+    pytest.importorskip("torch")
+    lab = units.Lab("cpu")
+    lab.machine = machine = HeldMachine(lab.torch)
+    row = {"kernel_count": 1.0, "kernel_us": 9.0, "event_overhead_us": 1.0, "p50_us": 10.0}
+    for name, value in {"Lab": lambda device: lab, "BUSY_RUNS": 0, "IDLE_S": 0.0,
+                        "measure": lambda *_: (row, {**row, "p50_us": 20.0})}.items():
+        monkeypatch.setattr(units, name, value)
+    return machine
+
+
+def test_units_that_hold_too_long_or_do_nothing_fail(held: HeldMachine) -> None:
+    assert failed(units.units(Path(), CUDA)) == []
+    held.slowness, held.works, held.mhz = 2.5, False, None  # type: ignore[assignment]
+    found = list(units.units(Path(), CUDA))
+    assert failed(found) == ["hold, cold", "hold, hot", "runs of a graph's work", "numbers left by a memset"]
+    assert any(point.name == "clock" and point.verdict is PointVerdict.ABSENT for point in found)
+    held.graph = None  # type: ignore[assignment,method-assign]
+    assert "graph, memset, clock" in failed(units.units(Path(), CUDA))
+
+
+def test_launches_without_work_and_a_step_that_holds_the_samples_of_its_clock_fail() -> None:
+    graph = read_job(TRACES / "cpu-small").graphs[0]
+    assert failed(captures.judged_graph("x", graph, False)) == []
+    graph.meta.loss.launches_without_kernels = 3
+    assert failed(captures.judged_graph("x", graph, True)) == ["kernels", "launches without work"]
+    # A step of 2.9 ms with thirteen calls of the management library in it.
+    assert failed([captures.judged_clock("clock", [(0.0029, 0.0175)] * 4, 0.01)]) == ["clock"]
+    assert failed([captures.judged_clock("clock", [], 0.01)]) == ["clock"]
+    assert failed([captures.judged_clock("clock", [(0.0029, 0.00291)] * 4, 0.01)]) == []
+
+
+def test_free_running_steps_are_told_and_must_be_known_of_a_gpu() -> None:
+    assert captures.free_running("x", {}, False).verdict is PointVerdict.ABSENT
+    assert captures.free_running("x", {}, True).verdict is PointVerdict.FAILED
+    told = captures.free_running("x", {"unprofiled_median_ns": 100, "timing": {
+        "free_running": {"steps": 4, "ns": 388}}}, True)
+    assert told.verdict is PointVerdict.NOTED and "-3.0%" in told.measured
+
+
+def test_predictions_that_are_off_fail_one_by_one_and_together() -> None:
+    good = {name: ValidatedCase({}, 1.04, 0.9, 1.1, 1.0, 3) for name in "abcd"}
+    assert failed(predictions.judged(good, CUDA)) == []
+    one_off = {**good, "e": ValidatedCase({}, 1.5, 1.4, 1.6, 1.0, 3)}
+    assert len(failed(predictions.judged(one_off, CUDA))) == 2  # its own, and the mean
+    assert failed(predictions.judged({name: replace(case, low_us=1.03) for name, case in good.items()}, CUDA)) == [
+        "inside the 80% interval"]
+    assert failed(predictions.judged({}, CUDA)) == ["predictions"]
+
+
+def test_a_calibration_that_lacks_a_family_or_errs_fails() -> None:
+    class Profile:
+        families = (types.SimpleNamespace(value="gemm"), types.SimpleNamespace(value="sort"))
+
+        def entries_of(self, family: Any) -> list[Any]:
+            held = {"n": 9, "median": 0.3} if family.value == "gemm" else None
+            return [types.SimpleNamespace(facts={"held_out": held}, rows=12)]
+
+    scale = replace(CUDA, families=("gemm", "sort", "norm"))
+    found = list(calibration.judged_profile(Profile(), scale))  # type: ignore[arg-type]
+    assert failed(found) == ["families", "median error, held out", "measurements"]  # 12 and 9 of gemm, 12 of sort
+    assert "without norm" in found[0].measured
+
+
+@pytest.mark.parametrize(("scale", "load", "judged"), [("cpu", 0.6, True), ("cpu", 5.0, False), ("cuda", 5.0, True)])
+def test_times_of_a_cpu_that_is_busy_are_told_and_not_judged(scale: str, load: float, judged: bool,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "probe", lambda device: Health(device, load=load))
+    chosen, points = worker.judged_here(SCALES[scale])
+    assert (chosen == SCALES[scale]) == judged == (not points)
+    off = {"a": ValidatedCase({}, 2.0, 1.9, 2.1, 1.0, 3)}
+    points = list(predictions.judged(off, chosen))
+    assert verdict_of(points) is (PointVerdict.FAILED if judged else PointVerdict.NOTED)
+    assert [point.value for point in points] == [1.0, 1.0, 1.0, 0.0]  # told in either case
+
+
+@pytest.mark.parametrize(("context", "peak", "what"), [
+    ({"hardware": {"device": "NVIDIA H100"}}, None, ["device"]), ({}, None, ["device"]),
+    ({"hardware": {"device": "CPU"}, "peak_memory": {"allocated_bytes": 95}}, 100, ["peak of memory over PyTorch's"]),
+    ({"hardware": {"device": "CPU"}, "peak_memory": {"allocated_bytes": 99}}, 100, [])])
+def test_a_program_on_the_wrong_device_or_with_another_peak_fails(context: dict[str, Any], peak: int | None,
+                                                                  what: list[str]) -> None:
+    assert failed(programs.judged_context("x", context, "cpu", peak)) == what
+
+
+def test_collectives_without_a_name_or_size_fail() -> None:
+    graph = read_job(TRACES / "cpu-small").graphs[0]
+    assert failed(collectives.judged_collectives([graph], 1)) == ["collectives", "sizes", "groups"]
+    table = types.SimpleNamespace(kind=np.array([0]), elements_in=np.array([8]), elements_out=np.array([8]),
+                                  group_size=np.array([1]))
+    fake = types.SimpleNamespace(collectives=table, string=lambda code: "unknown", meta=graph.meta)
+    points = collectives.judged_collectives([fake, graph], 1)  # type: ignore[list-item]
+    assert failed([next(points), next(points)]) == ["ranks", "collectives"]
+
+
+STUB = """
+import os, sys, time, msgspec
+number, folder = int(sys.argv[1]), sys.argv[2]
+line = b'{"name":"x","asked":"1","measured":"1","verdict":"pass","value":1.0}\\n'
+with open(f"{folder}/part{number}/points.jsonl", "wb") as file:
+    file.write(line + line[:20 * (number == 1)])
+if number == 1:
+    sys.stderr.write("CUDA error: an illegal memory access\\n"); sys.stderr.flush(); os.abort()
+if number == 2:
+    print(os.getpid(), flush=True)
+    if "STUB_ENDS_THE_RUN" in os.environ:
+        os.kill(os.getppid(), 15)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder; parts are a program of which number 1 aborts and number 2 hangs."""
+    script = tmp_path / "stub.py"
+    script.write_text(STUB, encoding="utf-8")
+    monkeypatch.setattr(acceptance, "WORKER", (sys.executable, "-X", "faulthandler", str(script)))
+    short = tuple(part._replace(cpu_s=2.0 if part.number == 2 else 30.0) for part in PARTS)
+    monkeypatch.setattr(acceptance, "PARTS", short)
+    monkeypatch.setattr(acceptance, "torch_device", lambda: "cpu")
+    return tmp_path / "out"
+
+
+def test_a_part_that_aborts_or_hangs_fails_with_its_last_words_and_the_others_go_on(stub: Path) -> None:
+    found = acceptance.accept(stub, 10, "cpu")
+    by_number = {part.number: part for part in found.parts}
+    assert len(by_number) == len(PARTS) and found.failed and not found.left
+    assert "signal 6" in by_number[1].failure and "illegal memory access" in by_number[1].failure
+    assert "stub.py\", line" in by_number[1].failure and "Extension modules" not in by_number[1].failure
+    assert len(by_number[1].points) == 1  # the one that was written whole
+    assert "after 2 s" in by_number[2].failure
+    assert all(by_number[number].verdict is PointVerdict.PASSED for number in (0, 3, 4, 5, 6, 7))
+    assert acceptance.read_results(stub) == found
+
+
+def test_a_run_goes_on_where_its_time_ended(stub: Path) -> None:
+    told: list[str] = []
+    first = acceptance.accept(stub, 0.06, "cpu", say=told.append)
+    assert [part.number for part in first.parts] == [2] and "Part 0 is left: it may take 0.5 minutes" in told
+    second = acceptance.accept(stub, 10, "cpu", say=told.append)
+    assert not second.left and told.count("Part 2: captures of five models") == 1
+    acceptance.accept(stub, 10, "cpu", [2], say=told.append)
+    assert told.count("Part 2: captures of five models") == 2
+
+
+def test_a_part_waits_for_those_whose_files_it_reads(stub: Path) -> None:
+    told: list[str] = []
+    assert acceptance.accept(stub, 10, "cpu", [5], say=told.append).parts == []
+    assert told == ["Part 5 is left: it needs part 3"]
+
+
+def test_a_run_that_is_ended_from_outside_ends_its_part_too(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_ENDS_THE_RUN", "1")
+    with pytest.raises(KeyboardInterrupt):
+        acceptance.accept(stub, 10, "cpu", [2])
+    assert acceptance.read_results(stub) is None
+    pid = int((stub / "part2" / acceptance.OUTPUT).read_text(encoding="utf-8"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_what_cannot_be_run_is_refused(stub: Path) -> None:
+    acceptance.accept(stub, 10, "cpu", [0])
+    for folder, minutes, scale, again, sentence in (
+            (stub, 10, "cuda", (), "holds results of cpu"), (stub, 10, "cpu", (9,), "no part 9"),
+            (stub, 0, "cpu", (), "0 minutes"), (stub.parent / "stub.py", 10, "cpu", (), "cannot be written")):
+        with pytest.raises(ForetraceError, match=sentence):
+            acceptance.accept(folder, minutes, scale, again)
+    (stub / acceptance.RESULTS).write_text("{", encoding="utf-8")
+    with pytest.raises(ForetraceError, match="cannot be read"):
+        acceptance.accept(stub, 10, "cpu")
+
+
+def test_the_command_prints_each_point_and_fails_with_a_part(run: Run, stub: Path) -> None:
+    acceptance.accept(stub, 10, "cpu")
+    ran = run("doctor", "--gpu", "--out", str(stub))
+    assert ran.code == 1
+    assert "Part 1, units: clocks, caches, events: FAIL" in ran.out
+    assert "6 pass, 2 FAIL of 8 parts" in plain(ran.out) and "illegal memory access" in plain(ran.out)
+    assert json.loads(run("doctor", "--gpu", "--json", "--out", str(stub)).out)["scale"] == "cpu"
+    for wrong in (["--minutes", "3"], ["--gpu", "--parts", "two"], ["--gpu", "--parts", "8"]):
+        assert run("doctor", *wrong, "--out", str(stub)).code == 2
+
+
+def test_parts_run_on_this_machine(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    assert acceptance.torch_device() in SCALES
+    found = acceptance.accept(tmp_path, 10, "tiny", [0, 1, 2])
+    assert not found.failed, found
+    assert [part.verdict for part in found.parts] == [PointVerdict.PASSED, PointVerdict.ABSENT, PointVerdict.PASSED]
+    assert any("own clock" in point.name for point in found.parts[2].points)
+
+
+@pytest.mark.slow
+def test_the_whole_runs_on_this_machine(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    found = acceptance.accept(tmp_path, 30, "tiny")
+    assert not found.failed and not found.left, found

@@ -1,0 +1,136 @@
+"""Small training programs of kinds that are hard to capture, as scripts: ``python unusual.py NAME DEVICE [SNAPSHOT]``.
+
+Each ends by saying the device's peak memory, "peak BYTES", if it comes to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+WIDTH, BATCH, STEPS, FAILS_AT = 512, 64, 32, 8
+NO_MEMORY_HAS = 1 << 50
+
+Step = Callable[[Tensor], object]
+
+
+class UnusualProgram:
+    """A model with an optimizer; ``step`` is one training step."""
+
+    def __init__(self, device: str) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        self.model: Callable[[Tensor], Tensor] = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH)).to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)  # type: ignore[attr-defined]
+
+    def backward(self, x: Tensor) -> None:
+        """Forward and backward."""
+        self.model(x).square().mean().backward()
+
+    def step(self, x: Tensor) -> None:
+        """One training step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.backward(x.to(self.device, non_blocking=True))
+        self.optimizer.step()
+
+
+def reduce_overhead(program: UnusualProgram) -> Step:
+    """``torch.compile`` with CUDA graphs of its own."""
+    program.model = torch.compile(program.model, mode="reduce-overhead")
+    return program.step
+
+
+def graph(program: UnusualProgram) -> Step:
+    """Forward and backward in a CUDA graph that the program records itself; the optimizer outside."""
+    x = torch.zeros(BATCH, WIDTH, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            program.backward(x)
+    torch.cuda.current_stream().wait_stream(side)
+    program.optimizer.zero_grad(set_to_none=True)
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        program.backward(x)
+
+    def step(batch: Tensor) -> None:
+        x.copy_(batch)
+        recorded.replay()
+        program.optimizer.step()
+
+    return step
+
+
+def streams(program: UnusualProgram) -> Step:
+    """A product on a second stream while the step goes on, joined before the optimizer."""
+    side, a = torch.cuda.Stream(), torch.ones(WIDTH, WIDTH, device="cuda")
+
+    def step(batch: Tensor) -> None:
+        program.optimizer.zero_grad(set_to_none=True)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            a @ a
+        program.backward(batch.to("cuda"))
+        torch.cuda.current_stream().wait_stream(side)
+        program.optimizer.step()
+
+    return step
+
+
+def failing(fail: Callable[[], object]) -> Callable[[UnusualProgram], Step]:
+    """Plain steps, one of which fails."""
+    def build(program: UnusualProgram) -> Step:
+        done = 0
+
+        def step(batch: Tensor) -> None:
+            nonlocal done
+            done += 1
+            if done == FAILS_AT:
+                fail()
+            program.step(batch)
+
+        return step
+
+    return build
+
+
+def out_of_memory() -> object:
+    """Ask for more memory than there is."""
+    return torch.empty(NO_MEMORY_HAS, dtype=torch.uint8, device=sys.argv[2])
+
+
+PROGRAMS: dict[str, Callable[[UnusualProgram], Step]] = {
+    "plain": lambda program: program.step, "loader": lambda program: program.step,
+    "snapshot": lambda program: program.step, "reduce-overhead": reduce_overhead, "graph": graph, "streams": streams,
+    "oom": failing(out_of_memory), "ctrl-c": failing(lambda: os.kill(os.getpid(), signal.SIGINT)),
+}
+
+
+def main(name: str, device: str, snapshot: str = "") -> None:
+    """Run a program."""
+    if snapshot:
+        torch.cuda.memory._record_memory_history(max_entries=100_000)
+    program = UnusualProgram(device)
+    step = PROGRAMS[name](program)
+    batches: Any = [(torch.randn(BATCH, WIDTH),) for _ in range(STEPS)]
+    if name == "loader":
+        batches = DataLoader(TensorDataset(torch.randn(STEPS * BATCH, WIDTH)), BATCH, num_workers=2)
+    for (batch,) in batches:
+        step(batch)
+    if snapshot:
+        torch.cuda.memory._dump_snapshot(snapshot)
+    if device == "cuda":
+        sys.stdout.write(f"peak {torch.cuda.max_memory_allocated()}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
