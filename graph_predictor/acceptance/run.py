@@ -8,23 +8,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import suppress
+from graph_predictor.acceptance.parts import AcceptancePart
+from graph_predictor.acceptance.parts import PARTS
+from graph_predictor.acceptance.parts import SCALES
+from graph_predictor.acceptance.points import AcceptancePoint
+from graph_predictor.acceptance.points import PointVerdict
+from graph_predictor.acceptance.points import verdict_of
+from graph_predictor.acceptance.worker import POINTS
+from graph_predictor.acceptance.worker import part_folder
+from importlib.util import find_spec
+from pathlib import Path
+from tracer.campaign.processes import torch_sees_gpu
+from tracer.capture.interruption import termination_unwinds
+from tracer.errors import ForetraceError
+from tracer.output_file import whole_file
+import msgspec
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-
-import msgspec
-
-from graph_predictor.acceptance.parts import PARTS, SCALES, AcceptancePart
-from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, verdict_of
-from graph_predictor.acceptance.worker import POINTS, part_folder
-from tracer.capture.interruption import termination_unwinds
-from tracer.errors import ForetraceError
-from tracer.output_file import whole_file
 
 RESULTS = "results.json"
 VERSION = 1
@@ -83,17 +91,14 @@ def read_results(folder: Path) -> AcceptanceResults | None:
 
 
 def torch_device() -> str:
-    """Return "cuda" where PyTorch sees a GPU, else "cpu". A process of its own asks.
+    """Return "cuda" where PyTorch sees a GPU, else "cpu".
 
     Raises:
-        ForetraceError: PyTorch is missing or does not start.
+        ForetraceError: PyTorch is missing.
     """
-    asked = subprocess.run([sys.executable, "-c", "import torch; print(torch.cuda.is_available())"], text=True,
-                           capture_output=True, check=False)
-    if asked.returncode:
-        raise ForetraceError(f"The acceptance run needs PyTorch (pip install 'foretrace[capture]'): "
-                             f"{' '.join(asked.stderr.split()[-20:])}")
-    return "cuda" if asked.stdout.strip().endswith("True") else "cpu"
+    if find_spec("torch") is None:
+        raise ForetraceError("The acceptance run needs PyTorch; install it with: pip install 'foretrace[capture]'.")
+    return "cuda" if torch_sees_gpu() else "cpu"
 
 
 def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = (),

@@ -14,7 +14,7 @@ from tracer.campaign.lab import Lab
 from tracer.campaign.micro import measure
 
 HELD_US, HELD_WITHIN = 1_000.0, 0.05
-IDLE_S, BUSY_RUNS = 1.0, 2_000
+IDLE_S, BUSY_RUNS, BUSY_SIDE = 1.0, 2_000, 4096
 CACHE_BYTES = 20e6
 """Of the input and output of the operation that is timed with and without its data in L2 (H100: 50 MB)."""
 EVENT_US, EVENT_WITHIN = 0.5, 0.01
@@ -64,10 +64,12 @@ def _operation(size: tuple[int, int]) -> dict[str, Any]:
 def _held(lab: Lab) -> Iterator[AcceptancePoint]:
     """Time the held stream after a pause and after work that brings the clock up."""
     time.sleep(IDLE_S)
+    lab.machine.scale_hold()
     yield near("hold, cold", _median_us(lab, lambda: lab.machine.hold(HELD_US)), HELD_US, HELD_WITHIN)
-    a = lab.random(4096, 4096, dtype="bf16")
+    a = lab.random(BUSY_SIDE, BUSY_SIDE, dtype="bf16")
     for _ in range(BUSY_RUNS):
         a @ a
+    lab.machine.scale_hold()
     yield near("hold, hot", _median_us(lab, lambda: lab.machine.hold(HELD_US)), HELD_US, HELD_WITHIN)
 
 

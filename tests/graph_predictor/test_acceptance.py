@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import types
 from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pytest
-from said import Run, plain
-
-from graph_predictor.acceptance import calibration, captures, collectives, machine, predictions, programs, units, worker
+from graph_predictor.acceptance import calibration
+from graph_predictor.acceptance import captures
+from graph_predictor.acceptance import collectives
+from graph_predictor.acceptance import machine
+from graph_predictor.acceptance import predictions
+from graph_predictor.acceptance import programs
 from graph_predictor.acceptance import run as acceptance
-from graph_predictor.acceptance.parts import PARTS, SCALES
-from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, at_least, at_most, near, verdict_of
+from graph_predictor.acceptance import units
+from graph_predictor.acceptance import worker
+from graph_predictor.acceptance.parts import PARTS
+from graph_predictor.acceptance.parts import SCALES
+from graph_predictor.acceptance.points import AcceptancePoint
+from graph_predictor.acceptance.points import PointVerdict
+from graph_predictor.acceptance.points import at_least
+from graph_predictor.acceptance.points import at_most
+from graph_predictor.acceptance.points import near
+from graph_predictor.acceptance.points import verdict_of
 from graph_predictor.check.validate import ValidatedCase
 from kernel_models.calibration.checks import Health
-from tracer.campaign.lab import HostEvent, HostMachine
+from pathlib import Path
+from said import Run
+from said import plain
+from simulated_gpu.driver import Driver
+from simulated_gpu.driver import SimulatedGpu
+from simulated_gpu.driver import simulated_torch
+from tracer.campaign import lab
 from tracer.errors import ForetraceError
 from tracer.gpu_state import GpuState
 from tracer.job import read_job
+from typing import Any
+import json
+import numpy as np
+import os
+import pytest
+import sys
+import types
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 CUDA = SCALES["cuda"]
@@ -66,57 +82,31 @@ def test_events_that_differ_from_the_profiler_and_a_cache_that_was_not_evicted_f
         [units.judged_cache({"p50_us": 10.0}, {"p50_us": 15.0})])
 
 
-class HeldMachine(HostMachine):
-    """This CPU as if it were a GPU: its clock goes on while it is held, and a graph's work runs before it is recorded.
-
-    ``slowness`` is how many times too long it is held; ``works`` whether graphs and memsets do anything.
-    """
-
-    slowness, works, mhz = 1.0, True, 1500
-
-    def __init__(self, torch: Any) -> None:
-        super().__init__(torch)
-        self.now_ns = 0
-
-    def event(self) -> HostEvent:
-        return HostEvent(lambda: self.now_ns)
-
-    def hold(self, microseconds: float) -> None:
-        self.now_ns += int(1e3 * microseconds * self.slowness)
-
-    def graph(self, work: Any) -> Any:
-        if self.works:
-            work()
-        return work
-
-    def memset(self, tensor: Any) -> None:
-        if self.works:
-            tensor.zero_()
-
-    def clock_mhz(self) -> int | None:
-        return self.mhz
-
-
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> HeldMachine:
-    """The machine of the laboratory that part 1 makes, with little to measure."""
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedGpu]:
+    """A simulated GPU that part 1 finds, its driver's memset, and little to measure."""
     pytest.importorskip("torch")
-    lab = units.Lab("cpu")
-    lab.machine = machine = HeldMachine(lab.torch)
-    row = {"kernel_count": 1.0, "kernel_us": 9.0, "event_overhead_us": 1.0, "p50_us": 10.0}
-    for name, value in {"Lab": lambda device: lab, "BUSY_RUNS": 0, "IDLE_S": 0.0,
-                        "measure": lambda *_: (row, {**row, "p50_us": 20.0})}.items():
+    for name, value in {"BUSY_RUNS": 3, "BUSY_SIDE": 64, "IDLE_S": 0.0, "SIZES": ((64, 64),) * 3,
+                        "CACHE_BYTES": 1e5}.items():
         monkeypatch.setattr(units, name, value)
-    return machine
+    found = SimulatedGpu()
+    monkeypatch.setattr(lab.ctypes, "CDLL", Driver(found).CDLL)
+    with simulated_torch(found, monkeypatch):
+        yield found
 
 
-def test_units_that_hold_too_long_or_do_nothing_fail(held: HeldMachine) -> None:
-    assert failed(units.units(Path(), CUDA)) == []
-    held.slowness, held.works, held.mhz = 2.5, False, None  # type: ignore[assignment]
+def test_units_are_judged_on_a_gpu(gpu: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    cold = "cold over warm at 20 MB"  # the simulated GPU has no cache
     found = list(units.units(Path(), CUDA))
-    assert failed(found) == ["hold, cold", "hold, hot", "runs of a graph's work", "numbers left by a memset"]
+    assert failed(found) == [cold] and len(found) == 11
+    monkeypatch.setattr(lab.CudaMachine, "hold", lambda self, us: gpu.launch(2.0 * us))
+    monkeypatch.setattr(lab.CudaMachine, "memset", lambda self, tensor: None)
+    monkeypatch.setattr(lab.CudaMachine, "graph", lambda self, work: work)
+    monkeypatch.setattr(lab.CudaMachine, "clock_mhz", lambda self: None)
+    found = list(units.units(Path(), CUDA))
+    assert failed(found) == ["hold, cold", "hold, hot", "runs of a graph's work", "numbers left by a memset", cold]
     assert any(point.name == "clock" and point.verdict is PointVerdict.ABSENT for point in found)
-    held.graph = None  # type: ignore[assignment,method-assign]
+    monkeypatch.setattr(lab.CudaMachine, "memset", None)
     assert "graph, memset, clock" in failed(units.units(Path(), CUDA))
 
 
