@@ -13,8 +13,7 @@ import typer
 from graph_predictor.check import baseline, gate, measure
 from graph_predictor.check import verdict as check_verdict
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Debug, Html, Json, StepRegion, check_html, shared, write_html
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import Html, Json, StepRegion, check_html, in_one_sentence, shared, write_html
 from graph_predictor.diff import jobs, result
 from graph_predictor.figures import milliseconds
 from graph_predictor.pages import comparison
@@ -40,6 +39,7 @@ MOST_CAUSES = 5
 WHY = "what made the step longer (A: baseline, B: new; see foretrace diff)"
 
 
+@in_one_sentence
 def check(
     directory: Annotated[str, typer.Argument(
         metavar="DIR|SCRIPT.py", help="Captures, one directory each, and their baseline.json; with --base a script.")],
@@ -69,7 +69,6 @@ def check(
         metavar="FILE", help="Also write a Markdown summary for a pull request.")] = None,
     html: Html = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Compare captures with their baseline; exit code 1 if something got worse, 3 if noise hides whether it did.
 
@@ -77,46 +76,45 @@ def check(
     did the program get slower, beyond what repeating it does? With --base a script is run here and now, in turns with
     what it was: foretrace check train.py --base main -- --batch 8
     """
-    with one_sentence(debug):
-        check_html(html, [])
-        share = None if tolerance is None else share_of(tolerance)
-        excluded = None if resolution is None else share_of(resolution, "--resolution")
-        _check_options(update, reason, against)
-        _check_script(directory, base, arguments, pairs, against is not None or update or bool(profile) or
-                      step_region is not None)
+    check_html(html, [])
+    share = None if tolerance is None else share_of(tolerance)
+    excluded = None if resolution is None else share_of(resolution, "--resolution")
+    _check_options(update, reason, against)
+    _check_script(directory, base, arguments, pairs, against is not None or update or bool(profile) or
+                  step_region is not None)
+    if base is not None:
+        _check_reports(junit, markdown, [directory])
+    elif junit is not None or markdown is not None:
+        folders = [directory] if against is None else [directory, against]
+        _check_reports(junit, markdown, [
+            *(file for folder in folders for each in measure.find_captures(folder) for file in each.files),
+            baseline.BaselineFile(directory).path, *(profile or [])])
+    profiles = {one.device.name: one for one in map(_profile, profile or [])}
+    with working("Checking"):
         if base is not None:
-            _check_reports(junit, markdown, [directory])
-        elif junit is not None or markdown is not None:
-            folders = [directory] if against is None else [directory, against]
-            _check_reports(junit, markdown, [
-                *(file for folder in folders for each in measure.find_captures(folder) for file in each.files),
-                baseline.BaselineFile(directory).path, *(profile or [])])
-        profiles = {one.device.name: one for one in map(_profile, profile or [])}
-        with working("Checking"):
-            if base is not None:
-                found = gate.check_script(directory, base, arguments or [], pairs=gate.PAIRS
-                                          if pairs is None else pairs,
-                                          tolerance=share, resolution=excluded, explain=explain)
-            elif update:
-                found = gate.update_baseline(directory, reason, profiles, step_region)
-            elif against is not None:
-                found = gate.check_against(directory, against, tolerance=share, resolution=excluded,
-                                           explain=explain, step_region=step_region)
-            else:
-                found = gate.check_directory(directory, tolerance=share, profiles=profiles,
-                                             step_region=step_region)
-        _write(found, junit, markdown)
-        if html is not None:
-            write_html(html, [directory if against is None else f"{directory} and {against}"],
-                       lambda where: comparison.check_page_of(found, where))
-        if json:
-            print_json(found.to_json())
+            found = gate.check_script(directory, base, arguments or [], pairs=gate.PAIRS
+                                      if pairs is None else pairs,
+                                      tolerance=share, resolution=excluded, explain=explain)
+        elif update:
+            found = gate.update_baseline(directory, reason, profiles, step_region)
+        elif against is not None:
+            found = gate.check_against(directory, against, tolerance=share, resolution=excluded,
+                                       explain=explain, step_region=step_region)
         else:
-            _report(found)
-        if found.failures or (found.inconclusive and inconclusive is Undecided.FAIL):
-            raise typer.Exit(WORSE)
-        if found.inconclusive and inconclusive is Undecided.REPORT:
-            raise typer.Exit(UNDECIDED)
+            found = gate.check_directory(directory, tolerance=share, profiles=profiles,
+                                         step_region=step_region)
+    _write(found, junit, markdown)
+    if html is not None:
+        write_html(html, [directory if against is None else f"{directory} and {against}"],
+                   lambda where: comparison.check_page_of(found, where))
+    if json:
+        print_json(found.to_json())
+    else:
+        _report(found)
+    if found.failures or (found.inconclusive and inconclusive is Undecided.FAIL):
+        raise typer.Exit(WORSE)
+    if found.inconclusive and inconclusive is Undecided.REPORT:
+        raise typer.Exit(UNDECIDED)
 
 
 def share_of(text: str, option: str = "--tolerance") -> float:

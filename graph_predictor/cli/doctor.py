@@ -8,33 +8,32 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.running import FAILED, one_sentence
+from graph_predictor.cli.options import Json, in_one_sentence, shared
+from graph_predictor.cli.running import FAILED
 from tracer import machine_code
 from tracer.capture import readiness
 
 
+@in_one_sentence
 def doctor(
     out: Annotated[str, shared("--out", "of a capture, a directory", short="-o")] = ".",
     record: Annotated[bool, typer.Option(
         help="Also record a small profile with PyTorch, to see that its events arrive.")] = True,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Look at this machine: GPU, driver, CUPTI rights, PyTorch, clocks, caches, disk; what is missing, what to do.
 
     Exits with 1 if something will not work.
     """
-    with one_sentence(debug):
-        with working("Looking"):
-            found = [*readiness.examine(Path(out), record=record), _compiled_code()]
-        if json:
-            print_json([{"subject": each.subject, "verdict": each.verdict.value, "found": each.found,
-                         "advice": each.advice} for each in found])
-        else:
-            _print(found)
-        if any(each.verdict is readiness.MachineVerdict.PROBLEM for each in found):
-            raise typer.Exit(FAILED)
+    with working("Looking"):
+        found = [*readiness.examine(Path(out), record=record), _compiled_code()]
+    if json:
+        print_json([{"subject": each.subject, "verdict": each.verdict.value, "found": each.found,
+                     "advice": each.advice} for each in found])
+    else:
+        _print(found)
+    if any(each.verdict is readiness.MachineVerdict.PROBLEM for each in found):
+        raise typer.Exit(FAILED)
 
 
 def _compiled_code() -> readiness.MachineCheck:

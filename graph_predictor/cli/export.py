@@ -10,17 +10,16 @@ import typer
 
 from graph_predictor.cli.console import Report, print_json, read, working
 from graph_predictor.cli.options import (
-    Debug,
     Json,
     Step,
     StepRegion,
     Window,
     chosen_edits,
+    in_one_sentence,
     loaded_profiles,
     shared,
     with_edits,
 )
-from graph_predictor.cli.running import one_sentence
 from graph_predictor.exports import export as exports_export
 from graph_predictor.figures import count
 from graph_predictor.prediction import replay
@@ -32,6 +31,7 @@ from tracer import job as tracer_job
 
 
 @with_edits
+@in_one_sentence
 def export(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="What to export: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
@@ -62,7 +62,6 @@ def export(
     window: Window = 0,
     step_region: StepRegion = None,
     json: Json = False,
-    debug: Debug = False,
     **edits: Any,
 ) -> None:
     """Export a job for Perfetto, Chakra, TensorBoard, or as tables.
@@ -70,39 +69,38 @@ def export(
     Recorded as it is: what was measured, and its replay. With edits as of predict: the predicted step, in its steady
     state. foretrace export runs/a -o a.pftrace; foretrace export runs/a --device h200-sxm -o a.et
     """
-    with one_sentence(debug):
-        chosen = exports_export.format_of(out, format)
-        wanted = request_study.Configuration(
-            device=device, parallel=parallel, topology=topology, from_topology=from_topology,
-            comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from, sizes=tuple(sizes or ()),
-            also=tuple(also or ()), code=code, edits=chosen_edits(edits))
-        script = source[0] if request_study.is_script(source, step_region) else None
-        job = read(source, window, step_region=step_region) if script is None else None
-        ran = job is not None and not any(graph.meta.era == tracer_graph.SHAPE_ONLY for graph in job.graphs)
-        prepared: request_study.Prepared | None = None
-        if predicted or not ran or wanted != request_study.Configuration():
-            with working("Preparing"):
-                study = request_study.Study(job, step, recorded_on=None if from_device is None
-                                            else device_choice.find_device(from_device),
-                                            profiles=loaded_profiles(profile), code=script, device=device,
-                                            read=partial(read, step_region=step_region))
-                study.check_profiles([wanted])
-                prepared = study.prepared(wanted)
-        with working("Simulating"):
-            made = _made(job, prepared, chosen)
-        with working("Writing"):
-            found = exports_export.export(made, out, format=chosen.value, table=table, at=at)
-        notes = [*(job.notes if job is not None else []), *found.notes]
-        if json:
-            print_json({"format": found.format.value, "files": found.paths,
-                        "bytes": sum(os.path.getsize(path) for path in found.paths if os.path.isfile(path)),
-                        "notes": list(dict.fromkeys(notes))})
-            return
-        report = Report()
-        for path in found.paths:
-            size = f", {count(round(os.path.getsize(path) / 1e3))} kB" if os.path.isfile(path) else ""
-            report.line(f"Wrote {path} ({found.format.value}{size}).")
-        report.notes(notes)
+    chosen = exports_export.format_of(out, format)
+    wanted = request_study.Configuration(
+        device=device, parallel=parallel, topology=topology, from_topology=from_topology,
+        comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from, sizes=tuple(sizes or ()),
+        also=tuple(also or ()), code=code, edits=chosen_edits(edits))
+    script = source[0] if request_study.is_script(source, step_region) else None
+    job = read(source, window, step_region=step_region) if script is None else None
+    ran = job is not None and not any(graph.meta.era == tracer_graph.SHAPE_ONLY for graph in job.graphs)
+    prepared: request_study.Prepared | None = None
+    if predicted or not ran or wanted != request_study.Configuration():
+        with working("Preparing"):
+            study = request_study.Study(job, step, recorded_on=None if from_device is None
+                                        else device_choice.find_device(from_device),
+                                        profiles=loaded_profiles(profile), code=script, device=device,
+                                        read=partial(read, step_region=step_region))
+            study.check_profiles([wanted])
+            prepared = study.prepared(wanted)
+    with working("Simulating"):
+        made = _made(job, prepared, chosen)
+    with working("Writing"):
+        found = exports_export.export(made, out, format=chosen.value, table=table, at=at)
+    notes = [*(job.notes if job is not None else []), *found.notes]
+    if json:
+        print_json({"format": found.format.value, "files": found.paths,
+                    "bytes": sum(os.path.getsize(path) for path in found.paths if os.path.isfile(path)),
+                    "notes": list(dict.fromkeys(notes))})
+        return
+    report = Report()
+    for path in found.paths:
+        size = f", {count(round(os.path.getsize(path) / 1e3))} kB" if os.path.isfile(path) else ""
+        report.line(f"Wrote {path} ({found.format.value}{size}).")
+    report.notes(notes)
 
 
 def _made(job: tracer_job.Job | None, prepared: request_study.Prepared | None,

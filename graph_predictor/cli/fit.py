@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
-from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.running import one_sentence, printable, tell
+from graph_predictor.cli.options import Json, in_one_sentence, shared
+from graph_predictor.cli.running import printable, tell
 from graph_predictor.figures import count, percent, signed_percent
 from graph_predictor.request import measured as request_measured
 from kernel_models import datasets, device_choice, fitting, op_call, step_profile
@@ -49,6 +49,7 @@ def _tell_begin(name: str, done: float) -> None:
         tell(f"fitting {name}")
 
 
+@in_one_sentence
 def fit(
     out: Annotated[str, shared(
         "--out", "a profile, named *.profile by convention", short="-o")],
@@ -66,7 +67,6 @@ def fit(
     refit: Annotated[bool, typer.Option(
         help="Fit the stored models to the held-out calls too, once these have judged them.")] = True,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Fit a device profile to measured kernels, to whole steps, or to both.
 
@@ -80,55 +80,54 @@ def fit(
     Whole steps correct the formulas of all families that no kernels were measured of; each trace's steps are left out
     in turn to judge what the others teach. Steps that the host decides are left out: the fit is of the device's time.
     """
-    with one_sentence(debug):
-        if not data and not steps:
-            raise datasets.DataError("There is nothing to fit to: give tables of kernels or traces, or a table of "
-                                     "steps with "
-                                     "--steps.")
-        check_output(out, [*(data or ()), *([steps] if steps else [])], PROFILE)
-        spec = device_choice.find_device(device) if device else None
-        known = {one.value: one for one in op_call.Family}
-        for name in family or ():
-            if name not in known:
-                raise datasets.DataError(f"There is no family {name!r}; choose one of {', '.join(known)}.")
-        notes: list[str] = []
-        profile = None
-        if data:
-            samples = request_measured.read_kernels(data, tell, spec=spec, notes=notes)
-            some = [one for one in samples if software in one.software and (not family or one.family.value in family)]
-            if not some:
-                named = sorted({one.software for one in samples})
-                families = sorted({one.family.value for one in samples})
-                raise datasets.DataError(f"Nothing in the data fits these options; its software: "
-                                         f"{', '.join(named[:8])}, its "
-                                         f"families: {', '.join(families)}.")
-            on_cpu = (spec or device_choice.find_device(some[0].device)).vendor == "host"
-            options = fitting.Options.of_one_machine(refit=refit) if on_cpu else fitting.Options(refit=refit)
-            with showing_fits() as progress:
-                profile = fitting.fit_profile(some, spec, options, progress, notes)
-        if steps:
-            left_out: list[str] = []
-            found, measured = request_measured.read_steps(steps, profile.device if profile else spec, software,
-                                                          left_out, tell)
-            tell(f"fitting to whole steps: {len(measured):,}")
-            profile = step_profile.fit_steps(measured, found, os.path.basename(steps), profile, left_out)
-            if family:
-                profile = replace(profile, entries=[one for one in profile.entries if one.model.family.value in family])
-        assert profile is not None
-        kernel_models_profile.save_profile(profile, out)
-        size = os.path.getsize(out) if "://" not in out else None
-        if json:
-            print_json({"file": out, "bytes": size, "device": profile.device.name, "provenance": profile.provenance,
-                        "models": [{"family": entry.model.family.value, "software": entry.software, "kind": entry.kind,
-                                    "rows": entry.rows, **entry.facts} for entry in profile.entries]})
-            return
-        report = Report()
-        report.line(f"Wrote {out}: {len(profile.entries)} models of {profile.device.name}"
-                    + (f", {count(round(size / 1e3))} kB." if size else "."))
-        if data:
-            models_table(report, profile.entries)
-        steps_table(report, profile)
-        report.notes(profile.provenance.get("notes", ()))
+    if not data and not steps:
+        raise datasets.DataError("There is nothing to fit to: give tables of kernels or traces, or a table of "
+                                 "steps with "
+                                 "--steps.")
+    check_output(out, [*(data or ()), *([steps] if steps else [])], PROFILE)
+    spec = device_choice.find_device(device) if device else None
+    known = {one.value: one for one in op_call.Family}
+    for name in family or ():
+        if name not in known:
+            raise datasets.DataError(f"There is no family {name!r}; choose one of {', '.join(known)}.")
+    notes: list[str] = []
+    profile = None
+    if data:
+        samples = request_measured.read_kernels(data, tell, spec=spec, notes=notes)
+        some = [one for one in samples if software in one.software and (not family or one.family.value in family)]
+        if not some:
+            named = sorted({one.software for one in samples})
+            families = sorted({one.family.value for one in samples})
+            raise datasets.DataError(f"Nothing in the data fits these options; its software: "
+                                     f"{', '.join(named[:8])}, its "
+                                     f"families: {', '.join(families)}.")
+        on_cpu = (spec or device_choice.find_device(some[0].device)).vendor == "host"
+        options = fitting.Options.of_one_machine(refit=refit) if on_cpu else fitting.Options(refit=refit)
+        with showing_fits() as progress:
+            profile = fitting.fit_profile(some, spec, options, progress, notes)
+    if steps:
+        left_out: list[str] = []
+        found, measured = request_measured.read_steps(steps, profile.device if profile else spec, software,
+                                                      left_out, tell)
+        tell(f"fitting to whole steps: {len(measured):,}")
+        profile = step_profile.fit_steps(measured, found, os.path.basename(steps), profile, left_out)
+        if family:
+            profile = replace(profile, entries=[one for one in profile.entries if one.model.family.value in family])
+    assert profile is not None
+    kernel_models_profile.save_profile(profile, out)
+    size = os.path.getsize(out) if "://" not in out else None
+    if json:
+        print_json({"file": out, "bytes": size, "device": profile.device.name, "provenance": profile.provenance,
+                    "models": [{"family": entry.model.family.value, "software": entry.software, "kind": entry.kind,
+                                "rows": entry.rows, **entry.facts} for entry in profile.entries]})
+        return
+    report = Report()
+    report.line(f"Wrote {out}: {len(profile.entries)} models of {profile.device.name}"
+                + (f", {count(round(size / 1e3))} kB." if size else "."))
+    if data:
+        models_table(report, profile.entries)
+    steps_table(report, profile)
+    report.notes(profile.provenance.get("notes", ()))
 
 
 LEAST_HELD_OUT = 20

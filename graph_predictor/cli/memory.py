@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
-from graph_predictor.cli.options import Debug, Json, StepRegion, Top, Window, shared
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import Json, StepRegion, Top, Window, in_one_sentence, shared
 from graph_predictor.figures import percent
 from graph_predictor.request import program_memory, study
 from tracer import device_memory, memory_snapshot
@@ -19,6 +18,7 @@ SNAPSHOTS = (".pickle", ".pkl", ".p")
 DEFAULT_TOP = 12
 
 
+@in_one_sentence
 def memory(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="A trace with memory, a capture, SCRIPT.py:FUNCTION, or a snapshot of "
@@ -32,38 +32,36 @@ def memory(
     window: Window = 0,
     step_region: StepRegion = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show what memory held at its fullest: by kind, by module, measured beside predicted.
 
     A snapshot is read as plain values: nothing in it is run. foretrace memory snapshot.pickle --code train.py:build
     """
-    with one_sentence(debug):
-        measured: device_memory.MemoryTimeline | None = None
-        predicted: device_memory.MemoryTimeline | None = None
-        graph: tracer_graph.ExecutionGraph | None = None
-        if len(source) == 1 and source[0].lower().endswith(SNAPSHOTS):
-            with working("Reading"):
-                measured = memory_snapshot.snapshot_timeline(source[0], gpu)
-        elif study.is_script(source, step_region):
-            code = source[0]
-        else:
-            graph = read(source, window, step_region=step_region).graphs[0]
-            if len(graph.allocations):
-                found = device_memory.memory_timeline(graph, gpu)
-                measured, predicted = (None, found) if not found.inferred else (found, None)
-        if predicted is None and (code is not None or (graph is not None and graph.meta.workload)):
-            with working("Tracing"):
-                predicted = program_memory.program_memory(graph, code, sizes or (), device)
-        if measured is None and predicted is None:
-            assert graph is not None
-            device_memory.memory_timeline(graph, gpu)
-            raise ForetraceError("Nothing is known of the step's memory.")
-        if json:
-            print_json({"measured": None if measured is None else measured.to_json(),
-                        "predicted": None if predicted is None else predicted.to_json()})
-        else:
-            _report(measured, predicted, top or DEFAULT_TOP)
+    measured: device_memory.MemoryTimeline | None = None
+    predicted: device_memory.MemoryTimeline | None = None
+    graph: tracer_graph.ExecutionGraph | None = None
+    if len(source) == 1 and source[0].lower().endswith(SNAPSHOTS):
+        with working("Reading"):
+            measured = memory_snapshot.snapshot_timeline(source[0], gpu)
+    elif study.is_script(source, step_region):
+        code = source[0]
+    else:
+        graph = read(source, window, step_region=step_region).graphs[0]
+        if len(graph.allocations):
+            found = device_memory.memory_timeline(graph, gpu)
+            measured, predicted = (None, found) if not found.inferred else (found, None)
+    if predicted is None and (code is not None or (graph is not None and graph.meta.workload)):
+        with working("Tracing"):
+            predicted = program_memory.program_memory(graph, code, sizes or (), device)
+    if measured is None and predicted is None:
+        assert graph is not None
+        device_memory.memory_timeline(graph, gpu)
+        raise ForetraceError("Nothing is known of the step's memory.")
+    if json:
+        print_json({"measured": None if measured is None else measured.to_json(),
+                    "predicted": None if predicted is None else predicted.to_json()})
+    else:
+        _report(measured, predicted, top or DEFAULT_TOP)
 
 
 def _report(measured: device_memory.MemoryTimeline | None, predicted: device_memory.MemoryTimeline

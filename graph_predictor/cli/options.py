@@ -8,11 +8,13 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from graph_predictor.cli.console import working
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS, EditOption, Value
 from graph_predictor.pages import page, parts, provenance
 from kernel_models import device
@@ -148,6 +150,26 @@ Debug = Annotated[bool, typer.Option(
 Command = Callable[..., None]
 
 
+def in_one_sentence(command: Command) -> Command:
+    """Give a command ``--debug``, and turn what it raises into one sentence (``running.one_sentence``)."""
+    @wraps(command)
+    def run(*arguments: Any, debug: bool = False, **options: Any) -> None:
+        with one_sentence(debug):
+            command(*arguments, **options)
+
+    own = list(inspect.signature(command, eval_str=True).parameters.values())
+    rest = [one for one in own if one.kind is inspect.Parameter.VAR_KEYWORD]
+    return _declared(run, [*own[:len(own) - len(rest)], inspect.Parameter(
+        "debug", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=False, annotation=Debug), *rest])
+
+
+def _declared(command: Command, parameters: list[inspect.Parameter]) -> Command:
+    """Show typer these parameters of a command."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+    return command
+
+
 def with_edits(command: Command) -> Command:
     """Give a command an option for each edit; it takes their values as ``**edits``."""
     return _with(command, [(option, *_one(option)) for option in OPTIONS])
@@ -179,14 +201,12 @@ def _one(option: EditOption) -> tuple[Any, Any, Any]:
 
 def _with(command: Command, more: list[tuple[EditOption, Any, Any, Any]]) -> Command:
     """Put options in the place of a command's ``**edits``."""
-    signature = inspect.signature(command, eval_str=True)
-    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in signature.parameters.values()
+    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+           for one in inspect.signature(command, eval_str=True).parameters.values()
            if one.kind is not inspect.Parameter.VAR_KEYWORD]
     added = [inspect.Parameter(option.attribute, inspect.Parameter.KEYWORD_ONLY, default=default,
                                annotation=Annotated[kind, declared]) for option, kind, default, declared in more]
-    command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in (*own, *added)} | {"return": None}
-    return command
+    return _declared(command, [*own, *added])
 
 
 def chosen_edits(values: dict[str, Any]) -> dict[str, Value]:

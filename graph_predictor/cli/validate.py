@@ -9,8 +9,7 @@ import typer
 from graph_predictor.check import validate as check_validate
 from graph_predictor.cli.check import share_of
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import Json, in_one_sentence, shared
 from graph_predictor.figures import signed_percent
 from graph_predictor.sizes import retrace as named_sizes
 from tracer.errors import ForetraceError
@@ -19,6 +18,7 @@ WORSE = 1
 """The exit code of a mean error above the largest that is wanted."""
 
 
+@in_one_sentence
 def validate(
     out: Annotated[str, shared(
         "--out", "a directory for the captures; earlier ones of a size are replaced", short="-o")],
@@ -40,7 +40,6 @@ def validate(
     max_error: Annotated[str | None, typer.Option(
         metavar="PERCENT%", help="End with code 1 if the mean error is larger.")] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Capture a program once, predict it at other sizes, then run those and compare.
 
@@ -48,21 +47,20 @@ def validate(
 
     All predictions are made before any of them is run. Exit code 1 if the mean error is above --max-error.
     """
-    with one_sentence(debug):
-        most = None if max_error is None else share_of(max_error, "--max-error")
-        if (script is None) == (workload is None):
-            raise ForetraceError("Name what to validate: a script, or a workload with --workload, and not both.")
-        chosen = [named_sizes.parse_sets(text.split(","))[1] for text in sizes]
-        options = ("--timed", str(timed), "--warmup", str(warmup), "--execution-trace", "none")
-        program = check_validate.ValidatedProgram(script, tuple(arguments or ()), workload, options=options)
-        with working("Validating"):
-            found = check_validate.validate(program, chosen, out, captures=captured, profiles=profile or (), code=code)
-        if json:
-            print_json({**found.to_json(), "max_error": most, "passed": most is None or found.mape <= most})
-        else:
-            _report(found, [check_validate.size_label(one) for one in chosen[:captured]])
-        if most is not None and found.mape > most:
-            raise typer.Exit(WORSE)
+    most = None if max_error is None else share_of(max_error, "--max-error")
+    if (script is None) == (workload is None):
+        raise ForetraceError("Name what to validate: a script, or a workload with --workload, and not both.")
+    chosen = [named_sizes.parse_sets(text.split(","))[1] for text in sizes]
+    options = ("--timed", str(timed), "--warmup", str(warmup), "--execution-trace", "none")
+    program = check_validate.ValidatedProgram(script, tuple(arguments or ()), workload, options=options)
+    with working("Validating"):
+        found = check_validate.validate(program, chosen, out, captures=captured, profiles=profile or (), code=code)
+    if json:
+        print_json({**found.to_json(), "max_error": most, "passed": most is None or found.mape <= most})
+    else:
+        _report(found, [check_validate.size_label(one) for one in chosen[:captured]])
+    if most is not None and found.mape > most:
+        raise typer.Exit(WORSE)
 
 
 def _report(found: check_validate.Validation, captured: list[str]) -> None:

@@ -10,8 +10,7 @@ import numpy as np
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
-from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import Json, in_one_sentence, shared
 from graph_predictor.comm import contention, traffic
 from graph_predictor.comm import report as comm_report
 from graph_predictor.comm.traffic import bytes_text
@@ -159,6 +158,7 @@ def _maybe(value: float | None, scale: float, decimals: int) -> str:
 TRACE_ENDINGS = (".json", ".json.gz", ".foretrace")
 
 
+@in_one_sentence
 def backends(
     files: Annotated[list[str], typer.Argument(
         metavar="[NAME=]FILE...", help="Profiles of 'comm fit', or logs and tables as it takes them; NAME is the "
@@ -169,45 +169,43 @@ def backends(
     collective: Annotated[str | None, shared("--collective", "where a log does not say")] = None,
     dtype: Annotated[str, shared("--dtype", "where a log does not say")] = "float32",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Join measured backends of one cluster: each is an option that --comm-choices has for every collective.
 
     foretrace comm backends nccl=all_reduce.log custom.parquet mpi=osu.txt -o choices.json --topology dgx-h200 --ranks 8
     """
-    with one_sentence(debug):
-        from dataclasses import replace
+    from dataclasses import replace
 
 
-        named = [_named(text) for text in files]
-        check_output(out, [path for _, path in named], COMM_PROFILE)
-        known = {path: collectives.CommProfile.load(path) for _, path in named if _is_profile(path)}
-        where = next((each.topology for each in known.values()), None)
-        if topology:
-            where = collectives_topology.find_topology(topology)
-        if where is None:
-            raise collectives.CommError("Nothing says where the collectives were measured; give --topology.")
-        hints = measurements.Hints(ranks, None, collectives.collective_kind(collective) if collective else None,
-                                   call.dtype_name(dtype))
-        joined = collectives.CommProfile(where)
-        with working("Fitting"):
-            for name, path in named:
-                one = known.get(path) or _fitted(path, replace(hints, backend=name or hints.backend), where)
-                _add(joined, one, name if path in known else "", path)
-        joined.save(out)
-        found = {name: sorted(set(_measured(joined, name))) for name in joined.backends}
-        rows = [(name, sorted({kind for kind, _ in of}), sorted({size for _, size in of}))
-                for name, of in found.items()]
-        if json:
-            print_json({"profile": out, "topology": where.name, "sources": joined.sources, "backends": [
-                {"backend": name, "collectives": kinds, "ranks": sizes} for name, kinds, sizes in rows]})
-            return
-        report = Report()
-        report.table(f"Backends on {where.name}", [
-            Column("backend", name=True, whole=True), Column("collectives", name=True), Column("ranks")],
-            [[name, ", ".join(kinds), ", ".join(map(count, sizes))] for name, kinds, sizes in rows])
-        report.line()
-        report.line(f"Profile in {out}; give it to --comm-choices.")
+    named = [_named(text) for text in files]
+    check_output(out, [path for _, path in named], COMM_PROFILE)
+    known = {path: collectives.CommProfile.load(path) for _, path in named if _is_profile(path)}
+    where = next((each.topology for each in known.values()), None)
+    if topology:
+        where = collectives_topology.find_topology(topology)
+    if where is None:
+        raise collectives.CommError("Nothing says where the collectives were measured; give --topology.")
+    hints = measurements.Hints(ranks, None, collectives.collective_kind(collective) if collective else None,
+                               call.dtype_name(dtype))
+    joined = collectives.CommProfile(where)
+    with working("Fitting"):
+        for name, path in named:
+            one = known.get(path) or _fitted(path, replace(hints, backend=name or hints.backend), where)
+            _add(joined, one, name if path in known else "", path)
+    joined.save(out)
+    found = {name: sorted(set(_measured(joined, name))) for name in joined.backends}
+    rows = [(name, sorted({kind for kind, _ in of}), sorted({size for _, size in of}))
+            for name, of in found.items()]
+    if json:
+        print_json({"profile": out, "topology": where.name, "sources": joined.sources, "backends": [
+            {"backend": name, "collectives": kinds, "ranks": sizes} for name, kinds, sizes in rows]})
+        return
+    report = Report()
+    report.table(f"Backends on {where.name}", [
+        Column("backend", name=True, whole=True), Column("collectives", name=True), Column("ranks")],
+        [[name, ", ".join(kinds), ", ".join(map(count, sizes))] for name, kinds, sizes in rows])
+    report.line()
+    report.line(f"Profile in {out}; give it to --comm-choices.")
 
 
 def read_measurements(path: str, hints: measurements.Hints,

@@ -9,8 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Debug, Json, StepRegion, Top, chosen_edits, profile_of, shared, with_edits_but
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import (
+    Json,
+    StepRegion,
+    Top,
+    chosen_edits,
+    in_one_sentence,
+    profile_of,
+    shared,
+    with_edits_but,
+)
 from graph_predictor.edits import registry
 from graph_predictor.figures import percent
 from kernel_models import device_choice
@@ -109,6 +117,7 @@ def _latency(name: str, figure: serving_serve.Figure80, percentiles: Mapping[int
 
 
 @with_edits_but("cuda-graphs")
+@in_one_sentence
 def serve(
     source: Annotated[str, typer.Argument(
         metavar="MODEL", help="A published model (llama-3.1-70b, qwen3-32b, deepseek-v3, gpt-oss-120b, …), a Hugging "
@@ -170,7 +179,6 @@ def serve(
     step_region: StepRegion = None,
     top: Top = None,
     json: Json = False,
-    debug: Debug = False,
     **edits: Any,
 ) -> None:
     """Predict how a decoder is served: a prompt's time, a step's of decoding, memory and the largest batch, and with
@@ -182,46 +190,45 @@ def serve(
 
     With --target ends with status 1 where nothing meets it.
     """
-    with one_sentence(debug):
-        changes = registry.made(registry.chosen(chosen_edits(edits)))
-        known = profile_of(profile, device_choice.find_device(device))
-        if target is not None:
-            if given := [name for name, value, usual in (
-                    ("--tp", tp, 1), ("--pp", pp, 1), ("--ep", ep, 1), ("--attention-dp", attention_dp, 1),
-                    ("--chunk", chunk, 0), ("--batch", batch, 1), ("--context", context, 0),
-                    ("--concurrency", concurrency, 0), ("--requests", requests, 0), ("--step-us", step_us, None),
-                    ("--calibrate", runs, None), ("--anchor", anchor, None),
-                    ("--anchor-capture", anchor_capture, None),
-                    ("--step-region", step_region, None)) if value != usual]:
-                raise ServingError(f"--target searches splits and loads of the engine as it is taken to be, which "
-                                   f"{given[0]} says otherwise; leave one of them out.")
-            with working("Pricing and serving"):
-                choices = search.serve_search(
-                    source, 8 if gpus is None else gpus, target=target, device=device, topology=topology,
-                    settings=assignments or (), preset=preset, prompt=prompt or 1024, output=output or 256, rate=rate,
-                    precision=precision, experts=experts, kv_dtype=kv_dtype, engine=engine, cuda_graphs=cuda_graphs,
-                    speculate=speculate, seed=seed, profile=known, comm_profile=comm_profile,
-                    comm_choices=comm_choices, edits=changes)
-            if json:
-                print_json(choices.to_json())
-            else:
-                report_choices(choices, top)
-            if not choices.choices:
-                raise typer.Exit(1)
-            return
-        if gpus is not None:
-            raise ServingError("--gpus is of --target, which searches how to split them; give --tp, --pp, --ep and "
-                               "--attention-dp for one replica.")
-        with working("Pricing"):
-            found = serving_serve.serve(
-                source, device=device, topology=topology, settings=assignments or (), preset=preset, tp=tp, pp=pp,
-                ep=ep, attention_dp=attention_dp, precision=precision, experts=experts, kv_dtype=kv_dtype,
-                engine=engine, chunk=chunk, cuda_graphs=cuda_graphs, speculate=speculate, batch=batch, context=context,
-                prompt=prompt, output=output, rate=rate, concurrency=concurrency, requests=requests, seed=seed,
-                step_us=step_us, profile=known, comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
-                anchor=anchor, anchor_capture=anchor_capture, step_region=step_region,
-                edits=changes)
+    changes = registry.made(registry.chosen(chosen_edits(edits)))
+    known = profile_of(profile, device_choice.find_device(device))
+    if target is not None:
+        if given := [name for name, value, usual in (
+                ("--tp", tp, 1), ("--pp", pp, 1), ("--ep", ep, 1), ("--attention-dp", attention_dp, 1),
+                ("--chunk", chunk, 0), ("--batch", batch, 1), ("--context", context, 0),
+                ("--concurrency", concurrency, 0), ("--requests", requests, 0), ("--step-us", step_us, None),
+                ("--calibrate", runs, None), ("--anchor", anchor, None),
+                ("--anchor-capture", anchor_capture, None),
+                ("--step-region", step_region, None)) if value != usual]:
+            raise ServingError(f"--target searches splits and loads of the engine as it is taken to be, which "
+                               f"{given[0]} says otherwise; leave one of them out.")
+        with working("Pricing and serving"):
+            choices = search.serve_search(
+                source, 8 if gpus is None else gpus, target=target, device=device, topology=topology,
+                settings=assignments or (), preset=preset, prompt=prompt or 1024, output=output or 256, rate=rate,
+                precision=precision, experts=experts, kv_dtype=kv_dtype, engine=engine, cuda_graphs=cuda_graphs,
+                speculate=speculate, seed=seed, profile=known, comm_profile=comm_profile,
+                comm_choices=comm_choices, edits=changes)
         if json:
-            print_json(found.to_json())
+            print_json(choices.to_json())
         else:
-            report(found, top)
+            report_choices(choices, top)
+        if not choices.choices:
+            raise typer.Exit(1)
+        return
+    if gpus is not None:
+        raise ServingError("--gpus is of --target, which searches how to split them; give --tp, --pp, --ep and "
+                           "--attention-dp for one replica.")
+    with working("Pricing"):
+        found = serving_serve.serve(
+            source, device=device, topology=topology, settings=assignments or (), preset=preset, tp=tp, pp=pp,
+            ep=ep, attention_dp=attention_dp, precision=precision, experts=experts, kv_dtype=kv_dtype,
+            engine=engine, chunk=chunk, cuda_graphs=cuda_graphs, speculate=speculate, batch=batch, context=context,
+            prompt=prompt, output=output, rate=rate, concurrency=concurrency, requests=requests, seed=seed,
+            step_us=step_us, profile=known, comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
+            anchor=anchor, anchor_capture=anchor_capture, step_region=step_region,
+            edits=changes)
+    if json:
+        print_json(found.to_json())
+    else:
+        report(found, top)
