@@ -44,11 +44,7 @@ Times = dict[tuple[str, ...], np.ndarray]
 
 def machine_slowdown(old: Iterable[ExecutionGraph], new: Iterable[ExecutionGraph], *, device_decides: bool) -> float:
     """Log of how much longer unchanged work takes in ``new``; 0 where too little is unchanged to tell.
-
-    Args:
-        old, new: every rank of every run before and after.
-        device_decides: whether kernels are the controls, not the host's operations.
-    """
+    ``device_decides`` says whether kernels are the controls, not the host's operations."""
     before, after = (_joined(_kernels(graph) if device_decides else _operations(graph) for graph in graphs)
                      for graphs in (old, new))
     total = sum(float(times.sum()) for times in before.values()) or 1.0
@@ -203,11 +199,7 @@ class BaselineFile:
         return Path(self.directory) / BASELINE
 
     def read(self) -> GateBaseline:
-        """Read it.
-
-        Raises:
-            CheckError: there is none; it is damaged, another program's, or of a newer version.
-        """
+        """Read it. Raises ``CheckError``: there is none; it is damaged, another program's, or of a newer version."""
         try:
             text = read_input(self.path)
         except FileNotFoundError:

@@ -107,11 +107,8 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None, l
 
 def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] | None = None,
                     step_region: str | None = None) -> GateOutcome:
-    """Measure and predict every capture and write the directory's baseline anew, whole or not at all.
-
-    Raises:
-        CheckError: no reason is given, a capture cannot be measured, or the old file is none of foretrace's.
-    """
+    """Measure and predict every capture and write the directory's baseline anew, whole or not at all. Raises
+    ``CheckError``: no reason is given, a capture cannot be measured, or the old file is none of foretrace's."""
     if not reason.strip():
         raise CheckError("A new baseline needs a reason: --reason TEXT says why the figures changed.")
     captures = _captures(directory, step_region)
@@ -152,17 +149,8 @@ def new_entry(capture: StoredCapture, profiles: Mapping[str, Models] | None = No
 
 def check_models(captures: list[StoredCapture], stored: Mapping[str, BaselineEntry], tolerance: float = TOLERANCE,
                  profiles: Mapping[str, Models] | None = None) -> list[Verdict]:
-    """Predict every capture again and compare its errors with the stored ones.
-
-    Args:
-        captures: those of the directory.
-        stored: the baseline's entries, by name.
-        tolerance: an error this much larger (as a share of what was measured) is no failure.
-        profiles: fitted models by name of the device.
-
-    Raises:
-        CheckError: a capture cannot be predicted.
-    """
+    """Predict every capture again and compare its errors with the stored ones. An error that is larger by ``tolerance``
+    (a share of what was measured) is no failure. Raises ``CheckError``: a capture cannot be predicted."""
     return [verdict for capture in captures
             for verdict in judge(capture.name, stored[capture.name].accuracy, accuracy(capture, profiles), tolerance)]
 
@@ -215,12 +203,8 @@ class Paired:
 
 
 def paired(logs: Sequence[float], least: float) -> Paired:
-    """Compare pairs of runs.
-
-    Args:
-        logs: of each pair's ratio, new over old; ``FEWEST`` or more.
-        least: ratio − 1 that is too small to matter.
-    """
+    """Compare pairs of runs. ``logs`` are those of each pair's ratio, new over old, ``FEWEST`` or more; ``least`` is
+    the ratio − 1 that is too small to matter."""
     values = np.asarray(logs, np.float64)
     number = len(values)
     rows, columns = np.triu_indices(number)
@@ -247,22 +231,10 @@ def _chances(number: int) -> Float64:
 def check_script(script: str, base: str, arguments: Sequence[str] = (), *, pairs: int = PAIRS,
                  tolerance: float | None = None, level: float = LEVEL, resolution: float | None = None,
                  explain: Explain | None = None, progress: Progress = lambda at, of: None) -> GateOutcome:
-    """Run a script in two trees in turns and compare its steps.
-
-    Args:
-        script: its path from the current directory.
-        base: a commit, or the directory of another version; see ``turns.other_tree``.
-        arguments: of the script.
-        pairs: of runs.
-        tolerance: growth of the step time that is too small to matter; 1%.
-        level: chance of a false alarm.
-        resolution: growth that must be excluded, or the step time is inconclusive; 25%.
-        explain: asked where it got slower.
-        progress: told before each pair.
-
-    Raises:
-        CheckError: too few pairs, no such tree or script, or the script fails in one of them.
-    """
+    """Run a script in two trees in turns and compare its steps. ``base`` is as in ``noise.other_tree``. Growth of the
+    step time up to ``tolerance`` (1%) is too small to matter; growth by ``resolution`` (25%) must be excluded, or the
+    step time is inconclusive. ``level`` is the chance of a false alarm. Raises ``CheckError``: too few pairs, no such
+    tree or script, or the script fails in one of them."""
     if pairs < FEWEST:
         raise CheckError(f"{pairs} pairs cannot show with {1 - level:.0%} confidence that a program got slower: give "
                          f"--pairs {FEWEST} or more.")

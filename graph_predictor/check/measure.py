@@ -122,11 +122,9 @@ class StoredCapture:
 def find_captures(directory: str, step_region: str | None = None) -> list[StoredCapture]:
     """The captures in a directory, by name; or the directory itself, if it is one.
 
-    A directory in it is a program: a capture, or several of them that repeat the same run. Their steps are the
-    regions of the name ``step_region``, if one is given.
-
-    Raises:
-        CheckError: there is no such directory, or no capture in it.
+    A directory in it is a program: a capture, or several of them that repeat the same run. Their steps are the regions
+    of the name ``step_region``, if one is given. Raises ``CheckError``: there is no such directory, or no capture in
+    it.
     """
     root = Path(directory)
     if not directory or not root.exists():
@@ -209,11 +207,9 @@ class Pair:
 def pair_captures(old: list[StoredCapture], new: list[StoredCapture]) -> list[Pair]:
     """Old and new captures by program, in the old ones' order; programs without a new capture are left out.
 
-    A workload of the suite goes by its name and settings; anything else by its directory's name, or, where that is
-    none of the old ones', by what it runs.
-
-    Raises:
-        CheckError: a new capture is of no old one's program, or of the same workload with other settings.
+    A workload of the suite goes by its name and settings; anything else by its directory's name, or, where that is none
+    of the old ones', by what it runs. Raises ``CheckError``: a new capture is of no old one's program, or of the same
+    workload with other settings.
     """
     programs: dict[str, list[StoredCapture]] = {}
     for capture in old:

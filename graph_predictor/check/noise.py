@@ -175,15 +175,9 @@ class Tree:
 
 @contextmanager
 def other_tree(base: str) -> Iterator[tuple[Tree, Tree]]:
-    """The tree to compare with and the present one.
-
-    Args:
-        base: a directory, which stands for the current one, or a commit of the repository around it, whose files are
-            put into a temporary directory; neither index nor working tree is touched.
-
-    Raises:
-        CheckError: it is neither.
-    """
+    """The tree to compare with and the present one. ``base`` is a directory, which stands for the current one, or a
+    commit of the repository around it, whose files are put into a temporary directory; neither index nor working tree
+    is touched. Raises ``CheckError``: it is neither."""
     here = Path.cwd()
     if Path(base).is_dir():
         if os.path.samefile(base, here):
@@ -222,20 +216,11 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
 def run_in_turns(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], pairs: int, out: Path,
                  progress: Progress = lambda at, of: None) -> tuple[list[StoredCapture], list[StoredCapture]]:
     """Capture a script in both trees, one after the other, in pairs; every second pair begins with the present one.
-
-    Args:
-        script: its path from the current directory.
-        arguments: its own.
-        trees: the one to compare with, and the present one.
-        pairs: how many.
-        out: directory of the captures.
-        progress: told before each pair.
+    ``trees`` are the one to compare with, and the present one. Raises ``CheckError``: a tree has no such script, or it
+    fails or makes too few steps there.
 
     Returns:
         Captures of the other tree and of the present one, in the order of the pairs.
-
-    Raises:
-        CheckError: a tree has no such script, or it fails or makes too few steps there.
     """
     if os.path.isabs(script):
         raise CheckError(f"Name {script} by its path from the current directory, so that the other version's is known.")

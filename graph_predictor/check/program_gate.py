@@ -79,20 +79,13 @@ def check_programs(
     level: float = LEVEL,
     resolution: float | None = None,
 ) -> tuple[list[Verdict], list[str]]:
-    """Compare programs with their baseline.
-
-    Args:
-        pairs: the programs, see ``captures.pair_captures``.
-        stored: the baseline's entries by name of the capture.
-        least: growth of times and memory that is too small to matter.
-        level: chance of a false alarm.
-        resolution: growth that must be excluded for a quantity to pass; by default each quantity's own.
+    """Compare programs with their baseline. ``stored`` has the baseline's entries by name of the capture. Growth of
+    ``least`` is too small to matter; growth by ``resolution`` (by default each quantity's own) must be excluded for a
+    quantity to pass; ``level`` is the chance of a false alarm. Raises ``CheckError``: a new capture is empty or has no
+    steps.
 
     Returns:
         Verdicts in order of programs, and notes.
-
-    Raises:
-        CheckError: a new capture is empty or has no steps.
     """
     verdicts: list[Verdict] = []
     tests: list[_Test] = []

@@ -53,11 +53,8 @@ class StepStore:
     path: Path
 
     def read(self) -> dict[str, StepFigures]:
-        """Everything in it, by name of the test; empty if there is no such file.
-
-        Raises:
-            CheckError: it is damaged, another program's, or of a newer version.
-        """
+        """Everything in it, by name of the test; empty if there is no such file. Raises ``CheckError``: it is damaged,
+        another program's, or of a newer version."""
         try:
             head: Any = from_json(read_input(self.path))
         except FileNotFoundError:
@@ -73,11 +70,8 @@ class StepStore:
                              "store the counts anew with pytest --foretrace-update.") from error
 
     def put(self, test: str, figures: StepFigures) -> None:
-        """Store a test's figures beside those of the others; the file is written whole or not at all.
-
-        Raises:
-            ForetraceError: as ``read``, or it cannot be written.
-        """
+        """Store a test's figures beside those of the others; the file is written whole or not at all. Raises
+        ``ForetraceError``: as ``read``, or it cannot be written."""
         steps = self.read()
         if steps.get(test) == figures:
             return
@@ -128,11 +122,7 @@ class StepBounds:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> StepBounds:
-        """Limits by name.
-
-        Raises:
-            CheckError: there is no such limit, or a value is not possible.
-        """
+        """Limits by name. Raises ``CheckError``: there is no such limit, or a value is not possible."""
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
@@ -182,16 +172,9 @@ class PredictedStep:
 
 
 def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> PredictedStep:
-    """Trace a step by shapes and predict it.
-
-    Args:
-        build: makes model, optimizer and data and returns the step (see ``tracer.shape_only.trace_step``).
-        limits: whose device, host and world are used.
-
-    Raises:
-        ForetraceError: the step cannot be traced or does nothing on the device, which would keep to every limit; or
-            device, host or profile are not known.
-    """
+    """Trace a step by shapes and predict it. ``build`` makes model, optimizer and data and returns the step (see
+    ``tracer.shape_only.trace_step``). Raises ``ForetraceError``: the step cannot be traced or does nothing on the
+    device, which would keep to every limit; or device, host or profile are not known."""
     from tracer.shape_only import trace_step
 
     graph = trace_step(build, shape_device(find_device(limits.device)), world_size=limits.world_size)
@@ -215,12 +198,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> 
 
 def broken_limits(step: PredictedStep, limits: StepBounds, stored: StepFigures | None) -> list[str]:
     """Return what a step breaks, each with its top offenders in indented lines; empty if it keeps to its limits.
-
-    Args:
-        step: as predicted.
-        limits: to keep to.
-        stored: what ``no_added`` compares with; without it nothing is compared.
-    """
+    ``stored`` is what ``no_added`` compares with; without it nothing is compared."""
     found = []
     prediction = step.prediction
     if limits.max_step_ms is not None and prediction.step_time_us > limits.max_step_ms * 1e3:

@@ -79,15 +79,8 @@ FIGURES: Mapping[str, str] = {
 
 
 def accuracy(capture: StoredCapture, profiles: Mapping[str, Models] | None = None) -> Accuracy:
-    """Predict a capture again.
-
-    Args:
-        capture: what was recorded.
-        profiles: fitted models by name of the device; data sheets elsewhere.
-
-    Raises:
-        CheckError: it cannot be predicted from.
-    """
+    """Predict a capture again. ``profiles`` are fitted models by name of the device; data sheets elsewhere. Raises
+    ``CheckError``: it cannot be predicted from."""
     job = capture.job
     try:
         baseline = baseline_of(job).with_models(profiles or {})
@@ -299,11 +292,8 @@ class PredictedCase:
 
 
 def capture_program(program: ValidatedProgram, sizes: Sizes, out: Path) -> list[int]:
-    """Capture a program at some sizes, in a process of its own; return the steps timed without the profiler, ns.
-
-    Raises:
-        CheckError: it failed; the sentence ends with what it said.
-    """
+    """Capture a program at some sizes, in a process of its own; return the steps timed without the profiler, ns. Raises
+    ``CheckError``: it failed; the sentence ends with what it said."""
     words = program.command(sizes, out)
     done = subprocess.run([*FORETRACE, *words], capture_output=True, text=True, errors="replace", check=False,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
@@ -315,11 +305,8 @@ def capture_program(program: ValidatedProgram, sizes: Sizes, out: Path) -> list[
 
 
 def timed_steps(path: Path) -> list[int]:
-    """Return the steps of a capture that were timed without the profiler, of the slowest rank, ns.
-
-    Raises:
-        CheckError: none was.
-    """
+    """Return the steps of a capture that were timed without the profiler, of the slowest rank, ns. Raises
+    ``CheckError``: none was."""
     ranks = [graph.meta.unprofiled_step_ns for graph in read_job(path).graphs if graph.meta.unprofiled_step_ns]
     if not ranks:
         raise CheckError(f"{path} has no steps that were timed without the profiler: capture with --timed 10 or more.")
@@ -328,17 +315,9 @@ def timed_steps(path: Path) -> list[int]:
 
 def predict_cases(captures: Sequence[tuple[Sizes, Path]], wanted: Sequence[Sizes], *, profiles: Sequence[str] = (),
                   code: str | None = None) -> list[PredictedCase]:
-    """Predict a program's step at sizes from its captures at others.
-
-    Args:
-        captures: sizes and directory of each; each size is predicted from the nearest one.
-        wanted: sizes to predict.
-        profiles: files with fitted models of the machine.
-        code: "train.py:build", to trace the program again at each size.
-
-    Raises:
-        ForetraceError: one cannot be predicted.
-    """
+    """Predict a program's step at sizes from its captures at others. Each size is predicted from the nearest capture;
+    with ``code`` ("train.py:build") the program is traced again at each size. Raises ``ForetraceError``: one cannot be
+    predicted."""
     (first, path), *others = captures
     study = Study(read_job([str(path)]), profiles=[load_profile(each) for each in profiles])
     found = []

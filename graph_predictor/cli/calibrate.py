@@ -36,19 +36,8 @@ MOST_ROUNDS = 40
 
 
 def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: list[str], *, as_json: bool) -> None:
-    """Record, fit, write and report.
-
-    Args:
-        out: file of the model.
-        on: "auto", "cpu" or "cuda": where the programs compute.
-        minutes: for recording.
-        threads: of a CPU's operations.
-        refused: options that were given and mean nothing here.
-        as_json: print JSON.
-
-    Raises:
-        ForetraceError: an option cannot be, PyTorch is missing, or a file cannot be written.
-    """
+    """Record, fit, write and report. ``refused`` are options that were given and mean nothing here. Raises
+    ``ForetraceError``: an option cannot be, PyTorch is missing, or a file cannot be written."""
     if refused:
         raise ForetraceError(f"{refused[0]} is for a device's kernels; leave it out with --host.")
     if on not in DEVICES:

@@ -1,4 +1,4 @@
-"""``foretrace export``: a job, recorded or predicted, in the formats of other programs."""
+"""``foretrace export`` and ``foretrace convert``: a job in other programs' formats, and in the one-file form."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import typer
 from graph_predictor.cli.console import Report, print_json, read, working
 from graph_predictor.cli.options import (
     Json,
+    Paths,
+    Scheduler,
     Step,
     StepRegion,
     Window,
+    Workers,
     chosen_edits,
     in_one_sentence,
     loaded_profiles,
@@ -23,11 +26,13 @@ from graph_predictor.cli.options import (
 from graph_predictor.exports import export as exports_export
 from graph_predictor.figures import count
 from graph_predictor.prediction import replay
+from graph_predictor.recorded import facts as damage
 from graph_predictor.reports import breakdown
 from graph_predictor.request import study as request_study
 from kernel_models import device_choice
 from tracer import graph as tracer_graph
 from tracer import job as tracer_job
+from tracer.output_kind import GRAPH, check_output
 
 
 @with_edits
@@ -115,3 +120,40 @@ def _made(job: tracer_job.Job | None, prepared: request_study.Prepared | None,
     parts = breakdown.breakdown(replay.replay(job.graphs, built=replayed.built, profiled=False))
     return parts if chosen is exports_export.ExportFormat.TENSORBOARD else {"": job, "replay": replayed,
                                                                             "breakdown": parts}
+
+
+@in_one_sentence
+def convert(
+    paths: Paths,
+    out: Annotated[str, shared(
+        "--out", "a file, named *.foretrace by convention", short="-o")],
+    window: Window = 0,
+    step_region: StepRegion = None,
+    workers: Workers = "local",
+    scheduler: Scheduler = None,
+    json: Json = False,
+) -> None:
+    """Convert traces to one file, which every command reads.
+
+    The file is Parquet tables and a JSON manifest, smaller than the traces and many times faster to read.
+    """
+    check_output(out, paths, GRAPH)
+    job = read(paths, window, workers, scheduler, step_region=step_region)
+    with working("Writing"):
+        tracer_job.save_job(job, out)
+    size = os.path.getsize(out) if "://" not in out else None
+    sources = [graph.meta.source for graph in job.graphs]
+    stored = [os.path.getsize(source) for source in sources if os.path.isfile(source)]
+    before = sum(stored) if len(stored) == len(sources) else None
+    notes = [*job.notes, *damage.damage_notes(job.graphs)]
+    rows = sum(len(getattr(graph, table)) for graph in job.graphs for table in graph.TABLES)
+    if json:
+        print_json({"file": out, "bytes": size, "trace_bytes": before, "ranks": job.known_ranks, "rows": rows,
+                    "notes": notes})
+        return
+    report = Report()
+    ranks = "1 rank" if job.known_ranks == 1 else f"{count(job.known_ranks)} ranks"
+    smaller = f" ({size / before:.0%} of the traces' {count(round(before / 1e3))} kB)" if size and before else ""
+    written = f", {count(round(size / 1e3))} kB{smaller}" if size else ""
+    report.line(f"Wrote {out}: {ranks}, {count(rows)} rows{written}.")
+    report.notes(notes)

@@ -1,4 +1,4 @@
-"""``foretrace fit``: a device profile of measured kernels, of whole steps, or of both."""
+"""``foretrace fit`` and ``foretrace models``: device profiles of kernels and whole steps, and how wrong they are."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from threading import Lock
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,8 +17,9 @@ from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Json, in_one_sentence, shared
 from graph_predictor.cli.running import printable, tell
 from graph_predictor.figures import count, percent, signed_percent
+from graph_predictor.request import measured
 from graph_predictor.request import measured as request_measured
-from kernel_models import datasets, device_choice, fitting, op_call, step_profile
+from kernel_models import datasets, device_choice, fitting, op_call, scores, step_profile
 from kernel_models import profile as kernel_models_profile
 from tracer.lazy import rich_console, rich_markup, rich_progress
 from tracer.output_kind import PROFILE, check_output
@@ -177,3 +179,82 @@ def error_cells(errors: dict[str, float] | None) -> list[str]:
     bias = errors.get("bias")
     return [count(errors["n"]), *(percent(errors.get(name)) for name in ("mape", "median")),
             signed_percent(bias), *(percent(errors.get(name)) for name in ("p90", "max"))]
+
+
+models = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
+                     help="List fitted device profiles, and judge them by measured kernels.")
+
+
+@models.command("list")
+@in_one_sentence
+def list_models(
+    path: Annotated[str, typer.Argument(
+        metavar="PROFILE|DIR", help="A profile or a directory of them.")],
+    json: Json = False,
+) -> None:
+    """List profiles with their models, what they were fitted to, and their held-out errors."""
+    found = [(name, _load(name)) for name in _profiles(path)]
+    if json:
+        print_json([_as_json(name, profile) for name, profile in found])
+        return
+    report = Report()
+    for name, profile in found:
+        data = profile.provenance.get("data", [])
+        date = profile.provenance.get("date", "at an unknown date")
+        report.line(f"{name}: {profile.device.name}, fitted {date} to {', '.join(data) or 'unnamed data'}",
+                    style="bold")
+        models_table(report, profile.entries)
+        report.line()
+
+
+@models.command()
+@in_one_sentence
+def evaluate(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="A file of 'foretrace fit'.")],
+    data: Annotated[list[str], typer.Argument(
+        metavar="DATA...", help="Tables, traces or directories of them, as 'foretrace fit' takes.")],
+    json: Json = False,
+) -> None:
+    """Compare a profile's times with measured ones, family by family.
+
+    Every measured call of the profile's device counts once. Each is priced by the model of its own software where the
+    profile has one, else by the best that covers it, and by formulas where none does.
+    """
+    judged, notes = _load(profile), list[str]()
+    found = scores.evaluate_profile(judged,
+                                    measured.read_kernels(data, spec=judged.device,
+                                                                                  notes=notes))
+    found.notes[:0] = notes
+    if json:
+        print_json(found.to_json())
+        return
+    report = Report()
+    columns = [Column("calls"), Column("MAPE"), Column("median"), Column("bias"), Column("p90"), Column("max")]
+    report.table("Errors by family", [Column("family", name=True), *columns],
+                 ([name, *error_cells(errors.to_json())] for name, errors in found.families.items()))
+    report.table("Errors by family and software",
+                 [Column("family", name=True), Column("software", name=True), *columns],
+                 ([family, software, *error_cells(errors.to_json())]
+                  for (family, software), errors in found.by_software.items()))
+    report.notes(found.notes)
+
+
+def _load(path: str) -> kernel_models_profile.DeviceProfile:
+    return kernel_models_profile.load_profile(path)
+
+
+def _profiles(path: str) -> list[str]:
+    """A profile's path itself, or those of a directory."""
+    if "://" in path or not os.path.isdir(path):
+        return [path]
+    found = sorted(str(one) for one in Path(path).glob(f"*{kernel_models_profile.ENDING}"))
+    if not found:
+        raise kernel_models_profile.ProfileError(f"The directory {path} holds no profile "
+                                                 f"(*{kernel_models_profile.ENDING}); make one with foretrace fit.")
+    return found
+
+
+def _as_json(path: str, profile: kernel_models_profile.DeviceProfile) -> dict[str, Any]:
+    return {"file": path, "device": profile.device.name, "provenance": profile.provenance,
+            "models": [{"family": entry.model.family.value, "software": entry.software, "kind": entry.kind,
+                        "rows": entry.rows, **entry.facts} for entry in profile.entries]}

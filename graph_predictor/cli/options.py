@@ -16,7 +16,8 @@ import typer
 from graph_predictor.cli.console import working
 from graph_predictor.cli.running import one_sentence
 from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS, EditOption, Value
-from graph_predictor.pages import page, parts, provenance
+from graph_predictor.pages import page, parts
+from graph_predictor.pages import page as provenance
 from kernel_models import device
 from kernel_models import profile as kernel_models_profile
 from kernel_models.collectives import topology
@@ -105,14 +106,7 @@ _COMPLETED = {"--device": complete_device, "--from-device": complete_device, "--
 
 
 def shared(name: str, more: str = "", *, short: str = "", least: float | None = None) -> Any:
-    """Declare one of the shared options.
-
-    Args:
-        name: a key of ``SHARED``.
-        more: what the command adds to its help.
-        short: a short name too.
-        least: the least number.
-    """
+    """Declare one of the shared options. ``more`` is what the command adds to its help."""
     value, stem = SHARED[name]
     return typer.Option(*([short] if short else []), name, metavar=value or None, min=least, help=_help(stem, more),
                         autocompletion=_COMPLETED.get(name))
@@ -210,11 +204,8 @@ def _with(command: Command, more: list[tuple[EditOption, Any, Any, Any]]) -> Com
 
 
 def chosen_edits(values: dict[str, Any]) -> dict[str, Value]:
-    """Return the edits that options choose, by name, for ``Configuration.edits``.
-
-    Raises:
-        ForetraceError: a value is none of its option.
-    """
+    """Return the edits that options choose, by name, for ``Configuration.edits``. Raises ``ForetraceError``: a value is
+    none of its option."""
     found: dict[str, Value] = {}
     for option in OPTIONS:
         value = values.get(option.attribute)
@@ -232,11 +223,8 @@ MOST_NUMBERS = 16
 
 
 def numbers(text: str, option: str, example: str) -> list[int]:
-    """Read whole numbers from 1 that commas separate, each once.
-
-    Raises:
-        PlanError: there is something else, or more than ``MOST_NUMBERS``.
-    """
+    """Read whole numbers from 1 that commas separate, each once. Raises ``PlanError``: there is something else, or more
+    than ``MOST_NUMBERS``."""
 
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > MOST_NUMBERS or not all(
@@ -250,11 +238,7 @@ def numbers(text: str, option: str, example: str) -> list[int]:
 
 
 def loaded_profiles(paths: Sequence[str] | None) -> list[kernel_models_profile.DeviceProfile]:
-    """The profiles of files.
-
-    Raises:
-        ForetraceError: a file cannot be read.
-    """
+    """The profiles of files. Raises ``ForetraceError``: a file cannot be read."""
     if not paths:
         return []
 
@@ -262,11 +246,8 @@ def loaded_profiles(paths: Sequence[str] | None) -> list[kernel_models_profile.D
 
 
 def profile_of(paths: Sequence[str] | None, spec: device.DeviceSpec) -> kernel_models_profile.DeviceProfile | None:
-    """The first profile of a device among files; ``None`` if none were given.
-
-    Raises:
-        ForetraceError: a file cannot be read, or all are of other devices.
-    """
+    """The first profile of a device among files; ``None`` if none were given. Raises ``ForetraceError``: a file cannot
+    be read, or all are of other devices."""
     found = loaded_profiles(paths)
     for profile in found:
         if profile.device.name == spec.name:
@@ -290,11 +271,7 @@ def check_html(path: str | None, inputs: Sequence[str]) -> None:
 
 def write_html(path: str | None, sources: Sequence[str],
                make: Callable[[provenance.Provenance], parts.ReportPage]) -> None:
-    """Write the page that ``make`` returns; nothing without a path.
-
-    Raises:
-        ForetraceError: it cannot be written.
-    """
+    """Write the page that ``make`` returns; nothing without a path. Raises ``ForetraceError``: it cannot be written."""
     if path is None:
         return
 

@@ -26,7 +26,8 @@ from graph_predictor.cli.options import (
 )
 from graph_predictor.comm import mixing
 from graph_predictor.figures import part_percent, percent, small_percent
-from graph_predictor.pages import overview, parts, provenance
+from graph_predictor.pages import overview, parts
+from graph_predictor.pages import page as provenance
 from graph_predictor.prediction import result as prediction_result
 from graph_predictor.recorded import facts
 from graph_predictor.request import study as request_study

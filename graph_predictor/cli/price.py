@@ -116,10 +116,8 @@ def calls_to_price(
 ) -> tuple[list[op_call.OpCall], Asked]:
     """The device work of an operation written as on the command line, and what was made of the text.
 
-    No calls where a tensor without elements leaves nothing to do.
-
-    Raises:
-        PriceError: the name, sizes, types or values cannot be understood, or do not fit the operation.
+    No calls where a tensor without elements leaves nothing to do. Raises ``PriceError``: the name, sizes, types or
+    values cannot be understood, or do not fit the operation.
     """
 
     known = registry.forward_rule(name) is not None
@@ -159,11 +157,8 @@ def calls_to_price(
 
 
 def told_of(name: str, texts: Sequence[str]) -> dict[str, str]:
-    """What ``--assume`` says, by name.
-
-    Raises:
-        PriceError: a name that no operator leaves open, or a value that it cannot have.
-    """
+    """What ``--assume`` says, by name. Raises ``PriceError``: a name that no operator leaves open, or a value that it
+    cannot have."""
 
     found: dict[str, str] = {}
     if texts and name.startswith("aten::"):

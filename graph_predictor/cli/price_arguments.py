@@ -60,11 +60,8 @@ class _Given:
 
 
 def full_name(name: str) -> str:
-    """The operation's name with its name space.
-
-    Raises:
-        PriceError: it has none, and ``aten`` has no such operation.
-    """
+    """The operation's name with its name space. Raises ``PriceError``: it has none, and ``aten`` has no such
+    operation."""
 
     if re.fullmatch(r"\w+(::\w+)+(\.\w+)?", name, re.ASCII):
         return name
@@ -82,11 +79,8 @@ def near_operations(name: str) -> str:
 
 
 def asked(name: str, shapes: str, dtype: str, values: Sequence[str] = ()) -> Asked:
-    """Put an operation together.
-
-    Raises:
-        PriceError: the sizes, types or numbers cannot be understood, or the operation has no such argument.
-    """
+    """Put an operation together. Raises ``PriceError``: the sizes, types or numbers cannot be understood, or the
+    operation has no such argument."""
 
     rule = registry.forward_rule(name)
     names = rule.names if rule is not None else ()
@@ -337,11 +331,8 @@ class _Sizes:
 
 
 def check(name: str, wanted: Asked) -> None:
-    """Refuse sizes that the operation itself would refuse, where its formula would not notice.
-
-    Raises:
-        PriceError: they do not fit each other.
-    """
+    """Refuse sizes that the operation itself would refuse, where its formula would not notice. Raises ``PriceError``:
+    they do not fit each other."""
 
     given, rule = wanted.operation.arguments, registry.forward_rule(name)
     if not name.startswith("aten::") or not given or rule is None:

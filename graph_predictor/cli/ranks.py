@@ -28,7 +28,8 @@ from graph_predictor.recorded import facts
 from graph_predictor.recorded import facts as damage
 from graph_predictor.reports import timeline as reports_timeline
 from graph_predictor.reports.ranks import report as ranks_report
-from graph_predictor.reports.ranks import stragglers, tracks
+from graph_predictor.reports.ranks import report as tracks
+from graph_predictor.reports.ranks import stragglers
 from graph_predictor.reports.ranks import times as ranks_times
 from graph_predictor.request import study as request_study
 from tracer import graph as tracer_graph

@@ -59,11 +59,8 @@ _PACKAGE = "ChakraProtoMsg"
 
 @lru_cache(maxsize=1)
 def messages() -> dict[str, Any]:
-    """Return the classes ``GlobalMetadata``, ``Node`` and ``AttributeProto``, by name.
-
-    Raises:
-        ForetraceError: protobuf is not installed.
-    """
+    """Return the classes ``GlobalMetadata``, ``Node`` and ``AttributeProto``, by name. Raises ``ForetraceError``:
+    protobuf is not installed."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError as error:
@@ -125,15 +122,9 @@ class ChakraFiles:
 
 
 def write_chakra(job: SimulatedJob, path: str | os.PathLike[str]) -> ChakraFiles:
-    """Write a simulated job as Chakra execution traces.
-
-    Args:
-        job: what to write.
-        path: name of the files, which get ``.{rank}.et``; an ending of ``.et`` is no part of it.
-
-    Raises:
-        ForetraceError: a file cannot be written, or is there and no such trace; protobuf is not installed.
-    """
+    """Write a simulated job as Chakra execution traces. Files are named ``path`` with ``.{rank}.et``; an ending of
+    ``.et`` is no part of it. Raises ``ForetraceError``: a file cannot be written, or is there and no such trace;
+    protobuf is not installed."""
     kinds = messages()
     graph = work_graph(job)
     name = os.fspath(path).removesuffix(".et")

@@ -32,16 +32,9 @@ _BLOCK = 1 << 20
 
 
 def write_perfetto(source: Replay | SimulatedJob, path: str | os.PathLike[str]) -> None:
-    """Write a job's timeline in Perfetto's protobuf form, with counts and with arrows from launches to kernels.
-
-    Args:
-        source: a replay, or a job as it was simulated (``prediction.simulated_job``).
-        path: a local file. One that is there is replaced if it is such a trace of foretrace. Times in it are
-            nanoseconds from the job's start.
-
-    Raises:
-        ForetraceError: the file cannot be written; the package ``perfetto`` is not installed.
-    """
+    """Write a job's timeline in Perfetto's protobuf form, with counts and with arrows from launches to kernels. A file
+    that is there is replaced if it is such a trace of foretrace. Times in it are ns from the job's start. Raises
+    ``ForetraceError``: the file cannot be written; the package ``perfetto`` is not installed."""
     messages = _messages()
     check_output(os.fspath(path), [], PERFETTO)
     job = source if isinstance(source, SimulatedJob) else replayed_job(source)

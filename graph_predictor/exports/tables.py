@@ -28,11 +28,8 @@ Tables = Mapping[str, Callable[[], "pd.DataFrame"]]
 
 
 def write_table_file(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-    """Write a table whole or not at all, as CSV or Parquet by the name's ending.
-
-    Raises:
-        ForetraceError: it cannot be written, or is there and another table.
-    """
+    """Write a table whole or not at all, as CSV or Parquet by the name's ending. Raises ``ForetraceError``: it cannot
+    be written, or is there and another table."""
     name = os.fspath(path)
     check_output(name, [], TABLE_FILE)
     if os.path.lexists(name) and os.path.getsize(name) and (there := _columns(name)) != [*map(str, table.columns)]:
@@ -47,11 +44,8 @@ def write_table_file(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
 
 
 def write_all_tables(tables: Tables, folder: str | os.PathLike[str], ending: str) -> Iterator[str]:
-    """Write every table into a folder, which is made; yield the paths as they are written.
-
-    Raises:
-        ForetraceError: one cannot be written.
-    """
+    """Write every table into a folder, which is made; yield the paths as they are written. Raises ``ForetraceError``:
+    one cannot be written."""
     path = Path(folder)
     try:
         path.mkdir(exist_ok=True)
@@ -84,10 +78,7 @@ def _columns(path: str) -> list[str]:
 
 def write_scalars(scalars: Mapping[str, float], folder: str | os.PathLike[str], step: int = 0) -> None:
     """Write figures as TensorBoard scalars, at one step of its axis, beside what earlier runs wrote into the folder.
-
-    Raises:
-        ForetraceError: it cannot be written; tensorboardX is not installed.
-    """
+    Raises ``ForetraceError``: it cannot be written; tensorboardX is not installed."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError as error:
@@ -105,11 +96,8 @@ def write_scalars(scalars: Mapping[str, float], folder: str | os.PathLike[str], 
 
 
 def scalars_of(result: object) -> Mapping[str, float]:
-    """Return a result's figures by name; names are paths, which TensorBoard groups by.
-
-    Raises:
-        ForetraceError: it is no result that has any.
-    """
+    """Return a result's figures by name; names are paths, which TensorBoard groups by. Raises ``ForetraceError``: it is
+    no result that has any."""
     if isinstance(result, Prediction):
         return _of_prediction(result)
     if isinstance(result, Replay):

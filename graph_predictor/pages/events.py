@@ -134,14 +134,8 @@ class EventNames:
 
 def pack(tracks: list[Track], names: EventNames, length_ns: int, *, most: int = MOST_EVENTS) -> tuple[
         PackedColumns, str]:
-    """Return the events of some tracks, and what is to be said of those that were merged.
-
-    Args:
-        tracks: in order; those without events are left out.
-        names: of their events.
-        length_ns: from the first to the last moment.
-        most: how many events may remain.
-    """
+    """Return the events of some tracks, and what is to be said of those that were merged. ``length_ns`` is from the
+    first to the last moment; ``most`` events may remain."""
     tracks = [track for track in tracks if len(track.start)]
     number = np.repeat(np.arange(len(tracks)), [len(track.start) for track in tracks])
     columns = {what: np.concatenate([getattr(track, what) for track in tracks] or [np.zeros(0, np.int64)])

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from graph_predictor.figures import count, milliseconds, small_percent
 from graph_predictor.pages.comparison import opportunities_section
 from graph_predictor.pages.memory import fullest, scenario_memory, step_memory
-from graph_predictor.pages.operations import operations_section, path_table
-from graph_predictor.pages.page import notes_part
+from graph_predictor.pages.page import Provenance, notes_part, provenance_section, sentence
 from graph_predictor.pages.parts import (
     Cell,
     Facts,
@@ -29,9 +28,7 @@ from graph_predictor.pages.parts import (
     text_column,
 )
 from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.pages.provenance import Provenance, provenance_section, sentence
-from graph_predictor.pages.ranks import ranks_section
-from graph_predictor.pages.roofline import roofline_section
+from graph_predictor.pages.sections import operations_section, path_table, ranks_section, roofline_section
 from graph_predictor.pages.timeline import timeline_section
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.replay import Replay, replay
@@ -70,12 +67,7 @@ _LOSSES = {
 
 
 def predicted_overview(result: Prediction, *, loss: LossReport | None = None) -> PageSection:
-    """Return the overview of a prediction, of a recorded step as it is or of a changed one.
-
-    Args:
-        result: the prediction.
-        loss: of the traces it rests on.
-    """
+    """Return the overview of a prediction, of a recorded step as it is or of a changed one."""
     low, high = result.interval_us
     step = KeyFigure(f"Step {result.times}", f"{milliseconds(result.step_time_us * 1e3)} ms",
                      f"80% between {milliseconds(low * 1e3)} and {milliseconds(high * 1e3)} ms")
@@ -208,18 +200,8 @@ QUICK_EVENTS = 40_000
 
 def report_page(job: Job, where: Provenance, *, step: str | None = None, profiled: bool = False,
                 traced: MemoryTimeline | None = None) -> ReportPage:
-    """Return the page of a job, recorded or traced by shapes.
-
-    Args:
-        job: what was read.
-        where: how it was made, for the last section.
-        step: only this recorded step.
-        profiled: times under the profiler.
-        traced: memory of its program, traced by shapes, to be shown beside what was measured.
-
-    Raises:
-        ForetraceError: there is nothing to show.
-    """
+    """Return the page of a job, recorded or traced by shapes. ``traced`` is the memory of its program, traced by
+    shapes, to be shown beside what was measured. Raises ``ForetraceError``: there is nothing to show."""
     if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs):
         baseline = baseline_of(job, step)
         prediction = baseline.predict()
@@ -323,14 +305,7 @@ def _with_what_ifs(page: ReportPage, found: Opportunities | None) -> ReportPage:
 
 def prediction_page(result: Prediction, simulated: SimulatedStep, where: Provenance,
                     job: Job | None = None) -> ReportPage:
-    """Return the page of a prediction.
-
-    Args:
-        result: the prediction.
-        simulated: the job it is read off.
-        where: how it was made.
-        job: what was read, if it was traces.
-    """
+    """Return the page of a prediction."""
     return ReportPage(where.title, sentence(result.headline()), [
         predicted_overview(result), *simulated_sections(result, simulated), provenance_section(where, job, result)])
 

@@ -62,11 +62,7 @@ def check_plot(path: str) -> None:
 
 
 def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-    """Write it whole or not at all, as Parquet or CSV by its name.
-
-    Raises:
-        ForetraceError: it cannot be written.
-    """
+    """Write it whole or not at all, as Parquet or CSV by its name. Raises ``ForetraceError``: it cannot be written."""
     with whole_file(path) as stream:
         if Path(path).suffix.lower() == ".csv":
             stream.write(table.to_csv(index=False).encode())
@@ -90,11 +86,8 @@ def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
 
 
 def draw_sweep(table: pd.DataFrame, axes: tuple[str, ...], chart: Any = None) -> Any:
-    """Draw the same into matplotlib's ``Axes``, new ones by default; return them.
-
-    Raises:
-        SweepError: as ``write_plot``; matplotlib is not installed.
-    """
+    """Draw the same into matplotlib's ``Axes``, new ones by default; return them. Raises ``SweepError``: as
+    ``write_plot``; matplotlib is not installed."""
     priced = table[table["step_time_us"].notna()]
     numbers = [name for name in axes if pd.api.types.is_numeric_dtype(table[name]) and table[name].nunique() > 1]
     if priced.empty or not numbers:
@@ -176,11 +169,8 @@ class Journal:
         self._file.close()
 
     def add(self, rows: dict[str, dict[str, Any]]) -> None:
-        """Keep finished points' rows, by their keys; they are on the disk when this returns.
-
-        Raises:
-            SweepError: they cannot be written.
-        """
+        """Keep finished points' rows, by their keys; they are on the disk when this returns. Raises ``SweepError``:
+        they cannot be written."""
         lines = b"".join(msgspec.json.encode({"key": key, "row": row}) + b"\n" for key, row in rows.items())
         self._write(lines)
         self.rows.update(rows)
