@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from graph_predictor.check.baseline import check_kind
-from graph_predictor.check.measure import CheckError, count_steps
+from graph_predictor.check.measure import CheckError, count_steps, installed_version
 from graph_predictor.check.verdict import in_unit
 from graph_predictor.prediction.explain import OUTSIDE
 from graph_predictor.prediction.predictor import CPU
@@ -188,7 +188,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> 
     memory = MemoryAccount.of_trace(graph.meta.memory)
     syncs = _waits(graph, made)
     figures = StepFigures(
-        device=graph.meta.device, torch=_torch_version(), memory=int(memory.total),
+        device=graph.meta.device, torch=installed_version("torch"), memory=int(memory.total),
         memory_parts={name: int(size) for name, size in memory.parts.items()}, counts={
             **{name: counts[count].typical for name, count in COUNTED.items()}, "syncs": sum(syncs.values())},
         launches_by_operation=_by_operation(made, LAUNCHING),
@@ -361,11 +361,3 @@ def _host(text: str | None) -> HostModel | None:
 
     return host_by_name(text, lambda path: read_job([path]))
 
-
-def _torch_version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return ""

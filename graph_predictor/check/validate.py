@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,6 @@ def _rounded(value: float) -> float:
 
 Sizes = Mapping[str, int]
 FORETRACE = (sys.executable, "-m", "foretrace")
-_MOST_SAID = 500
 
 
 def size_label(sizes: Sizes) -> str:
@@ -300,7 +299,7 @@ def capture_program(program: ValidatedProgram, sizes: Sizes, out: Path) -> list[
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise CheckError(f"foretrace {shlex.join(words)} ended with code {done.returncode}: "
-                         f"{' '.join(said[-2:])[-_MOST_SAID:] or 'it said nothing'}")
+                         f"{' '.join(said[-2:])[-500:] or 'it said nothing'}")
     return timed_steps(out)
 
 
@@ -332,8 +331,7 @@ def predict_cases(captures: Sequence[tuple[Sizes, Path]], wanted: Sequence[Sizes
 
 
 def validate(program: ValidatedProgram, sizes: Sequence[Sizes], out: str | os.PathLike[str], *, captures: int = 1,
-             profiles: Sequence[str] = (), code: str | None = None,
-             tell: Callable[[str], None] = lambda text: None) -> Validation:
+             profiles: Sequence[str] = (), code: str | None = None) -> Validation:
     """Capture a program at the first sizes, predict it at the others, run these, and compare.
 
     Args:
@@ -342,7 +340,6 @@ def validate(program: ValidatedProgram, sizes: Sequence[Sizes], out: str | os.Pa
         out: a directory for the captures; those of an earlier validation in it are replaced.
         captures: how many of the sizes are captured; the others are predicted.
         profiles, code: see ``predict_cases``.
-        tell: called with each thing as it begins.
 
     Raises:
         CheckError: there is nothing to predict, sizes differ in their names or are given twice, or a run failed.
@@ -358,18 +355,12 @@ def validate(program: ValidatedProgram, sizes: Sequence[Sizes], out: str | os.Pa
     if len(set(labels)) < len(labels):
         raise CheckError("A size is given twice; the others are to be predicted without having been seen.")
     folder = Path(out)
-    again = ValidatedProgram(program.script, program.arguments, program.workload, program.fixed,
-                             (*program.options, "--replace"))
+    again = replace(program, options=(*program.options, "--replace"))
     seen = []
     for one in sizes[:captures]:
-        tell(f"Capturing {size_label(one)}")
         capture_program(again, one, folder / size_label(one))
         seen.append((one, folder / size_label(one)))
-    tell("Predicting")
     said = predict_cases(seen, sizes[captures:], profiles=profiles, code=code)
-    cases = []
-    for case in said:
-        tell(f"Running {size_label(case.sizes)}")
-        cases.append(case.beside(capture_program(again, case.sizes, folder / size_label(case.sizes))))
+    cases = [case.beside(capture_program(again, case.sizes, folder / size_label(case.sizes))) for case in said]
     notes = (f"Measured is the median of {min(case.steps for case in cases)} steps with no profiler on.",)
     return Validation(list(sizes[:captures]), cases, notes)

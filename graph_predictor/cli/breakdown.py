@@ -31,8 +31,6 @@ from graph_predictor.recorded import facts as damage
 from graph_predictor.reports import breakdown as reports_breakdown
 from graph_predictor.simulation import engine as critical_path
 
-DEFAULT_TOP = 10
-
 
 @in_one_sentence
 def breakdown(
@@ -64,7 +62,7 @@ def breakdown(
     if json:
         print_json(result.to_json(top))
     else:
-        _report(result, top or DEFAULT_TOP, spans)
+        _report(result, top or 10, spans)
 
 
 def _report(result: reports_breakdown.Breakdown, top: int, spans: bool) -> None:

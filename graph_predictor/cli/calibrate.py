@@ -32,7 +32,6 @@ DEVICES = ("auto", "cpu", "cuda")
 MOST_MINUTES = 60.0
 KEEP = 6
 """Rounds, those least disturbed."""
-MOST_ROUNDS = 40
 
 
 def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: list[str], *, as_json: bool) -> None:
@@ -66,7 +65,7 @@ def _measured(folder: Path, on: str, seconds: float, threads: int, line: Progres
         host_steps.HostCalibration, int, str]:
     """Record rounds into a folder and fit; the calibration, the rounds kept, and the device."""
     device, steps = host_rounds.built_on(on, threads)
-    plan = host_rounds.RoundPlan(MOST_ROUNDS, KEEP, seconds)
+    plan = host_rounds.RoundPlan(40, KEEP, seconds)
     kept = host_rounds.record_rounds({name: (step, {}) for name, step in steps.items()}, folder, plan, line.say)
     line.say("fitting the host's model")
     return host_steps.calibrated(host_steps.read_rounds(folder), f"this host ({device})"), kept, device

@@ -17,7 +17,7 @@ from tracer.campaign import runner
 campaign = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                        help="Record a plan of workloads and micro-benchmarks within a time box.")
 
-_SHOWN_FAILURES = 12
+_SHOWN_FAILURES = 12  # chosen: a screen
 
 
 @campaign.command("run")

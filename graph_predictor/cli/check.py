@@ -14,12 +14,20 @@ from graph_predictor.check import baseline, gate, measure
 from graph_predictor.check import validate as check_validate
 from graph_predictor.check import verdict as check_verdict
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Html, Json, StepRegion, check_html, in_one_sentence, shared, write_html
+from graph_predictor.cli.options import (
+    Html,
+    Json,
+    StepRegion,
+    check_html,
+    in_one_sentence,
+    loaded_profiles,
+    shared,
+    write_html,
+)
 from graph_predictor.diff import jobs, result
 from graph_predictor.figures import milliseconds, signed_percent
 from graph_predictor.pages import comparison
 from graph_predictor.sizes import retrace as named_sizes
-from kernel_models import profile as kernel_models_profile
 from tracer import output_file
 from tracer.errors import ForetraceError
 from tracer.output_kind import JUNIT, MARKDOWN, check_output
@@ -37,7 +45,6 @@ class Undecided(str, Enum):
     PASS = "pass"
 
 
-MOST_CAUSES = 5
 WHY = "what made the step longer (A: baseline, B: new; see foretrace diff)"
 
 
@@ -91,7 +98,7 @@ def check(
         _check_reports(junit, markdown, [
             *(file for folder in folders for each in measure.find_captures(folder) for file in each.files),
             baseline.BaselineFile(directory).path, *(profile or [])])
-    profiles = {one.device.name: one for one in map(_profile, profile or [])}
+    profiles = {one.device.name: one for one in loaded_profiles(profile)}
     with working("Checking"):
         if base is not None:
             found = gate.check_script(directory, base, arguments or [], pairs=gate.PAIRS
@@ -178,10 +185,6 @@ def _check_reports(junit: str | None, markdown: str | None, read: Sequence[str |
                              "files.")
 
 
-def _profile(path: str) -> kernel_models_profile.DeviceProfile:
-    return kernel_models_profile.load_profile(path)
-
-
 def explain(old: measure.StoredCapture, new: measure.StoredCapture) -> list[str]:
     """Return what makes the new capture's step longer, as lines; where the two cannot be compared, why."""
     try:
@@ -189,7 +192,7 @@ def explain(old: measure.StoredCapture, new: measure.StoredCapture) -> list[str]
     except ForetraceError as error:
         return [str(error)]
     longer = [part for part in found.top(len(found.parts)) if part.time_ns > 0 or part.hidden_ns > 0]
-    return [_told(part) for part in longer[:MOST_CAUSES]]
+    return [_told(part) for part in longer[:5]]
 
 
 def _told(part: result.Part) -> str:

@@ -27,7 +27,6 @@ from graph_predictor.prediction import result as prediction_result
 from graph_predictor.recorded import facts as reports_facts
 from tracer import capture_layout
 
-DEFAULT_TOP = 10
 HIDDEN_SHARE = 0.01
 """Work that changed off the critical path is shown from this share of A's step on."""
 
@@ -60,7 +59,7 @@ def diff(
     if json:
         print_json(result.to_json(top))
     else:
-        _report(result, top or DEFAULT_TOP)
+        _report(result, top or 10)
 
 
 def _one_machine(before: str, after: str) -> bool | None:

@@ -193,7 +193,7 @@ def list_models(
     json: Json = False,
 ) -> None:
     """List profiles with their models, what they were fitted to, and their held-out errors."""
-    found = [(name, _load(name)) for name in _profiles(path)]
+    found = [(name, kernel_models_profile.load_profile(name)) for name in _profiles(path)]
     if json:
         print_json([_as_json(name, profile) for name, profile in found])
         return
@@ -220,7 +220,7 @@ def evaluate(
     Every measured call of the profile's device counts once. Each is priced by the model of its own software where the
     profile has one, else by the best that covers it, and by formulas where none does.
     """
-    judged, notes = _load(profile), list[str]()
+    judged, notes = kernel_models_profile.load_profile(profile), list[str]()
     found = scores.evaluate_profile(judged,
                                     measured.read_kernels(data, spec=judged.device,
                                                                                   notes=notes))
@@ -237,10 +237,6 @@ def evaluate(
                  ([family, software, *error_cells(errors.to_json())]
                   for (family, software), errors in found.by_software.items()))
     report.notes(found.notes)
-
-
-def _load(path: str) -> kernel_models_profile.DeviceProfile:
-    return kernel_models_profile.load_profile(path)
 
 
 def _profiles(path: str) -> list[str]:

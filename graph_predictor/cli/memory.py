@@ -17,7 +17,6 @@ from tracer import graph as tracer_graph
 from tracer.errors import ForetraceError
 
 SNAPSHOTS = (".pickle", ".pkl", ".p")
-DEFAULT_TOP = 12
 
 
 @in_one_sentence
@@ -63,7 +62,7 @@ def memory(
         print_json({"measured": None if measured is None else measured.to_json(),
                     "predicted": None if predicted is None else predicted.to_json()})
     else:
-        _report(measured, predicted, top or DEFAULT_TOP)
+        _report(measured, predicted, top or 12)
 
 
 def _report(measured: device_memory.MemoryTimeline | None, predicted: device_memory.MemoryTimeline

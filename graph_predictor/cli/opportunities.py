@@ -27,9 +27,6 @@ from graph_predictor.request import study as request_study
 from kernel_models import device_choice
 from tracer.errors import ForetraceError
 
-DEFAULT_TOP = 10
-ALL = 1000
-
 
 @with_some_edits("without-profiler", "ranks-alike")
 @in_one_sentence
@@ -66,7 +63,7 @@ def opportunities(
                                  "foretrace predict.")
     with working("Predicting"):
         given = {name.replace("_", "-"): True for name, wanted in edits.items() if wanted}
-        result = reports_opportunities.opportunities(prepared.start, top=top or (ALL if json else DEFAULT_TOP),
+        result = reports_opportunities.opportunities(prepared.start, top=top or (1000 if json else 10),
                                                      edits=registry.made(given))
     if json:
         print_json(result.to_json())

@@ -239,10 +239,7 @@ def numbers(text: str, option: str, example: str) -> list[int]:
 
 def loaded_profiles(paths: Sequence[str] | None) -> list[kernel_models_profile.DeviceProfile]:
     """The profiles of files. Raises ``ForetraceError``: a file cannot be read."""
-    if not paths:
-        return []
-
-    return [kernel_models_profile.load_profile(path) for path in paths]
+    return [kernel_models_profile.load_profile(path) for path in paths or ()]
 
 
 def profile_of(paths: Sequence[str] | None, spec: device.DeviceSpec) -> kernel_models_profile.DeviceProfile | None:
@@ -264,8 +261,6 @@ Html = Annotated[str | None, shared("--html")]
 def check_html(path: str | None, inputs: Sequence[str]) -> None:
     """Refuse a page that could not be written, before the long work. Raises ``ForetraceError``."""
     if path is not None:
-        page.check_installed()
-
         page.check_page(path, list(inputs))
 
 

@@ -14,7 +14,6 @@ from kernel_models.host import overheads as host_overheads
 from kernel_models.host import segments
 from tracer.errors import ForetraceError
 
-DEFAULT_TOP = 5
 TOP_OPERATIONS = 20
 ALL = 1_000_000
 SYMBOLS = ("T1", "T2", "T3", "T4", "T5\nbetween", "T5\nwhole")
@@ -81,7 +80,7 @@ def _one(report: Report, path: str, found: prediction_overheads.JobOverheads, to
     rows = [[row.kind.label if i == 0 else "", name or "(end of the step)", count(n), microseconds(mean),
              percent(total / (row.step_ns * found.steps))]
             for row in found.kinds if row.step_ns for i, (name, n, mean, total) in enumerate(
-                found.largest(row.kind, top or DEFAULT_TOP))]
+                found.largest(row.kind, top or 5))]
     report.table("Largest of each kind (for T1 the operation that follows; mean µs; share of the kind)",
                  [Column("kind", name=True), Column("operation or call", name=True), Column("events"),
                   Column("mean µs"), Column("share")], rows)

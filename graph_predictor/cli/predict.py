@@ -26,14 +26,12 @@ from graph_predictor.cli.options import (
 )
 from graph_predictor.comm import mixing
 from graph_predictor.figures import part_percent, percent, small_percent
-from graph_predictor.pages import overview, parts
-from graph_predictor.pages import page as provenance
+from graph_predictor.pages import overview
 from graph_predictor.prediction import result as prediction_result
 from graph_predictor.recorded import facts
 from graph_predictor.request import study as request_study
 from kernel_models import device_choice
 from kernel_models import op_call as model
-from tracer import job as tracer_job
 
 
 def mixture_json(mixed: mixing.Mixture | None, step: prediction_result.Prediction,
@@ -74,9 +72,6 @@ def _step_gain(mixed: mixing.Mixture, step: prediction_result.Prediction,
     share = gain / whole if whole else 0.0
     low, high = sorted((share * low, share * high))
     return gain, low, high
-
-
-DEFAULT_TOP = 8
 
 
 @with_edits
@@ -134,17 +129,13 @@ def predict(
         mixed = prepared.mixture()
         single = result if mixed is None or not mixed.switched else study.prepared(
             wanted, mixed.best_single).predict()
-    write_html(html, source, lambda where: _page(result, prepared, where, job))
+    write_html(html, source, lambda where: overview.prediction_page(
+        result, prepared.start.simulated(prepared.edits), where, job))
     if json:
         print_json(result.to_json(top) | mixture_json(mixed, result, single))
     else:
-        _report(result, top or DEFAULT_TOP)
+        _report(result, top or 8)
         report_mixture(mixed, result, single)
-
-
-def _page(result: prediction_result.Prediction, prepared: request_study.Prepared, where: provenance.Provenance,
-          job: tracer_job.Job | None) -> parts.ReportPage:
-    return overview.prediction_page(result, prepared.start.simulated(prepared.edits), where, job)
 
 
 def _report(result: prediction_result.Prediction, top: int) -> None:

@@ -81,7 +81,8 @@ def price(
         call, interval = priced.calls[i], (float(priced.low_us[i]), float(priced.high_us[i]))
         rows.append({"family": call.family.value, "kind": call.kind, "dtype": call.dtype,
                      "time_us": round(float(priced.time_us[i]), 3), "interval_us": [round(t, 3) for t in interval],
-                     "source": _label(int(priced.source[i])), "flops": call.flops, "bytes": call.bytes_moved})
+                     "source": model.Source(int(priced.source[i])).label, "flops": call.flops,
+                     "bytes": call.bytes_moved})
     notes = [*wanted.notes, *_of_types(calls, spec), *_of_sources(priced, fitted)]
     if json:
         print_json({**found, "operation": operation, "device": spec.name, "backward": backward,
@@ -104,8 +105,7 @@ def price(
                    f"{_time(r['interval_us'][0])} to {_time(r['interval_us'][1])}", r["source"],
                    f"{r['flops'] / 1e9:,.3f}", f"{r['bytes'] / 1e6:,.3f}"] for r in rows))
     if wanted.assumed:
-        from_state = registry_assumptions(calls)
-        ways = "--value and --dtype say otherwise" if not from_state else "--assume says otherwise"
+        ways = "--assume says otherwise" if registry.assumptions_of(calls) else "--value and --dtype say otherwise"
         notes.insert(0, f"Assumed: {', '.join(f'{name}={text}' for name, text in wanted.assumed.items())}; {ways}.")
     report.notes(notes)
 
@@ -189,11 +189,6 @@ def _is_exponent(text: str) -> bool:
     return bool(re.fullmatch(r"[0-9]{1,2}(\.[0-9]{1,6})?", text, re.ASCII)) and float(text) <= 10
 
 
-def registry_assumptions(calls: Sequence[op_call.OpCall]) -> dict[str, str]:
-    """What calls assumed of a server's state, by name."""
-    return registry.assumptions_of(calls)
-
-
 def _looked_up(calls: Sequence[op_call.OpCall], text: str, operation: str) -> list[op_call.OpCall]:
     """The calls with rows looked up by other indices."""
     indices = lookup_data_indices.read_indices(text)
@@ -255,10 +250,6 @@ def _device(name: str | None, profiles: Sequence[str] | None) -> tuple[kernel_mo
         raise PriceError("Name a device with --device, or a profile with --profile.")
     fitted = kernel_models_profile.load_profile(profiles[0])
     return fitted.device, fitted
-
-
-def _label(source: int) -> str:
-    return model.Source(source).label
 
 
 def _time(us: float) -> str:

@@ -86,7 +86,7 @@ def asked(name: str, shapes: str, dtype: str, values: Sequence[str] = ()) -> Ask
     names = rule.names if rule is not None else ()
     found = Asked(put_together(name, (), ()))
     found.values = dict(_value(name, text) for text in values)
-    known = (*names, *_more(name))
+    known = (*names, *arguments.more_values(name))
     for one in found.values:
         if rule is not None and one not in known:
             raise PriceError(f"{name} has no argument {one!r} that counts{': ' if known else ''}{', '.join(known)}.")
@@ -202,7 +202,7 @@ def registry_names(name: str) -> tuple[str, ...]:
 
 def missing(name: str, wanted: Asked) -> str:
     """Numbers that sizes hang on and that were not given, as the end of a sentence."""
-    names = [one for one in (*registry_names(name), *_more(name)) if one not in wanted.values
+    names = [one for one in (*registry_names(name), *arguments.more_values(name)) if one not in wanted.values
              and one in _DECISIVE]
     return f", or give --value {' or '.join(f'{one}=…' for one in names)}" if names else ""
 
@@ -215,10 +215,6 @@ def is_empty(calls: Sequence[op_call.OpCall], wanted: Asked) -> bool:
         shapes += sizes if sizes and isinstance(sizes[0], tuple) else [sizes] if sizes else []
     empty = [0 in shape for shape in shapes]
     return bool(shapes) and (all(empty) or (any(empty) and not calls))
-
-
-def _more(name: str) -> tuple[str, ...]:
-    return arguments.more_values(name)
 
 
 def _split(shapes: str) -> list[str]:

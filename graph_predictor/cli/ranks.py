@@ -28,17 +28,12 @@ from graph_predictor.recorded import facts
 from graph_predictor.recorded import facts as damage
 from graph_predictor.reports import timeline as reports_timeline
 from graph_predictor.reports.ranks import report as ranks_report
-from graph_predictor.reports.ranks import report as tracks
 from graph_predictor.reports.ranks import stragglers
 from graph_predictor.reports.ranks import times as ranks_times
 from graph_predictor.request import study as request_study
 from tracer import graph as tracer_graph
 from tracer.errors import ForetraceError
 from tracer.output_kind import TIMELINE, check_output
-
-SHOWN_PARTS = 2
-SHOWN_MORE = 4
-DEFAULT_TOP = 20
 
 
 @in_one_sentence
@@ -79,13 +74,13 @@ def ranks(
         found = ranks_report.rank_report(times)
     found.notes[:0] = notes
     if timeline is not None:
-        reports_timeline.write_events(tracks.rank_events(found), timeline)
+        reports_timeline.write_events(ranks_report.rank_events(found), timeline)
     if html is not None:
         write_html(html, source, lambda where: overview.ranks_page(found, where))
     if json:
         print_json({**found.to_json(top), "timeline": timeline})
     else:
-        _report(found, top or DEFAULT_TOP, timeline)
+        _report(found, top or 20, timeline)
 
 
 def _times(source: list[str], window: int, step_region: str | None, wanted: request_study.Configuration, step: str
@@ -172,7 +167,7 @@ def _late(found: ranks_report.JobReport) -> str:
     if not late.operations:
         return f"{said}, spread over many operations{once}."
     return f"{said}: " + ", ".join(
-        f"{name} {milliseconds(ns)} ms" for name, ns in late.operations[:SHOWN_MORE]) + f" a step{once}."
+        f"{name} {milliseconds(ns)} ms" for name, ns in late.operations[:4]) + f" a step{once}."
 
 
 def _path(report: Report, found: ranks_report.JobReport, top: int) -> None:
@@ -188,9 +183,7 @@ def _path(report: Report, found: ranks_report.JobReport, top: int) -> None:
 
 def _end(report: Report, found: ranks_report.JobReport, timeline: str | None) -> None:
     report.notes(found.notes)
-    if timeline is not None:
-        report.line()
-        report.line(f"Timeline written to {timeline}: open it in ui.perfetto.dev or chrome://tracing.")
+    report.timeline(timeline)
 
 
 def _groups(report: Report, found: ranks_report.JobReport) -> None:
@@ -211,4 +204,4 @@ def _groups(report: Report, found: ranks_report.JobReport) -> None:
 
 
 def _mostly(stretch: stragglers.Stretch) -> str:
-    return "; ".join(f"{p.bound.label} {milliseconds(p.time_ns)} {p.operation}" for p in stretch.parts[:SHOWN_PARTS])
+    return "; ".join(f"{p.bound.label} {milliseconds(p.time_ns)} {p.operation}" for p in stretch.parts[:2])

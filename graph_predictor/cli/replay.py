@@ -152,9 +152,7 @@ def _report(result: prediction_replay.Replay, recorded: facts.RecordedFacts | No
     if constants:
         _report_constants(report, result)
     report.notes(notes)
-    if timeline is not None:
-        report.line()
-        report.line(f"Timeline written to {timeline}: open it in ui.perfetto.dev or chrome://tracing.")
+    report.timeline(timeline)
 
 
 def _report_ranks(report: Report, result: prediction_replay.Replay) -> None:

@@ -38,7 +38,6 @@ from tracer.lazy import rich_console, rich_progress
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = 20
 _FIGURES = r"\d[\d,.]*"
 
 
@@ -132,7 +131,7 @@ def sweep(
     if json:
         print_json(_plain((shown if goal is not None else found.table).head(top or len(found.table)), found))
     else:
-        _report(found, shown, goal, limit, top or SHOWN, [out, *([] if plot is None else [plot])])
+        _report(found, shown, goal, limit, top or 20, [out, *([] if plot is None else [plot])])
     if found.table["step_time_us"].isna().all():
         raise typer.Exit(1)
 

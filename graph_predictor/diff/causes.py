@@ -53,7 +53,7 @@ SPREADS = 3.0
 """Median deviations of unchanged work that are taken for its noise."""
 LEAST_SPREAD = 0.05
 """Work that nobody changed differs at least this much between two recordings, in logs."""
-MAD_TO_SD = 1.4826
+MAD_TO_SD = 1.4826  # of a normal distribution
 COMPARABLE = (DifferenceKind.HOST, DifferenceKind.KERNEL_TIME)
 """Kinds of work that is the same on both sides, operation by operation."""
 DEVICE_WORK = (Resource.COMPUTE, Resource.COPY, Resource.COMMUNICATION)

@@ -28,7 +28,7 @@ from graph_predictor.recorded.module_paths import is_collective, plain_name
 from tracer.arrays import Int64
 from tracer.graph import HOST_READ, NONE, ExecutionGraph, LaunchKind, Phase
 
-MOST_NAMES = 5
+MOST_NAMES = 5  # chosen: a line
 
 
 @dataclass(slots=True)

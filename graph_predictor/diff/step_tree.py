@@ -26,7 +26,7 @@ UInt64 = npt.NDArray[np.uint64]
 
 LOADER = "enumerate(DataLoader)"
 """Begin of the names of the profiler's ranges of a data loader, which take part as if they were operations."""
-_BASE = np.uint64(0x9E3779B97F4A7C15)
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio, odd (Knuth)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 
 

@@ -28,7 +28,7 @@ _CLEARED, _NEEDED = 1, 2
 """``TracePacket.SequenceFlags``: begin of a sequence's state, and that a packet needs it."""
 _TIMESTAMP, _PACKET = b"\x40", b"\x0a"
 """Keys of ``TracePacket.timestamp`` (field 8, varint) and ``Trace.packet`` (field 1, with its length)."""
-_BLOCK = 1 << 20
+_BLOCK = 1 << 20  # bytes written at once; chosen
 
 
 def write_perfetto(source: Replay | SimulatedJob, path: str | os.PathLike[str]) -> None:
@@ -74,10 +74,11 @@ def _described(messages: Any, job: SimulatedJob) -> bytes:
 
 
 def _framed(body: bytes) -> bytes:
-    return _PACKET + _varint(len(body)) + body
+    return _PACKET + varint(len(body)) + body
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Return a number as protobuf writes it, seven bits a byte."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -122,7 +123,7 @@ class _Process:
         yield self._interned()
         form = _TIMESTAMP
         for body, at in zip(place.tolist(), time.tolist(), strict=True):
-            yield _framed(form + _varint(at) + bodies[body])
+            yield _framed(form + varint(at) + bodies[body])
         yield from self._counters()
 
     def _packet(self) -> Any:

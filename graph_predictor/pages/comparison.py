@@ -171,7 +171,7 @@ def _change(before: float | None, now: float | None) -> Cell:
     return Cell(signed_percent(now / before - 1), now / before - 1)
 
 
-MOST_DRAWN = 60
+MOST_DRAWN = 60  # bars; chosen
 
 
 def opportunities_section(found: Opportunities) -> PageSection:

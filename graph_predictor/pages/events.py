@@ -16,7 +16,6 @@ from markupsafe import Markup
 
 from tracer.arrays import Bool, Int64
 
-_LEVEL = 6
 _PACKED_FROM = 4_000
 """JSON of more bytes is gzipped."""
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -48,7 +47,7 @@ def data_element(key: str, value: Any) -> Markup:
 
 def packed_element(key: str, content: bytes, form: str) -> Markup:
     """Return the element of some gzipped bytes; ``form`` says what they are."""
-    packed = base64.b64encode(gzip.compress(content, _LEVEL, mtime=0)).decode()
+    packed = base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
     return Markup('<script type="application/octet-stream" id="{}" data-form="{}">{}</script>').format(
         key, form, Markup(packed))
 

@@ -50,7 +50,6 @@ COLOURS = {"host": "host", "launch": "launch", "compute": "compute", "memory cop
            "exposed communication": "comm", "waiting for rank": "waiting", "data loading": "loading", "sync": "sync",
            "bubble": "loading", "idle": "other", "busy": "compute"}
 """Colour of each bound."""
-SHOWN_SAVINGS = 5
 _LOSSES = {
     "events_read": "events read", "orphan_kernels": "GPU work without a recorded launch",
     "leading_orphans": "of these, before their stream's first launched work",
@@ -71,7 +70,7 @@ def predicted_overview(result: Prediction, *, loss: LossReport | None = None) ->
     low, high = result.interval_us
     step = KeyFigure(f"Step {result.times}", f"{milliseconds(result.step_time_us * 1e3)} ms",
                      f"80% between {milliseconds(low * 1e3)} and {milliseconds(high * 1e3)} ms")
-    figures = [step, KeyFigure("Decided by", result.bound, _savings(result))]
+    figures = [step, KeyFigure("Decided by", result.bound, savings_line(result.savings_us, result.step_time_us))]
     if result.recorded is not None:
         # A recording leads with what was recorded, a changed step with what it takes.
         figures.insert(1 if result.edits else 0, recorded_figure(result.recorded))
@@ -162,7 +161,7 @@ def saving_table(found: Opportunities) -> list[Part]:
          text_column("then decides"), text_column("option of foretrace predict")],
         ([f"{o.name}{' (a bound: at most)' if o.bound else ''}", ms_cell(o.gain_us * 1e3), share_cell(o.gain),
           ms_cell(o.interval_us[0] * 1e3), ms_cell(o.interval_us[1] * 1e3), o.decides, o.option]
-         for o in found.found[:SHOWN_SAVINGS]),
+         for o in found.found[:5]),
         note=f"Of a step of {milliseconds(step * 1e3)} ms; gains do not add up.")]
 
 
@@ -183,10 +182,6 @@ def inspected_facts(found: Inspection) -> Facts:
              *((count(found.total(what)), "host calls" if what == "calls" else what) for what in (
                  "ops", "calls", "kernels", "collectives"))]
     return Facts([(number, "operations" if what == "ops" else what) for number, what in facts])
-
-
-def _savings(result: Prediction) -> str:
-    return savings_line(result.savings_us, result.step_time_us)
 
 
 def _active(result: Prediction) -> str:

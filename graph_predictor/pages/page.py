@@ -17,10 +17,11 @@ import os
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata, resources, util
+from importlib import resources, util
 
 from markupsafe import Markup
 
+from graph_predictor.check.measure import installed_version
 from graph_predictor.figures import part_percent
 from graph_predictor.pages.events import columns_element, data_element, packed_element
 from graph_predictor.pages.parts import (
@@ -144,7 +145,7 @@ def own_text(name: str) -> str:
 
 
 _PACKAGES = ("foretrace", "numpy", "numba", "vl-convert-python", "itables")
-MOST_FILES = 64
+MOST_FILES = 64  # rows; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +182,10 @@ def provenance_section(where: Provenance, job: Job | None = None, result: Predic
              text_column("PyTorch")],
             ([str(g.meta.rank) if g.meta.rank >= 0 else "–", g.meta.source or "–", g.meta.era or "–",
               g.meta.device or "not named", g.meta.torch_version or "not named"] for g in graphs)))
-    rows = [["command", where.command], *([name, _version(name)] for name in _PACKAGES),
+    rows = [["command", where.command], *([name, installed_version(name) or "not installed"] for name in _PACKAGES),
             ["Python", platform.python_version()]]
     parts.append(table("made", "Made by", [text_column("what"), text_column("")], rows))
     return PageSection("provenance", "Provenance", parts)
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def sentence(text: str) -> str:

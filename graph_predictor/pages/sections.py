@@ -51,7 +51,6 @@ TREE_PAGE = 40
 _PHASES = ("forward", "backward", "optimizer", "data", "other")
 _PHASE_COLOURS = {"step": "@{faint}", "forward": "@{forward}", "backward": "@{backward}", "optimizer": "@{optimizer}",
             "data": "@{loading}", "other": "@{other}"}
-PATH_ROWS = 500
 
 
 def operations_section(result: Breakdown, tree: CallTree | None = None,
@@ -192,7 +191,8 @@ def _icicle_spec(values: list[dict[str, Any]], levels: int) -> dict[str, Any]:
         "scales": [
             {"name": "x", "type": "linear", "domain": {"signal": "focus"}, "range": "width", "zero": False,
              "nice": False},
-            {"name": "phase", "type": "ordinal", "domain": list(_PHASE_COLOURS), "range": list(_PHASE_COLOURS.values())}],
+            {"name": "phase", "type": "ordinal", "domain": list(_PHASE_COLOURS),
+             "range": list(_PHASE_COLOURS.values())}],
         "marks": [
             {"type": "rect", "name": "box", "from": {"data": "tree"}, "clip": True, "encode": {
                 "enter": {"fill": {"scale": "phase", "field": "phase"}, "cursor": {"value": "pointer"},
@@ -219,10 +219,9 @@ def path_table(path: Sequence[PathItem]) -> PageTable:
     """Return a critical path."""
     return table("path", "Critical path by operation, ms a step", [
         text_column("operation"), text_column("bound"), Column("ms"), Column("share")], (
-        [e.operation, e.bound, ms_cell(e.time_us * 1e3), share_cell(e.share)] for e in path), most=PATH_ROWS)
+        [e.operation, e.bound, ms_cell(e.time_us * 1e3), share_cell(e.share)] for e in path), most=500)
 
 
-MOST_POINTS = 400
 _MATRIX = (Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT)
 _GROUPS = {"products": (Family.GEMM, Family.CONV, Family.RECURRENT), "attention": (Family.ATTENTION,),
            "norm, softmax, reduction": (Family.NORM, Family.SOFTMAX, Family.REDUCTION, Family.LOSS, Family.POOLING),
@@ -315,7 +314,7 @@ def _point(calls: tuple[OpCall, ...], count: float, time_ns: float) -> RoofPoint
 
 
 def _roof_plot(which: str, points: list[RoofPoint], device: DeviceSpec) -> PagePlot:
-    shown = [p for p in points if p.flops > 0 and p.moved_bytes > 0 and p.time_ns > 0][:MOST_POINTS]
+    shown = [p for p in points if p.flops > 0 and p.moved_bytes > 0 and p.time_ns > 0][:400]
     values = [{"name": p.name, "family": _group(p.family), "intensity": p.flops / p.moved_bytes,
                "rate": p.flops * p.count / p.time_ns / 1e3, "ms": p.time_ns / 1e6,
                "share": f"{p.share(device):.1%}", "time": f"{p.time_ns / 1e6:,.3f} ms a step"} for p in shown]
@@ -394,7 +393,6 @@ _PART_COLOURS = {"busy": "@{compute}", "exposed communication": "@{comm}", "wait
           "bubble": "@{loading}", "idle": "@{other}"}
 _FIELDS = {"busy": "busy_ns", "exposed communication": "exposed_ns", "waiting for ranks": "waiting_ns",
            "bubble": "bubble_ns", "idle": "idle_ns"}
-SHOWN_PARTS = 3
 
 
 def ranks_section(found: JobReport) -> PageSection:
@@ -497,5 +495,5 @@ def _rank_path(found: JobReport) -> PageTable:
          text_column("mostly")],
         ([count_cell(found.times.number(s.rank)), ms_cell(s.start_ns), ms_cell(s.length_ns),
           share_cell(s.length_ns / total), s.after,
-          "; ".join(f"{p.bound.label} {milliseconds(p.time_ns)} {p.operation}" for p in s.parts[:SHOWN_PARTS])]
+          "; ".join(f"{p.bound.label} {milliseconds(p.time_ns)} {p.operation}" for p in s.parts[:3])]
          for s in found.path), most=200)

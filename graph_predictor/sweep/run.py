@@ -16,10 +16,11 @@ from typing import Any
 import pandas as pd
 from joblib import Parallel, delayed, parallel_config
 
+from graph_predictor.exports.tables import write_frame
 from graph_predictor.prediction.edited_repeats import HOSTS_KEPT
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.request.study import Study, is_script, read_source
-from graph_predictor.sweep.files import Journal, draw_sweep, write_table
+from graph_predictor.sweep.files import Journal, draw_sweep
 from graph_predictor.sweep.space import Point, SweepError, SweepSpace
 from tracer.cluster.forked import ForkedWorkers, cores
 from tracer.cluster.workers import Failed
@@ -236,7 +237,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
         axes = tuple(axis.title for axis in space.axes)
         table = pd.DataFrame([rows[point.key] for point in points], columns=[*axes, *COLUMNS])
         if output is not None and journal is not None:
-            write_table(table, output)
+            write_frame(table, output)
             journal.remove()
     return Sweep(table, axes, resumed)
 
