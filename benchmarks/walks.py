@@ -33,7 +33,7 @@ WALKS = {
 }
 MODULES = {"replay": 32, "another host": 55, "another size": 90, "a plan": 47, "a price": 18}
 """Ceilings of the modules that a command crosses."""
-LINES = {"foretrace": 400, "planner": 14_820, "graph_predictor": 37_640, "kernel_models": 19_950, "tracer": 31_410}
+LINES = {"foretrace": 400, "planner": 14_820, "graph_predictor": 36_960, "kernel_models": 19_950, "tracer": 31_410}
 INNER_IMPORTS = 120
 """Ceiling of imports inside functions, of all packages together."""
 BEGIN, END = "<!-- walks.py writes this -->", "<!-- until here -->"
