@@ -9,47 +9,34 @@ Over devices and their figures: the tables of the best plan of each case.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import replace
-from graph_predictor.cli.console import Column
-from graph_predictor.cli.console import Report
-from graph_predictor.cli.console import print_json
-from graph_predictor.cli.console import working
-from graph_predictor.cli.options import Html
-from graph_predictor.cli.options import Json
-from graph_predictor.cli.options import Top
-from graph_predictor.cli.options import axis
-from graph_predictor.cli.options import check_html
-from graph_predictor.cli.options import in_one_sentence
-from graph_predictor.cli.options import numbers
-from graph_predictor.cli.options import profile_of
-from graph_predictor.cli.options import shared
-from graph_predictor.cli.options import write_html
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.options import (
+    Html,
+    Json,
+    Top,
+    axis,
+    check_html,
+    in_one_sentence,
+    numbers,
+    profile_of,
+    shared,
+    write_html,
+)
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
-from kernel_models import device_choice
-from kernel_models import op_call
-from planner.cli.options import DecoderSource
-from planner.cli.options import Profiles
-from planner.cli.options import TrainedPreset
-from planner.parallel import exploration
-from planner.parallel import layer_costs
-from planner.parallel import page
-from planner.parallel import planning
-from planner.parallel import search
+from kernel_models import device_choice, op_call
+from planner.cli.options import DecoderSource, Profiles, TrainedPreset
+from planner.parallel import exploration, layer_costs, page, planning, search
 from planner.parallel import space as frameworks
 from tracer import output_kind
-from tracer.parallel_plan import ParallelPlan
-from tracer.parallel_plan import PlanError
-from tracer.parallel_plan import Recomputation
-from tracer.parallel_plan import Schedule
-from tracer.parallel_plan import Sharding
+from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only import transformer
-from typing import Annotated
-from typing import Any
-from typing import TYPE_CHECKING
-import typer
 
 BEST = 10
 
