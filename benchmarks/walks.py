@@ -11,18 +11,16 @@ runs once before. A capability that comes may raise its own package's ceiling by
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from pathlib import Path
-from types import FrameType
-from typing import Any
-from typing import NamedTuple
 import argparse
 import ast
 import contextlib
 import io
 import os
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("foretrace", "planner", "graph_predictor", "kernel_models", "tracer")

@@ -43,7 +43,7 @@ COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'graph_predicto
     "Look at memory": (
         ("memory", "memory", "Show what memory held at its fullest: by kind, by module, measured beside predicted.",
          None),
-        ("fit-batch", "fit_batch", "Find the largest batch (or other size) that fits a device's memory.", None),
+        ("fit-batch", "memory", "Find the largest batch (or other size) that fits a device's memory.", None),
     ),
     "Plan a cluster": (
         ("plan", "plan",
@@ -62,7 +62,7 @@ COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'graph_predicto
         ("comm", "comm", "Collectives and networks: predict, study, fit, measure, tune, report.", None),
     ),
     "Gate changes": (
-        ("validate", "validate",
+        ("validate", "check",
          "Capture a program once, predict it at other sizes, then run those and compare.", None),
         ("check", "check",
          "Compare captures with their baseline; exit code 1 if something got worse, 3 if noise hides whether "
@@ -72,10 +72,10 @@ COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'graph_predicto
         ("capture", "capture",
          "Record a script's training steps, found by its optimizer, or those of a workload.", "CaptureCommand"),
         ("trace", "trace", "Trace a training step by shapes alone: no GPU, no time, no memory.", None),
-        ("convert", "convert", "Convert traces to one file, which every command reads.", None),
+        ("convert", "export", "Convert traces to one file, which every command reads.", None),
         ("export", "export", "Export a job for Perfetto, Chakra, TensorBoard, or as tables.", None),
         ("campaign", "campaign", "Record a plan of workloads and micro-benchmarks within a time box.", None),
-        ("workloads", "workloads",
+        ("workloads", "capture",
          "List the workloads for 'foretrace capture --workload', their settings and presets.", None),
         ("doctor", "doctor",
          "Look at this machine: GPU, driver, CUPTI rights, PyTorch, clocks, caches, disk; what is missing, "
@@ -86,7 +86,7 @@ COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'graph_predicto
          "Calibrate a device: micro-benchmarks of its kernels, most of the families that are least known, and "
          "models fitted to them.", None),
         ("fit", "fit", "Fit a device profile to measured kernels, to whole steps, or to both.", None),
-        ("models", "models", "List fitted device profiles, and judge them by measured kernels.", None),
+        ("models", "fit", "List fitted device profiles, and judge them by measured kernels.", None),
         ("devices", "devices", "List the devices that are known, or show one with the source of each figure.", None),
         ("topologies", "devices",
          "List the nodes and networks that are known, or show a cluster with the source of each figure.", None),

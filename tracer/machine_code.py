@@ -14,30 +14,23 @@ another system (it is of 64-bit x86 and Linux) or of a newer LLVM, numba compile
 
 from __future__ import annotations
 
-from collections import namedtuple
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from functools import cached_property
-from functools import lru_cache
-from pathlib import Path
-from tracer.kept_files import kept_folders
-from tracer.kept_files import read_kept
-from tracer.kept_files import write_kept
-from tracer.lazy import llvm
-from tracer.lazy import llvmlite
-from tracer.lazy import numba
-from types import FunctionType
-from typing import Any
-from typing import get_args
-from typing import get_type_hints
 import ctypes
 import hashlib
-import numpy as np
 import os
 import sys
 import threading
 import zlib
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+
+from tracer.kept_files import kept_folders, read_kept, write_kept
+from tracer.lazy import llvm, llvmlite, numba
 
 VERSION = 1
 """Of the form in which machine code is kept."""

@@ -8,31 +8,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import suppress
-from graph_predictor.acceptance.parts import AcceptancePart
-from graph_predictor.acceptance.parts import PARTS
-from graph_predictor.acceptance.parts import SCALES
-from graph_predictor.acceptance.points import AcceptancePoint
-from graph_predictor.acceptance.points import PointVerdict
-from graph_predictor.acceptance.points import verdict_of
-from graph_predictor.acceptance.worker import POINTS
-from graph_predictor.acceptance.worker import part_folder
-from importlib.util import find_spec
-from pathlib import Path
-from tracer.campaign.processes import torch_sees_gpu
-from tracer.capture.interruption import termination_unwinds
-from tracer.errors import ForetraceError
-from tracer.output_file import whole_file
-import msgspec
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from graph_predictor.acceptance.parts import PARTS, SCALES, AcceptancePart
+from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, verdict_of
+from graph_predictor.acceptance.worker import POINTS, part_folder
+from tracer.campaign.processes import torch_sees_gpu
+from tracer.capture.interruption import termination_unwinds
+from tracer.errors import ForetraceError
+from tracer.output_file import whole_file
 
 RESULTS = "results.json"
 VERSION = 1

@@ -13,14 +13,22 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from graph_predictor.check.measure import BASELINE, COUNTS, CheckError, Count, Environment, Run, StoredCapture
+from graph_predictor.check.measure import (
+    BASELINE,
+    COUNTS,
+    CheckError,
+    Count,
+    Environment,
+    Run,
+    StoredCapture,
+    installed_version,
+)
 from graph_predictor.check.validate import Accuracy
 from graph_predictor.simulation.host_slices import exclusive_time
 from tracer.graph import ExecutionGraph, KernelKind, OpKind
@@ -44,11 +52,7 @@ Times = dict[tuple[str, ...], np.ndarray]
 
 def machine_slowdown(old: Iterable[ExecutionGraph], new: Iterable[ExecutionGraph], *, device_decides: bool) -> float:
     """Log of how much longer unchanged work takes in ``new``; 0 where too little is unchanged to tell.
-
-    Args:
-        old, new: every rank of every run before and after.
-        device_decides: whether kernels are the controls, not the host's operations.
-    """
+    ``device_decides`` says whether kernels are the controls, not the host's operations."""
     before, after = (_joined(_kernels(graph) if device_decides else _operations(graph) for graph in graphs)
                      for graphs in (old, new))
     total = sum(float(times.sum()) for times in before.values()) or 1.0
@@ -203,11 +207,7 @@ class BaselineFile:
         return Path(self.directory) / BASELINE
 
     def read(self) -> GateBaseline:
-        """Read it.
-
-        Raises:
-            CheckError: there is none; it is damaged, another program's, or of a newer version.
-        """
+        """Read it. Raises ``CheckError``: there is none; it is damaged, another program's, or of a newer version."""
         try:
             text = read_input(self.path)
         except FileNotFoundError:
@@ -263,7 +263,7 @@ class BaselineFile:
             ForetraceError: it cannot be written.
         """
         earlier = self.read().reasons if self.path.exists() else []
-        now = Reason(datetime.date.today().isoformat(), " ".join(reason.split()), _version())
+        now = Reason(datetime.date.today().isoformat(), " ".join(reason.split()), installed_version("foretrace"))
         value = GateBaseline(FORMAT, VERSION, [*earlier, now], dict(sorted(captures.items())))
         text = msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
         with whole_file(self.path) as stream:
@@ -280,13 +280,6 @@ def check_kind(head: Any, path: str, form: str, version: int) -> None:
         raise CheckError(f"{path} is damaged: its version is {found!r}; take it from version control again.")
     if found > version:
         raise CheckError(f"{path} is of version {found}, and this foretrace reads up to {version}; update foretrace.")
-
-
-def _version() -> str:
-    try:
-        return metadata.version("foretrace")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _listed(names: list[str]) -> str:

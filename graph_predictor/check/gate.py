@@ -27,7 +27,7 @@ import numpy as np
 
 from graph_predictor.check.baseline import BaselineEntry, BaselineFile
 from graph_predictor.check.measure import CheckError, Pair, StoredCapture, find_captures, measure, pair_captures
-from graph_predictor.check.noise import Progress, other_tree, run_in_turns
+from graph_predictor.check.noise import other_tree, run_in_turns
 from graph_predictor.check.program_gate import (
     LEAST,
     LEVEL,
@@ -67,7 +67,7 @@ def check_directory(directory: str, *, tolerance: float | None = None,
                        notes=_partial(captures))
 
 
-def check_against(directory: str, new: str, *, tolerance: float | None = None, level: float = LEVEL,
+def check_against(directory: str, new: str, *, tolerance: float | None = None,
                   resolution: float | None = None, explain: Explain | None = None,
                   step_region: str | None = None) -> GateOutcome:
     """Compare new captures with the baseline of a directory.
@@ -76,7 +76,6 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None, l
         directory: captures and ``baseline.json``.
         new: a capture, or a directory of them.
         tolerance: growth of times and memory that is too small to matter; 1%.
-        level: chance of a false alarm.
         resolution: growth that must be excluded, or a figure is inconclusive; 25%, of host memory 50%.
         explain: asked about every program that got worse.
         step_region: the captures' steps are the regions of this name, the old ones' and the new ones'.
@@ -93,7 +92,7 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None, l
         if any(os.path.samefile(capture.path, each.path) for each in captures):
             raise CheckError(f"{capture.path} is one of the baseline's own captures; name a new capture.")
     pairs = pair_captures(captures, fresh)
-    verdicts, notes = check_programs(pairs, stored, LEAST if tolerance is None else tolerance, level, resolution)
+    verdicts, notes = check_programs(pairs, stored, LEAST if tolerance is None else tolerance, resolution)
     found = GateOutcome(f"{new} against {directory}", verdicts, notes=[*_partial(fresh), *notes])
     left = sorted({capture.program for capture in captures} - {pair.program for pair in pairs})
     if left:
@@ -107,11 +106,8 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None, l
 
 def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] | None = None,
                     step_region: str | None = None) -> GateOutcome:
-    """Measure and predict every capture and write the directory's baseline anew, whole or not at all.
-
-    Raises:
-        CheckError: no reason is given, a capture cannot be measured, or the old file is none of foretrace's.
-    """
+    """Measure and predict every capture and write the directory's baseline anew, whole or not at all. Raises
+    ``CheckError``: no reason is given, a capture cannot be measured, or the old file is none of foretrace's."""
     if not reason.strip():
         raise CheckError("A new baseline needs a reason: --reason TEXT says why the figures changed.")
     captures = _captures(directory, step_region)
@@ -152,17 +148,8 @@ def new_entry(capture: StoredCapture, profiles: Mapping[str, Models] | None = No
 
 def check_models(captures: list[StoredCapture], stored: Mapping[str, BaselineEntry], tolerance: float = TOLERANCE,
                  profiles: Mapping[str, Models] | None = None) -> list[Verdict]:
-    """Predict every capture again and compare its errors with the stored ones.
-
-    Args:
-        captures: those of the directory.
-        stored: the baseline's entries, by name.
-        tolerance: an error this much larger (as a share of what was measured) is no failure.
-        profiles: fitted models by name of the device.
-
-    Raises:
-        CheckError: a capture cannot be predicted.
-    """
+    """Predict every capture again and compare its errors with the stored ones. An error that is larger by ``tolerance``
+    (a share of what was measured) is no failure. Raises ``CheckError``: a capture cannot be predicted."""
     return [verdict for capture in captures
             for verdict in judge(capture.name, stored[capture.name].accuracy, accuracy(capture, profiles), tolerance)]
 
@@ -215,12 +202,8 @@ class Paired:
 
 
 def paired(logs: Sequence[float], least: float) -> Paired:
-    """Compare pairs of runs.
-
-    Args:
-        logs: of each pair's ratio, new over old; ``FEWEST`` or more.
-        least: ratio − 1 that is too small to matter.
-    """
+    """Compare pairs of runs. ``logs`` are those of each pair's ratio, new over old, ``FEWEST`` or more; ``least`` is
+    the ratio − 1 that is too small to matter."""
     values = np.asarray(logs, np.float64)
     number = len(values)
     rows, columns = np.triu_indices(number)
@@ -245,33 +228,21 @@ def _chances(number: int) -> Float64:
 
 
 def check_script(script: str, base: str, arguments: Sequence[str] = (), *, pairs: int = PAIRS,
-                 tolerance: float | None = None, level: float = LEVEL, resolution: float | None = None,
-                 explain: Explain | None = None, progress: Progress = lambda at, of: None) -> GateOutcome:
-    """Run a script in two trees in turns and compare its steps.
-
-    Args:
-        script: its path from the current directory.
-        base: a commit, or the directory of another version; see ``turns.other_tree``.
-        arguments: of the script.
-        pairs: of runs.
-        tolerance: growth of the step time that is too small to matter; 1%.
-        level: chance of a false alarm.
-        resolution: growth that must be excluded, or the step time is inconclusive; 25%.
-        explain: asked where it got slower.
-        progress: told before each pair.
-
-    Raises:
-        CheckError: too few pairs, no such tree or script, or the script fails in one of them.
-    """
+                 tolerance: float | None = None, resolution: float | None = None,
+                 explain: Explain | None = None) -> GateOutcome:
+    """Run a script in two trees in turns and compare its steps. ``base`` is as in ``noise.other_tree``. Growth of the
+    step time up to ``tolerance`` (1%) is too small to matter; growth by ``resolution`` (25%) must be excluded, or the
+    step time is inconclusive. Raises ``CheckError``: too few pairs, no such
+    tree or script, or the script fails in one of them."""
     if pairs < FEWEST:
-        raise CheckError(f"{pairs} pairs cannot show with {1 - level:.0%} confidence that a program got slower: give "
+        raise CheckError(f"{pairs} pairs cannot show with {1 - LEVEL:.0%} confidence that a program got slower: give "
                          f"--pairs {FEWEST} or more.")
     with tempfile.TemporaryDirectory(prefix="foretrace-check-") as folder, other_tree(base) as trees:
-        old, new = run_in_turns(script, arguments, trees, pairs, Path(folder), progress)
+        old, new = run_in_turns(script, arguments, trees, pairs, Path(folder))
         both = Pair(script, old, new)
         before, now = ([measure(capture) for capture in side] for side in (old, new))
         verdicts = [_step_time(script, [each.run.step_ns for each in before], [each.run.step_ns for each in now],
-                               LEAST if tolerance is None else tolerance, level,
+                               LEAST if tolerance is None else tolerance,
                                RESOLUTION if resolution is None else resolution),
                     *compare_counts(script, [each.counts for each in before], [each.counts for each in now]),
                     *compare_types(both)]
@@ -281,7 +252,7 @@ def check_script(script: str, base: str, arguments: Sequence[str] = (), *, pairs
     return found
 
 
-def _step_time(script: str, before: Sequence[Sequence[int]], now: Sequence[Sequence[int]], least: float, level: float,
+def _step_time(script: str, before: Sequence[Sequence[int]], now: Sequence[Sequence[int]], least: float,
                resolution: float) -> Verdict:
     medians = [np.array([float(np.median(run)) for run in side]) for side in (before, now)]
     result = paired(np.log(medians[1] / medians[0]).tolist(), least)
@@ -289,7 +260,7 @@ def _step_time(script: str, before: Sequence[Sequence[int]], now: Sequence[Seque
     was, will = (float(np.median(side)) for side in medians)
     text = (f"step time: {in_unit(was, 'ns')} → {in_unit(will, 'ns')}, {signed_percent(change)} in {len(before)} pairs "
             f"(90% between {signed_percent(low)} and {signed_percent(high)})")
-    if result.p_value <= level:
+    if result.p_value <= LEVEL:
         status = Status.FAILED
         text += f"; larger with {sure(1.0 - result.p_value)} confidence"
     elif high > resolution:

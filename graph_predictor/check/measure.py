@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +32,14 @@ different programs. An added or a lost fusion keeps the operations around it; ot
 
 class CheckError(ForetraceError):
     """A check cannot be made."""
+
+
+def installed_version(package: str) -> str:
+    """Return the version of a package; empty where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 @dataclass(frozen=True)
@@ -122,11 +132,9 @@ class StoredCapture:
 def find_captures(directory: str, step_region: str | None = None) -> list[StoredCapture]:
     """The captures in a directory, by name; or the directory itself, if it is one.
 
-    A directory in it is a program: a capture, or several of them that repeat the same run. Their steps are the
-    regions of the name ``step_region``, if one is given.
-
-    Raises:
-        CheckError: there is no such directory, or no capture in it.
+    A directory in it is a program: a capture, or several of them that repeat the same run. Their steps are the regions
+    of the name ``step_region``, if one is given. Raises ``CheckError``: there is no such directory, or no capture in
+    it.
     """
     root = Path(directory)
     if not directory or not root.exists():
@@ -209,11 +217,9 @@ class Pair:
 def pair_captures(old: list[StoredCapture], new: list[StoredCapture]) -> list[Pair]:
     """Old and new captures by program, in the old ones' order; programs without a new capture are left out.
 
-    A workload of the suite goes by its name and settings; anything else by its directory's name, or, where that is
-    none of the old ones', by what it runs.
-
-    Raises:
-        CheckError: a new capture is of no old one's program, or of the same workload with other settings.
+    A workload of the suite goes by its name and settings; anything else by its directory's name, or, where that is none
+    of the old ones', by what it runs. Raises ``CheckError``: a new capture is of no old one's program, or of the same
+    workload with other settings.
     """
     programs: dict[str, list[StoredCapture]] = {}
     for capture in old:
@@ -401,25 +407,9 @@ def _per_step(graph: ExecutionGraph, step: np.ndarray) -> np.ndarray:
     return np.bincount(step[(step >= 0) & (step < steps)], minlength=steps)
 
 
-def _operations(graph: ExecutionGraph) -> np.ndarray:
-    return _per_step(graph, graph.ops.step[graph.ops.kind == OpKind.OPERATION])
-
-
 def _host_reads(graph: ExecutionGraph) -> np.ndarray:
     codes = [code for code, text in enumerate(graph.strings) if text == HOST_READ]
     return _per_step(graph, graph.ops.step[np.isin(graph.ops.name, codes)])
-
-
-def _launches(graph: ExecutionGraph) -> np.ndarray:
-    return _per_step(graph, graph.launches.step[np.isin(graph.launches.kind, LAUNCHING)])
-
-
-def _kernels(graph: ExecutionGraph) -> np.ndarray:
-    return _per_step(graph, graph.kernels.step[graph.kernels.kind != KernelKind.COLLECTIVE])
-
-
-def _blocking(graph: ExecutionGraph) -> np.ndarray:
-    return _per_step(graph, graph.launches.step[graph.launches.kind == LaunchKind.BLOCKING_SYNC])
 
 
 def _collectives(graph: ExecutionGraph) -> np.ndarray:
@@ -430,5 +420,11 @@ def _collectives(graph: ExecutionGraph) -> np.ndarray:
     return _per_step(graph, step)
 
 
-_COUNTERS = {"operations": _operations, "host_reads": _host_reads, "launches": _launches, "kernels": _kernels,
-             "blocking_syncs": _blocking, "collectives": _collectives}
+_COUNTERS: dict[str, Callable[[ExecutionGraph], np.ndarray]] = {
+    "operations": lambda graph: _per_step(graph, graph.ops.step[graph.ops.kind == OpKind.OPERATION]),
+    "host_reads": _host_reads,
+    "launches": lambda graph: _per_step(graph, graph.launches.step[np.isin(graph.launches.kind, LAUNCHING)]),
+    "kernels": lambda graph: _per_step(graph, graph.kernels.step[graph.kernels.kind != KernelKind.COLLECTIVE]),
+    "blocking_syncs": lambda graph: _per_step(
+        graph, graph.launches.step[graph.launches.kind == LaunchKind.BLOCKING_SYNC]),
+    "collectives": _collectives}

@@ -36,7 +36,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_all_start_methods, get_context
@@ -54,9 +54,9 @@ from tracer.lazy import special
 
 Samples = npt.NDArray[np.float64]
 
-QUANTILES = (0.1, 0.25, 0.5)
-RESAMPLES = 400
-SEED = 12
+QUANTILES = (0.1, 0.25, 0.5)  # chosen, see above
+RESAMPLES = 400  # chosen: a variance is then known to √(2/400), 7%
+SEED = 12  # any: the same for all, so that a check repeats exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,6 @@ class Slowdown:
         low, high: ends of its two-sided 90% interval.
         p_value: how likely a difference this large were, if the program were slower by ``least`` at most.
         detectable: the smallest difference that these runs could have shown at the level that was asked for.
-        base_runs, new_runs: how many runs were compared.
     """
 
     difference: float
@@ -91,8 +90,6 @@ class Slowdown:
     high: float
     p_value: float
     detectable: float
-    base_runs: int
-    new_runs: int
 
     @property
     def confidence(self) -> float:
@@ -129,7 +126,7 @@ def slowdown(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]], pr
         difference=moved, low=moved + error * float(special.stdtrit(freedom, 0.05)),
         high=moved + error * float(special.stdtrit(freedom, 0.95)),
         p_value=float(special.stdtr(freedom, -(moved - floor) / error)),
-        detectable=floor - error * float(special.stdtrit(freedom, level)), base_runs=len(base), new_runs=len(new))
+        detectable=floor - error * float(special.stdtrit(freedom, level)))
 
 
 def _runs(runs: Sequence[Sequence[float]], prior: Prior) -> tuple[Samples, float]:
@@ -162,9 +159,6 @@ LINES = 5
 """Lines of a script's output that are shown when it fails."""
 SIDES = ("base", "present")
 
-Progress = Callable[[int, int], None]
-"""Called with the number of the pair that begins, and of all."""
-
 
 @dataclass(frozen=True)
 class Tree:
@@ -177,15 +171,9 @@ class Tree:
 
 @contextmanager
 def other_tree(base: str) -> Iterator[tuple[Tree, Tree]]:
-    """The tree to compare with and the present one.
-
-    Args:
-        base: a directory, which stands for the current one, or a commit of the repository around it, whose files are
-            put into a temporary directory; neither index nor working tree is touched.
-
-    Raises:
-        CheckError: it is neither.
-    """
+    """The tree to compare with and the present one. ``base`` is a directory, which stands for the current one, or a
+    commit of the repository around it, whose files are put into a temporary directory; neither index nor working tree
+    is touched. Raises ``CheckError``: it is neither."""
     here = Path.cwd()
     if Path(base).is_dir():
         if os.path.samefile(base, here):
@@ -221,23 +209,14 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
         return None
 
 
-def run_in_turns(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], pairs: int, out: Path,
-                 progress: Progress = lambda at, of: None) -> tuple[list[StoredCapture], list[StoredCapture]]:
+def run_in_turns(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], pairs: int,
+                 out: Path) -> tuple[list[StoredCapture], list[StoredCapture]]:
     """Capture a script in both trees, one after the other, in pairs; every second pair begins with the present one.
-
-    Args:
-        script: its path from the current directory.
-        arguments: its own.
-        trees: the one to compare with, and the present one.
-        pairs: how many.
-        out: directory of the captures.
-        progress: told before each pair.
+    ``trees`` are the one to compare with, and the present one. Raises ``CheckError``: a tree has no such script, or it
+    fails or makes too few steps there.
 
     Returns:
         Captures of the other tree and of the present one, in the order of the pairs.
-
-    Raises:
-        CheckError: a tree has no such script, or it fails or makes too few steps there.
     """
     if os.path.isabs(script):
         raise CheckError(f"Name {script} by its path from the current directory, so that the other version's is known.")
@@ -247,7 +226,6 @@ def run_in_turns(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree]
                              "the path, and that it was there then.")
     found: tuple[list[StoredCapture], list[StoredCapture]] = ([], [])
     for pair in range(pairs):
-        progress(pair + 1, pairs)
         for side in (0, 1) if pair % 2 == 0 else (1, 0):
             path = out / f"{SIDES[side]}{pair + 1}"
             _run(script, arguments, trees, side, path)

@@ -76,23 +76,15 @@ def check_programs(
     pairs: Sequence[Pair],
     stored: Mapping[str, BaselineEntry],
     least: float = LEAST,
-    level: float = LEVEL,
     resolution: float | None = None,
 ) -> tuple[list[Verdict], list[str]]:
-    """Compare programs with their baseline.
-
-    Args:
-        pairs: the programs, see ``captures.pair_captures``.
-        stored: the baseline's entries by name of the capture.
-        least: growth of times and memory that is too small to matter.
-        level: chance of a false alarm.
-        resolution: growth that must be excluded for a quantity to pass; by default each quantity's own.
+    """Compare programs with their baseline. ``stored`` has the baseline's entries by name of the capture. Growth of
+    ``least`` is too small to matter; growth by ``resolution`` (by default each quantity's own) must be excluded for a
+    quantity to pass. Raises ``CheckError``: a new capture is empty or has no
+    steps.
 
     Returns:
         Verdicts in order of programs, and notes.
-
-    Raises:
-        CheckError: a new capture is empty or has no steps.
     """
     verdicts: list[Verdict] = []
     tests: list[_Test] = []
@@ -110,7 +102,7 @@ def check_programs(
             notes.append(f"{pair.program}: PyTorch {torch_before} before, {torch_now} now, which changes operations "
                          "and kernels by itself.")
     verdicts += _judged([test if resolution is None else replace(test, resolution=resolution) for test in tests],
-                        least, level)
+                        least)
     order = {pair.program: place for place, pair in enumerate(pairs)}
     return sorted(verdicts, key=lambda verdict: (
         order[verdict.program], not verdict.failed, verdict.status is not Status.INCONCLUSIVE)), notes
@@ -234,13 +226,13 @@ def _skipped(program: str, quantity: str, why: str) -> Verdict:
     return Verdict(program, quantity, Status.SKIPPED, None, None, "", f"{quantity}: not compared, {why}")
 
 
-def _judged(tests: Sequence[_Test], least: float, level: float) -> list[Verdict]:
+def _judged(tests: Sequence[_Test], least: float) -> list[Verdict]:
     """Test all, with one level for all of them (Holm 1979)."""
-    tested = [_tested(test, least, level / len(tests)) for test in tests]
+    tested = [_tested(test, least, LEVEL / len(tests)) for test in tests]
     results = [_least_sure(sides) for sides in tested]
     failed: set[int] = set()
     for rank, place in enumerate(sorted(range(len(tests)), key=lambda i: results[i].p_value)):
-        if results[place].p_value > level / (len(tests) - rank):
+        if results[place].p_value > LEVEL / (len(tests) - rank):
             break
         failed.add(place)
     return [_verdict(test, sides, place in failed) for place, (test, sides) in enumerate(

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from graph_predictor.check.baseline import check_kind
-from graph_predictor.check.measure import CheckError, count_steps
+from graph_predictor.check.measure import CheckError, count_steps, installed_version
 from graph_predictor.check.verdict import in_unit
 from graph_predictor.prediction.explain import OUTSIDE
 from graph_predictor.prediction.host_steps import host_by_name
@@ -56,11 +56,8 @@ class StepStore:
     path: Path
 
     def read(self) -> dict[str, StepFigures]:
-        """Everything in it, by name of the test; empty if there is no such file.
-
-        Raises:
-            CheckError: it is damaged, another program's, or of a newer version.
-        """
+        """Everything in it, by name of the test; empty if there is no such file. Raises ``CheckError``: it is damaged,
+        another program's, or of a newer version."""
         try:
             head: Any = from_json(read_input(self.path))
         except FileNotFoundError:
@@ -76,11 +73,8 @@ class StepStore:
                              "store the counts anew with pytest --foretrace-update.") from error
 
     def put(self, test: str, figures: StepFigures) -> None:
-        """Store a test's figures beside those of the others; the file is written whole or not at all.
-
-        Raises:
-            ForetraceError: as ``read``, or it cannot be written.
-        """
+        """Store a test's figures beside those of the others; the file is written whole or not at all. Raises
+        ``ForetraceError``: as ``read``, or it cannot be written."""
         steps = self.read()
         if steps.get(test) == figures:
             return
@@ -131,11 +125,7 @@ class StepBounds:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> StepBounds:
-        """Limits by name.
-
-        Raises:
-            CheckError: there is no such limit, or a value is not possible.
-        """
+        """Limits by name. Raises ``CheckError``: there is no such limit, or a value is not possible."""
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
@@ -185,16 +175,9 @@ class PredictedStep:
 
 
 def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> PredictedStep:
-    """Trace a step by shapes and predict it.
-
-    Args:
-        build: makes model, optimizer and data and returns the step (see ``tracer.shape_only.trace_step``).
-        limits: whose device, host and world are used.
-
-    Raises:
-        ForetraceError: the step cannot be traced or does nothing on the device, which would keep to every limit; or
-            device, host or profile are not known.
-    """
+    """Trace a step by shapes and predict it. ``build`` makes model, optimizer and data and returns the step (see
+    ``tracer.shape_only.trace_step``). Raises ``ForetraceError``: the step cannot be traced or does nothing on the
+    device, which would keep to every limit; or device, host or profile are not known."""
     graph = shape_only.trace_step(build, shape_device(find_device(limits.device)), world_size=limits.world_size)
     baseline = baseline_of(assemble_job([graph]), device=find_device(limits.device), models=_models(limits.profile),
                            host=_host(limits.host_from))
@@ -206,7 +189,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> 
     memory = MemoryAccount.of_trace(graph.meta.memory)
     syncs = _waits(graph, made)
     figures = StepFigures(
-        device=graph.meta.device, torch=_torch_version(), memory=int(memory.total),
+        device=graph.meta.device, torch=installed_version("torch"), memory=int(memory.total),
         memory_parts={name: int(size) for name, size in memory.parts.items()}, counts={
             **{name: counts[count].typical for name, count in COUNTED.items()}, "syncs": sum(syncs.values())},
         launches_by_operation=_by_operation(made, LAUNCHING),
@@ -216,12 +199,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> 
 
 def broken_limits(step: PredictedStep, limits: StepBounds, stored: StepFigures | None) -> list[str]:
     """Return what a step breaks, each with its top offenders in indented lines; empty if it keeps to its limits.
-
-    Args:
-        step: as predicted.
-        limits: to keep to.
-        stored: what ``no_added`` compares with; without it nothing is compared.
-    """
+    ``stored`` is what ``no_added`` compares with; without it nothing is compared."""
     found = []
     prediction = step.prediction
     if limits.max_step_ms is not None and prediction.step_time_us > limits.max_step_ms * 1e3:
@@ -379,11 +357,3 @@ def _host(text: str | None) -> HostModel | None:
         return None
     return host_by_name(text, lambda path: read_job([path]))
 
-
-def _torch_version() -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return ""

@@ -15,7 +15,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +79,8 @@ FIGURES: Mapping[str, str] = {
 
 
 def accuracy(capture: StoredCapture, profiles: Mapping[str, Models] | None = None) -> Accuracy:
-    """Predict a capture again.
-
-    Args:
-        capture: what was recorded.
-        profiles: fitted models by name of the device; data sheets elsewhere.
-
-    Raises:
-        CheckError: it cannot be predicted from.
-    """
+    """Predict a capture again. ``profiles`` are fitted models by name of the device; data sheets elsewhere. Raises
+    ``CheckError``: it cannot be predicted from."""
     job = capture.job
     try:
         baseline = baseline_of(job).with_models(profiles or {})
@@ -171,7 +164,6 @@ def _rounded(value: float) -> float:
 
 Sizes = Mapping[str, int]
 FORETRACE = (sys.executable, "-m", "foretrace")
-_MOST_SAID = 500
 
 
 def size_label(sizes: Sizes) -> str:
@@ -309,27 +301,21 @@ class PredictedCase:
 
 
 def capture_program(program: ValidatedProgram, sizes: Sizes, out: Path) -> list[int]:
-    """Capture a program at some sizes, in a process of its own; return the steps timed without the profiler, ns.
-
-    Raises:
-        CheckError: it failed; the sentence ends with what it said.
-    """
+    """Capture a program at some sizes, in a process of its own; return the steps timed without the profiler, ns. Raises
+    ``CheckError``: it failed; the sentence ends with what it said."""
     words = program.command(sizes, out)
     done = subprocess.run([*FORETRACE, *words], capture_output=True, text=True, errors="replace", check=False,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise CheckError(f"foretrace {shlex.join(words)} ended with code {done.returncode}: "
-                         f"{' '.join(said[-2:])[-_MOST_SAID:] or 'it said nothing'}")
+                         f"{' '.join(said[-2:])[-500:] or 'it said nothing'}")
     return timed_steps(out)
 
 
 def timed_steps(path: Path) -> list[int]:
-    """Return the steps of a capture that were timed without the profiler, of the slowest rank, ns.
-
-    Raises:
-        CheckError: none was.
-    """
+    """Return the steps of a capture that were timed without the profiler, of the slowest rank, ns. Raises
+    ``CheckError``: none was."""
     ranks = [graph.meta.unprofiled_step_ns for graph in read_job(path).graphs if graph.meta.unprofiled_step_ns]
     if not ranks:
         raise CheckError(f"{path} has no steps that were timed without the profiler: capture with --timed 10 or more.")
@@ -338,17 +324,9 @@ def timed_steps(path: Path) -> list[int]:
 
 def predict_cases(captures: Sequence[tuple[Sizes, Path]], wanted: Sequence[Sizes], *, profiles: Sequence[str] = (),
                   code: str | None = None) -> list[PredictedCase]:
-    """Predict a program's step at sizes from its captures at others.
-
-    Args:
-        captures: sizes and directory of each; each size is predicted from the nearest one.
-        wanted: sizes to predict.
-        profiles: files with fitted models of the machine.
-        code: "train.py:build", to trace the program again at each size.
-
-    Raises:
-        ForetraceError: one cannot be predicted.
-    """
+    """Predict a program's step at sizes from its captures at others. Each size is predicted from the nearest capture;
+    with ``code`` ("train.py:build") the program is traced again at each size. Raises ``ForetraceError``: one cannot be
+    predicted."""
     (first, path), *others = captures
     study = Study(read_job([str(path)]), profiles=[load_profile(each) for each in profiles])
     found = []
@@ -363,8 +341,7 @@ def predict_cases(captures: Sequence[tuple[Sizes, Path]], wanted: Sequence[Sizes
 
 
 def validate(program: ValidatedProgram, sizes: Sequence[Sizes], out: str | os.PathLike[str], *, captures: int = 1,
-             profiles: Sequence[str] = (), code: str | None = None,
-             tell: Callable[[str], None] = lambda text: None) -> Validation:
+             profiles: Sequence[str] = (), code: str | None = None) -> Validation:
     """Capture a program at the first sizes, predict it at the others, run these, and compare.
 
     Args:
@@ -373,7 +350,6 @@ def validate(program: ValidatedProgram, sizes: Sequence[Sizes], out: str | os.Pa
         out: a directory for the captures; those of an earlier validation in it are replaced.
         captures: how many of the sizes are captured; the others are predicted.
         profiles, code: see ``predict_cases``.
-        tell: called with each thing as it begins.
 
     Raises:
         CheckError: there is nothing to predict, sizes differ in their names or are given twice, or a run failed.
@@ -389,18 +365,12 @@ def validate(program: ValidatedProgram, sizes: Sequence[Sizes], out: str | os.Pa
     if len(set(labels)) < len(labels):
         raise CheckError("A size is given twice; the others are to be predicted without having been seen.")
     folder = Path(out)
-    again = ValidatedProgram(program.script, program.arguments, program.workload, program.fixed,
-                             (*program.options, "--replace"))
+    again = replace(program, options=(*program.options, "--replace"))
     seen = []
     for one in sizes[:captures]:
-        tell(f"Capturing {size_label(one)}")
         capture_program(again, one, folder / size_label(one))
         seen.append((one, folder / size_label(one)))
-    tell("Predicting")
     said = predict_cases(seen, sizes[captures:], profiles=profiles, code=code)
-    cases = []
-    for case in said:
-        tell(f"Running {size_label(case.sizes)}")
-        cases.append(case.beside(capture_program(again, case.sizes, folder / size_label(case.sizes))))
+    cases = [case.beside(capture_program(again, case.sizes, folder / size_label(case.sizes))) for case in said]
     notes = (f"Measured is the median of {min(case.steps for case in cases)} steps with no profiler on.",)
     return Validation(list(sizes[:captures]), cases, notes)

@@ -8,7 +8,6 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read
 from graph_predictor.cli.options import (
-    Debug,
     Html,
     Json,
     Paths,
@@ -20,9 +19,9 @@ from graph_predictor.cli.options import (
     Window,
     Workers,
     check_html,
+    in_one_sentence,
     write_html,
 )
-from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import count, microseconds, milliseconds, percent
 from graph_predictor.pages import overview
 from graph_predictor.prediction import replay
@@ -32,9 +31,8 @@ from graph_predictor.recorded import facts as damage
 from graph_predictor.reports import breakdown as reports_breakdown
 from graph_predictor.simulation import engine
 
-DEFAULT_TOP = 10
 
-
+@in_one_sentence
 def breakdown(
     paths: Paths,
     step: Step = None,
@@ -48,27 +46,23 @@ def breakdown(
     scheduler: Scheduler = None,
     html: Html = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show where the time of the steps goes.
 
     Along the critical path of the steady state, by operation, by module (where the trace names them) and by kernel.
     """
-    with one_sentence(debug):
-        # The submodules' functions, not the modules of the same names.
-
-        check_html(html, paths)
-        job = read(paths, window, workers, scheduler, step_region=step_region)
-        found = replay.replay(job.graphs, profiled=profiled)
-        result = reports_breakdown.breakdown(found, step=step, spans=spans or json or html is not None)
-        result.notes = [*job.notes, *damage.folded_notes(job), *result.notes]
-        if html is not None:
-            write_html(html, paths, lambda where: overview.breakdown_page(job, found, result, where, step=step,
-                                                                          profiled=profiled))
-        if json:
-            print_json(result.to_json(top))
-        else:
-            _report(result, top or DEFAULT_TOP, spans)
+    check_html(html, paths)
+    job = read(paths, window, workers, scheduler, step_region=step_region)
+    found = replay.replay(job.graphs, profiled=profiled)
+    result = reports_breakdown.breakdown(found, step=step, spans=spans or json or html is not None)
+    result.notes = [*job.notes, *damage.folded_notes(job), *result.notes]
+    if html is not None:
+        write_html(html, paths, lambda where: overview.breakdown_page(job, found, result, where, step=step,
+                                                                      profiled=profiled))
+    if json:
+        print_json(result.to_json(top))
+    else:
+        _report(result, top or 10, spans)
 
 
 def _report(result: reports_breakdown.Breakdown, top: int, spans: bool) -> None:

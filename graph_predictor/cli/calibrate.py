@@ -14,8 +14,8 @@ import typer
 
 from graph_predictor.cli.console import Column, ProgressLine, Report, print_json
 from graph_predictor.cli.fit import error_cells
-from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.running import INTERRUPTED, one_sentence, tell
+from graph_predictor.cli.options import Json, in_one_sentence, shared
+from graph_predictor.cli.running import INTERRUPTED, tell
 from graph_predictor.figures import count, microseconds, signed_percent
 from graph_predictor.prediction import host_steps, overheads
 from kernel_models import profile as kernel_models_profile
@@ -32,23 +32,11 @@ DEVICES = ("auto", "cpu", "cuda")
 MOST_MINUTES = 60.0
 KEEP = 6
 """Rounds, those least disturbed."""
-MOST_ROUNDS = 40
 
 
 def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: list[str], *, as_json: bool) -> None:
-    """Record, fit, write and report.
-
-    Args:
-        out: file of the model.
-        on: "auto", "cpu" or "cuda": where the programs compute.
-        minutes: for recording.
-        threads: of a CPU's operations.
-        refused: options that were given and mean nothing here.
-        as_json: print JSON.
-
-    Raises:
-        ForetraceError: an option cannot be, PyTorch is missing, or a file cannot be written.
-    """
+    """Record, fit, write and report. ``refused`` are options that were given and mean nothing here. Raises
+    ``ForetraceError``: an option cannot be, PyTorch is missing, or a file cannot be written."""
     if refused:
         raise ForetraceError(f"{refused[0]} is for a device's kernels; leave it out with --host.")
     if on not in DEVICES:
@@ -77,7 +65,7 @@ def _measured(folder: Path, on: str, seconds: float, threads: int, line: Progres
         host_steps.HostCalibration, int, str]:
     """Record rounds into a folder and fit; the calibration, the rounds kept, and the device."""
     device, steps = host_rounds.built_on(on, threads)
-    plan = host_rounds.RoundPlan(MOST_ROUNDS, KEEP, seconds)
+    plan = host_rounds.RoundPlan(40, KEEP, seconds)
     kept = host_rounds.record_rounds({name: (step, {}) for name, step in steps.items()}, folder, plan, line.say)
     line.say("fitting the host's model")
     return host_steps.calibrated(host_steps.read_rounds(folder), f"this host ({device})"), kept, device
@@ -123,6 +111,7 @@ WORK_ENDING = ".measurements"
 ALL = "all"
 
 
+@in_one_sentence
 def calibrate(
     out: Annotated[str, shared(
         "--out", "a profile, named *.profile by convention", short="-o")],
@@ -140,7 +129,6 @@ def calibrate(
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU's operations.")] = 1,
     seed: Annotated[int, shared("--seed", "the cases that are measured", least=0)] = 0,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Calibrate a device: micro-benchmarks of its kernels, most of the families that are least known, and models
     fitted to them.
@@ -151,36 +139,35 @@ def calibrate(
     With --host, small programs are recorded in turn instead, and the file says what operations cost this host:
     foretrace predict --host-from FILE.
     """
-    with one_sentence(debug):
-        if host:
-            refused = [option for option, given in (
-                ("--families", families != ALL), ("--work", bool(work)), ("--resume", resume), ("--seed", seed != 0))
-                if given]
-            calibrate_host(out, on, 2.0 if minutes is None else minutes, threads, refused, as_json=json)
-            return
-        check_output(out, [], PROFILE)
-        folder = Path(work or _beside(out))
-        named = [name.strip() for name in families.split(",") if name.strip()]
-        if not named:
-            raise CalibrationError("--families names none: give names separated by commas, or leave it out "
-                                               "for all.")
-        request = run.Request(folder, on, 9.0 if minutes is None else minutes, [] if families == ALL else named,
-                                      resume, threads, seed)
-        line = ProgressLine()
-        try:
-            found = run.calibrate(request, host=_host, say=line.say)
-        except KeyboardInterrupt:
-            line.end()
-            again = f"{' --work ' + work if work else ''} --resume"
-            tell(f"foretrace: Interrupted. What was measured is kept in {folder}; go on with the same command and "
-                 f"{again.strip()}.")
-            raise typer.Exit(INTERRUPTED) from None
+    if host:
+        refused = [option for option, given in (
+            ("--families", families != ALL), ("--work", bool(work)), ("--resume", resume), ("--seed", seed != 0))
+            if given]
+        calibrate_host(out, on, 2.0 if minutes is None else minutes, threads, refused, as_json=json)
+        return
+    check_output(out, [], PROFILE)
+    folder = Path(work or _beside(out))
+    named = [name.strip() for name in families.split(",") if name.strip()]
+    if not named:
+        raise CalibrationError("--families names none: give names separated by commas, or leave it out "
+                                           "for all.")
+    request = run.Request(folder, on, 9.0 if minutes is None else minutes, [] if families == ALL else named,
+                                  resume, threads, seed)
+    line = ProgressLine()
+    try:
+        found = run.calibrate(request, host=_host, say=line.say)
+    except KeyboardInterrupt:
         line.end()
-        kernel_models_profile.save_profile(found.profile, out)
-        if json:
-            print_json(_as_json(out, folder, found))
-        else:
-            _report(out, folder, found)
+        again = f"{' --work ' + work if work else ''} --resume"
+        tell(f"foretrace: Interrupted. What was measured is kept in {folder}; go on with the same command and "
+             f"{again.strip()}.")
+        raise typer.Exit(INTERRUPTED) from None
+    line.end()
+    kernel_models_profile.save_profile(found.profile, out)
+    if json:
+        print_json(_as_json(out, folder, found))
+    else:
+        _report(out, folder, found)
 
 
 def _beside(output: str) -> str:

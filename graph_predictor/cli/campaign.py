@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
-from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.running import one_sentence, tell
+from graph_predictor.cli.options import Json, in_one_sentence, shared
+from graph_predictor.cli.running import tell
 from graph_predictor.figures import count, milliseconds, percent
 from tracer import campaign as tracer_campaign
 from tracer.campaign import runner
@@ -18,10 +18,11 @@ from tracer.lazy import msgspec
 campaign = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                        help="Record a plan of workloads and micro-benchmarks within a time box.")
 
-_SHOWN_FAILURES = 12
+_SHOWN_FAILURES = 12  # chosen: a screen
 
 
 @campaign.command("run")
+@in_one_sentence
 def run_plan(
     plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan of the package by name, or a TOML file.")],
     out: Annotated[str, shared("--out", "a directory", short="-o")],
@@ -31,66 +32,63 @@ def run_plan(
     max_mb: Annotated[float, typer.Option(metavar="MB", help="Most megabytes of DIR.")] = 30.0,
     rehearse: Annotated[bool, typer.Option(
         "--rehearse", help="Tiny sizes on the CPU; the items, their order and all else stay.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Run a plan, the most useful items first. May be killed at any moment, and resumed.
 
     Full graphs are kept until they have used their share of the megabytes; of later items a table of operations and
     kernels is kept instead.
     """
-    with one_sentence(debug):
-        options = tracer_campaign.RunOptions(minutes=minutes, max_mb=max_mb, part=part, resume=resume,
-                                             rehearse=rehearse, say=tell)
-        outcome = tracer_campaign.run(tracer_campaign.read_plan(plan), out, options)
-        _report_run(outcome, tracer_campaign.Results.read(out), out)
+    options = tracer_campaign.RunOptions(minutes=minutes, max_mb=max_mb, part=part, resume=resume,
+                                         rehearse=rehearse, say=tell)
+    outcome = tracer_campaign.run(tracer_campaign.read_plan(plan), out, options)
+    _report_run(outcome, tracer_campaign.Results.read(out), out)
 
 
 @campaign.command("list")
-def list_plans(json: Json = False, debug: Debug = False) -> None:
+@in_one_sentence
+def list_plans(json: Json = False) -> None:
     """List the plans that come with foretrace, with their parts."""
-    with one_sentence(debug):
-        found: list[dict[str, Any]] = []
-        for name in tracer_campaign.packaged_plans():
-            plan = tracer_campaign.read_plan(name)
-            for number, items in enumerate(tracer_campaign.parts(tracer_campaign.expand(plan), plan.parts), start=1):
-                found.append({
-                    "plan": name, "description": plan.description, "device": plan.device, "part": number,
-                    "parts": plan.parts, "items": len(items),
-                    "captures": sum(item.kind == "workload" for item in items),
-                    "held_out": sum(item.split == "held-out" for item in items),
-                    "expected_minutes": round(sum(item.seconds for item in items) / 60, 2)})
-        if json:
-            print_json(found)
-            return
-        report = Report()
-        report.table("Plans", [Column("plan", name=True), Column("device", name=True), Column("part"),
-                               Column("captures"), Column("micro-\nbenchmarks"), Column("held out"),
-                               Column("expected\nminutes")],
-                     ([row["plan"], row["device"], f"{row['part']} of {row['parts']}", count(row["captures"]),
-                       count(row["items"] - row["captures"]), count(row["held_out"]),
-                       f"{row['expected_minutes']:.1f}"] for row in found))
-        report.line()
-        for name, description in dict.fromkeys((row["plan"], row["description"]) for row in found):
-            report.line(f"{name}: {description}", indent=2)
+    found: list[dict[str, Any]] = []
+    for name in tracer_campaign.packaged_plans():
+        plan = tracer_campaign.read_plan(name)
+        for number, items in enumerate(tracer_campaign.parts(tracer_campaign.expand(plan), plan.parts), start=1):
+            found.append({
+                "plan": name, "description": plan.description, "device": plan.device, "part": number,
+                "parts": plan.parts, "items": len(items),
+                "captures": sum(item.kind == "workload" for item in items),
+                "held_out": sum(item.split == "held-out" for item in items),
+                "expected_minutes": round(sum(item.seconds for item in items) / 60, 2)})
+    if json:
+        print_json(found)
+        return
+    report = Report()
+    report.table("Plans", [Column("plan", name=True), Column("device", name=True), Column("part"),
+                           Column("captures"), Column("micro-\nbenchmarks"), Column("held out"),
+                           Column("expected\nminutes")],
+                 ([row["plan"], row["device"], f"{row['part']} of {row['parts']}", count(row["captures"]),
+                   count(row["items"] - row["captures"]), count(row["held_out"]),
+                   f"{row['expected_minutes']:.1f}"] for row in found))
+    report.line()
+    for name, description in dict.fromkeys((row["plan"], row["description"]) for row in found):
+        report.line(f"{name}: {description}", indent=2)
 
 
 @campaign.command("status")
+@in_one_sentence
 def show_status(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="The directory given to --out.")],
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show what a campaign's directory holds."""
-    with one_sentence(debug):
-        results = tracer_campaign.Results.read(directory)
-        if json:
-            print_json({"index": msgspec.to_builtins(results.index),
-                        "items": [msgspec.to_builtins(line) for line in results.lines.values()]})
-            return
-        report = Report()
-        _report_results(report, results)
-        _report_captures(report, [line for line in results.lines.values() if line.kind == "workload"])
-        _report_failures(report, list(results.lines.values()))
+    results = tracer_campaign.Results.read(directory)
+    if json:
+        print_json({"index": msgspec.to_builtins(results.index),
+                    "items": [msgspec.to_builtins(line) for line in results.lines.values()]})
+        return
+    report = Report()
+    _report_results(report, results)
+    _report_captures(report, [line for line in results.lines.values() if line.kind == "workload"])
+    _report_failures(report, list(results.lines.values()))
 
 
 def _report_run(outcome: tracer_campaign.CampaignOutcome, results: tracer_campaign.Results, out: str) -> None:

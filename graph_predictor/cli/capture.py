@@ -1,4 +1,4 @@
-"""``foretrace capture``: record the training steps of an unmodified script, or of a workload of the suite."""
+"""``foretrace capture`` and ``foretrace workloads``: record an unmodified script, or a workload of the suite."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from graph_predictor.cli.console import Report
-from graph_predictor.cli.options import Debug, shared
+from graph_predictor.cli.console import Column, Report, print_json
+from graph_predictor.cli.options import Debug, Json, in_one_sentence, shared
 from graph_predictor.cli.running import FAILED, INTERRUPTED, TERMINATED, one_sentence, tell
-from tracer import workloads
+from tracer import workloads as tracer_workloads
 from tracer.capture import interruption, session
 from tracer.capture import options as capture_options
 from tracer.capture import script as capture_script
@@ -118,7 +119,7 @@ def capture(
 def _workload(name: str, assignments: list[str], preset: str, out: str, options: capture_options.CaptureOptions,
               parallel: str | None, world: tuple[int, int] | None) -> session.Capture:
 
-    settings = workloads.parse(name, assignments, preset=preset)
+    settings = tracer_workloads.parse(name, assignments, preset=preset)
     begun = session.Capture(out, options)
     with _progress(begun), _interruption_told(f"the workload {name}", begun):
         if parallel is None and world is None:
@@ -219,3 +220,38 @@ def _report(done: session.Capture, out: str) -> None:
     report = Report()
     for line in lines:
         report.line(line)
+
+
+@in_one_sentence
+def workloads(json: Json = False) -> None:
+    """List the workloads for 'foretrace capture --workload', their settings and presets."""
+    found = tracer_workloads.describe()
+    if json:
+        print_json([asdict(info) for info in found])
+        return
+    report = Report()
+    shared = set.intersection(*({_described(setting) for setting in info.settings} for info in found))
+    for info in found:
+        report.line()
+        report.line(f"{info.name}: {info.summary}", indent=2, style="bold")
+        own = [f"{s.name}={_text(s.default)}" for s in info.settings if _described(s) not in shared]
+        report.line(f"  {' '.join(own)}", indent=2)
+        for preset, values in info.presets.items():
+            if values:
+                shown = " ".join(f"{name}={_text(value)}" for name, value in values.items())
+                report.line(f"  preset {preset}: {shown}", indent=4)
+    everywhere = [s for s in found[0].settings if _described(s) in shared]
+    report.table("Settings of every workload", [Column("setting"), Column("default"), Column("meaning", name=True)],
+                 ([s.name, _text(s.default), s.doc + (f": {', '.join(s.choices)}" if s.choices else "")]
+                  for s in everywhere))
+    report.line()
+    report.line("Record one with: foretrace capture --workload llama --set batch=8 --out DIR (all settings with "
+                "their types and meanings: --json)")
+
+
+def _described(setting: tracer_workloads.Setting) -> tuple[str, str, str]:
+    return setting.name, _text(setting.default), setting.doc
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""``foretrace check``: has a model, or a program, got worse than its baseline?"""
+"""``foretrace check`` and ``foretrace validate``: has a model or a program got worse, and do predictions hold?"""
 
 from __future__ import annotations
 
@@ -11,20 +11,29 @@ from typing import Annotated
 import typer
 
 from graph_predictor.check import baseline, gate, measure
+from graph_predictor.check import validate as check_validate
 from graph_predictor.check import verdict as check_verdict
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Debug, Html, Json, StepRegion, check_html, shared, write_html
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import (
+    Html,
+    Json,
+    StepRegion,
+    check_html,
+    in_one_sentence,
+    loaded_profiles,
+    shared,
+    write_html,
+)
 from graph_predictor.diff import jobs, result
-from graph_predictor.figures import milliseconds
+from graph_predictor.figures import milliseconds, signed_percent
 from graph_predictor.pages import comparison
-from kernel_models import profile as kernel_models_profile
+from graph_predictor.sizes import retrace as named_sizes
 from tracer import output_file
 from tracer.errors import ForetraceError
 from tracer.output_kind import JUNIT, MARKDOWN, check_output
 
 WORSE = 1
-"""Exit code where something got worse."""
+"""Exit code where something got worse, or a mean error is above the largest that is wanted."""
 UNDECIDED = 3
 """Exit code where nothing got worse for sure, and something may have; 2 is for what cannot be checked at all."""
 
@@ -36,10 +45,10 @@ class Undecided(str, Enum):
     PASS = "pass"
 
 
-MOST_CAUSES = 5
 WHY = "what made the step longer (A: baseline, B: new; see foretrace diff)"
 
 
+@in_one_sentence
 def check(
     directory: Annotated[str, typer.Argument(
         metavar="DIR|SCRIPT.py", help="Captures, one directory each, and their baseline.json; with --base a script.")],
@@ -69,7 +78,6 @@ def check(
         metavar="FILE", help="Also write a Markdown summary for a pull request.")] = None,
     html: Html = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Compare captures with their baseline; exit code 1 if something got worse, 3 if noise hides whether it did.
 
@@ -77,54 +85,50 @@ def check(
     did the program get slower, beyond what repeating it does? With --base a script is run here and now, in turns with
     what it was: foretrace check train.py --base main -- --batch 8
     """
-    with one_sentence(debug):
-        check_html(html, [])
-        share = None if tolerance is None else share_of(tolerance)
-        excluded = None if resolution is None else share_of(resolution, "--resolution")
-        _check_options(update, reason, against)
-        _check_script(directory, base, arguments, pairs, against is not None or update or bool(profile) or
-                      step_region is not None)
+    check_html(html, [])
+    share = None if tolerance is None else share_of(tolerance)
+    excluded = None if resolution is None else share_of(resolution, "--resolution")
+    _check_options(update, reason, against)
+    _check_script(directory, base, arguments, pairs, against is not None or update or bool(profile) or
+                  step_region is not None)
+    if base is not None:
+        _check_reports(junit, markdown, [directory])
+    elif junit is not None or markdown is not None:
+        folders = [directory] if against is None else [directory, against]
+        _check_reports(junit, markdown, [
+            *(file for folder in folders for each in measure.find_captures(folder) for file in each.files),
+            baseline.BaselineFile(directory).path, *(profile or [])])
+    profiles = {one.device.name: one for one in loaded_profiles(profile)}
+    with working("Checking"):
         if base is not None:
-            _check_reports(junit, markdown, [directory])
-        elif junit is not None or markdown is not None:
-            folders = [directory] if against is None else [directory, against]
-            _check_reports(junit, markdown, [
-                *(file for folder in folders for each in measure.find_captures(folder) for file in each.files),
-                baseline.BaselineFile(directory).path, *(profile or [])])
-        profiles = {one.device.name: one for one in map(_profile, profile or [])}
-        with working("Checking"):
-            if base is not None:
-                found = gate.check_script(directory, base, arguments or [], pairs=gate.PAIRS
-                                          if pairs is None else pairs,
-                                          tolerance=share, resolution=excluded, explain=explain)
-            elif update:
-                found = gate.update_baseline(directory, reason, profiles, step_region)
-            elif against is not None:
-                found = gate.check_against(directory, against, tolerance=share, resolution=excluded,
-                                           explain=explain, step_region=step_region)
-            else:
-                found = gate.check_directory(directory, tolerance=share, profiles=profiles,
-                                             step_region=step_region)
-        _write(found, junit, markdown)
-        if html is not None:
-            write_html(html, [directory if against is None else f"{directory} and {against}"],
-                       lambda where: comparison.check_page_of(found, where))
-        if json:
-            print_json(found.to_json())
+            found = gate.check_script(directory, base, arguments or [], pairs=gate.PAIRS
+                                      if pairs is None else pairs,
+                                      tolerance=share, resolution=excluded, explain=explain)
+        elif update:
+            found = gate.update_baseline(directory, reason, profiles, step_region)
+        elif against is not None:
+            found = gate.check_against(directory, against, tolerance=share, resolution=excluded,
+                                       explain=explain, step_region=step_region)
         else:
-            _report(found)
-        if found.failures or (found.inconclusive and inconclusive is Undecided.FAIL):
-            raise typer.Exit(WORSE)
-        if found.inconclusive and inconclusive is Undecided.REPORT:
-            raise typer.Exit(UNDECIDED)
+            found = gate.check_directory(directory, tolerance=share, profiles=profiles,
+                                         step_region=step_region)
+    _write(found, junit, markdown)
+    if html is not None:
+        write_html(html, [directory if against is None else f"{directory} and {against}"],
+                   lambda where: comparison.check_page_of(found, where))
+    if json:
+        print_json(found.to_json())
+    else:
+        _report(found)
+    if found.failures or (found.inconclusive and inconclusive is Undecided.FAIL):
+        raise typer.Exit(WORSE)
+    if found.inconclusive and inconclusive is Undecided.REPORT:
+        raise typer.Exit(UNDECIDED)
 
 
 def share_of(text: str, option: str = "--tolerance") -> float:
-    """A share of "5%" or "0.05".
-
-    Raises:
-        ForetraceError: it is neither, or negative; or a number such as 5, which more likely means 5% than 500%.
-    """
+    """A share of "5%" or "0.05". Raises ``ForetraceError``: it is neither, or negative; or a number such as 5, which
+    more likely means 5% than 500%."""
     try:
         value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -181,10 +185,6 @@ def _check_reports(junit: str | None, markdown: str | None, read: Sequence[str |
                              "files.")
 
 
-def _profile(path: str) -> kernel_models_profile.DeviceProfile:
-    return kernel_models_profile.load_profile(path)
-
-
 def explain(old: measure.StoredCapture, new: measure.StoredCapture) -> list[str]:
     """Return what makes the new capture's step longer, as lines; where the two cannot be compared, why."""
     try:
@@ -192,7 +192,7 @@ def explain(old: measure.StoredCapture, new: measure.StoredCapture) -> list[str]
     except ForetraceError as error:
         return [str(error)]
     longer = [part for part in found.top(len(found.parts)) if part.time_ns > 0 or part.hidden_ns > 0]
-    return [_told(part) for part in longer[:MOST_CAUSES]]
+    return [_told(part) for part in longer[:5]]
 
 
 def _told(part: result.Part) -> str:
@@ -228,3 +228,63 @@ def _report(found: check_verdict.GateOutcome) -> None:
     report.notes(found.notes)
     report.line()
     report.line(found.summary, style="bold")
+
+
+@in_one_sentence
+def validate(
+    out: Annotated[str, shared(
+        "--out", "a directory for the captures; earlier ones of a size are replaced", short="-o")],
+    sizes: Annotated[list[str], shared(
+        "--set", "several with commas: batch=8,seq=64; the first is captured, the others are predicted, then run")],
+    script: Annotated[str | None, typer.Argument(metavar="SCRIPT.py", help="The script; its arguments follow "
+                                                                           "after --.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(
+        metavar="ARGS", help="Arguments of the script, {batch} for a size; one that is not named so is added as "
+                             "--batch 8.")] = None,
+    workload: Annotated[str | None, shared("--workload", "instead of a script")] = None,
+    captured: Annotated[int, typer.Option(
+        "--captured", metavar="N", min=1, help="How many of the sizes are captured; the nearest one is scaled.")] = 1,
+    timed: Annotated[int, typer.Option(help="Steps timed without the profiler.")] = 10,
+    warmup: Annotated[int, typer.Option(help="Steps before anything is measured.")] = 3,
+    profile: Annotated[list[str] | None, shared("--profile", "or of this machine (foretrace calibrate); repeatable")
+                       ] = None,
+    code: Annotated[str | None, shared("--code")] = None,
+    max_error: Annotated[str | None, typer.Option(
+        metavar="PERCENT%", help="End with code 1 if the mean error is larger.")] = None,
+    json: Json = False,
+) -> None:
+    """Capture a program once, predict it at other sizes, then run those and compare.
+
+    foretrace validate train.py -o runs/check --set batch=8 --set batch=16 --set batch=32 -- --epochs 1
+
+    All predictions are made before any of them is run. Exit code 1 if the mean error is above --max-error.
+    """
+    most = None if max_error is None else share_of(max_error, "--max-error")
+    if (script is None) == (workload is None):
+        raise ForetraceError("Name what to validate: a script, or a workload with --workload, and not both.")
+    chosen = [named_sizes.parse_sets(text.split(","))[1] for text in sizes]
+    options = ("--timed", str(timed), "--warmup", str(warmup), "--execution-trace", "none")
+    program = check_validate.ValidatedProgram(script, tuple(arguments or ()), workload, options=options)
+    with working("Validating"):
+        found = check_validate.validate(program, chosen, out, captures=captured, profiles=profile or (), code=code)
+    if json:
+        print_json({**found.to_json(), "max_error": most, "passed": most is None or found.mape <= most})
+    else:
+        _report_validation(found, [check_validate.size_label(one) for one in chosen[:captured]])
+    if most is not None and found.mape > most:
+        raise typer.Exit(WORSE)
+
+
+def _report_validation(found: check_validate.Validation, captured: list[str]) -> None:
+    report = Report()
+    report.table(f"Predicted from {' and '.join(captured)}, then run",
+                 [Column("never run before", name=True), Column("predicted ms"), Column("80% interval"),
+                  Column("measured ms"), Column("error"), Column("", name=True)],
+                 ([check_validate.size_label(case.sizes), f"{case.predicted_us / 1e3:,.2f}",
+                   f"{case.low_us / 1e3:,.2f} to {case.high_us / 1e3:,.2f}", f"{case.measured_us / 1e3:,.2f}",
+                   signed_percent(case.error), "" if case.covered else "outside"] for case in found.cases))
+    report.line()
+    report.line(f"{found.headline()[:1].upper()}{found.headline()[1:]}")
+    warnings = [f"Warning: {check_validate.size_label(case.sizes)}: {text}" for case in found.cases
+                for text in case.warnings]
+    report.notes([*found.notes, *warnings])

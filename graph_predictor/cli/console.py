@@ -18,7 +18,6 @@ from tracer.lazy import msgspec, rich_box, rich_console, rich_progress, rich_tab
 PLAIN_WIDTH = 100
 """Columns of tables in a file or pipe, and the most on a terminal that is wider."""
 _PIECE = 1 << 14
-_REDRAWN_S = 0.1
 MOST_NOTES = 60
 """Notes that are shown."""
 _UNPRINTABLE = re.compile(r"[^\x00-\x7e]")
@@ -56,7 +55,7 @@ class Report:
         self.line()
         self.line(title, style="bold")
         # Rather a line too long for a narrow terminal than a number cut in two.
-        self.console.width = max(self.width, _table_width(columns, cells))
+        self.console.width = max(self.width, sum(_widths(columns, cells)) + 2 * (len(columns) - 1))
         with standard_output():
             self.console.print(_table(columns, cells), crop=False)
 
@@ -77,6 +76,12 @@ class Report:
             self.line(f"Note: {note}", indent=6)
         if len(found) > MOST_NOTES:
             self.line(f"… and {len(found) - MOST_NOTES:,} notes more (--json has them).")
+
+    def timeline(self, path: str | None) -> None:
+        """Say where a timeline was written, if one was."""
+        if path is not None:
+            self.line()
+            self.line(f"Timeline written to {path}: open it in ui.perfetto.dev or chrome://tracing.")
 
 
 def _reader_gone() -> None:
@@ -100,10 +105,6 @@ def _title_width(column: Column) -> int:
 
 def _widths(columns: Sequence[Column], cells: list[list[str]]) -> list[int]:
     return [max(_title_width(column), *(len(row[i]) for row in cells)) for i, column in enumerate(columns)]
-
-
-def _table_width(columns: Sequence[Column], cells: list[list[str]]) -> int:
-    return sum(_widths(columns, cells)) + 2 * (len(columns) - 1)
 
 
 def _fitted(columns: Sequence[Column], cells: list[list[str]], width: int) -> list[list[str]]:
@@ -195,7 +196,7 @@ def _drawn(bar: rich_progress.Progress, task: rich_progress.TaskID) -> Callable[
         nonlocal due
         bar.update(task, completed=done, total=total or None)
         if (now := time.monotonic()) >= due:
-            due = now + _REDRAWN_S
+            due = now + 0.1
             bar.refresh()
 
     return show

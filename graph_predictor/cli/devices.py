@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
-from graph_predictor.cli.options import Debug, Json, complete_cluster, complete_device, shared
-from graph_predictor.cli.running import one_sentence, standard_output
+from graph_predictor.cli.options import Json, complete_cluster, complete_device, in_one_sentence, shared
+from graph_predictor.cli.running import standard_output
 from kernel_models import collectives, device_choice
 from kernel_models import device as kernel_models_device
 from kernel_models.collectives import node_maps, topology
@@ -19,52 +19,51 @@ from tracer.shape_only import devices as shape_only_devices
 if TYPE_CHECKING:
     from pathlib import Path
 
-
 Toml = Annotated[bool, typer.Option("--toml", help="Print its file, to change and give as FILE.toml.")]
 
 
+@in_one_sentence
 def devices(
     name: Annotated[str | None, typer.Argument(
         metavar="DEVICE", autocompletion=complete_device,
         help="One of them, by our name, a reported one or a FILE.toml of one's own.")] = None,
     toml: Toml = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """List the devices that are known, or show one with the source of each figure.
 
     A device of one's own: foretrace devices h200-sxm --toml > mine.toml, change it, and give --device mine.toml.
     """
-    with one_sentence(debug):
-        _only_with_name(name, toml)
-        if name is not None:
-            spec = device_choice.find_device(name)
-            if toml:
-                _print_file(shape_only_devices.FOLDER / f"{spec.name}.toml", name)
-            elif json:
-                print_json(spec.to_json())
-            else:
-                _show_device(spec)
-            return
-        found = [kernel_models_device.device(each) for each in shape_only_devices.device_names()]
-        if json:
-            print_json([spec.to_json() for spec in found])
-            return
-        Report().table(
-            "Devices (dense peak rates of data sheets)",
-            [Column("name", name=True, whole=True), Column("vendor", name=True),
-             Column("architecture", name=True, whole=True),
-             Column("memory\nGB"), Column("memory\nGB/s"), Column("fp32\nTFLOP/s"), Column("bf16\nTFLOP/s"),
-             Column("units"), Column("MHz"), Column("also called", name=True)],
-            ([spec.name + (" *" if spec.placeholder else ""), spec.vendor, spec.architecture, f"{spec.memory_gb:g}",
-              f"{spec.memory_bandwidth_gbps:,.0f}", f"{spec.peak_tflops('fp32'):,.1f}",
-              f"{spec.peak_tflops('bf16', matrix=True):,.1f}", str(spec.sm_count), f"{spec.boost_clock_mhz:,.0f}",
-              ", ".join(spec.short_names)] for spec in found))
-        Report().line()
-        Report().line("* figures that only stand in for a calibration (foretrace calibrate); sources of a device's "
-                      "figures: foretrace devices NAME")
+    _only_with_name(name, toml)
+    if name is not None:
+        spec = device_choice.find_device(name)
+        if toml:
+            _print_file(shape_only_devices.FOLDER / f"{spec.name}.toml", name)
+        elif json:
+            print_json(spec.to_json())
+        else:
+            _show_device(spec)
+        return
+    found = [kernel_models_device.device(each) for each in shape_only_devices.device_names()]
+    if json:
+        print_json([spec.to_json() for spec in found])
+        return
+    Report().table(
+        "Devices (dense peak rates of data sheets)",
+        [Column("name", name=True, whole=True), Column("vendor", name=True),
+         Column("architecture", name=True, whole=True),
+         Column("memory\nGB"), Column("memory\nGB/s"), Column("fp32\nTFLOP/s"), Column("bf16\nTFLOP/s"),
+         Column("units"), Column("MHz"), Column("also called", name=True)],
+        ([spec.name + (" *" if spec.placeholder else ""), spec.vendor, spec.architecture, f"{spec.memory_gb:g}",
+          f"{spec.memory_bandwidth_gbps:,.0f}", f"{spec.peak_tflops('fp32'):,.1f}",
+          f"{spec.peak_tflops('bf16', matrix=True):,.1f}", str(spec.sm_count), f"{spec.boost_clock_mhz:,.0f}",
+          ", ".join(spec.short_names)] for spec in found))
+    Report().line()
+    Report().line("* figures that only stand in for a calibration (foretrace calibrate); sources of a device's "
+                  "figures: foretrace devices NAME")
 
 
+@in_one_sentence
 def topologies(
     name: Annotated[str | None, typer.Argument(
         metavar="CLUSTER", autocompletion=complete_cluster,
@@ -75,48 +74,46 @@ def topologies(
     device: Annotated[str | None, shared("--device", "with --from, the node's GPU")] = None,
     toml: Toml = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """List the nodes and networks that are known, or show a cluster with the source of each figure.
 
     A node of one's own: foretrace topologies dgx-h200 --toml > mine.toml, change it, and give --topology mine.tomlx4.
     Or let its driver describe it: foretrace topologies mine --from topo.txt --device h200-sxm > mine.toml
     """
-    with one_sentence(debug):
-        if read is not None:
-            _print_node(read, device, name or "mine")
-            return
-        _only_with_name(name, toml)
-        if name is not None:
-            where = topology.find_topology(name)
-            if toml:
-                _print_file(topology.FOLDER / f"{where.node.name}.toml", name)
-            elif json:
-                print_json({"name": where.name, "nodes": where.nodes,
-                            "node": topology.figures_of(where.node),
-                            "network": topology.figures_of(where.network)})
-            else:
-                _show_topology(where)
-            return
-        nodes, nets = [topology.node_type(each)
-                       for each in topology.node_names()], list(topology.networks().values())
-        if json:
-            print_json({"nodes": [topology.figures_of(node) for node in nodes],
-                        "networks": [topology.figures_of(net) for net in nets]})
-            return
-        report = Report()
-        report.table("Nodes (bandwidth one way of one GPU to the others of its node)",
-                     [Column("name", name=True), Column("device", name=True), Column("GPUs"), Column("link", name=True),
-                      Column("GB/s"), Column("cards"), Column("usual network", name=True)],
-                     ([node.name, node.device, str(node.gpus), node.link, f"{node.peer_gbps:g}", str(node.nics),
-                       node.network] for node in nodes))
-        report.table("Networks (bandwidth one way of one card)",
-                     [Column("name", name=True), Column("GB/s"), Column("payload"), Column("extra\nlatency µs"),
-                      Column("", name=True)],
-                     ([net.name, f"{net.card_gbps:g}", f"{net.payload_share:.1%}", f"{net.extra_latency_us:g}",
-                       net.title] for net in nets))
-        report.line()
-        report.line("Written as NODE[xN][@NET], such as dgx-a100x4@roce-100; sources: foretrace topologies NODE")
+    if read is not None:
+        _print_node(read, device, name or "mine")
+        return
+    _only_with_name(name, toml)
+    if name is not None:
+        where = topology.find_topology(name)
+        if toml:
+            _print_file(topology.FOLDER / f"{where.node.name}.toml", name)
+        elif json:
+            print_json({"name": where.name, "nodes": where.nodes,
+                        "node": topology.figures_of(where.node),
+                        "network": topology.figures_of(where.network)})
+        else:
+            _show_topology(where)
+        return
+    nodes, nets = [topology.node_type(each)
+                   for each in topology.node_names()], list(topology.networks().values())
+    if json:
+        print_json({"nodes": [topology.figures_of(node) for node in nodes],
+                    "networks": [topology.figures_of(net) for net in nets]})
+        return
+    report = Report()
+    report.table("Nodes (bandwidth one way of one GPU to the others of its node)",
+                 [Column("name", name=True), Column("device", name=True), Column("GPUs"), Column("link", name=True),
+                  Column("GB/s"), Column("cards"), Column("usual network", name=True)],
+                 ([node.name, node.device, str(node.gpus), node.link, f"{node.peer_gbps:g}", str(node.nics),
+                   node.network] for node in nodes))
+    report.table("Networks (bandwidth one way of one card)",
+                 [Column("name", name=True), Column("GB/s"), Column("payload"), Column("extra\nlatency µs"),
+                  Column("", name=True)],
+                 ([net.name, f"{net.card_gbps:g}", f"{net.payload_share:.1%}", f"{net.extra_latency_us:g}",
+                   net.title] for net in nets))
+    report.line()
+    report.line("Written as NODE[xN][@NET], such as dgx-a100x4@roce-100; sources: foretrace topologies NODE")
 
 
 def _print_node(read: str, device: str | None, name: str) -> None:

@@ -8,7 +8,6 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read
 from graph_predictor.cli.options import (
-    Debug,
     Html,
     Json,
     Profiled,
@@ -17,9 +16,9 @@ from graph_predictor.cli.options import (
     Top,
     Window,
     check_html,
+    in_one_sentence,
     write_html,
 )
-from graph_predictor.cli.running import one_sentence
 from graph_predictor.diff import jobs as diff_jobs
 from graph_predictor.diff import result as diff_result
 from graph_predictor.figures import count, milliseconds, percent, signed_milliseconds
@@ -28,11 +27,11 @@ from graph_predictor.prediction import result as prediction_result
 from graph_predictor.recorded import facts as reports_facts
 from tracer import capture_layout
 
-DEFAULT_TOP = 10
 HIDDEN_SHARE = 0.01
 """Work that changed off the critical path is shown from this share of A's step on."""
 
 
+@in_one_sentence
 def diff(
     before: Annotated[str, typer.Argument(
         metavar="A", help="The recording before: a trace, a converted file, a directory or glob of a job's ranks.")],
@@ -46,23 +45,21 @@ def diff(
     step_region: StepRegion = None,
     profiled: Profiled = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show what makes B's step take longer, or shorter, than A's.
 
     Operations are aligned by name, module and order; the parts add up to the difference of the step time exactly.
     """
-    with one_sentence(debug):
-        check_html(html, [before, after])
-        jobs = [read([path], window, step_region=step_region) for path in (before, after)]
-        result = diff_jobs.diff_jobs(*jobs, step=step, step_b=step_b,
-                                                one_machine=_one_machine(before, after), profiled=profiled)
-        if html is not None:
-            write_html(html, [before, after], lambda where: comparison.difference_page(result, where))
-        if json:
-            print_json(result.to_json(top))
-        else:
-            _report(result, top or DEFAULT_TOP)
+    check_html(html, [before, after])
+    jobs = [read([path], window, step_region=step_region) for path in (before, after)]
+    result = diff_jobs.diff_jobs(*jobs, step=step, step_b=step_b,
+                                            one_machine=_one_machine(before, after), profiled=profiled)
+    if html is not None:
+        write_html(html, [before, after], lambda where: comparison.difference_page(result, where))
+    if json:
+        print_json(result.to_json(top))
+    else:
+        _report(result, top or 10)
 
 
 def _one_machine(before: str, after: str) -> bool | None:

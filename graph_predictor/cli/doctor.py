@@ -10,8 +10,8 @@ import typer
 
 from graph_predictor.acceptance import run
 from graph_predictor.cli.console import Column, ProgressLine, Report, print_json, working
-from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.running import FAILED, one_sentence
+from graph_predictor.cli.options import Json, in_one_sentence, shared
+from graph_predictor.cli.running import FAILED
 from tracer import machine_code
 from tracer.capture import readiness
 from tracer.errors import ForetraceError
@@ -19,6 +19,7 @@ from tracer.errors import ForetraceError
 ACCEPTANCE_MINUTES = 10.0
 
 
+@in_one_sentence
 def doctor(
     out: Annotated[str, shared("--out", "of a capture, a directory", short="-o")] = ".",
     record: Annotated[bool, typer.Option(
@@ -31,27 +32,25 @@ def doctor(
     parts: Annotated[str, typer.Option(
         metavar="N,N,…", help="With --gpu: run these parts, even if they have run; default: all that are left.")] = "",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Look at this machine: GPU, driver, CUPTI rights, PyTorch, clocks, caches, disk; what is missing, what to do.
 
     Exits with 1 if something will not work, or a part of --gpu failed.
     """
-    with one_sentence(debug):
-        if gpu:
-            _accept(Path(out), ACCEPTANCE_MINUTES if minutes is None else minutes, parts, as_json=json)
-            return
-        if minutes is not None or parts:
-            raise ForetraceError("--minutes and --parts are of an acceptance run; give --gpu too.")
-        with working("Looking"):
-            found = [*readiness.examine(Path(out), record=record), _compiled_code()]
-        if json:
-            print_json([{"subject": each.subject, "verdict": each.verdict.value, "found": each.found,
-                         "advice": each.advice} for each in found])
-        else:
-            _print(found)
-        if any(each.verdict is readiness.MachineVerdict.PROBLEM for each in found):
-            raise typer.Exit(FAILED)
+    if gpu:
+        _accept(Path(out), ACCEPTANCE_MINUTES if minutes is None else minutes, parts, as_json=json)
+        return
+    if minutes is not None or parts:
+        raise ForetraceError("--minutes and --parts are of an acceptance run; give --gpu too.")
+    with working("Looking"):
+        found = [*readiness.examine(Path(out), record=record), _compiled_code()]
+    if json:
+        print_json([{"subject": each.subject, "verdict": each.verdict.value, "found": each.found,
+                     "advice": each.advice} for each in found])
+    else:
+        _print(found)
+    if any(each.verdict is readiness.MachineVerdict.PROBLEM for each in found):
+        raise typer.Exit(FAILED)
 
 
 def _compiled_code() -> readiness.MachineCheck:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from graph_predictor.cli.console import Column, Report, print_json, read
-from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import Json, Paths, Scheduler, StepRegion, Window, Workers, in_one_sentence
 from graph_predictor.figures import count, milliseconds, percent
 from graph_predictor.reports import inspection
 from tracer import job
@@ -14,18 +13,18 @@ _GAPS = {"blocked": "waiting for other threads (autograd, communication)"}
 """Kinds of host time outside operations whose name does not say what it is."""
 
 
+@in_one_sentence
 def inspect(paths: Paths, window: Window = 0, step_region: StepRegion = None, workers: Workers = "local",
-            scheduler: Scheduler = None, json: Json = False, debug: Debug = False) -> None:
+            scheduler: Scheduler = None, json: Json = False) -> None:
     """Show what traces hold and what they lack.
 
     Device, ranks, the recorded step, counts, GPU active time, host time outside operations, and the loss report.
     """
-    with one_sentence(debug):
-        found = inspection.inspect_job(read(paths, window, workers, scheduler, step_region=step_region))
-        if json:
-            print_json(found.to_json())
-        else:
-            _report(found)
+    found = inspection.inspect_job(read(paths, window, workers, scheduler, step_region=step_region))
+    if json:
+        print_json(found.to_json())
+    else:
+        _report(found)
 
 
 def _report(found: inspection.Inspection) -> None:

@@ -8,18 +8,17 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import (
-    Debug,
     Json,
     Profiled,
     Step,
     StepRegion,
     Top,
     Window,
+    in_one_sentence,
     loaded_profiles,
     shared,
     with_some_edits,
 )
-from graph_predictor.cli.running import one_sentence
 from graph_predictor.edits import registry
 from graph_predictor.figures import percent
 from graph_predictor.recorded import facts
@@ -28,11 +27,9 @@ from graph_predictor.request import study as request_study
 from kernel_models import device_choice
 from tracer.errors import ForetraceError
 
-DEFAULT_TOP = 10
-ALL = 1000
-
 
 @with_some_edits("without-profiler", "ranks-alike")
+@in_one_sentence
 def opportunities(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="The step to start from: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
@@ -45,35 +42,33 @@ def opportunities(
     step_region: StepRegion = None,
     profiled: Profiled = False,
     json: Json = False,
-    debug: Debug = False,
     **edits: bool,
 ) -> None:
     """List the changes of a step that would save most.
 
     Each is predicted by itself; gains do not add up. Changes that cannot be done are left out (--json says why).
     """
-    with one_sentence(debug):
-        script = source[0] if request_study.is_script(source, step_region) else None
-        job = read(source, window, step_region=step_region) if script is None else None
-        with working("Preparing"):
-            study = request_study.Study(job, step, recorded_on=None if from_device is None
-                                        else device_choice.find_device(from_device), profiles=loaded_profiles(profile),
-                                        code=script, device=device, profiled=profiled)
-        with working("Preparing" if script is None else "Tracing"):
-            study.check_profiles([request_study.Configuration(device=device)])
-            prepared = study.prepared(request_study.Configuration(device=device))
-            if prepared.edits:
-                raise ForetraceError("--device says what a step that never ran is traced for, and this one was "
-                                     "recorded; give --from-device for the device it was recorded on, or see "
-                                     "foretrace predict.")
-        with working("Predicting"):
-            given = {name.replace("_", "-"): True for name, wanted in edits.items() if wanted}
-            result = reports_opportunities.opportunities(prepared.start, top=top or (ALL if json else DEFAULT_TOP),
-                                                         edits=registry.made(given))
-        if json:
-            print_json(result.to_json())
-        else:
-            _report(result, [f"--{name}" for name in given])
+    script = source[0] if request_study.is_script(source, step_region) else None
+    job = read(source, window, step_region=step_region) if script is None else None
+    with working("Preparing"):
+        study = request_study.Study(job, step, recorded_on=None if from_device is None
+                                    else device_choice.find_device(from_device), profiles=loaded_profiles(profile),
+                                    code=script, device=device, profiled=profiled)
+    with working("Preparing" if script is None else "Tracing"):
+        study.check_profiles([request_study.Configuration(device=device)])
+        prepared = study.prepared(request_study.Configuration(device=device))
+        if prepared.edits:
+            raise ForetraceError("--device says what a step that never ran is traced for, and this one was "
+                                 "recorded; give --from-device for the device it was recorded on, or see "
+                                 "foretrace predict.")
+    with working("Predicting"):
+        given = {name.replace("_", "-"): True for name, wanted in edits.items() if wanted}
+        result = reports_opportunities.opportunities(prepared.start, top=top or (1000 if json else 10),
+                                                     edits=registry.made(given))
+    if json:
+        print_json(result.to_json())
+    else:
+        _report(result, [f"--{name}" for name in given])
 
 
 def _report(result: reports_opportunities.Opportunities, given: list[str]) -> None:

@@ -8,13 +8,16 @@ import inspect
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from graph_predictor.cli.console import working
+from graph_predictor.cli.running import one_sentence
 from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS, EditOption, Value
-from graph_predictor.pages import page, parts, provenance
+from graph_predictor.pages import page, parts
+from graph_predictor.pages import page as provenance
 from kernel_models import device
 from kernel_models import profile as kernel_models_profile
 from kernel_models.collectives import topology
@@ -103,14 +106,7 @@ _COMPLETED = {"--device": complete_device, "--from-device": complete_device, "--
 
 
 def shared(name: str, more: str = "", *, short: str = "", least: float | None = None) -> Any:
-    """Declare one of the shared options.
-
-    Args:
-        name: a key of ``SHARED``.
-        more: what the command adds to its help.
-        short: a short name too.
-        least: the least number.
-    """
+    """Declare one of the shared options. ``more`` is what the command adds to its help."""
     value, stem = SHARED[name]
     return typer.Option(*([short] if short else []), name, metavar=value or None, min=least, help=_help(stem, more),
                         autocompletion=_COMPLETED.get(name))
@@ -148,6 +144,26 @@ Debug = Annotated[bool, typer.Option(
 Command = Callable[..., None]
 
 
+def in_one_sentence(command: Command) -> Command:
+    """Give a command ``--debug``, and turn what it raises into one sentence (``running.one_sentence``)."""
+    @wraps(command)
+    def run(*arguments: Any, debug: bool = False, **options: Any) -> None:
+        with one_sentence(debug):
+            command(*arguments, **options)
+
+    own = list(inspect.signature(command, eval_str=True).parameters.values())
+    rest = [one for one in own if one.kind is inspect.Parameter.VAR_KEYWORD]
+    return _declared(run, [*own[:len(own) - len(rest)], inspect.Parameter(
+        "debug", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=False, annotation=Debug), *rest])
+
+
+def _declared(command: Command, parameters: list[inspect.Parameter]) -> Command:
+    """Show typer these parameters of a command."""
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+    return command
+
+
 def with_edits(command: Command) -> Command:
     """Give a command an option for each edit; it takes their values as ``**edits``."""
     return _with(command, [(option, *_one(option)) for option in OPTIONS])
@@ -179,22 +195,17 @@ def _one(option: EditOption) -> tuple[Any, Any, Any]:
 
 def _with(command: Command, more: list[tuple[EditOption, Any, Any, Any]]) -> Command:
     """Put options in the place of a command's ``**edits``."""
-    signature = inspect.signature(command, eval_str=True)
-    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in signature.parameters.values()
+    own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+           for one in inspect.signature(command, eval_str=True).parameters.values()
            if one.kind is not inspect.Parameter.VAR_KEYWORD]
     added = [inspect.Parameter(option.attribute, inspect.Parameter.KEYWORD_ONLY, default=default,
                                annotation=Annotated[kind, declared]) for option, kind, default, declared in more]
-    command.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in (*own, *added)} | {"return": None}
-    return command
+    return _declared(command, [*own, *added])
 
 
 def chosen_edits(values: dict[str, Any]) -> dict[str, Value]:
-    """Return the edits that options choose, by name, for ``Configuration.edits``.
-
-    Raises:
-        ForetraceError: a value is none of its option.
-    """
+    """Return the edits that options choose, by name, for ``Configuration.edits``. Raises ``ForetraceError``: a value is
+    none of its option."""
     found: dict[str, Value] = {}
     for option in OPTIONS:
         value = values.get(option.attribute)
@@ -212,11 +223,8 @@ MOST_NUMBERS = 16
 
 
 def numbers(text: str, option: str, example: str) -> list[int]:
-    """Read whole numbers from 1 that commas separate, each once.
-
-    Raises:
-        PlanError: there is something else, or more than ``MOST_NUMBERS``.
-    """
+    """Read whole numbers from 1 that commas separate, each once. Raises ``PlanError``: there is something else, or more
+    than ``MOST_NUMBERS``."""
 
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > MOST_NUMBERS or not all(
@@ -230,23 +238,13 @@ def numbers(text: str, option: str, example: str) -> list[int]:
 
 
 def loaded_profiles(paths: Sequence[str] | None) -> list[kernel_models_profile.DeviceProfile]:
-    """The profiles of files.
-
-    Raises:
-        ForetraceError: a file cannot be read.
-    """
-    if not paths:
-        return []
-
-    return [kernel_models_profile.load_profile(path) for path in paths]
+    """The profiles of files. Raises ``ForetraceError``: a file cannot be read."""
+    return [kernel_models_profile.load_profile(path) for path in paths or ()]
 
 
 def profile_of(paths: Sequence[str] | None, spec: device.DeviceSpec) -> kernel_models_profile.DeviceProfile | None:
-    """The first profile of a device among files; ``None`` if none were given.
-
-    Raises:
-        ForetraceError: a file cannot be read, or all are of other devices.
-    """
+    """The first profile of a device among files; ``None`` if none were given. Raises ``ForetraceError``: a file cannot
+    be read, or all are of other devices."""
     found = loaded_profiles(paths)
     for profile in found:
         if profile.device.name == spec.name:
@@ -263,18 +261,12 @@ Html = Annotated[str | None, shared("--html")]
 def check_html(path: str | None, inputs: Sequence[str]) -> None:
     """Refuse a page that could not be written, before the long work. Raises ``ForetraceError``."""
     if path is not None:
-        page.check_installed()
-
         page.check_page(path, list(inputs))
 
 
 def write_html(path: str | None, sources: Sequence[str],
                make: Callable[[provenance.Provenance], parts.ReportPage]) -> None:
-    """Write the page that ``make`` returns; nothing without a path.
-
-    Raises:
-        ForetraceError: it cannot be written.
-    """
+    """Write the page that ``make`` returns; nothing without a path. Raises ``ForetraceError``: it cannot be written."""
     if path is None:
         return
 

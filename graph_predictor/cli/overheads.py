@@ -7,15 +7,13 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read
-from graph_predictor.cli.options import Debug, Json, StepRegion, Top, Window
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import Json, StepRegion, Top, Window, in_one_sentence
 from graph_predictor.figures import count, microseconds, milliseconds, percent
 from graph_predictor.prediction import overheads as prediction_overheads
 from kernel_models.host import overheads as host_overheads
 from kernel_models.host import segments
 from tracer.errors import ForetraceError
 
-DEFAULT_TOP = 5
 TOP_OPERATIONS = 20
 ALL = 1_000_000
 SYMBOLS = ("T1", "T2", "T3", "T4", "T5\nbetween", "T5\nwhole")
@@ -23,6 +21,7 @@ FEW_SHARED = 30
 """Fewer operations and calls in common than this say little of two hosts."""
 
 
+@in_one_sentence
 def overheads(
     traces: Annotated[list[str], typer.Argument(
         metavar="TRACE [OTHER]",
@@ -31,33 +30,31 @@ def overheads(
     window: Window = 0,
     step_region: StepRegion = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show what the host costs each step, by kind (T1 to T5), without waiting.
 
     With two captures, show what differs between their hosts.
     """
-    with one_sentence(debug):
-        if len(traces) > 2:
-            raise ForetraceError(f"{len(traces)} captures were named, and two can be compared at a time: name one or "
-                                 "two; ranks of one job go into one directory or a quoted glob.")
-        found = [prediction_overheads.measure_overheads(read([path], window, step_region=step_region))
-                 for path in traces]
-        ratios = prediction_overheads.compare(found[0], found[1]) if len(found) == 2 else {}
-        if json:
-            print_json({"captures": [{"source": path, **part.to_json(top or ALL)}
-                                     for path, part in zip(traces, found, strict=True)],
-                        "second_over_first": {kind.name.lower() if kind is not None else "all": {
-                            "shared_operations": ratio.shared, "ratio": ratio.ratio,
-                            "quartiles": [ratio.low, ratio.high]}
-                            for kind, ratio in ratios.items()}})
-            return
-        report = Report()
-        for path, part in zip(traces, found, strict=True):
-            _one(report, path, part, top)
-        if len(found) == 2:
-            _side_by_side(report, found, top or TOP_OPERATIONS)
-            _difference(report, ratios)
+    if len(traces) > 2:
+        raise ForetraceError(f"{len(traces)} captures were named, and two can be compared at a time: name one or "
+                             "two; ranks of one job go into one directory or a quoted glob.")
+    found = [prediction_overheads.measure_overheads(read([path], window, step_region=step_region))
+             for path in traces]
+    ratios = prediction_overheads.compare(found[0], found[1]) if len(found) == 2 else {}
+    if json:
+        print_json({"captures": [{"source": path, **part.to_json(top or ALL)}
+                                 for path, part in zip(traces, found, strict=True)],
+                    "second_over_first": {kind.name.lower() if kind is not None else "all": {
+                        "shared_operations": ratio.shared, "ratio": ratio.ratio,
+                        "quartiles": [ratio.low, ratio.high]}
+                        for kind, ratio in ratios.items()}})
+        return
+    report = Report()
+    for path, part in zip(traces, found, strict=True):
+        _one(report, path, part, top)
+    if len(found) == 2:
+        _side_by_side(report, found, top or TOP_OPERATIONS)
+        _difference(report, ratios)
 
 
 def _one(report: Report, path: str, found: prediction_overheads.JobOverheads, top: int | None) -> None:
@@ -83,7 +80,7 @@ def _one(report: Report, path: str, found: prediction_overheads.JobOverheads, to
     rows = [[row.kind.label if i == 0 else "", name or "(end of the step)", count(n), microseconds(mean),
              percent(total / (row.step_ns * found.steps))]
             for row in found.kinds if row.step_ns for i, (name, n, mean, total) in enumerate(
-                found.largest(row.kind, top or DEFAULT_TOP))]
+                found.largest(row.kind, top or 5))]
     report.table("Largest of each kind (for T1 the operation that follows; mean µs; share of the kind)",
                  [Column("kind", name=True), Column("operation or call", name=True), Column("events"),
                   Column("mean µs"), Column("share")], rows)

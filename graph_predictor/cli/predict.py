@@ -9,7 +9,6 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import (
-    Debug,
     Html,
     Json,
     Profiled,
@@ -19,20 +18,19 @@ from graph_predictor.cli.options import (
     Window,
     check_html,
     chosen_edits,
+    in_one_sentence,
     loaded_profiles,
     shared,
     with_edits,
     write_html,
 )
-from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import mixing
 from graph_predictor.figures import part_percent, percent, small_percent
-from graph_predictor.pages import overview, parts, provenance
+from graph_predictor.pages import overview
 from graph_predictor.prediction import result as prediction_result
 from graph_predictor.recorded import facts
 from graph_predictor.request import study as request_study
 from kernel_models import device_choice, op_call
-from tracer import job as tracer_job
 
 
 def mixture_json(mixed: mixing.Mixture | None, step: prediction_result.Prediction,
@@ -75,10 +73,8 @@ def _step_gain(mixed: mixing.Mixture, step: prediction_result.Prediction,
     return gain, low, high
 
 
-DEFAULT_TOP = 8
-
-
 @with_edits
+@in_one_sentence
 def predict(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="The step to start from: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
@@ -106,45 +102,39 @@ def predict(
     step_region: StepRegion = None,
     profiled: Profiled = False,
     json: Json = False,
-    debug: Debug = False,
     **edits: Any,
 ) -> None:
     """Predict the step time of a configuration that was never run.
 
     foretrace predict resnet50-V100/ --device a100-sxm-40g --host-from resnet50-A100/
     """
-    with one_sentence(debug):
-        check_html(html, source)
-        wanted = request_study.Configuration(
-            device=device, parallel=parallel, topology=topology, from_topology=from_topology,
-            comm_profile=comm_profile, comm_backend=comm_backend, comm_choices=comm_choices, host_from=host_from,
-            sizes=tuple(sizes or ()), also=tuple(also or ()), code=code, edits=chosen_edits(edits))
-        script = source[0] if request_study.is_script(source, step_region) else None
-        job = read(source, window, step_region=step_region) if script is None else None
-        with working("Preparing"):
-            study = request_study.Study(job, step, recorded_on=None if from_device is None
-                                        else device_choice.find_device(from_device), profiles=loaded_profiles(profile),
-                                        code=script, device=device, read=partial(read, step_region=step_region),
-                                        profiled=profiled)
-        with working("Tracing" if parallel is not None or sizes or script is not None else "Preparing"):
-            study.check_profiles([wanted])
-            prepared = study.prepared(wanted)
-        with working("Predicting"):
-            result = prepared.predict(price_per_hour=price, evidence=True)
-            mixed = prepared.mixture()
-            single = result if mixed is None or not mixed.switched else study.prepared(
-                wanted, mixed.best_single).predict()
-        write_html(html, source, lambda where: _page(result, prepared, where, job))
-        if json:
-            print_json(result.to_json(top) | mixture_json(mixed, result, single))
-        else:
-            _report(result, top or DEFAULT_TOP)
-            report_mixture(mixed, result, single)
-
-
-def _page(result: prediction_result.Prediction, prepared: request_study.Prepared, where: provenance.Provenance,
-          job: tracer_job.Job | None) -> parts.ReportPage:
-    return overview.prediction_page(result, prepared.start.simulated(prepared.edits), where, job)
+    check_html(html, source)
+    wanted = request_study.Configuration(
+        device=device, parallel=parallel, topology=topology, from_topology=from_topology,
+        comm_profile=comm_profile, comm_backend=comm_backend, comm_choices=comm_choices, host_from=host_from,
+        sizes=tuple(sizes or ()), also=tuple(also or ()), code=code, edits=chosen_edits(edits))
+    script = source[0] if request_study.is_script(source, step_region) else None
+    job = read(source, window, step_region=step_region) if script is None else None
+    with working("Preparing"):
+        study = request_study.Study(job, step, recorded_on=None if from_device is None
+                                    else device_choice.find_device(from_device), profiles=loaded_profiles(profile),
+                                    code=script, device=device, read=partial(read, step_region=step_region),
+                                    profiled=profiled)
+    with working("Tracing" if parallel is not None or sizes or script is not None else "Preparing"):
+        study.check_profiles([wanted])
+        prepared = study.prepared(wanted)
+    with working("Predicting"):
+        result = prepared.predict(price_per_hour=price, evidence=True)
+        mixed = prepared.mixture()
+        single = result if mixed is None or not mixed.switched else study.prepared(
+            wanted, mixed.best_single).predict()
+    write_html(html, source, lambda where: overview.prediction_page(
+        result, prepared.start.simulated(prepared.edits), where, job))
+    if json:
+        print_json(result.to_json(top) | mixture_json(mixed, result, single))
+    else:
+        _report(result, top or 8)
+        report_mixture(mixed, result, single)
 
 
 def _report(result: prediction_result.Prediction, top: int) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json
-from graph_predictor.cli.options import Debug, Json, profile_of, shared
+from graph_predictor.cli.options import Json, in_one_sentence, profile_of, shared
 from graph_predictor.cli.price_arguments import (
     MOST,
     Asked,
@@ -24,7 +24,6 @@ from graph_predictor.cli.price_arguments import (
     near_operations,
     registry_names,
 )
-from graph_predictor.cli.running import one_sentence
 from kernel_models import device as kernel_models_device
 from kernel_models import device_choice, op_call, pricing
 from kernel_models import operation as kernel_models_operation
@@ -37,6 +36,7 @@ from tracer.lookup_data import tables as lookup_data_tables
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
+@in_one_sentence
 def price(
     operation: Annotated[str, typer.Argument(metavar="OPERATION", help="Such as aten::linear.")],
     shapes: Annotated[str, typer.Option(
@@ -55,59 +55,57 @@ def price(
     tf32: Annotated[bool, typer.Option("--tf32", help="Products of fp32 run as TF32.")] = False,
     indices: Annotated[str | None, shared("--indices", "for an operation that looks rows up")] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Price one operation on a device, from fitted models or its data sheet alone.
 
     foretrace price aten::linear --shapes 8192x4096,11008x4096 --dtype bf16 --device h200-sxm
     """
-    with one_sentence(debug):
-        operation = full_name(operation)
-        spec, fitted = _device(device, profile)
-        told = told_of(operation, assume or ())
-        calls, wanted = calls_to_price(operation, shapes, dtype, value or (), backward=backward, tf32=tf32, told=told)
-        if indices is not None:
-            calls = _looked_up(calls, indices, operation)
-        priced = pricing.price(calls, spec, fitted)
-        low, high = priced.total_interval_us()
-        flops, moved = sum(call.flops for call in calls), sum(call.bytes_moved for call in calls)
-        sources = list(priced.share_by_source())
-        found: dict[str, Any] = {
-            "time_us": round(priced.total_us, 3), "interval_us": [round(low, 3), round(high, 3)],
-            "source": sources[0] if len(sources) == 1 else "mixed" if sources else "none", "flops": flops,
-            "bytes": moved}
-        rows: list[dict[str, Any]] = []
-        for i in priced.index.tolist():
-            call, interval = priced.calls[i], (float(priced.low_us[i]), float(priced.high_us[i]))
-            rows.append({"family": call.family.value, "kind": call.kind, "dtype": call.dtype,
-                         "time_us": round(float(priced.time_us[i]), 3), "interval_us": [round(t, 3) for t in interval],
-                         "source": _label(int(priced.source[i])), "flops": call.flops, "bytes": call.bytes_moved})
-        notes = [*wanted.notes, *_of_types(calls, spec), *_of_sources(priced, fitted)]
-        if json:
-            print_json({**found, "operation": operation, "device": spec.name, "backward": backward,
-                        "values": wanted.values, "told": told, "assumed": wanted.assumed, "notes": notes,
-                        "calls": rows})
-            return
-        report = Report()
-        report.line()
-        what = "Gradient of " if backward else ""
-        if not calls:
-            report.line(f"{what}{operation} on {spec.name}: 0 µs, no work", indent=2, style="bold")
-            report.notes(notes)
-            return
-        report.line(f"{what}{operation} on {spec.name}: {_time(priced.total_us)} µs, 80% between {_time(low)} and "
-                    f"{_time(high)} µs ({found['source']})", indent=2, style="bold")
-        report.table("Device work", [Column("family", name=True), Column("kind", name=True), Column("type", name=True),
-                                     Column("time µs"), Column("80% interval"), Column("source", name=True),
-                                     Column("GFLOP"), Column("MB")],
-                     ([r["family"], r["kind"], r["dtype"], _time(r["time_us"]),
-                       f"{_time(r['interval_us'][0])} to {_time(r['interval_us'][1])}", r["source"],
-                       f"{r['flops'] / 1e9:,.3f}", f"{r['bytes'] / 1e6:,.3f}"] for r in rows))
-        if wanted.assumed:
-            from_state = registry_assumptions(calls)
-            ways = "--value and --dtype say otherwise" if not from_state else "--assume says otherwise"
-            notes.insert(0, f"Assumed: {', '.join(f'{name}={text}' for name, text in wanted.assumed.items())}; {ways}.")
+    operation = full_name(operation)
+    spec, fitted = _device(device, profile)
+    told = told_of(operation, assume or ())
+    calls, wanted = calls_to_price(operation, shapes, dtype, value or (), backward=backward, tf32=tf32, told=told)
+    if indices is not None:
+        calls = _looked_up(calls, indices, operation)
+    priced = pricing.price(calls, spec, fitted)
+    low, high = priced.total_interval_us()
+    flops, moved = sum(call.flops for call in calls), sum(call.bytes_moved for call in calls)
+    sources = list(priced.share_by_source())
+    found: dict[str, Any] = {
+        "time_us": round(priced.total_us, 3), "interval_us": [round(low, 3), round(high, 3)],
+        "source": sources[0] if len(sources) == 1 else "mixed" if sources else "none", "flops": flops,
+        "bytes": moved}
+    rows: list[dict[str, Any]] = []
+    for i in priced.index.tolist():
+        call, interval = priced.calls[i], (float(priced.low_us[i]), float(priced.high_us[i]))
+        rows.append({"family": call.family.value, "kind": call.kind, "dtype": call.dtype,
+                     "time_us": round(float(priced.time_us[i]), 3), "interval_us": [round(t, 3) for t in interval],
+                     "source": op_call.Source(int(priced.source[i])).label, "flops": call.flops,
+                     "bytes": call.bytes_moved})
+    notes = [*wanted.notes, *_of_types(calls, spec), *_of_sources(priced, fitted)]
+    if json:
+        print_json({**found, "operation": operation, "device": spec.name, "backward": backward,
+                    "values": wanted.values, "told": told, "assumed": wanted.assumed, "notes": notes,
+                    "calls": rows})
+        return
+    report = Report()
+    report.line()
+    what = "Gradient of " if backward else ""
+    if not calls:
+        report.line(f"{what}{operation} on {spec.name}: 0 µs, no work", indent=2, style="bold")
         report.notes(notes)
+        return
+    report.line(f"{what}{operation} on {spec.name}: {_time(priced.total_us)} µs, 80% between {_time(low)} and "
+                f"{_time(high)} µs ({found['source']})", indent=2, style="bold")
+    report.table("Device work", [Column("family", name=True), Column("kind", name=True), Column("type", name=True),
+                                 Column("time µs"), Column("80% interval"), Column("source", name=True),
+                                 Column("GFLOP"), Column("MB")],
+                 ([r["family"], r["kind"], r["dtype"], _time(r["time_us"]),
+                   f"{_time(r['interval_us'][0])} to {_time(r['interval_us'][1])}", r["source"],
+                   f"{r['flops'] / 1e9:,.3f}", f"{r['bytes'] / 1e6:,.3f}"] for r in rows))
+    if wanted.assumed:
+        ways = "--assume says otherwise" if registry.assumptions_of(calls) else "--value and --dtype say otherwise"
+        notes.insert(0, f"Assumed: {', '.join(f'{name}={text}' for name, text in wanted.assumed.items())}; {ways}.")
+    report.notes(notes)
 
 
 def calls_to_price(
@@ -116,10 +114,8 @@ def calls_to_price(
 ) -> tuple[list[op_call.OpCall], Asked]:
     """The device work of an operation written as on the command line, and what was made of the text.
 
-    No calls where a tensor without elements leaves nothing to do.
-
-    Raises:
-        PriceError: the name, sizes, types or values cannot be understood, or do not fit the operation.
+    No calls where a tensor without elements leaves nothing to do. Raises ``PriceError``: the name, sizes, types or
+    values cannot be understood, or do not fit the operation.
     """
 
     known = registry.forward_rule(name) is not None
@@ -159,11 +155,8 @@ def calls_to_price(
 
 
 def told_of(name: str, texts: Sequence[str]) -> dict[str, str]:
-    """What ``--assume`` says, by name.
-
-    Raises:
-        PriceError: a name that no operator leaves open, or a value that it cannot have.
-    """
+    """What ``--assume`` says, by name. Raises ``PriceError``: a name that no operator leaves open, or a value that it
+    cannot have."""
 
     found: dict[str, str] = {}
     if texts and name.startswith("aten::"):
@@ -192,11 +185,6 @@ def _is_count(text: str) -> bool:
 
 def _is_exponent(text: str) -> bool:
     return bool(re.fullmatch(r"[0-9]{1,2}(\.[0-9]{1,6})?", text, re.ASCII)) and float(text) <= 10
-
-
-def registry_assumptions(calls: Sequence[op_call.OpCall]) -> dict[str, str]:
-    """What calls assumed of a server's state, by name."""
-    return registry.assumptions_of(calls)
 
 
 def _looked_up(calls: Sequence[op_call.OpCall], text: str, operation: str) -> list[op_call.OpCall]:
@@ -261,10 +249,6 @@ def _device(name: str | None, profiles: Sequence[str] | None) -> tuple[kernel_mo
         raise PriceError("Name a device with --device, or a profile with --profile.")
     fitted = kernel_models_profile.load_profile(profiles[0])
     return fitted.device, fitted
-
-
-def _label(source: int) -> str:
-    return op_call.Source(source).label
 
 
 def _time(us: float) -> str:

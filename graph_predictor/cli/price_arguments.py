@@ -60,11 +60,8 @@ class _Given:
 
 
 def full_name(name: str) -> str:
-    """The operation's name with its name space.
-
-    Raises:
-        PriceError: it has none, and ``aten`` has no such operation.
-    """
+    """The operation's name with its name space. Raises ``PriceError``: it has none, and ``aten`` has no such
+    operation."""
 
     if re.fullmatch(r"\w+(::\w+)+(\.\w+)?", name, re.ASCII):
         return name
@@ -82,17 +79,14 @@ def near_operations(name: str) -> str:
 
 
 def asked(name: str, shapes: str, dtype: str, values: Sequence[str] = ()) -> Asked:
-    """Put an operation together.
-
-    Raises:
-        PriceError: the sizes, types or numbers cannot be understood, or the operation has no such argument.
-    """
+    """Put an operation together. Raises ``PriceError``: the sizes, types or numbers cannot be understood, or the
+    operation has no such argument."""
 
     rule = registry.forward_rule(name)
     names = rule.names if rule is not None else ()
     found = Asked(put_together(name, (), ()))
     found.values = dict(_value(name, text) for text in values)
-    known = (*names, *_more(name))
+    known = (*names, *arguments.more_values(name))
     for one in found.values:
         if rule is not None and one not in known:
             raise PriceError(f"{name} has no argument {one!r} that counts{': ' if known else ''}{', '.join(known)}.")
@@ -208,7 +202,7 @@ def registry_names(name: str) -> tuple[str, ...]:
 
 def missing(name: str, wanted: Asked) -> str:
     """Numbers that sizes hang on and that were not given, as the end of a sentence."""
-    names = [one for one in (*registry_names(name), *_more(name)) if one not in wanted.values
+    names = [one for one in (*registry_names(name), *arguments.more_values(name)) if one not in wanted.values
              and one in _DECISIVE]
     return f", or give --value {' or '.join(f'{one}=…' for one in names)}" if names else ""
 
@@ -221,10 +215,6 @@ def is_empty(calls: Sequence[op_call.OpCall], wanted: Asked) -> bool:
         shapes += sizes if sizes and isinstance(sizes[0], tuple) else [sizes] if sizes else []
     empty = [0 in shape for shape in shapes]
     return bool(shapes) and (all(empty) or (any(empty) and not calls))
-
-
-def _more(name: str) -> tuple[str, ...]:
-    return arguments.more_values(name)
 
 
 def _split(shapes: str) -> list[str]:
@@ -337,11 +327,8 @@ class _Sizes:
 
 
 def check(name: str, wanted: Asked) -> None:
-    """Refuse sizes that the operation itself would refuse, where its formula would not notice.
-
-    Raises:
-        PriceError: they do not fit each other.
-    """
+    """Refuse sizes that the operation itself would refuse, where its formula would not notice. Raises ``PriceError``:
+    they do not fit each other."""
 
     given, rule = wanted.operation.arguments, registry.forward_rule(name)
     if not name.startswith("aten::") or not given or rule is None:

@@ -9,7 +9,6 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import (
-    Debug,
     Html,
     Json,
     Profiled,
@@ -18,10 +17,10 @@ from graph_predictor.cli.options import (
     Top,
     Window,
     check_html,
+    in_one_sentence,
     shared,
     write_html,
 )
-from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import count, milliseconds, percent
 from graph_predictor.pages import overview
 from graph_predictor.prediction import result
@@ -29,18 +28,15 @@ from graph_predictor.recorded import facts
 from graph_predictor.recorded import facts as damage
 from graph_predictor.reports import timeline as reports_timeline
 from graph_predictor.reports.ranks import report as ranks_report
-from graph_predictor.reports.ranks import stragglers, tracks
+from graph_predictor.reports.ranks import stragglers
 from graph_predictor.reports.ranks import times as ranks_times
 from graph_predictor.request import study as request_study
 from tracer import graph as tracer_graph
 from tracer.errors import ForetraceError
 from tracer.output_kind import TIMELINE, check_output
 
-SHOWN_PARTS = 2
-SHOWN_MORE = 4
-DEFAULT_TOP = 20
 
-
+@in_one_sentence
 def ranks(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="A job's ranks: traces, a directory or glob; or one step with --parallel.")],
@@ -61,32 +57,30 @@ def ranks(
     step_region: StepRegion = None,
     profiled: Profiled = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Compare the ranks of a job: waiting, stragglers, bubbles, and the path across them.
 
     foretrace ranks dlrm-8xV100/ --timeline ranks.json.gz
     """
-    with one_sentence(debug):
-        check_html(html, source)
-        if timeline is not None:
-            check_output(timeline, source, TIMELINE)
-        wanted = request_study.Configuration(
-            device=device, parallel=parallel, topology=topology, comm_profile=comm_profile, comm_backend=comm_backend,
-            comm_choices=comm_choices, host_from=host_from, sizes=tuple(sizes or ()),
-            edits={} if straggler is None else {"straggler": straggler})
-        times, notes = _times(source, window, step_region, wanted, step, profiled)
-        with working("Comparing"):
-            found = ranks_report.rank_report(times)
-        found.notes[:0] = notes
-        if timeline is not None:
-            reports_timeline.write_events(tracks.rank_events(found), timeline)
-        if html is not None:
-            write_html(html, source, lambda where: overview.ranks_page(found, where))
-        if json:
-            print_json({**found.to_json(top), "timeline": timeline})
-        else:
-            _report(found, top or DEFAULT_TOP, timeline)
+    check_html(html, source)
+    if timeline is not None:
+        check_output(timeline, source, TIMELINE)
+    wanted = request_study.Configuration(
+        device=device, parallel=parallel, topology=topology, comm_profile=comm_profile, comm_backend=comm_backend,
+        comm_choices=comm_choices, host_from=host_from, sizes=tuple(sizes or ()),
+        edits={} if straggler is None else {"straggler": straggler})
+    times, notes = _times(source, window, step_region, wanted, step, profiled)
+    with working("Comparing"):
+        found = ranks_report.rank_report(times)
+    found.notes[:0] = notes
+    if timeline is not None:
+        reports_timeline.write_events(ranks_report.rank_events(found), timeline)
+    if html is not None:
+        write_html(html, source, lambda where: overview.ranks_page(found, where))
+    if json:
+        print_json({**found.to_json(top), "timeline": timeline})
+    else:
+        _report(found, top or 20, timeline)
 
 
 def _times(source: list[str], window: int, step_region: str | None, wanted: request_study.Configuration, step: str
@@ -173,7 +167,7 @@ def _late(found: ranks_report.JobReport) -> str:
     if not late.operations:
         return f"{said}, spread over many operations{once}."
     return f"{said}: " + ", ".join(
-        f"{name} {milliseconds(ns)} ms" for name, ns in late.operations[:SHOWN_MORE]) + f" a step{once}."
+        f"{name} {milliseconds(ns)} ms" for name, ns in late.operations[:4]) + f" a step{once}."
 
 
 def _path(report: Report, found: ranks_report.JobReport, top: int) -> None:
@@ -189,9 +183,7 @@ def _path(report: Report, found: ranks_report.JobReport, top: int) -> None:
 
 def _end(report: Report, found: ranks_report.JobReport, timeline: str | None) -> None:
     report.notes(found.notes)
-    if timeline is not None:
-        report.line()
-        report.line(f"Timeline written to {timeline}: open it in ui.perfetto.dev or chrome://tracing.")
+    report.timeline(timeline)
 
 
 def _groups(report: Report, found: ranks_report.JobReport) -> None:
@@ -212,4 +204,4 @@ def _groups(report: Report, found: ranks_report.JobReport) -> None:
 
 
 def _mostly(stretch: stragglers.Stretch) -> str:
-    return "; ".join(f"{p.bound.label} {milliseconds(p.time_ns)} {p.operation}" for p in stretch.parts[:SHOWN_PARTS])
+    return "; ".join(f"{p.bound.label} {milliseconds(p.time_ns)} {p.operation}" for p in stretch.parts[:2])

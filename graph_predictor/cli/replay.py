@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
-from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import Json, Paths, Scheduler, StepRegion, Window, Workers, in_one_sentence, shared
 from graph_predictor.figures import count, microseconds, milliseconds, percent, signed_percent
 from graph_predictor.prediction import replay as prediction_replay
 from graph_predictor.recorded import facts
@@ -21,6 +20,7 @@ from tracer.lazy import numpy as np
 from tracer.output_kind import TIMELINE, check_output
 
 
+@in_one_sentence
 def replay(
     paths: Paths,
     timeline: Annotated[str | None, shared("--timeline", "measured and replayed")] = None,
@@ -34,29 +34,27 @@ def replay(
     workers: Workers = "local",
     scheduler: Scheduler = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Replay the steps and compare with what was measured.
 
     Waiting is never a stored duration: it comes back only from the dependencies. Launch latencies and kernel gaps
     are a few constants a trace.
     """
-    with one_sentence(debug):
-        if timeline is not None:
-            check_output(timeline, paths, TIMELINE)
-        job = read(paths, window, workers, scheduler, step_region=step_region)
-        with working("Replaying"):
-            result = prediction_replay.replay(job.graphs, residuals=residuals, scale_kernels=scale_kernels)
-        recorded = facts.recorded_facts(job.graphs)
-        notes = [*job.notes, *damage.folded_notes(job), *_notes(result, residuals, scale_kernels), *result.notes]
-        if timeline is not None:
-            with working("Writing the timeline"):
-                reports_timeline.write_timeline(result, timeline)
-        if json:
-            print_json({"recorded": None if recorded is None else recorded.to_json(),
-                        **_to_json(result, residuals, scale_kernels, notes, timeline, constants)})
-        else:
-            _report(result, recorded, residuals, scale_kernels, notes, timeline, constants)
+    if timeline is not None:
+        check_output(timeline, paths, TIMELINE)
+    job = read(paths, window, workers, scheduler, step_region=step_region)
+    with working("Replaying"):
+        result = prediction_replay.replay(job.graphs, residuals=residuals, scale_kernels=scale_kernels)
+    recorded = facts.recorded_facts(job.graphs)
+    notes = [*job.notes, *damage.folded_notes(job), *_notes(result, residuals, scale_kernels), *result.notes]
+    if timeline is not None:
+        with working("Writing the timeline"):
+            reports_timeline.write_timeline(result, timeline)
+    if json:
+        print_json({"recorded": None if recorded is None else recorded.to_json(),
+                    **_to_json(result, residuals, scale_kernels, notes, timeline, constants)})
+    else:
+        _report(result, recorded, residuals, scale_kernels, notes, timeline, constants)
 
 
 def kernel_end_p95_share(result: prediction_replay.Replay, scale_kernels: float) -> float | None:
@@ -144,9 +142,7 @@ def _report(result: prediction_replay.Replay, recorded: facts.RecordedFacts | No
     if constants:
         _report_constants(report, result)
     report.notes(notes)
-    if timeline is not None:
-        report.line()
-        report.line(f"Timeline written to {timeline}: open it in ui.perfetto.dev or chrome://tracing.")
+    report.timeline(timeline)
 
 
 def _report_ranks(report: Report, result: prediction_replay.Replay) -> None:

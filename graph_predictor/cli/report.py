@@ -7,7 +7,6 @@ from typing import Annotated
 
 from graph_predictor.cli.console import Report, print_json, read, working
 from graph_predictor.cli.options import (
-    Debug,
     Json,
     Paths,
     Profiled,
@@ -15,15 +14,16 @@ from graph_predictor.cli.options import (
     StepRegion,
     Window,
     check_html,
+    in_one_sentence,
     shared,
     write_html,
 )
-from graph_predictor.cli.running import one_sentence
 from graph_predictor.pages import overview
 from graph_predictor.request import program_memory
 from tracer.errors import ForetraceError
 
 
+@in_one_sentence
 def report(
     paths: Paths,
     out: Annotated[str, shared("--out", "one HTML file, which needs no network to be looked at", short="-o")],
@@ -33,31 +33,28 @@ def report(
     profiled: Profiled = False,
     code: Annotated[str | None, shared("--code", "for the memory predicted beside what was measured")] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write one HTML page of a recording: overview, timeline, operations, roofline, memory, ranks, what-ifs.
 
     foretrace report runs/mine -o report.html
     """
-    with one_sentence(debug):
+    check_html(out, paths)
+    table = next((path for path in paths if path.lower().endswith((".csv", ".parquet"))), None)
+    if table is not None:
+        raise ForetraceError(f"{table} is a table, not a recording; a sweep's page is written beside its table, by "
+                             "foretrace sweep … -o TABLE --html PAGE.")
 
-        check_html(out, paths)
-        table = next((path for path in paths if path.lower().endswith((".csv", ".parquet"))), None)
-        if table is not None:
-            raise ForetraceError(f"{table} is a table, not a recording; a sweep's page is written beside its table, by "
-                                 "foretrace sweep … -o TABLE --html PAGE.")
-
-        job = read(paths, window, step_region=step_region)
-        traced = None
-        if code is not None:
-            with working("Tracing"):
-                traced = program_memory.program_memory(job.graphs[0], code)
-        with working("Looking"):
-            write_html(out, paths, lambda where: overview.report_page(job, where, step=step, profiled=profiled,
-                                                            traced=traced))
-        size = os.path.getsize(out) if os.path.isfile(out) else None
-        if json:
-            print_json({"report": out, "bytes": size})
-        else:
-            said = "" if size is None else f" ({size / 1e6:,.2f} MB)"
-            Report().line(f"Report written to {out}{said}: open it in a browser.")
+    job = read(paths, window, step_region=step_region)
+    traced = None
+    if code is not None:
+        with working("Tracing"):
+            traced = program_memory.program_memory(job.graphs[0], code)
+    with working("Looking"):
+        write_html(out, paths, lambda where: overview.report_page(job, where, step=step, profiled=profiled,
+                                                        traced=traced))
+    size = os.path.getsize(out) if os.path.isfile(out) else None
+    if json:
+        print_json({"report": out, "bytes": size})
+    else:
+        said = "" if size is None else f" ({size / 1e6:,.2f} MB)"
+        Report().line(f"Report written to {out}{said}: open it in a browser.")

@@ -186,7 +186,6 @@ MOST_TEXT = 3000
 """Characters of a sentence; of a longer one the middle is left out, as its end says what to do."""
 MOST_CELL = 500
 """Characters of a table's cell."""
-_END_SHARE = 0.25
 STDOUT = "the standard output"
 
 
@@ -196,7 +195,7 @@ def printable(text: str, most: int = MOST_TEXT) -> str:
     Newlines stay; a text longer than ``most`` characters loses its middle.
     """
     if len(text) > most:
-        end = int(most * _END_SHARE)
+        end = int(most * 0.25)
         text = f"{text[:most - end]} … ({len(text) - most:,} characters left out) … {text[-end:]}"
     return text if text.isprintable() else "".join(map(_printable, text))
 

@@ -12,7 +12,6 @@ import typer
 from graph_predictor import sweep as graph_predictor_sweep
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import (
-    Debug,
     Html,
     Json,
     Profiled,
@@ -24,11 +23,11 @@ from graph_predictor.cli.options import (
     Workers,
     axis,
     check_html,
+    in_one_sentence,
     shared,
     with_axes,
     write_html,
 )
-from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.pages import comparison
 from graph_predictor.request import study
@@ -39,7 +38,6 @@ from tracer.lazy import rich_console, rich_progress
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = 20
 _FIGURES = r"\d[\d,.]*"
 
 
@@ -57,6 +55,7 @@ KNOWN = (Known("items_per_second", "samples/s", digits=1), Known("peak_memory_by
 
 
 @with_axes
+@in_one_sentence
 def sweep(
     source: Annotated[list[str], typer.Argument(
         metavar="SOURCE", help="As of foretrace predict: traces, a capture, a converted file, or SCRIPT.py:FUNCTION.")],
@@ -95,7 +94,6 @@ def sweep(
     step_region: StepRegion = None,
     profiled: Profiled = False,
     json: Json = False,
-    debug: Debug = False,
     **edits: str | None,
 ) -> None:
     """Predict every combination of sizes, devices, ranks and edits, in parallel.
@@ -104,39 +102,38 @@ def sweep(
 
     Ends with status 1 where no combination can be predicted.
     """
-    with one_sentence(debug):
-        files.check_table(out)
-        goal = None if best is None else _goal(best)
-        limit = None if memory_limit is None else traffic.parse_bytes(memory_limit)
-        _check_goal(goal, price)
-        files.check_not_anothers(out)
-        output_kind.check_output(out, list(source), output_kind.TABLE)
-        check_html(html, source)
-        if plot is not None:
-            output_kind.check_output(plot, list(source), output_kind.PLOT)
-            files.check_plot(plot)
-        fixed = study.Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile,
-                                    comm_backend=comm_backend, comm_choices=comm_choices, code=code,
-                                    also=tuple(also or ()))
-        lists = {"device": device, "world_size": world_size, "topology": topology, **edits, "edits": switches}
-        space = _space(sizes or [], lists, parallel or [], fixed)
-        where = run.SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled,
-                                step_region)
-        with _progress(len(space)) as progress:
-            found = graph_predictor_sweep.sweep(where, space, output=out, price_per_hour=price, backend=workers,
-                                                scheduler=scheduler, jobs=jobs, progress=progress)
-        if plot is not None:
-            with working("Drawing"):
-                files.write_plot(found.table, found.axes, plot)
-        shown = _shown(found, goal, limit)
-        if html is not None:
-            write_html(html, source, lambda where: comparison.sweep_page(found, shown, _what(goal, limit), where))
-        if json:
-            print_json(_plain((shown if goal is not None else found.table).head(top or len(found.table)), found))
-        else:
-            _report(found, shown, goal, limit, top or SHOWN, [out, *([] if plot is None else [plot])])
-        if found.table["step_time_us"].isna().all():
-            raise typer.Exit(1)
+    files.check_table(out)
+    goal = None if best is None else _goal(best)
+    limit = None if memory_limit is None else traffic.parse_bytes(memory_limit)
+    _check_goal(goal, price)
+    files.check_not_anothers(out)
+    output_kind.check_output(out, list(source), output_kind.TABLE)
+    check_html(html, source)
+    if plot is not None:
+        output_kind.check_output(plot, list(source), output_kind.PLOT)
+        files.check_plot(plot)
+    fixed = study.Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile,
+                                comm_backend=comm_backend, comm_choices=comm_choices, code=code,
+                                also=tuple(also or ()))
+    lists = {"device": device, "world_size": world_size, "topology": topology, **edits, "edits": switches}
+    space = _space(sizes or [], lists, parallel or [], fixed)
+    where = run.SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled,
+                            step_region)
+    with _progress(len(space)) as progress:
+        found = graph_predictor_sweep.sweep(where, space, output=out, price_per_hour=price, backend=workers,
+                                            scheduler=scheduler, jobs=jobs, progress=progress)
+    if plot is not None:
+        with working("Drawing"):
+            files.write_plot(found.table, found.axes, plot)
+    shown = _shown(found, goal, limit)
+    if html is not None:
+        write_html(html, source, lambda where: comparison.sweep_page(found, shown, _what(goal, limit), where))
+    if json:
+        print_json(_plain((shown if goal is not None else found.table).head(top or len(found.table)), found))
+    else:
+        _report(found, shown, goal, limit, top or 20, [out, *([] if plot is None else [plot])])
+    if found.table["step_time_us"].isna().all():
+        raise typer.Exit(1)
 
 
 def _goal(text: str) -> graph_predictor_sweep.Goal:

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Report, print_json, working
-from graph_predictor.cli.options import Debug, Json, shared
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import Json, in_one_sentence, shared
 from graph_predictor.figures import count
 from graph_predictor.reports import inspection
 from graph_predictor.sizes import retrace
@@ -25,6 +24,7 @@ from tracer.shape_only import devices
 from tracer.shape_only import trace as shape_only_trace
 
 
+@in_one_sentence
 def trace(
     out: Annotated[str, shared(
         "--out", "a file, named *.foretrace by convention", short="-o")],
@@ -43,38 +43,36 @@ def trace(
         "numbers fill, where a step depends on them (such steps are refused without).")] = None,
     indices: Annotated[str | None, shared("--indices", "in the place of the workload's own law")] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Trace a training step by shapes alone: no GPU, no time, no memory.
 
     The graph has the operations the device would run, its collectives, and the step's peak memory.
     """
-    with one_sentence(debug):
-        if (function is None) == (workload is None):
-            raise CaptureError("Name what to trace: SCRIPT.py:FUNCTION, or a workload with --workload.")
-        check_output(out, [], GRAPH)
-        given = None if indices is None else lookup_data_indices.read_indices(indices)
-        traced_for = device_choice.shape_device(device_choice.find_device(device))
-        with working("Tracing"):
-            if workload is not None:
-                if selected is not None:
-                    raise CaptureError("--selected belongs to a function: no workload selects by data.")
-                job = _workload(workload, assignments or [], preset, traced_for, world_size, rank, parallel)
-            else:
-                if parallel:
-                    raise CaptureError("--parallel belongs to --workload: a function makes its own model, and wraps it "
-                                       "itself (DDP, fully_shard) when --world-size is given.")
-                job = tracer_job.assemble_job([_function(str(function), assignments or [], traced_for, world_size, rank
-                                                         or 0,
-                                               selected)])
-        if given is not None:
-            for graph in job.graphs:
-                graph.meta.loss.notes += noted.note_indices(graph, given)
-        if len(job.graphs) > 1 or job.classes:
-            tracer_job.save_job(job, out)
+    if (function is None) == (workload is None):
+        raise CaptureError("Name what to trace: SCRIPT.py:FUNCTION, or a workload with --workload.")
+    check_output(out, [], GRAPH)
+    given = None if indices is None else lookup_data_indices.read_indices(indices)
+    traced_for = device_choice.shape_device(device_choice.find_device(device))
+    with working("Tracing"):
+        if workload is not None:
+            if selected is not None:
+                raise CaptureError("--selected belongs to a function: no workload selects by data.")
+            job = _workload(workload, assignments or [], preset, traced_for, world_size, rank, parallel)
         else:
-            job.graphs[0].save(out)
-        _report(job, out, json)
+            if parallel:
+                raise CaptureError("--parallel belongs to --workload: a function makes its own model, and wraps it "
+                                   "itself (DDP, fully_shard) when --world-size is given.")
+            job = tracer_job.assemble_job([_function(str(function), assignments or [], traced_for, world_size, rank
+                                                     or 0,
+                                           selected)])
+    if given is not None:
+        for graph in job.graphs:
+            graph.meta.loss.notes += noted.note_indices(graph, given)
+    if len(job.graphs) > 1 or job.classes:
+        tracer_job.save_job(job, out)
+    else:
+        job.graphs[0].save(out)
+    _report(job, out, json)
 
 
 def _workload(name: str, assignments: list[str], preset: str, device: devices.TracedDevice, world_size: int

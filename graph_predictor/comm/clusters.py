@@ -20,18 +20,10 @@ def measured_file(profile: str | None, choices: str | None) -> str | None:
 
 def cluster_of(name: str | None, profile: str | None, backend: str | None, choices: str | None,
                usual: Callable[[], Topology] | None = None) -> CollectiveModel:
-    """Return the cluster of a command's options.
-
-    Args:
-        name: of a topology.
-        profile: path of a communication profile.
-        backend: whose collectives; with ``choices`` who does what no other does faster.
-        choices: ``AUTO``, or path of a profile with several backends: each collective is done by the best.
-        usual: the topology where nothing names one, if there is any.
-
-    Raises:
-        CommError: a file or name is not known, or two options name measurements.
-    """
+    """Return the cluster of a command's options. ``backend`` says whose collectives; with ``choices`` who does what no
+    other does faster. ``choices`` is ``AUTO`` or the path of a profile with several backends: each collective is done
+    by the best. ``usual`` gives the topology where nothing names one. Raises ``CommError``: a file or name is not
+    known, or two options name measurements."""
     measured = measured_file(profile, choices)
     if name is None and measured is None and usual is not None:
         return CollectiveModel(usual(), None, backend, choices is not None)
@@ -44,16 +36,9 @@ def cluster_of(name: str | None, profile: str | None, backend: str | None, choic
 
 
 def profile_on(path: str | None, name: str | None, oversubscription: float | None) -> tuple[CommProfile, Topology]:
-    """The measured collectives (of data sheets alone without a file), and the cluster that was asked for.
-
-    Args:
-        path: of a communication profile.
-        name: of a topology; by default the profile's own.
-        oversubscription: of its network, where it is not the usual one.
-
-    Raises:
-        CommError: neither is given, or the profile is of other nodes.
-    """
+    """The measured collectives (of data sheets alone without a file), and the cluster that was asked for. Its cluster
+    is the profile's own where ``name`` is none. Raises ``CommError``: neither is given, or the profile is of other
+    nodes."""
     if path is None:
         if name is None:
             raise CommError("Nothing says where the collective runs; give --topology, --comm-profile or both.")

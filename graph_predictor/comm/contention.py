@@ -76,12 +76,8 @@ class OverlappingKernels:
         return cls(len(kind), ranks, met, group[met])
 
     def shares(self, start: Int64, end: Int64, transfer_ns: Int64) -> Overlapping:
-        """Look at all kernels, recorded or simulated.
-
-        Args:
-            start, end: ns, on one clock within a rank.
-            transfer_ns: of each collective, how long before its end all ranks had arrived.
-        """
+        """Look at all kernels, recorded or simulated. ``start`` and ``end`` are ns on one clock within a rank;
+        ``transfer_ns`` is how long before the end of a collective all ranks had arrived."""
         found = Overlapping(*(np.zeros(self.size) for _ in range(3)))
         for own, some, of, met_by in self.ranks:
             arrived, until = np.maximum(end[of] - transfer_ns[of], start[of]), end[of]
@@ -210,15 +206,9 @@ def contention_of(graphs: Sequence[ExecutionGraph]) -> dict[str, SlowDown]:
 
 
 def fitted(code: Int64, own: Bool, logs: Float64, shares: Overlapping, used: Bool) -> Contention:
-    """Fit slow-downs to the ``used`` ones of some instances.
-
-    Args:
-        code: what each is an instance of, a number from 0.
-        own: whether it computes; else it is a collective, if it is used.
-        logs: the logarithm of its time in ns.
-        shares: what ran beside it.
-        used: which to fit to.
-    """
+    """Fit slow-downs to the ``used`` ones of some instances. ``code`` says what each is an instance of, a number from
+    0; ``own`` whether it computes (else it is a collective, if it is used); ``logs`` is the logarithm of its time in
+    ns."""
     alone = np.where(own, shares.transfer + shares.waiting, shares.computing) <= ALONE
     own_used, collective = used & own, used & ~own
     beside_transfer = own_used & (shares.transfer >= MOSTLY) & (shares.waiting < MOSTLY / 2)

@@ -174,12 +174,8 @@ class Mixture:
 
 
 def mixture(calls: Sequence[CollectiveCall], counts: Sequence[float], on: CollectiveModel) -> Mixture:
-    """Find who does the collectives of a rank's step.
-
-    Args:
-        calls, counts: the collectives, and how often a rank does each in a step.
-        on: the cluster, whose backends are mixed.
-    """
+    """Find who does the collectives of a rank's step. ``counts`` says how often a rank does each of ``calls`` in a
+    step."""
     backends, many = on.backends, np.asarray(counts, np.float64)
     choices = backends.choose(CollectiveBatch.from_calls(calls), many)
     singles = {name: float(many @ times.time_us) for name, times in zip(choices.names, choices.by_name, strict=True)
@@ -197,14 +193,8 @@ def mixture(calls: Sequence[CollectiveCall], counts: Sequence[float], on: Collec
 
 
 def mixture_of_step(built: Built, of_step: Bool, steps: int, on: CollectiveModel) -> Mixture:
-    """Find who does the collectives of a recorded or traced step, as a mean over its ranks.
-
-    Args:
-        built: the job.
-        of_step: which of the program's kernels belong to the steps that are looked at.
-        steps: how many these are.
-        on: the cluster.
-    """
+    """Find who does the collectives of a recorded or traced step, as a mean over its ranks. ``of_step`` marks the
+    program's kernels that belong to the ``steps`` that are looked at."""
     found, _ = find_collectives(built, on.topology)
     pointer, share = built.program.kernel_ptr, 1.0 / (steps * max(len(built.graphs), 1))
     counts: dict[CollectiveCall, float] = defaultdict(float)

@@ -140,13 +140,8 @@ def with_transfers(built: Built, collectives: Sequence[RecordedCollective], time
 
 
 def price_table(graph: ExecutionGraph, spec: DeviceSpec, model: CollectiveModel | None) -> CommTimes:
-    """Price every row of a graph's collectives, recorded or traced by shapes.
-
-    Args:
-        spec: the graph's device.
-        model: the cluster; without one collectives run over the device's own links. So does always what is of no known
-            kind: its bytes are sent once.
-    """
+    """Price every row of a graph's collectives, recorded or traced by shapes. Without ``model`` collectives run over
+    the device's own links. So do always those of no known kind: their bytes are sent once."""
     calls = table_calls(graph, model)
     known = np.array([call is not None for call in calls], np.bool_)
     times = CommTimes.empty(len(calls))

@@ -115,11 +115,7 @@ class CommReport:
 
 
 def communication_report(graphs: list[ExecutionGraph]) -> CommReport:
-    """Look at all collectives of the recorded ranks.
-
-    Raises:
-        ForetraceError: what a device did is not known.
-    """
+    """Look at all collectives of the recorded ranks. Raises ``ForetraceError``: what a device did is not known."""
     check_device_work(graphs)
     traffic: dict[tuple[str, str, str, int], Traffic] = {}
     histogram: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))

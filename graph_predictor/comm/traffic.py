@@ -126,8 +126,8 @@ def of_boundary(stream: float, tp: int, *, sequence_parallel: bool) -> list[Comm
 
 _UNITS = {"": 1, "b": 1, "k": 1000, "kb": 1000, "kib": 1 << 10, "m": 10**6, "mb": 10**6, "mib": 1 << 20,
           "g": 10**9, "gb": 10**9, "gib": 1 << 30, "t": 10**12, "tb": 10**12, "tib": 1 << 40}
-MOST_BYTES = 1 << 50
-MOST_RANKS = 1_000_000
+MOST_BYTES = 1 << 50  # a pebibyte; chosen
+MOST_RANKS = 1_000_000  # chosen
 
 
 def parse_bytes(text: str) -> float:

@@ -53,7 +53,7 @@ SPREADS = 3.0
 """Median deviations of unchanged work that are taken for its noise."""
 LEAST_SPREAD = 0.05
 """Work that nobody changed differs at least this much between two recordings, in logs."""
-MAD_TO_SD = 1.4826
+MAD_TO_SD = 1.4826  # of a normal distribution
 COMPARABLE = (DifferenceKind.HOST, DifferenceKind.KERNEL_TIME)
 """Kinds of work that is the same on both sides, operation by operation."""
 DEVICE_WORK = (Resource.COMPUTE, Resource.COPY, Resource.COMMUNICATION)
@@ -314,14 +314,9 @@ def add_left_over(causes: Causes, kind: DifferenceKind, what: str, time: int) ->
 
 
 def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
-    """The causes as parts of the mean rank's difference, what most certainly matters first.
-
-    Args:
-        causes: of all ranks together.
-        ranks: how many.
-        one_machine: whether both were recorded on the same kind of machine. Then a machine that was slower altogether
-            is no cause in the program, and comes after those that are.
-    """
+    """The causes as parts of the mean rank's difference, what most certainly matters first. ``causes`` are of all ranks
+    together. On ``one_machine``, a machine that was slower altogether is no cause in the program, and comes after those
+    that are."""
     parts = []
     reached = given = 0
     for (kind, what), cause in causes.items():
@@ -350,12 +345,8 @@ def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
 
 def _sides(before: int, after: int, time: int, only: DifferenceKind | None) -> tuple[int | None, int | None]:
     """Return a part's times in A and in B, ns, which differ by what it explains; ``None`` for a side without it.
-
-    Args:
-        before, after: of the work on the critical path, whatever explains it.
-        time: of the part, without what the machine explains.
-        only: the side that alone has the part, if one has.
-    """
+    ``before`` and ``after`` are of the work on the critical path, whatever explains it; ``time`` is without what the
+    machine explains; ``only`` is the side that alone has the part, if one has."""
     if only is DifferenceKind.ADDED and time >= 0:
         return None, time
     if only is DifferenceKind.REMOVED and time <= 0:

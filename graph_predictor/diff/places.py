@@ -28,7 +28,7 @@ from graph_predictor.recorded.module_paths import is_collective, plain_name
 from tracer.arrays import Int64
 from tracer.graph import HOST_READ, NONE, ExecutionGraph, LaunchKind, Phase
 
-MOST_NAMES = 5
+MOST_NAMES = 5  # chosen: a line
 
 
 @dataclass(slots=True)
@@ -77,12 +77,7 @@ class Places:
 
 
 def find_places(one: StepTree, other: StepTree, pair: Int64) -> Places:
-    """Number the places of two trees.
-
-    Args:
-        one, other: the trees of A and B.
-        pair: for every node of A its partner in B (-1: none).
-    """
+    """Number the places of two trees. ``pair`` is for every node of A its partner in B (-1: none)."""
     left = np.flatnonzero(pair >= 0)
     right = pair[left]
     place_a, place_b = np.full(len(one), NONE, np.int64), np.full(len(other), NONE, np.int64)
@@ -139,14 +134,7 @@ class HunkCause:
 
 def hunk_causes(places: Places, one: StepTree, other: StepTree, graphs: tuple[ExecutionGraph, ExecutionGraph],
                 vocabulary: Vocabulary) -> list[HunkCause]:
-    """Name every hunk.
-
-    Args:
-        places: of the two trees.
-        one, other: trees of A and of B.
-        graphs: A's and B's graph.
-        vocabulary: of both.
-    """
+    """Name every hunk."""
     if not places.hunks:
         return []
     sides = [(one, places.place_a, graphs[0], "removed"), (other, places.place_b, graphs[1], "added")]

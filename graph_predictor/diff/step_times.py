@@ -100,15 +100,8 @@ class RankSteps:
 
     def times(self, step: ReplayedStep, tree: StepTree, place: Int64, places: Places,
               rows: tuple[Int64, Int64]) -> tuple[Int64, Int64]:
-        """Time on the critical path and time altogether (ns), each [resources × places].
-
-        Args:
-            step: The step.
-            tree: Its tree.
-            place: Place of each node of the tree.
-            places: All places.
-            rows: Place of every row of ``ops`` and of every kernel, from ``of_rows``.
-        """
+        """Time on the critical path and time altogether (ns), each [resources × places]. ``place`` is that of each node
+        of the tree; ``rows`` come from ``of_rows``."""
         replay, row = self.replay, self.row(step)
         if row < 0:
             start, end = 0, max(self.graph.meta.window_ns, 1)
@@ -159,13 +152,9 @@ class RankSteps:
         return on_path, np.maximum(altogether, on_path)
 
     def of_rows(self, trees: list[tuple[StepTree, Int64]], places: Places) -> tuple[Int64, Int64]:
-        """Place of every row of ``ops`` and of every kernel; ``end`` for those of no node.
-
-        Args:
-            trees: The tree of every step, and the place of each of its nodes: a device that lags behind works in one
-                step on what an earlier one launched.
-            places: All places.
-        """
+        """Place of every row of ``ops`` and of every kernel; ``end`` for those of no node. ``trees`` has every step's
+        tree with the place of each node: a device that lags behind works in one step on what an earlier one
+        launched."""
         of_op = np.full(len(self.graph.ops) + 1, places.end, np.int64)
         for tree, place in trees:
             nodes = tree.op >= 0

@@ -26,7 +26,7 @@ UInt64 = npt.NDArray[np.uint64]
 
 LOADER = "enumerate(DataLoader)"
 """Begin of the names of the profiler's ranges of a data loader, which take part as if they were operations."""
-_BASE = np.uint64(0x9E3779B97F4A7C15)
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # 2⁶⁴ over the golden ratio, odd (Knuth)
 _INVERSE = np.uint64(pow(0x9E3779B97F4A7C15, -1, 1 << 64))
 
 
@@ -90,14 +90,8 @@ def with_loader(graph: ExecutionGraph) -> ExecutionGraph:
 
 
 def step_tree(graph: ExecutionGraph, codes: Int64, row: int, kernels: Int64) -> StepTree:
-    """The tree of one step.
-
-    Args:
-        graph: A graph, ``with_loader``.
-        codes: Of its strings, from ``Vocabulary.add``.
-        row: The step, -1 for the whole window.
-        kernels: The step's device work.
-    """
+    """The tree of one step. ``graph`` has its loader as operations (``with_loader``), ``codes`` come from
+    ``Vocabulary.add``; ``row`` is -1 for the whole window."""
     ops = graph.ops
     nearest = np.append(operation_of(graph), NONE)
     rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & ((ops.step == row) | (row < 0)))

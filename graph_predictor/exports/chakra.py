@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from graph_predictor.exports.perfetto import varint
 from graph_predictor.exports.work_graph import After, WorkGraph, WorkKind, work_graph
 from graph_predictor.prediction.simulated_job import SimulatedJob
 from graph_predictor.simulation.program import ItemKind
@@ -55,15 +56,13 @@ _ATTRIBUTES = (("double_val", 3, _DOUBLE), ("int32_val", 7, _INT32), ("int64_val
 _TYPES = (("INVALID_NODE", 0), ("METADATA_NODE", 1), ("MEM_LOAD_NODE", 2), ("MEM_STORE_NODE", 3), ("COMP_NODE", 4),
           ("COMM_SEND_NODE", 5), ("COMM_RECV_NODE", 6), ("COMM_COLL_NODE", 7))
 _PACKAGE = "ChakraProtoMsg"
+"""``FieldDescriptorProto.Type`` of protobuf, and fields, types and package of Chakra's et_def.proto."""
 
 
 @lru_cache(maxsize=1)
 def messages() -> dict[str, Any]:
-    """Return the classes ``GlobalMetadata``, ``Node`` and ``AttributeProto``, by name.
-
-    Raises:
-        ForetraceError: protobuf is not installed.
-    """
+    """Return the classes ``GlobalMetadata``, ``Node`` and ``AttributeProto``, by name. Raises ``ForetraceError``:
+    protobuf is not installed."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError as error:
@@ -125,15 +124,9 @@ class ChakraFiles:
 
 
 def write_chakra(job: SimulatedJob, path: str | os.PathLike[str]) -> ChakraFiles:
-    """Write a simulated job as Chakra execution traces.
-
-    Args:
-        job: what to write.
-        path: name of the files, which get ``.{rank}.et``; an ending of ``.et`` is no part of it.
-
-    Raises:
-        ForetraceError: a file cannot be written, or is there and no such trace; protobuf is not installed.
-    """
+    """Write a simulated job as Chakra execution traces. Files are named ``path`` with ``.{rank}.et``; an ending of
+    ``.et`` is no part of it. Raises ``ForetraceError``: a file cannot be written, or is there and no such trace;
+    protobuf is not installed."""
     kinds = messages()
     graph = work_graph(job)
     name = os.fspath(path).removesuffix(".et")
@@ -164,14 +157,9 @@ def write_chakra(job: SimulatedJob, path: str | os.PathLike[str]) -> ChakraFiles
 
 
 def _write(stream: BinaryIO, message: Any) -> None:
-    """Write a message with its length before it, as a varint."""
+    """Write a message with its length before it."""
     body = message.SerializeToString()
-    size, head = len(body), bytearray()
-    while size > 0x7F:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    head.append(size)
-    stream.write(bytes(head) + body)
+    stream.write(varint(len(body)) + body)
 
 
 def _numbers(graph: WorkGraph) -> tuple[np.ndarray, np.ndarray]:

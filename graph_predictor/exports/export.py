@@ -58,11 +58,8 @@ class Exported:
 
 
 def format_of(path: str | os.PathLike[str], wanted: str | None = None) -> ExportFormat:
-    """Return the format that is wanted, or that a file's name says.
-
-    Raises:
-        ForetraceError: it is none, or the name says none.
-    """
+    """Return the format that is wanted, or that a file's name says. Raises ``ForetraceError``: it is none, or the name
+    says none."""
     listed = ", ".join(one.value for one in ExportFormat)
     if wanted is not None:
         try:

@@ -28,20 +28,13 @@ _CLEARED, _NEEDED = 1, 2
 """``TracePacket.SequenceFlags``: begin of a sequence's state, and that a packet needs it."""
 _TIMESTAMP, _PACKET = b"\x40", b"\x0a"
 """Keys of ``TracePacket.timestamp`` (field 8, varint) and ``Trace.packet`` (field 1, with its length)."""
-_BLOCK = 1 << 20
+_BLOCK = 1 << 20  # bytes written at once; chosen
 
 
 def write_perfetto(source: Replay | SimulatedJob, path: str | os.PathLike[str]) -> None:
-    """Write a job's timeline in Perfetto's protobuf form, with counts and with arrows from launches to kernels.
-
-    Args:
-        source: a replay, or a job as it was simulated (``prediction.simulated_job``).
-        path: a local file. One that is there is replaced if it is such a trace of foretrace. Times in it are
-            nanoseconds from the job's start.
-
-    Raises:
-        ForetraceError: the file cannot be written; the package ``perfetto`` is not installed.
-    """
+    """Write a job's timeline in Perfetto's protobuf form, with counts and with arrows from launches to kernels. A file
+    that is there is replaced if it is such a trace of foretrace. Times in it are ns from the job's start. Raises
+    ``ForetraceError``: the file cannot be written; the package ``perfetto`` is not installed."""
     messages = _messages()
     check_output(os.fspath(path), [], PERFETTO)
     job = source if isinstance(source, SimulatedJob) else replayed_job(source)
@@ -81,10 +74,11 @@ def _described(messages: Any, job: SimulatedJob) -> bytes:
 
 
 def _framed(body: bytes) -> bytes:
-    return _PACKET + _varint(len(body)) + body
+    return _PACKET + varint(len(body)) + body
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Return a number as protobuf writes it, seven bits a byte."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)
@@ -129,7 +123,7 @@ class _Process:
         yield self._interned()
         form = _TIMESTAMP
         for body, at in zip(place.tolist(), time.tolist(), strict=True):
-            yield _framed(form + _varint(at) + bodies[body])
+            yield _framed(form + varint(at) + bodies[body])
         yield from self._counters()
 
     def _packet(self) -> Any:

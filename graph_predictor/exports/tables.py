@@ -22,36 +22,35 @@ if TYPE_CHECKING:
 
 
 TABLE_ENDINGS = (".csv", ".parquet")
-_MOST_HEADER = 1 << 16
+_MOST_HEADER = 1 << 16  # bytes of a CSV file's first line; chosen
 
 Tables = Mapping[str, Callable[[], "pd.DataFrame"]]
 
 
 def write_table_file(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-    """Write a table whole or not at all, as CSV or Parquet by the name's ending.
-
-    Raises:
-        ForetraceError: it cannot be written, or is there and another table.
-    """
+    """Write a table whole or not at all, as CSV or Parquet by the name's ending. Raises ``ForetraceError``: it cannot
+    be written, or is there and another table."""
     name = os.fspath(path)
     check_output(name, [], TABLE_FILE)
-    if os.path.lexists(name) and os.path.getsize(name) and (there := _columns(name)) != [*map(str, table.columns)]:
+    if os.path.lexists(name) and os.path.getsize(name) and (there := table_columns(name)) != [*map(str, table.columns)]:
         listed = f"a table with other columns ({', '.join(there[:4])}…)" if there else "no such table"
         raise ForetraceError(f"{name} exists and is {listed}: it would be overwritten; remove it, or name another "
                              "output.")
+    write_frame(table if name.lower().endswith(".csv") else _plain(table), path)
+
+
+def write_frame(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Write a table whole or not at all, as CSV or Parquet by the name's ending. Raises ``ForetraceError``."""
     with whole_file(path) as stream:
-        if Path(name).suffix.lower() == ".csv":
+        if Path(path).suffix.lower() == ".csv":
             stream.write(table.to_csv(index=False).encode("utf-8", "replace"))
         else:
-            _plain(table).to_parquet(stream, index=False)
+            table.to_parquet(stream, index=False)
 
 
 def write_all_tables(tables: Tables, folder: str | os.PathLike[str], ending: str) -> Iterator[str]:
-    """Write every table into a folder, which is made; yield the paths as they are written.
-
-    Raises:
-        ForetraceError: one cannot be written.
-    """
+    """Write every table into a folder, which is made; yield the paths as they are written. Raises ``ForetraceError``:
+    one cannot be written."""
     path = Path(folder)
     try:
         path.mkdir(exist_ok=True)
@@ -71,7 +70,7 @@ def _plain(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(**{name: table[name].astype(str) for name in mixed}) if mixed else table
 
 
-def _columns(path: str) -> list[str]:
+def table_columns(path: str) -> list[str]:
     """Names of a table's columns; none of what is no table."""
     try:
         with open_input(path) as stream:
@@ -84,10 +83,7 @@ def _columns(path: str) -> list[str]:
 
 def write_scalars(scalars: Mapping[str, float], folder: str | os.PathLike[str], step: int = 0) -> None:
     """Write figures as TensorBoard scalars, at one step of its axis, beside what earlier runs wrote into the folder.
-
-    Raises:
-        ForetraceError: it cannot be written; tensorboardX is not installed.
-    """
+    Raises ``ForetraceError``: it cannot be written; tensorboardX is not installed."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError as error:
@@ -105,11 +101,8 @@ def write_scalars(scalars: Mapping[str, float], folder: str | os.PathLike[str], 
 
 
 def scalars_of(result: object) -> Mapping[str, float]:
-    """Return a result's figures by name; names are paths, which TensorBoard groups by.
-
-    Raises:
-        ForetraceError: it is no result that has any.
-    """
+    """Return a result's figures by name; names are paths, which TensorBoard groups by. Raises ``ForetraceError``: it is
+    no result that has any."""
     if isinstance(result, Prediction):
         return _of_prediction(result)
     if isinstance(result, Replay):

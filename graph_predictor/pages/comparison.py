@@ -9,7 +9,7 @@ from graph_predictor.check.verdict import GateOutcome, Status
 from graph_predictor.diff import result as diff_result
 from graph_predictor.diff.result import Difference
 from graph_predictor.figures import count, milliseconds, percent, signed_milliseconds, signed_percent
-from graph_predictor.pages.page import notes_part
+from graph_predictor.pages.page import Provenance, notes_part, provenance_section, sentence
 from graph_predictor.pages.parts import (
     Cell,
     Facts,
@@ -30,7 +30,6 @@ from graph_predictor.pages.parts import (
     text_column,
 )
 from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.pages.provenance import Provenance, provenance_section, sentence
 from graph_predictor.prediction.result import which_times
 from graph_predictor.reports.opportunities import Opportunities
 from graph_predictor.sweep import Sweep
@@ -172,7 +171,7 @@ def _change(before: float | None, now: float | None) -> Cell:
     return Cell(signed_percent(now / before - 1), now / before - 1)
 
 
-MOST_DRAWN = 60
+MOST_DRAWN = 60  # bars; chosen
 
 
 def opportunities_section(found: Opportunities) -> PageSection:
@@ -229,14 +228,8 @@ def interval_plot(key: str, caption: str, description: str, rows: Sequence[tuple
 
 
 def sweep_page(found: Sweep, shown: pd.DataFrame, what: str, where: Provenance) -> ReportPage:
-    """Return the page of a sweep.
-
-    Args:
-        found: all points.
-        shown: those that were asked for, in that order.
-        what: which they are, in words.
-        where: how it was made.
-    """
+    """Return the page of a sweep. ``shown`` are the points that were asked for, in that order; ``what`` says which in
+    words."""
     priced = shown[shown["step_time_us"].notna()].to_dict("records")
     refused = found.table[found.table["step_time_us"].isna()].to_dict("records")
     parts: list[Part] = [Facts([(count(len(found.table)), "points"), (count(len(priced)), "shown"),

@@ -16,7 +16,6 @@ from markupsafe import Markup
 
 from tracer.arrays import Bool, Int64
 
-_LEVEL = 6
 _PACKED_FROM = 4_000
 """JSON of more bytes is gzipped."""
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -48,7 +47,7 @@ def data_element(key: str, value: Any) -> Markup:
 
 def packed_element(key: str, content: bytes, form: str) -> Markup:
     """Return the element of some gzipped bytes; ``form`` says what they are."""
-    packed = base64.b64encode(gzip.compress(content, _LEVEL, mtime=0)).decode()
+    packed = base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
     return Markup('<script type="application/octet-stream" id="{}" data-form="{}">{}</script>').format(
         key, form, Markup(packed))
 
@@ -134,14 +133,8 @@ class EventNames:
 
 def pack(tracks: list[Track], names: EventNames, length_ns: int, *, most: int = MOST_EVENTS) -> tuple[
         PackedColumns, str]:
-    """Return the events of some tracks, and what is to be said of those that were merged.
-
-    Args:
-        tracks: in order; those without events are left out.
-        names: of their events.
-        length_ns: from the first to the last moment.
-        most: how many events may remain.
-    """
+    """Return the events of some tracks, and what is to be said of those that were merged. ``length_ns`` is from the
+    first to the last moment; ``most`` events may remain."""
     tracks = [track for track in tracks if len(track.start)]
     number = np.repeat(np.arange(len(tracks)), [len(track.start) for track in tracks])
     columns = {what: np.concatenate([getattr(track, what) for track in tracks] or [np.zeros(0, np.int64)])

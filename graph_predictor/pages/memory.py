@@ -51,15 +51,7 @@ class MemoryMoments:
 
 def memory_section(account: MemoryAccount | None = None, moments: Sequence[MemoryMoments] = (), *,
                    limit_bytes: float | None = None, device: str = "", more: Sequence[Part] = ()) -> PageSection:
-    """Return the section; without parts where nothing is known.
-
-    Args:
-        account: bytes at the fullest moment, by kind.
-        moments: memory over the step, by kind.
-        limit_bytes: what the device has, and ``device`` its name.
-        device: name of the device.
-        more: further parts.
-    """
+    """Return the section; without parts where nothing is known."""
     parts: list[Part] = []
     if account is not None and account.total > 0:
         parts += account_parts(account, limit_bytes, device)
@@ -122,13 +114,8 @@ INFERRED = "What measured memory holds is inferred from the phases it was handed
 
 def scenario_memory(scenario: Scenario, measured: MemoryTimeline | None = None,
                     traced: MemoryTimeline | None = None) -> PageSection:
-    """Return the memory section of a predicted step.
-
-    Args:
-        scenario: the step.
-        measured: memory that was recorded of it.
-        traced: memory of its program, where the step itself says nothing of it.
-    """
+    """Return the memory section of a predicted step. ``traced`` is the memory of its program, where the step itself
+    says nothing of it."""
     graphs = scenario.built.graphs
     account = memory_account(scenario)
     changed = bool(scenario.activation_factors or scenario.rewrites)
@@ -143,15 +130,8 @@ def scenario_memory(scenario: Scenario, measured: MemoryTimeline | None = None,
 
 def step_memory(account: MemoryAccount | None, device: DeviceSpec | None, measured: MemoryTimeline | None = None,
                 predicted: MemoryTimeline | None = None, *, batch: int | None = None) -> PageSection:
-    """Return the memory section of one step; without parts where nothing is known.
-
-    Args:
-        account: the predicted fullest moment.
-        device: the one it runs on, if known.
-        measured: memory that was recorded.
-        predicted: memory over the step as its program was traced.
-        batch: of the step, if known.
-    """
+    """Return the memory section of one step; without parts where nothing is known. ``account`` is the predicted fullest
+    moment, ``predicted`` the memory over the step as its program was traced."""
     limit, name = (None, "") if device is None else (device.memory_gb * 1e9 or None, device.name)
     of_gpu = limit if measured is None or measured.on_device else None
     said = [_fit(one, limit, name, what, batch) for one, limit, what in (

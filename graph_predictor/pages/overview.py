@@ -8,8 +8,7 @@ from dataclasses import asdict
 from graph_predictor.figures import count, milliseconds, small_percent
 from graph_predictor.pages.comparison import opportunities_section
 from graph_predictor.pages.memory import fullest, scenario_memory, step_memory
-from graph_predictor.pages.operations import operations_section, path_table
-from graph_predictor.pages.page import notes_part
+from graph_predictor.pages.page import Provenance, notes_part, provenance_section, sentence
 from graph_predictor.pages.parts import (
     Cell,
     Facts,
@@ -29,9 +28,7 @@ from graph_predictor.pages.parts import (
     text_column,
 )
 from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.pages.provenance import Provenance, provenance_section, sentence
-from graph_predictor.pages.ranks import ranks_section
-from graph_predictor.pages.roofline import roofline_section
+from graph_predictor.pages.sections import operations_section, path_table, ranks_section, roofline_section
 from graph_predictor.pages.timeline import timeline_section
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.replay import Replay, replay
@@ -53,7 +50,6 @@ COLOURS = {"host": "host", "launch": "launch", "compute": "compute", "memory cop
            "exposed communication": "comm", "waiting for rank": "waiting", "data loading": "loading", "sync": "sync",
            "bubble": "loading", "idle": "other", "busy": "compute"}
 """Colour of each bound."""
-SHOWN_SAVINGS = 5
 _LOSSES = {
     "events_read": "events read", "orphan_kernels": "GPU work without a recorded launch",
     "leading_orphans": "of these, before their stream's first launched work",
@@ -70,16 +66,11 @@ _LOSSES = {
 
 
 def predicted_overview(result: Prediction, *, loss: LossReport | None = None) -> PageSection:
-    """Return the overview of a prediction, of a recorded step as it is or of a changed one.
-
-    Args:
-        result: the prediction.
-        loss: of the traces it rests on.
-    """
+    """Return the overview of a prediction, of a recorded step as it is or of a changed one."""
     low, high = result.interval_us
     step = KeyFigure(f"Step {result.times}", f"{milliseconds(result.step_time_us * 1e3)} ms",
                      f"80% between {milliseconds(low * 1e3)} and {milliseconds(high * 1e3)} ms")
-    figures = [step, KeyFigure("Decided by", result.bound, _savings(result))]
+    figures = [step, KeyFigure("Decided by", result.bound, savings_line(result.savings_us, result.step_time_us))]
     if result.recorded is not None:
         # A recording leads with what was recorded, a changed step with what it takes.
         figures.insert(1 if result.edits else 0, recorded_figure(result.recorded))
@@ -170,7 +161,7 @@ def saving_table(found: Opportunities) -> list[Part]:
          text_column("then decides"), text_column("option of foretrace predict")],
         ([f"{o.name}{' (a bound: at most)' if o.bound else ''}", ms_cell(o.gain_us * 1e3), share_cell(o.gain),
           ms_cell(o.interval_us[0] * 1e3), ms_cell(o.interval_us[1] * 1e3), o.decides, o.option]
-         for o in found.found[:SHOWN_SAVINGS]),
+         for o in found.found[:5]),
         note=f"Of a step of {milliseconds(step * 1e3)} ms; gains do not add up.")]
 
 
@@ -193,10 +184,6 @@ def inspected_facts(found: Inspection) -> Facts:
     return Facts([(number, "operations" if what == "ops" else what) for number, what in facts])
 
 
-def _savings(result: Prediction) -> str:
-    return savings_line(result.savings_us, result.step_time_us)
-
-
 def _active(result: Prediction) -> str:
     low, high = result.gpu_active_interval_us
     return f"80% between {milliseconds(low * 1e3)} and {milliseconds(high * 1e3)} ms" if high else ""
@@ -208,18 +195,8 @@ QUICK_EVENTS = 40_000
 
 def report_page(job: Job, where: Provenance, *, step: str | None = None, profiled: bool = False,
                 traced: MemoryTimeline | None = None) -> ReportPage:
-    """Return the page of a job, recorded or traced by shapes.
-
-    Args:
-        job: what was read.
-        where: how it was made, for the last section.
-        step: only this recorded step.
-        profiled: times under the profiler.
-        traced: memory of its program, traced by shapes, to be shown beside what was measured.
-
-    Raises:
-        ForetraceError: there is nothing to show.
-    """
+    """Return the page of a job, recorded or traced by shapes. ``traced`` is the memory of its program, traced by
+    shapes, to be shown beside what was measured. Raises ``ForetraceError``: there is nothing to show."""
     if any(graph.meta.era == SHAPE_ONLY for graph in job.graphs):
         baseline = baseline_of(job, step)
         prediction = baseline.predict()
@@ -323,14 +300,7 @@ def _with_what_ifs(page: ReportPage, found: Opportunities | None) -> ReportPage:
 
 def prediction_page(result: Prediction, simulated: SimulatedStep, where: Provenance,
                     job: Job | None = None) -> ReportPage:
-    """Return the page of a prediction.
-
-    Args:
-        result: the prediction.
-        simulated: the job it is read off.
-        where: how it was made.
-        job: what was read, if it was traces.
-    """
+    """Return the page of a prediction."""
     return ReportPage(where.title, sentence(result.headline()), [
         predicted_overview(result), *simulated_sections(result, simulated), provenance_section(where, job, result)])
 

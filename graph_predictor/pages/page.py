@@ -3,10 +3,9 @@
 The file forbids itself everything but its own script and what that unpacks (a content security policy with the
 script's hash), so that no name of a kernel can run anything or load anything, whatever it holds.
 
-The libraries that draw plots and tables, as installed Python packages bring them: none is copied into this project.
-
-Vega (vl-convert-python) draws plots, DataTables (itables) makes long tables sortable. Both are put into a page once,
-gzipped, and unpacked when the first plot or table comes into view.
+Vega (vl-convert-python) draws plots, DataTables (itables) makes long tables sortable; none is copied into this project.
+Both are put into a page once, gzipped, and unpacked when the first plot or table comes into view. The last section says
+where every share of the time comes from, and what the page was made of.
 """
 
 from __future__ import annotations
@@ -15,15 +14,33 @@ import base64
 import functools
 import hashlib
 import os
-from collections.abc import Iterator
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import resources, util
 
 import jinja2
 from markupsafe import Markup
 
+from graph_predictor.check.measure import installed_version
+from graph_predictor.figures import part_percent
 from graph_predictor.pages.events import columns_element, data_element, packed_element
-from graph_predictor.pages.parts import PageNotes, PagePlot, PageSection, PageTable, ReportPage, TrackEvents
+from graph_predictor.pages.parts import (
+    Cell,
+    PageNotes,
+    PagePlot,
+    PageSection,
+    PageTable,
+    Part,
+    ReportPage,
+    TrackEvents,
+    table,
+    text_column,
+)
+from graph_predictor.pages.parts import PageColumn as Column
+from graph_predictor.prediction.result import Prediction
 from tracer.errors import ForetraceError
+from tracer.job import Job
 from tracer.lazy import vl_convert
 from tracer.output_file import whole_file
 from tracer.output_kind import PAGE, check_output
@@ -34,21 +51,14 @@ SHOWN_NOTES = 6
 
 
 def check_page(path: str, inputs: list[str]) -> None:
-    """Refuse a page that could not be written, before the long work.
-
-    Raises:
-        ForetraceError: with the reason: a package is missing, or the path holds something else.
-    """
+    """Refuse a page that could not be written, before the long work. Raises ``ForetraceError``: with the reason: a
+    package is missing, or the path holds something else."""
     check_installed()
     check_output(path, inputs, PAGE)
 
 
 def write_page(page: ReportPage, path: str | os.PathLike[str]) -> None:
-    """Write a page whole or not at all.
-
-    Raises:
-        ForetraceError: the file cannot be written.
-    """
+    """Write a page whole or not at all. Raises ``ForetraceError``: the file cannot be written."""
     text = render(page)
     with whole_file(path) as stream:
         stream.write(text.encode())
@@ -130,3 +140,52 @@ def table_script() -> bytes:
 def own_text(name: str) -> str:
     """Return a style sheet or script of this package."""
     return resources.files("graph_predictor.pages").joinpath("assets").joinpath(name).read_text(encoding="utf-8")
+
+
+_PACKAGES = ("foretrace", "numpy", "numba", "vl-convert-python", "itables")
+MOST_FILES = 64  # rows; chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What a page was made of: the sources as they were named, and the command."""
+
+    sources: tuple[str, ...]
+    command: str
+
+    @property
+    def title(self) -> str:
+        """Return the sources' last names: what a page is called."""
+        names = [source.rstrip("/").rpartition("/")[2] or source for source in self.sources[:3]]
+        return ", ".join(names) + (" …" if len(self.sources) > 3 else "")
+
+
+def provenance_section(where: Provenance, job: Job | None = None, result: Prediction | None = None,
+                       more: Sequence[Part] = ()) -> PageSection:
+    """Return the section."""
+    parts: list[Part] = []
+    if result is not None:
+        for key, caption, shares in (
+                ("sources", "Where the step's time comes from: all its host and device time, the surest first",
+                 result.sources),
+                ("kernel-sources", "Where the device's time comes from", result.kernel_sources)):
+            parts.append(table(key, caption, [text_column("source"), Column("share")],
+                               ([name, Cell(part_percent(share), share, share)] for name, share in shares.items())))
+    parts += more
+    if job is not None:
+        graphs = job.graphs[:MOST_FILES]
+        parts.append(table(
+            "files", "Traces" if len(graphs) == len(job.graphs) else f"Traces, the first {MOST_FILES:,}",
+            [Column("rank"), text_column("file", path=True), text_column("format"), text_column("device"),
+             text_column("PyTorch")],
+            ([str(g.meta.rank) if g.meta.rank >= 0 else "–", g.meta.source or "–", g.meta.era or "–",
+              g.meta.device or "not named", g.meta.torch_version or "not named"] for g in graphs)))
+    rows = [["command", where.command], *([name, installed_version(name) or "not installed"] for name in _PACKAGES),
+            ["Python", platform.python_version()]]
+    parts.append(table("made", "Made by", [text_column("what"), text_column("")], rows))
+    return PageSection("provenance", "Provenance", parts)
+
+
+def sentence(text: str) -> str:
+    """Return a headline as a sentence."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

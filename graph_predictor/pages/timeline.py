@@ -12,6 +12,7 @@ import numpy as np
 from graph_predictor.pages.events import KIND_CODE, EventNames, Track, pack
 from graph_predictor.pages.parts import PageSection, TrackEvents
 from graph_predictor.reports.ranks.report import median_step
+from graph_predictor.reports.ranks.stragglers import path_ranks
 from graph_predictor.reports.ranks.times import JobTimes, Window
 from graph_predictor.reports.timeline import carried, known_times, lanes
 from graph_predictor.simulation.engine import Path, path_back
@@ -72,9 +73,8 @@ class _Shown:
         if longest.at is not None and longest.length_ns:
             self.path = path_back(times.program, times.simulated, times.kinds, longest.at, longest.start_ns,
                                   across=True)
-        self.rank_of = times.program.kernel_rank()
         self.thread_of = times.program.item_thread()
-        self.on_path = np.zeros(len(self.rank_of), bool)
+        self.on_path = np.zeros(len(times.program.kernel_item), bool)
         self.item_on_path = np.zeros(len(self.thread_of), bool)
         if self.path is not None:
             self.on_path[self.path.kernel[self.path.kernel >= 0]] = True
@@ -162,14 +162,7 @@ class _Shown:
         path, times = self.path, self.times
         if path is None or not len(path.start_ns):
             return []
-        rank = np.full(len(path.start_ns), NONE, np.int64)
-        on_kernel, on_item = path.kernel >= 0, (path.kernel < 0) & (path.item >= 0)
-        rank[on_kernel] = self.rank_of[path.kernel[on_kernel]]
-        rank[on_item] = times.program.thread_rank[self.thread_of[path.item[on_item]]]
-        if (rank == NONE).any() and (rank != NONE).any():
-            # Before its first recorded call a rank was not there yet: it is the next segment's that came late.
-            rank[rank == NONE] = rank[np.flatnonzero(rank != NONE)[0]]
-        mine = np.flatnonzero(rank == window.rank)
+        mine = np.flatnonzero(path_ranks(times.program, path, NONE) == window.rank)
         graph = times.graphs[window.rank]
         codes = np.full(len(mine), NONE, np.int64)
         kernel, item = path.kernel[mine], path.item[mine]

@@ -345,11 +345,8 @@ def _without_modules(graphs: list[ExecutionGraph]) -> str:
 
 
 def choose_steps(steps: list[ReplayedStep], wanted: str | None) -> list[ReplayedStep]:
-    """The steps of that name, or of that number within each rank; all without a wish.
-
-    Raises:
-        ForetraceError: No rank has such a step.
-    """
+    """The steps of that name, or of that number within each rank; all without a wish. Raises ``ForetraceError``: No
+    rank has such a step."""
     if wanted is None:
         return list(steps)
     named = [s for s in steps if s.name == wanted]

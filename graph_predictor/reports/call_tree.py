@@ -56,12 +56,8 @@ class CallTree:
 
 
 def call_tree(replay: Replay, counted: Sequence[tuple[int, str]] | None = None) -> CallTree:
-    """Return the tree of a replay's steps that count.
-
-    Args:
-        replay: what was replayed.
-        counted: the steps by rank and name, where they are not all that count.
-    """
+    """Return the tree of a replay's steps that count. ``counted`` names them by rank and name, where they are not
+    all."""
     wanted = None if counted is None else set(counted)
     steps = [s for s in replay.steps if (s.counts if wanted is None else (s.rank, s.name) in wanted)]
     graphs = replay.graphs

@@ -22,10 +22,9 @@ from tracer.job import Job
 from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
 
-TOP = 10
 NOTHING = 5e-4
 """A gain of less than this share of the step is none."""
-LEAST_US = 1e-6
+LEAST_US = 1e-6  # avoids a division by zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ def candidates() -> list[CandidateEdit]:
             for name, value in values.items()]
 
 
-def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGraph], *, top: int = TOP,
+def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGraph], *, top: int = 10,
                   edits: Sequence[Edit] = ()) -> Opportunities:
     """The changes that would save most, each by itself.
 

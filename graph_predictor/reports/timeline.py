@@ -1,9 +1,4 @@
-"""Measured and simulated timelines side by side, as a Chrome trace that Perfetto and chrome://tracing open.
-
-Each rank gives two processes, "rank 0 measured" and "rank 0 simulated", with the same tracks: its steps, its host
-threads (operations and calls) and its streams. Arrows of the simulated one go from a launch to its kernel.
-
-The timeline of a simulated job, in parts that every format is written from.
+"""A job's timeline in parts that every format is written from, and as a Chrome trace that Perfetto opens.
 
 Each rank gives a process, "rank 0 simulated", and beside it, where its steps were measured, "rank 0 measured", with the
 same tracks: steps, host threads (operations and calls) and streams; arrows from a launch to its kernel; and counts of
@@ -38,17 +33,9 @@ _COMPRESSION = 3
 
 
 def write_timeline(replay: Replay | SimulatedJob, path: str | os.PathLike[str]) -> None:
-    """Write the timelines of a replay, or of any simulated job.
-
-    Args:
-        replay: A replay, or a job as it was simulated (``prediction.simulated_job``).
-        path: A local file; compressed if its name ends with ``.gz``. A timeline that is there is replaced, and only
-            once the new one is complete; other files are refused. Times in it are microseconds from the job's start,
-            with three decimals.
-
-    Raises:
-        ForetraceError: The file cannot be written.
-    """
+    """Write the timelines of a replay, or of any simulated job. The file is compressed if its name ends with ``.gz``. A
+    timeline that is there is replaced once the new one is complete; other files are refused. Times in it are µs from
+    the job's start, with three decimals. Raises ``ForetraceError``: The file cannot be written."""
     check_output(os.fspath(path), [], TIMELINE)
     write_events(timeline_events(replay), path)
 
@@ -179,17 +166,11 @@ def json_text(value: object) -> str:
 def known_times(recorded: Program, simulated: Simulated, pieces: HostSlices, ns: Float64, items: Int64, rows: Int64,
                 clock_ns: int) -> tuple[Int64, Int64]:
     """Return times of one thread that are known on the job's clock as recorded and as simulated, ns, both in order.
+    ``pieces`` is the host time of ``recorded``, ``ns`` what each piece takes; ``items`` are of the simulated program,
+    of one thread, ``rows`` the recorded items they are copies of; ``clock_ns`` leads from the rank's window to the
+    job's clock.
 
     An operation that takes no time after the edits begins and ends at one simulated moment.
-
-    Args:
-        recorded: the program as recorded.
-        simulated: the simulated times.
-        pieces: host time of ``recorded``.
-        ns: what each piece takes.
-        items: of the simulated program, of one thread.
-        rows: the recorded item that each of them is a copy of.
-        clock_ns: of the rank, from its window to the job's clock.
     """
     place = np.full(len(recorded.item_kind), -1, np.int64)
     place[rows] = np.arange(len(rows))

@@ -5,8 +5,7 @@
     axes ──> points ──(journal: which are done?)──> chunks ──(joblib: this machine, Dask, Ray)──> rows ──> table, plot
 """
 
-from graph_predictor.sweep.rows import Goal, feasible, ranked
-from graph_predictor.sweep.run import Sweep, sweep
+from graph_predictor.sweep.run import Goal, Sweep, feasible, ranked, sweep
 from graph_predictor.sweep.space import Axis, Point, SweepError, SweepSpace
 
 __all__ = ["Axis", "Goal", "Point", "Sweep", "SweepError", "SweepSpace", "feasible", "ranked", "sweep"]

@@ -7,7 +7,6 @@ The first line says what the points are of. A line that was cut off by a killed 
 
 from __future__ import annotations
 
-import csv
 import errno
 import os
 import stat
@@ -19,15 +18,14 @@ from typing import IO, Any
 import msgspec
 import pandas as pd
 
+from graph_predictor.exports.tables import table_columns
 from graph_predictor.sweep.space import SweepError
-from tracer.input_file import DecodeError, from_json, open_input
-from tracer.lazy import parquet, pyarrow
+from tracer.input_file import DecodeError, from_json
 from tracer.output_file import whole_file
 
 TABLES = (".parquet", ".csv")
 PLOTS = (".png", ".svg", ".pdf")
-MOST_LINES = 12
-_MOST_HEADER = 1 << 16
+MOST_LINES = 12  # chosen
 
 
 def check_table(path: str) -> None:
@@ -37,19 +35,8 @@ def check_table(path: str) -> None:
 
 def check_not_anothers(path: str) -> None:
     """Raise ``SweepError`` if the file is there and is no sweep's table."""
-    if os.path.lexists(path) and not {"step_time_us", "low_us", "high_us", "refused"} <= _columns(path):
+    if os.path.lexists(path) and not {"step_time_us", "low_us", "high_us", "refused"} <= set(table_columns(path)):
         raise SweepError(f"{path} exists and is no table of a sweep; remove it, or name another output.")
-
-
-def _columns(path: str) -> set[str]:
-    """Names of a table's columns; none of what is no table."""
-    try:
-        with open_input(path) as stream:
-            if Path(path).suffix.lower() == ".csv":
-                return set(next(csv.reader([stream.readline(_MOST_HEADER).decode()]), []))
-            return set(parquet.read_schema(stream).names)
-    except (OSError, ValueError, csv.Error, pyarrow.ArrowException):
-        return set()
 
 
 def check_plot(path: str) -> None:
@@ -59,19 +46,6 @@ def check_plot(path: str) -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise SweepError("Plots need matplotlib; install it with: pip install 'foretrace[plot]'.") from None
-
-
-def write_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-    """Write it whole or not at all, as Parquet or CSV by its name.
-
-    Raises:
-        ForetraceError: it cannot be written.
-    """
-    with whole_file(path) as stream:
-        if Path(path).suffix.lower() == ".csv":
-            stream.write(table.to_csv(index=False).encode())
-        else:
-            table.to_parquet(stream, index=False)
 
 
 def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
@@ -90,11 +64,8 @@ def write_plot(table: pd.DataFrame, axes: tuple[str, ...], path: str) -> None:
 
 
 def draw_sweep(table: pd.DataFrame, axes: tuple[str, ...], chart: Any = None) -> Any:
-    """Draw the same into matplotlib's ``Axes``, new ones by default; return them.
-
-    Raises:
-        SweepError: as ``write_plot``; matplotlib is not installed.
-    """
+    """Draw the same into matplotlib's ``Axes``, new ones by default; return them. Raises ``SweepError``: as
+    ``write_plot``; matplotlib is not installed."""
     priced = table[table["step_time_us"].notna()]
     numbers = [name for name in axes if pd.api.types.is_numeric_dtype(table[name]) and table[name].nunique() > 1]
     if priced.empty or not numbers:
@@ -176,11 +147,8 @@ class Journal:
         self._file.close()
 
     def add(self, rows: dict[str, dict[str, Any]]) -> None:
-        """Keep finished points' rows, by their keys; they are on the disk when this returns.
-
-        Raises:
-            SweepError: they cannot be written.
-        """
+        """Keep finished points' rows, by their keys; they are on the disk when this returns. Raises ``SweepError``:
+        they cannot be written."""
         lines = b"".join(msgspec.json.encode({"key": key, "row": row}) + b"\n" for key, row in rows.items())
         self._write(lines)
         self.rows.update(rows)

@@ -1,4 +1,4 @@
-"""Running a sweep: chunks of points on this machine's processes, or an existing cluster's."""
+"""Running a sweep: chunks of points on this machine or a cluster, each point a row of the table."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -15,20 +16,93 @@ from typing import Any
 import pandas as pd
 from joblib import Parallel, delayed, parallel_config
 
+from graph_predictor.exports.tables import write_frame
 from graph_predictor.prediction.edited_repeats import HOSTS_KEPT
+from graph_predictor.prediction.result import Prediction
 from graph_predictor.request.study import Study, is_script, read_source
-from graph_predictor.sweep.files import Journal, draw_sweep, write_table
-from graph_predictor.sweep.rows import COLUMNS, row
+from graph_predictor.sweep.files import Journal, draw_sweep
 from graph_predictor.sweep.space import Point, SweepError, SweepSpace
 from kernel_models.device_choice import find_device
 from kernel_models.profile import load_profile
 from tracer.cluster.engines import dask_client, ray_connection
 from tracer.cluster.forked import ForkedWorkers, cores
 from tracer.cluster.workers import Failed
+from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.input_file import open_anywhere
 from tracer.job import Job, read_job
 from tracer.shown import Shown
+
+COLUMNS = ("times", "step_time_us", "low_us", "high_us", "gpu_active_us", "bound", "ranks", "items_per_second",
+           "mfu", "peak_memory_bytes", "cost_per_step", "cost_per_million_items", "measured_share", "warnings",
+           "refused")
+"""After the axes' columns. ``times`` says whether they are under the profiler or without it. Times in µs with the ends
+of the 80% interval; ``measured_share`` of the step time rests on measured durations; ``refused`` says why a point was
+not priced, and is empty for the others."""
+
+
+def row(study: Study, point: Point, price_per_hour: float | None) -> dict[str, Any]:
+    """Predict one point: plain values by column."""
+    try:
+        result = study.predict(point.configuration, price_per_hour=price_per_hour, path=False)
+    except ForetraceError as error:
+        return {**point.values, **dict.fromkeys(COLUMNS), "refused": " ".join(str(error).split())}
+    return {**point.values, **_results(result)}
+
+
+def _results(result: Prediction) -> dict[str, Any]:
+    items = result.items_per_second
+    cost = result.cost_per_step
+    per_step = None if items is None else items * result.step_time_us / 1e6
+    return {
+        "times": result.times, "step_time_us": result.step_time_us, "low_us": result.interval_us[0],
+        "high_us": result.interval_us[1],
+        "gpu_active_us": result.gpu_active_us, "bound": result.bound, "ranks": len(result.per_rank),
+        "items_per_second": items, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,
+        "cost_per_step": cost,
+        "cost_per_million_items": None if cost is None or not per_step else cost / per_step * 1e6,
+        "measured_share": result.sources.get("measured", 0.0), "warnings": " ".join(result.warnings), "refused": "",
+    }
+
+
+class Goal(str, Enum):
+    """The measure by which points are ranked."""
+
+    THROUGHPUT = "throughput"
+    TIME = "time"
+    COST = "cost"
+
+
+_COLUMN = {Goal.THROUGHPUT: ("items_per_second", False), Goal.TIME: ("step_time_us", True)}
+_COSTS = ("cost_per_million_items", "cost_per_step")
+
+
+def feasible(table: pd.DataFrame, memory_limit: float | None = None) -> pd.DataFrame:
+    """The points that were priced and fit. ``memory_limit`` is bytes of a device; points of unknown peak memory are
+    kept."""
+    kept = table[table["step_time_us"].notna()]
+    if memory_limit is None:
+        return kept
+    return kept[~(kept["peak_memory_bytes"].astype(float) > memory_limit)]
+
+
+def ranked(table: pd.DataFrame, goal: Goal, memory_limit: float | None = None) -> pd.DataFrame:
+    """The feasible points, the best first. Raises ``SweepError``: nothing says how good a point is."""
+    kept = feasible(table, memory_limit)
+    if goal is Goal.COST:
+        column = next((name for name in _COSTS if kept[name].notna().any()), None)
+        if column is None and len(kept):
+            raise SweepError("No point has a cost; give the price of a device and hour with --price.")
+        up = True
+    else:
+        column, up = _COLUMN[goal]
+        if len(kept) and not kept[column].notna().any():
+            raise SweepError("No point says how many samples a step has; name the batch with --set batch=OLD:NEW,…, "
+                             "or rank by time.")
+    if not len(kept):
+        return kept
+    return kept.sort_values(str(column), ascending=up, kind="stable", na_position="last")
+
 
 LOCAL, DASK, RAY = "local", "dask", "ray"
 BACKENDS = (LOCAL, DASK, RAY)
@@ -64,11 +138,7 @@ class SweepSource:
     step_region: str | None = None
 
     def study(self, job: Job | None = None) -> Study:
-        """Read it.
-
-        Raises:
-            ForetraceError: it cannot be read.
-        """
+        """Read it. Raises ``ForetraceError``: it cannot be read."""
         script = self.paths[0] if is_script(self.paths, self.step_region) else None
         if job is None and script is None:
             job = read_source(self.paths, self.window, read=self._read)
@@ -113,10 +183,7 @@ class Sweep(Shown):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw step times with their intervals over the axis that has most numbers; a line for each of the others.
-
-        Raises:
-            SweepError: there is nothing to plot, or nothing to plot with.
-        """
+        Raises ``SweepError``: there is nothing to plot, or nothing to plot with."""
         return draw_sweep(self.table, self.axes, ax)
 
 
@@ -170,7 +237,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
         axes = tuple(axis.title for axis in space.axes)
         table = pd.DataFrame([rows[point.key] for point in points], columns=[*axes, *COLUMNS])
         if output is not None and journal is not None:
-            write_table(table, output)
+            write_frame(table, output)
             journal.remove()
     return Sweep(table, axes, resumed)
 

@@ -63,11 +63,8 @@ class Axis:
 
     @classmethod
     def sizes(cls, text: str) -> Axis:
-        """Parse "batch=8,16,32" or "batch=32:8,16", 32 being the recorded size.
-
-        Raises:
-            SweepError: it is written in another way.
-        """
+        """Parse "batch=8,16,32" or "batch=32:8,16", 32 being the recorded size. Raises ``SweepError``: it is written in
+        another way."""
         match = _SIZE.fullmatch(text.strip().replace(" ", ""))
         if match is None:
             raise SweepError(f"{text!r} names no sizes: write them like batch=8,16,32, or batch=32:8,16 with the "
@@ -77,11 +74,7 @@ class Axis:
 
     @classmethod
     def texts(cls, name: str, text: str) -> Axis:
-        """Parse values with commas between them.
-
-        Raises:
-            SweepError: a value is empty or none of its kind.
-        """
+        """Parse values with commas between them. Raises ``SweepError``: a value is empty or none of its kind."""
         parts = [part.strip() for part in text.split(",")]
         option = "--" + name.replace("_", "-")
         if not all(parts):
@@ -177,11 +170,7 @@ class SweepSpace:
 
 
 def data_parallel(world_size: int) -> str | None:
-    """The plan of a data-parallel job; None for one rank.
-
-    Raises:
-        SweepError: it is no number of ranks.
-    """
+    """The plan of a data-parallel job; None for one rank. Raises ``SweepError``: it is no number of ranks."""
     if not 1 <= world_size <= MOST_RANKS:
         raise SweepError(f"--world-size {str(world_size)[:20]} is no number of ranks; give 1 to {MOST_RANKS:,}.")
     return f"ddp={world_size}" if world_size > 1 else None

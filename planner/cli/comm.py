@@ -15,8 +15,16 @@ import numpy as np
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
-from graph_predictor.cli.options import Debug, Json, Paths, Scheduler, StepRegion, Window, Workers, shared
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import (
+    Json,
+    Paths,
+    Scheduler,
+    StepRegion,
+    Window,
+    Workers,
+    in_one_sentence,
+    shared,
+)
 from graph_predictor.comm import clusters, contention, recorded_calls, traffic
 from graph_predictor.comm import report as comm_report
 from graph_predictor.comm.traffic import bytes_text
@@ -43,6 +51,7 @@ SWEEP = ("1KiB", "64MiB")
 
 
 @comm.command("backends")
+@in_one_sentence
 def backends(
     files: Annotated[list[str], typer.Argument(
         metavar="[NAME=]FILE...", help="Profiles of 'comm fit', or logs and tables as it takes them; NAME is the "
@@ -53,44 +62,43 @@ def backends(
     collective: Annotated[str | None, shared("--collective", "where a log does not say")] = None,
     dtype: Annotated[str, shared("--dtype", "where a log does not say")] = "float32",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Join measured backends of one cluster: each is an option that --comm-choices has for every collective.
 
     foretrace comm backends nccl=all_reduce.log custom.parquet mpi=osu.txt -o choices.json --topology dgx-h200 --ranks 8
     """
-    with one_sentence(debug):
-        named = [_named(text) for text in files]
-        check_output(out, [path for _, path in named], COMM_PROFILE)
-        known = {path: collectives.CommProfile.load(path) for _, path in named if _is_profile(path)}
-        where = next((each.topology for each in known.values()), None)
-        if topology:
-            where = collectives_topology.find_topology(topology)
-        if where is None:
-            raise collectives.CommError("Nothing says where the collectives were measured; give --topology.")
-        hints = measurements.Hints(ranks, None, collectives.collective_kind(collective) if collective else None,
-                                   call.dtype_name(dtype))
-        joined = collectives.CommProfile(where)
-        with working("Fitting"):
-            for name, path in named:
-                one = known.get(path) or _fitted(path, replace(hints, backend=name or hints.backend), where)
-                _add(joined, one, name if path in known else "", path)
-        joined.save(out)
-        rows = [(name, sorted({CollectiveKind(key[0]).label for key in of.fitted.pieces}),
-                 sorted({key[2] for key in of.fitted.pieces})) for name, of in joined.backends.items()]
-        if json:
-            print_json({"profile": out, "topology": where.name, "sources": joined.sources, "backends": [
-                {"backend": name, "collectives": kinds, "ranks": sizes} for name, kinds, sizes in rows]})
-            return
-        report = Report()
-        report.table(f"Backends on {where.name}", [
-            Column("backend", name=True, whole=True), Column("collectives", name=True), Column("ranks")],
-            [[name, ", ".join(kinds), ", ".join(map(count, sizes))] for name, kinds, sizes in rows])
-        report.line()
-        report.line(f"Profile in {out}; give it to --comm-choices.")
+    named = [_named(text) for text in files]
+    check_output(out, [path for _, path in named], COMM_PROFILE)
+    known = {path: collectives.CommProfile.load(path) for _, path in named if _is_profile(path)}
+    where = next((each.topology for each in known.values()), None)
+    if topology:
+        where = collectives_topology.find_topology(topology)
+    if where is None:
+        raise collectives.CommError("Nothing says where the collectives were measured; give --topology.")
+    hints = measurements.Hints(ranks, None, collectives.collective_kind(collective) if collective else None,
+                               call.dtype_name(dtype))
+    joined = collectives.CommProfile(where)
+    with working("Fitting"):
+        for name, path in named:
+            one = known.get(path) or _fitted(path, replace(hints, backend=name or hints.backend), where)
+            _add(joined, one, name if path in known else "", path)
+    joined.save(out)
+    rows = [(name, sorted({CollectiveKind(key[0]).label for key in of.fitted.pieces}),
+             sorted({key[2] for key in of.fitted.pieces})) for name, of in joined.backends.items()]
+    if json:
+        print_json({"profile": out, "topology": where.name, "sources": joined.sources, "backends": [
+            {"backend": name, "collectives": kinds, "ranks": sizes} for name, kinds, sizes in rows]})
+        return
+    report = Report()
+    report.table(f"Backends on {where.name}", [
+        Column("backend", name=True, whole=True), Column("collectives", name=True), Column("ranks")],
+        [[name, ", ".join(kinds), ", ".join(map(count, sizes))] for name, kinds, sizes in rows])
+    report.line()
+    report.line(f"Profile in {out}; give it to --comm-choices.")
 
 
 @comm.command("predict")
+@in_one_sentence
 def predict(
     collective: Annotated[str, typer.Argument(metavar="COLLECTIVE", help="Such as all_reduce or all_to_all.")],
     size: Annotated[str | None, typer.Option("--bytes", metavar="SIZE",
@@ -109,82 +117,81 @@ def predict(
     oversubscription: Annotated[float | None, typer.Option(help="Of the network; 1 is full bisection.")] = None,
     sharing: Annotated[int, typer.Option(min=1, help="So many such collectives share the same links at once.")] = 1,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Predict the time of one collective, with its breakdown."""
-    with one_sentence(debug):
-        kind = collectives.collective_kind(collective)
-        model, where = clusters.profile_on(comm_profile, topology, oversubscription)
-        payload, members = _payload(kind, size, sizes)
-        if group is not None and ranks is not None:
-            raise collectives.CommError("Ranks are given twice; give --group or --ranks.")
-        count_of = ranks if ranks is not None else members if members is not None else where.gpus
-        placement = where.place(traffic.parse_ranks(group)) if group else where.first(count_of)
-        if members is not None and placement.ranks != members:
-            raise collectives.CommError(f"--sizes has {members} ranks and the group has {placement.ranks}; give a size "
-                                        "for each.")
-        if dtype is None:
-            measured = model.measured_dtypes(kind, backend)
-            dtype = measured[0] if len(measured) == 1 else "bfloat16"
-        call = collectives.CollectiveCall(kind, payload, placement, collectives_call.dtype_name(dtype))
-        on = collectives.CollectiveModel(where, model, backend)
-        if algorithm is not None:
-            names = {a.label: a for a in datasheet.Algorithm}
-            if algorithm.lower() not in names:
-                raise collectives.CommError(f"{algorithm!r} is no algorithm; it is one of {', '.join(names)}.")
-            formulas_alone = datasheet.DatasheetModel(where, names[algorithm.lower()])
-            times = formulas_alone.predict(collectives.CollectiveBatch.from_calls([call]))
-            if times.level[0] == int(collectives_call.Level.UNKNOWN):
-                raise collectives.CommError(f"A {kind.label} of this group cannot be done by {algorithm}; leave "
-                                            f"--algorithm out.")
-        else:
-            times = collectives.price_calls([call], on)
-        if sharing > 1:
-            tiny = replace(call, payload_bytes=min(payload, 1.0))
-            times = price.shared_times(times, collectives.price_calls([tiny], on), sharing)
-        time_us = float(times.time_us[0])
-        level = collectives_call.Level(int(times.level[0]))
-        nothing = level is collectives_call.Level.NOTHING_TO_DO
-        checked = (sharing == 1 and algorithm is None
-                   and model.interval_checked(kind, placement, level, backend, on=where))
-        algbw = payload / time_us * 1e-3 if time_us else 0.0
-        busbw = algbw * collectives.bus_factor(kind, placement.ranks)
-        ways = [] if nothing else datasheet.lines(where, kind, datasheet.RankGroup(
-            placement.ranks, placement.nodes, placement.widest, placement.narrowest))
-        values: dict[str, Any] = {
-            "time_us": time_us, "interval_us": [float(times.low_us[0]), float(times.high_us[0])],
-            "interval": "checked" if checked else "assumed", "source": level.source.label, "level": level.label,
-            "algorithm": datasheet.algorithm_label(int(times.algorithm[0])) or None,
-            "busbw_gbps": busbw, "algbw_gbps": algbw, "collective": kind.label,
-            "payload_bytes": payload, "dtype": dtype, "ranks": placement.ranks, "per_node": list(placement.per_node),
-            "topology": where.name, "sharing": sharing, "overlap": _overlap(where, busbw),
-            "breakdown": [{"algorithm": way.algorithm.label, "protocol": way.protocol.label,
-                           "latency_us": way.latency_us, "transfer_us": way.us_per_byte * payload,
-                           "time_us": way.latency_us + way.us_per_byte * payload} for way in ways]}
-        if json:
-            print_json(values)
-            return
-        report = Report()
-        low, high = values["interval_us"]
-        what = f"{kind.label} of {traffic.bytes_text(payload)} over {placement.ranks} ranks on {where.name}"
-        if nothing:
-            report.line(f"{what}: 0 µs; nothing is launched.")
-            return
-        certainty = "80% certainty" if checked else "an assumed certainty of 80%"
-        report.line(f"{what}: {time_us:,.1f} µs ({low:,.1f}–{high:,.1f} with {certainty}), from {level.label}.")
-        report.line(f"Algorithmic bandwidth {algbw:,.1f} GB/s, bus bandwidth {busbw:,.1f} GB/s.")
-        if values["overlap"]:
-            report.line(f"Beside it, computation takes up to {values['overlap']['compute_bound']:.2f} times as long, "
-                        f"and what memory bounds {values['overlap']['memory_bound']:.2f} times.")
-        report.table("By formula from published constants (µs)", [
-            Column("algorithm", name=True), Column("protocol", name=True), Column("latency"), Column("transfer"),
-            Column("together")], [
-            [row["algorithm"], row["protocol"], *(f"{row[name]:,.1f}" for name in (
-                "latency_us", "transfer_us", "time_us"))]
-            for row in sorted(values["breakdown"], key=lambda row: row["time_us"])])
+    kind = collectives.collective_kind(collective)
+    model, where = clusters.profile_on(comm_profile, topology, oversubscription)
+    payload, members = _payload(kind, size, sizes)
+    if group is not None and ranks is not None:
+        raise collectives.CommError("Ranks are given twice; give --group or --ranks.")
+    count_of = ranks if ranks is not None else members if members is not None else where.gpus
+    placement = where.place(traffic.parse_ranks(group)) if group else where.first(count_of)
+    if members is not None and placement.ranks != members:
+        raise collectives.CommError(f"--sizes has {members} ranks and the group has {placement.ranks}; give a size "
+                                    "for each.")
+    if dtype is None:
+        measured = model.measured_dtypes(kind, backend)
+        dtype = measured[0] if len(measured) == 1 else "bfloat16"
+    call = collectives.CollectiveCall(kind, payload, placement, collectives_call.dtype_name(dtype))
+    on = collectives.CollectiveModel(where, model, backend)
+    if algorithm is not None:
+        names = {a.label: a for a in datasheet.Algorithm}
+        if algorithm.lower() not in names:
+            raise collectives.CommError(f"{algorithm!r} is no algorithm; it is one of {', '.join(names)}.")
+        formulas_alone = datasheet.DatasheetModel(where, names[algorithm.lower()])
+        times = formulas_alone.predict(collectives.CollectiveBatch.from_calls([call]))
+        if times.level[0] == int(collectives_call.Level.UNKNOWN):
+            raise collectives.CommError(f"A {kind.label} of this group cannot be done by {algorithm}; leave "
+                                        f"--algorithm out.")
+    else:
+        times = collectives.price_calls([call], on)
+    if sharing > 1:
+        tiny = replace(call, payload_bytes=min(payload, 1.0))
+        times = price.shared_times(times, collectives.price_calls([tiny], on), sharing)
+    time_us = float(times.time_us[0])
+    level = collectives_call.Level(int(times.level[0]))
+    nothing = level is collectives_call.Level.NOTHING_TO_DO
+    checked = (sharing == 1 and algorithm is None
+               and model.interval_checked(kind, placement, level, backend, on=where))
+    algbw = payload / time_us * 1e-3 if time_us else 0.0
+    busbw = algbw * collectives.bus_factor(kind, placement.ranks)
+    ways = [] if nothing else datasheet.lines(where, kind, datasheet.RankGroup(
+        placement.ranks, placement.nodes, placement.widest, placement.narrowest))
+    values: dict[str, Any] = {
+        "time_us": time_us, "interval_us": [float(times.low_us[0]), float(times.high_us[0])],
+        "interval": "checked" if checked else "assumed", "source": level.source.label, "level": level.label,
+        "algorithm": datasheet.algorithm_label(int(times.algorithm[0])) or None,
+        "busbw_gbps": busbw, "algbw_gbps": algbw, "collective": kind.label,
+        "payload_bytes": payload, "dtype": dtype, "ranks": placement.ranks, "per_node": list(placement.per_node),
+        "topology": where.name, "sharing": sharing, "overlap": _overlap(where, busbw),
+        "breakdown": [{"algorithm": way.algorithm.label, "protocol": way.protocol.label,
+                       "latency_us": way.latency_us, "transfer_us": way.us_per_byte * payload,
+                       "time_us": way.latency_us + way.us_per_byte * payload} for way in ways]}
+    if json:
+        print_json(values)
+        return
+    report = Report()
+    low, high = values["interval_us"]
+    what = f"{kind.label} of {traffic.bytes_text(payload)} over {placement.ranks} ranks on {where.name}"
+    if nothing:
+        report.line(f"{what}: 0 µs; nothing is launched.")
+        return
+    certainty = "80% certainty" if checked else "an assumed certainty of 80%"
+    report.line(f"{what}: {time_us:,.1f} µs ({low:,.1f}–{high:,.1f} with {certainty}), from {level.label}.")
+    report.line(f"Algorithmic bandwidth {algbw:,.1f} GB/s, bus bandwidth {busbw:,.1f} GB/s.")
+    if values["overlap"]:
+        report.line(f"Beside it, computation takes up to {values['overlap']['compute_bound']:.2f} times as long, "
+                    f"and what memory bounds {values['overlap']['memory_bound']:.2f} times.")
+    report.table("By formula from published constants (µs)", [
+        Column("algorithm", name=True), Column("protocol", name=True), Column("latency"), Column("transfer"),
+        Column("together")], [
+        [row["algorithm"], row["protocol"], *(f"{row[name]:,.1f}" for name in (
+            "latency_us", "transfer_us", "time_us"))]
+        for row in sorted(values["breakdown"], key=lambda row: row["time_us"])])
 
 
 @comm.command("fit")
+@in_one_sentence
 def fit(
     logs: Annotated[list[str], typer.Argument(
         metavar="LOG...", help="Output of nccl-tests, rccl-tests, PARAM, OSU's MPI benchmarks or ucc_perftest, tables, "
@@ -201,25 +208,24 @@ def fit(
     system: Annotated[str | None, typer.Option(metavar="NAME", help="Only rows of this system or cluster, as the table "
                                                                     "names it.")] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Fit a profile of collectives to measurements."""
-    with one_sentence(debug):
-        check_output(out, logs, COMM_PROFILE)
-        where = collectives_topology.find_topology(topology)
-        hints = measurements.Hints(ranks, per_node, collectives.collective_kind(collective) if collective else None,
-                                   collectives_call.dtype_name(dtype), backend)
-        with working("Reading"):
-            parts = [read_measurements(path, hints, where) for path in logs]
-        rows, notes = measurements.of_cluster(measurements.join(parts), where, gpu, system)
-        with working("Fitting"):
-            read_of = (f"{Path(path).name}: {len(part)} measurements" for path, part in zip(logs, parts, strict=True))
-            profile = collectives.CommProfile.fit(rows, where, [*read_of, *notes])
-        profile.save(out)
-        report_fit(profile, rows, out, [*rows.notes, *notes], json)
+    check_output(out, logs, COMM_PROFILE)
+    where = collectives_topology.find_topology(topology)
+    hints = measurements.Hints(ranks, per_node, collectives.collective_kind(collective) if collective else None,
+                               collectives_call.dtype_name(dtype), backend)
+    with working("Reading"):
+        parts = [read_measurements(path, hints, where) for path in logs]
+    rows, notes = measurements.of_cluster(measurements.join(parts), where, gpu, system)
+    with working("Fitting"):
+        read_of = (f"{Path(path).name}: {len(part)} measurements" for path, part in zip(logs, parts, strict=True))
+        profile = collectives.CommProfile.fit(rows, where, [*read_of, *notes])
+    profile.save(out)
+    report_fit(profile, rows, out, [*rows.notes, *notes], json)
 
 
 @comm.command("bench")
+@in_one_sentence
 def bench(
     out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
     processes: Annotated[int, typer.Option(min=2, help="Ranks on this host.")] = RANKS_OF_BENCH,
@@ -233,27 +239,26 @@ def bench(
     topology: Annotated[str, shared("--topology", "what this host is")] = "cpu",
     table: Annotated[str | None, typer.Option(metavar="FILE.jsonl", help="Keep the measurements as well.")] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Measure collectives on this host under torchrun, and fit a profile to them. Needs PyTorch."""
-    with one_sentence(debug):
-        check_output(out, [], COMM_PROFILE)
-        if table is not None:
-            check_output(table, [], MEASUREMENTS)
-        where = collectives_topology.find_topology(topology)
-        kinds = tuple(collectives.collective_kind(name).label
-                      for name in collective) if collective else comm_bench.BENCH_KINDS
-        ends = int(traffic.parse_bytes(smallest)), int(traffic.parse_bytes(largest))
-        plan = comm_bench.BenchPlan(kinds, comm_bench.sweep_sizes(*ends, per_octave), backend, dtype, rounds)
-        with tempfile.TemporaryDirectory() as folder, working("Measuring"):
-            rows = collectives_logs.read_log(str(comm_bench.run_bench(
-                plan, processes, table or os.path.join(folder, "table.jsonl"))))
-        profile = collectives.CommProfile.fit(rows, where, [f"swept here with {processes} processes, {rounds} rounds"])
-        profile.save(out)
-        report_fit(profile, rows, out, rows.notes, json)
+    check_output(out, [], COMM_PROFILE)
+    if table is not None:
+        check_output(table, [], MEASUREMENTS)
+    where = collectives_topology.find_topology(topology)
+    kinds = tuple(collectives.collective_kind(name).label
+                  for name in collective) if collective else comm_bench.BENCH_KINDS
+    ends = int(traffic.parse_bytes(smallest)), int(traffic.parse_bytes(largest))
+    plan = comm_bench.BenchPlan(kinds, comm_bench.sweep_sizes(*ends, per_octave), backend, dtype, rounds)
+    with tempfile.TemporaryDirectory() as folder, working("Measuring"):
+        rows = collectives_logs.read_log(str(comm_bench.run_bench(
+            plan, processes, table or os.path.join(folder, "table.jsonl"))))
+    profile = collectives.CommProfile.fit(rows, where, [f"swept here with {processes} processes, {rounds} rounds"])
+    profile.save(out)
+    report_fit(profile, rows, out, rows.notes, json)
 
 
 @comm.command("tune")
+@in_one_sentence
 def tune(
     profiles: Annotated[list[str], typer.Argument(metavar="PROFILE...", help="Files of 'comm fit', several backends.")],
     trace: Annotated[list[str] | None, typer.Option(
@@ -264,49 +269,48 @@ def tune(
     csv: Annotated[str | None, typer.Option(
         metavar="FILE.csv", help="Write NCCL's best algorithms for its tuner plugin (by formula).")] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Compare backends for each operation, size and group; show winners, crossovers and the step time gained."""
-    with one_sentence(debug):
-        for path, form in ((out, CHOICES), (csv, TUNER)):
-            if path is not None:
-                check_output(path, profiles, form)
-        loaded = [collectives.CommProfile.load(path) for path in profiles]
-        measured = tuner.backends_of(loaded)
-        groups = tuner.measured_groups(loaded)
-        machines = {each.topology.node.device: f"{Path(path).name} of {each.topology.node.name} "
-                                               f"({each.topology.node.device})"
-                    for path, each in zip(profiles, loaded, strict=True)}
-        notes = [f"The profiles are of different machines: {', '.join(machines.values())}."] * (len(machines) > 1)
-        choices: list[tuner.TunedChoice] = []
-        changes: list[tuner.Crossover] = []
-        for kind, placement, low, high in groups:
-            sizes = [2.0**i for i in range(max(int(low - 1).bit_length(), 0), int(high).bit_length())]
-            choices += tuner.choose(measured, kind, placement, sizes or [low], default=default)
-            if high > low:
-                changes += tuner.crossovers(measured, kind, placement, low, high, default=default)
-        tuned = None
-        if trace:
-            with working("Simulating"):
-                recorded = read(trace, step_region=step_region)
-                tuned = tuned_workload.tune_workload(
-                    build.build_program(recorded.graphs), measured, loaded[0].topology, default)
-        values: dict[str, Any] = {"backends": list(measured), "choices": [c.to_json() for c in choices],
-                                  "crossovers": [c.to_json() for c in changes], "workload": tuned_json(tuned),
-                                  "notes": [*notes, *(tuned.notes if tuned else ())]}
-        if out is not None:
-            with output_file.whole_file(out) as stream:
-                stream.write(msgspec.json.format(msgspec.json.encode(_finite(values)), indent=2) + b"\n")
-        if csv is not None:
-            with output_file.whole_file(csv) as stream:
-                stream.write(tuner.nccl_tuner_csv(loaded[0].topology, [(k, p) for k, p, _, _ in groups]).encode())
-        if json:
-            print_json(values)
-        else:
-            report_tuning(list(measured), choices, changes, tuned, notes)
+    for path, form in ((out, CHOICES), (csv, TUNER)):
+        if path is not None:
+            check_output(path, profiles, form)
+    loaded = [collectives.CommProfile.load(path) for path in profiles]
+    measured = tuner.backends_of(loaded)
+    groups = tuner.measured_groups(loaded)
+    machines = {each.topology.node.device: f"{Path(path).name} of {each.topology.node.name} "
+                                           f"({each.topology.node.device})"
+                for path, each in zip(profiles, loaded, strict=True)}
+    notes = [f"The profiles are of different machines: {', '.join(machines.values())}."] * (len(machines) > 1)
+    choices: list[tuner.TunedChoice] = []
+    changes: list[tuner.Crossover] = []
+    for kind, placement, low, high in groups:
+        sizes = [2.0**i for i in range(max(int(low - 1).bit_length(), 0), int(high).bit_length())]
+        choices += tuner.choose(measured, kind, placement, sizes or [low], default=default)
+        if high > low:
+            changes += tuner.crossovers(measured, kind, placement, low, high, default=default)
+    tuned = None
+    if trace:
+        with working("Simulating"):
+            recorded = read(trace, step_region=step_region)
+            tuned = tuned_workload.tune_workload(
+                build.build_program(recorded.graphs), measured, loaded[0].topology, default)
+    values: dict[str, Any] = {"backends": list(measured), "choices": [c.to_json() for c in choices],
+                              "crossovers": [c.to_json() for c in changes], "workload": tuned_json(tuned),
+                              "notes": [*notes, *(tuned.notes if tuned else ())]}
+    if out is not None:
+        with output_file.whole_file(out) as stream:
+            stream.write(msgspec.json.format(msgspec.json.encode(_finite(values)), indent=2) + b"\n")
+    if csv is not None:
+        with output_file.whole_file(csv) as stream:
+            stream.write(tuner.nccl_tuner_csv(loaded[0].topology, [(k, p) for k, p, _, _ in groups]).encode())
+    if json:
+        print_json(values)
+    else:
+        report_tuning(list(measured), choices, changes, tuned, notes)
 
 
 @comm.command("report")
+@in_one_sentence
 def report_communication(
     paths: Paths,
     job: Annotated[str | None, typer.Option(
@@ -316,33 +320,31 @@ def report_communication(
     workers: Workers = "local",
     scheduler: Scheduler = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show what a recorded job communicated, by process group and kind."""
-    with one_sentence(debug):
-        shape = traffic.read_job_shape(job) if job else None
-        recorded = read(paths, window, workers, scheduler, step_region=step_region)
-        with working("Looking at collectives"):
-            found = comm_report.communication_report([recorded_calls.with_host_collectives(graph)
-                                                      for graph in recorded.graphs])
-            beside = contention.contention_of(recorded.graphs)
-        checks = traffic.check_volumes(shape, found.recorded_payload()) if shape else []
-        notes = [*recorded.notes, *found.notes]
-        if json:
-            print_json({"traffic": [row.to_json() for row in found.traffic],
-                        "histogram": {kind: [{"from_bytes": None if at < 0 else 2**at, "count": n}
-                                             for at, n in sorted(rows.items())]
-                                      for kind, rows in found.histogram.items()},
-                        "ranks": [{"rank": rank, "collective_us": found.kernel_ns[rank] / 1e3,
-                                   "exposed_us": found.exposed_ns[rank] / 1e3, "window_us": found.window_ns[rank] / 1e3}
-                                  for rank in sorted(found.window_ns)],
-                        "contention": {name: one.to_json() for name, one in beside.items()},
-                        "steps": found.steps, "unknown_sizes": found.unknown_sizes, "notes": list(dict.fromkeys(notes)),
-                        "volumes": [{"collective": c.kind.label, "causes": list(c.causes),
-                                     "expected_bytes": c.expected_bytes, "recorded_bytes": c.recorded_bytes,
-                                     "agrees": c.agrees} for c in checks]})
-        else:
-            report_found(found, beside, checks, notes)
+    shape = traffic.read_job_shape(job) if job else None
+    recorded = read(paths, window, workers, scheduler, step_region=step_region)
+    with working("Looking at collectives"):
+        found = comm_report.communication_report([recorded_calls.with_host_collectives(graph)
+                                                  for graph in recorded.graphs])
+        beside = contention.contention_of(recorded.graphs)
+    checks = traffic.check_volumes(shape, found.recorded_payload()) if shape else []
+    notes = [*recorded.notes, *found.notes]
+    if json:
+        print_json({"traffic": [row.to_json() for row in found.traffic],
+                    "histogram": {kind: [{"from_bytes": None if at < 0 else 2**at, "count": n}
+                                         for at, n in sorted(rows.items())]
+                                  for kind, rows in found.histogram.items()},
+                    "ranks": [{"rank": rank, "collective_us": found.kernel_ns[rank] / 1e3,
+                               "exposed_us": found.exposed_ns[rank] / 1e3, "window_us": found.window_ns[rank] / 1e3}
+                              for rank in sorted(found.window_ns)],
+                    "contention": {name: one.to_json() for name, one in beside.items()},
+                    "steps": found.steps, "unknown_sizes": found.unknown_sizes, "notes": list(dict.fromkeys(notes)),
+                    "volumes": [{"collective": c.kind.label, "causes": list(c.causes),
+                                 "expected_bytes": c.expected_bytes, "recorded_bytes": c.recorded_bytes,
+                                 "agrees": c.agrees} for c in checks]})
+    else:
+        report_found(found, beside, checks, notes)
 
 
 def _payload(kind: collectives.CollectiveKind, size: str | None, sizes: str | None) -> tuple[float, int | None]:

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Debug, Json, Top, axis, numbers, profile_of, shared
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import Json, Top, axis, in_one_sentence, numbers, profile_of, shared
 from graph_predictor.comm import traffic
 from graph_predictor.figures import count, percent
 from kernel_models import device_choice
@@ -21,6 +20,7 @@ SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
 """Bytes between the columns of the table of sizes; powers of two, as ``PlanCommunication.histogram`` counts."""
 
 
+@in_one_sentence
 def study(
     source: DecoderSource,
     gpus: Annotated[str, typer.Option(metavar="N,…", help="GPUs of the job; several sizes are compared.")],
@@ -41,28 +41,26 @@ def study(
     profile: Profiles = None,
     top: Top = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show what plans of a decoder communicate: volume, count and sizes of every collective by cause, and how long the
     step waits for it, over sequences, models, numbers of GPUs and plans.
 
     foretrace comm study llama --preset 8b,70b --seq 4096,32768 --gpus 64 --device h100-sxm --global-batch 128
     """
-    with one_sentence(debug):
-        with working("Tracing and pricing"):
-            found = comm_study.comm_study(
-                source, numbers(gpus, "--gpus", "64,128"), device=device, topology=topology,
-                settings=assignments or (), presets=[each.strip() for each in preset.split(",")] if preset else (),
-                seqs=numbers(seq, "--seq", "4096,8192") if seq else (), plans=parallel or (),
-                global_batch=global_batch, comm_profile=comm_profile, comm_choices=comm_choices,
-                profile=profile_of(profile, device_choice.find_device(device)))
-        if json:
-            print_json({"device": found.device, "topology": found.topology,
-                        **{name: table().to_dict("records") for name, table in found.tables().items()},
-                        "refused": [{"plan": text, "reason": why} for text, why in found.refused],
-                        "notes": found.notes})
-        else:
-            _report(found, top or BEST)
+    with working("Tracing and pricing"):
+        found = comm_study.comm_study(
+            source, numbers(gpus, "--gpus", "64,128"), device=device, topology=topology,
+            settings=assignments or (), presets=[each.strip() for each in preset.split(",")] if preset else (),
+            seqs=numbers(seq, "--seq", "4096,8192") if seq else (), plans=parallel or (),
+            global_batch=global_batch, comm_profile=comm_profile, comm_choices=comm_choices,
+            profile=profile_of(profile, device_choice.find_device(device)))
+    if json:
+        print_json({"device": found.device, "topology": found.topology,
+                    **{name: table().to_dict("records") for name, table in found.tables().items()},
+                    "refused": [{"plan": text, "reason": why} for text, why in found.refused],
+                    "notes": found.notes})
+    else:
+        _report(found, top or BEST)
 
 
 def _report(found: comm_study.CommStudy, top: int) -> None:

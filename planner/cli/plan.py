@@ -10,24 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import (
-    Debug,
     Html,
     Json,
     Top,
     axis,
     check_html,
+    in_one_sentence,
     numbers,
     profile_of,
     shared,
     write_html,
 )
-from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
@@ -39,13 +38,10 @@ from tracer import output_kind
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only import transformer
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-
 BEST = 10
 
 
+@in_one_sentence
 def plan(
     source: DecoderSource,
     gpus: Annotated[str, typer.Option(metavar="N,…", help="GPUs of the job; several sizes are compared.")],
@@ -91,7 +87,6 @@ def plan(
     html: Html = None,
     top: Top = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Find the best parallel plan of all that Megatron-Core, torchtitan or FSDP have: data, tensor, sequence, pipeline,
     context and expert parallelism, schedules, micro-batches, recomputation and sharding.
@@ -102,63 +97,62 @@ def plan(
 
     Ends with status 1 where no plan is possible.
     """
-    with one_sentence(debug):
-        planning.check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
-        planning.check_finite(host, "--host", "a factor of the host time")
-        sizes = numbers(gpus, "--gpus", "64,128,256")
-        check_html(html, [])
-        if timeline is not None:
-            output_kind.check_output(timeline, [], output_kind.TIMELINE)
-        wanted, target = planning.framework_of(framework), None if export is None else planning.framework_of(export)
-        if target is not None and wanted not in (None, target):
-            raise PlanError(f"--framework {framework} looks for plans that --export {export} need not have; give both "
-                            "the same name, or one of them.")
-        limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
-        changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
-        cases = exploration.cases_of(device, topology, price, changes, max(sizes))
-        case = cases[0]
-        request = planning.PlanRequest(
-            source, sizes[0], settings=assignments or (), preset=preset, global_batch=global_batch, only=only,
-            framework=(target or wanted or "any"), memory_limit=limit, linears=linears.strip().lower(),
-            launch_us=launch_us, host=host, host_from=host_from)
-        if len(cases) > 1:
-            for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
-                                ("--comm-choices", comm_choices), ("--calibrate", runs),
-                                ("--memory-limit", memory_limit), ("--timeline", timeline), ("--html", html)):
-                if value:
-                    raise _of_one(name)
-            if len(sizes) > 1:
-                raise _of_one(f"--gpus {gpus}")
-            with working("Tracing and pricing"):
-                explored = exploration.explore(cases, request)
-            if json:
-                print_json(plain_exploration(explored))
-            else:
-                report_exploration(explored)
-            if not any(each.plans.plans for each in explored):
-                raise typer.Exit(1)
-            return
+    planning.check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
+    planning.check_finite(host, "--host", "a factor of the host time")
+    sizes = numbers(gpus, "--gpus", "64,128,256")
+    check_html(html, [])
+    if timeline is not None:
+        output_kind.check_output(timeline, [], output_kind.TIMELINE)
+    wanted, target = planning.framework_of(framework), None if export is None else planning.framework_of(export)
+    if target is not None and wanted not in (None, target):
+        raise PlanError(f"--framework {framework} looks for plans that --export {export} need not have; give both "
+                        "the same name, or one of them.")
+    limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
+    changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
+    cases = exploration.cases_of(device, topology, price, changes, max(sizes))
+    case = cases[0]
+    request = planning.PlanRequest(
+        source, sizes[0], settings=assignments or (), preset=preset, global_batch=global_batch, only=only,
+        framework=(target or wanted or "any"), memory_limit=limit, linears=linears.strip().lower(),
+        launch_us=launch_us, host=host, host_from=host_from)
+    if len(cases) > 1:
+        for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
+                            ("--comm-choices", comm_choices), ("--calibrate", runs),
+                            ("--memory-limit", memory_limit), ("--timeline", timeline), ("--html", html)):
+            if value:
+                raise _of_one(name)
+        if len(sizes) > 1:
+            raise _of_one(f"--gpus {gpus}")
         with working("Tracing and pricing"):
-            spec = device_choice.find_device(case.device)
-            known = profile_of(profile, spec)
-            request = replace(request, device=case.device, topology=case.topology, technology=case.technology,
-                              pieces=layer_costs.LayerCosts(case.technology.device(spec), known), profile=known,
-                              comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
-                              best=max(search.BEST, top or 0))
-            found = [planning.find_plans(request)]
-            for size in sizes[1:]:
-                found.append(planning.find_plans(replace(request, gpus=size, measured=found[0].calibration or runs)))
-        if timeline is not None and any(each.plans for each in found):
-            if len(found) > 1:
-                raise _of_one("--timeline")
-            assert found[0].schedule is not None
-            page.write_step_timeline(page.StepTimeline.of(found[0].schedule, found[0].plans[0].estimate), timeline)
-        if html is not None:
-            write_html(html, [source], lambda where: page.plans_page(found, where))
+            explored = exploration.explore(cases, request)
         if json:
-            print_json(plain(found, case.price, top, target))
+            print_json(plain_exploration(explored))
         else:
-            report(found, case.price, top or BEST, target)
+            report_exploration(explored)
+        if not any(each.plans.plans for each in explored):
+            raise typer.Exit(1)
+        return
+    with working("Tracing and pricing"):
+        spec = device_choice.find_device(case.device)
+        known = profile_of(profile, spec)
+        request = replace(request, device=case.device, topology=case.topology, technology=case.technology,
+                          pieces=layer_costs.LayerCosts(case.technology.device(spec), known), profile=known,
+                          comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
+                          best=max(search.BEST, top or 0))
+        found = [planning.find_plans(request)]
+        for size in sizes[1:]:
+            found.append(planning.find_plans(replace(request, gpus=size, measured=found[0].calibration or runs)))
+    if timeline is not None and any(each.plans for each in found):
+        if len(found) > 1:
+            raise _of_one("--timeline")
+        assert found[0].schedule is not None
+        page.write_step_timeline(page.StepTimeline.of(found[0].schedule, found[0].plans[0].estimate), timeline)
+    if html is not None:
+        write_html(html, [source], lambda where: page.plans_page(found, where))
+    if json:
+        print_json(plain(found, case.price, top, target))
+    else:
+        report(found, case.price, top or BEST, target)
     if not any(each.plans for each in found):
         raise typer.Exit(1)
 

@@ -9,8 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Debug, Json, StepRegion, Top, chosen_edits, profile_of, shared, with_edits_but
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import (
+    Json,
+    StepRegion,
+    Top,
+    chosen_edits,
+    in_one_sentence,
+    profile_of,
+    shared,
+    with_edits_but,
+)
 from graph_predictor.edits import registry
 from graph_predictor.figures import percent
 from kernel_models import device_choice
@@ -110,6 +118,7 @@ def _latency(name: str, figure: serving.Figure80, percentiles: Mapping[int, floa
 
 
 @with_edits_but("cuda-graphs")
+@in_one_sentence
 def serve(
     source: Annotated[str, typer.Argument(
         metavar="MODEL", help="A published model (llama-3.1-70b, qwen3-32b, deepseek-v3, gpt-oss-120b, …), a Hugging "
@@ -171,7 +180,6 @@ def serve(
     step_region: StepRegion = None,
     top: Top = None,
     json: Json = False,
-    debug: Debug = False,
     **edits: Any,
 ) -> None:
     """Predict how a decoder is served: a prompt's time, a step's of decoding, memory and the largest batch, and with
@@ -183,39 +191,38 @@ def serve(
 
     With --target ends with status 1 where nothing meets it.
     """
-    with one_sentence(debug):
-        changes = registry.made(registry.chosen(chosen_edits(edits)))
-        known = profile_of(profile, device_choice.find_device(device))
-        model: dict[str, Any] = {
-            "device": device, "topology": topology, "settings": assignments or (), "preset": preset,
-            "precision": precision, "experts": experts, "kv_dtype": kv_dtype, "engine": engine,
-            "cuda_graphs": cuda_graphs, "speculate": speculate, "prompt": prompt, "output": output, "rate": rate,
-            "seed": seed, "profile": known, "comm_profile": comm_profile, "comm_choices": comm_choices,
-            "edits": changes}
-        replica: dict[str, Any] = {
-            "tp": tp, "pp": pp, "ep": ep, "attention_dp": attention_dp, "chunk": chunk, "batch": batch,
-            "context": context, "concurrency": concurrency, "requests": requests, "step_us": step_us,
-            "measured": runs, "anchor": anchor, "anchor_capture": anchor_capture, "step_region": step_region}
-        if target is not None:
-            if given := [name for name, value in replica.items() if value != getattr(serving.ServeRequest, name)]:
-                option = "calibrate" if given[0] == "measured" else given[0].replace("_", "-")
-                raise ServingError(f"--target searches splits and loads of the engine as it is taken to be, which "
-                                   f"--{option} says otherwise; leave one of them out.")
-            with working("Pricing and serving"):
-                choices = serving.serve_search(source, 8 if gpus is None else gpus, target=target, **model)
-            if json:
-                print_json(choices.to_json())
-            else:
-                report_choices(choices, top)
-            if not choices.choices:
-                raise typer.Exit(1)
-            return
-        if gpus is not None:
-            raise ServingError("--gpus is of --target, which searches how to split them; give --tp, --pp, --ep and "
-                               "--attention-dp for one replica.")
-        with working("Pricing"):
-            found = serving.serve(source, **model, **replica)
+    changes = registry.made(registry.chosen(chosen_edits(edits)))
+    known = profile_of(profile, device_choice.find_device(device))
+    model: dict[str, Any] = {
+        "device": device, "topology": topology, "settings": assignments or (), "preset": preset,
+        "precision": precision, "experts": experts, "kv_dtype": kv_dtype, "engine": engine,
+        "cuda_graphs": cuda_graphs, "speculate": speculate, "prompt": prompt, "output": output, "rate": rate,
+        "seed": seed, "profile": known, "comm_profile": comm_profile, "comm_choices": comm_choices,
+        "edits": changes}
+    replica: dict[str, Any] = {
+        "tp": tp, "pp": pp, "ep": ep, "attention_dp": attention_dp, "chunk": chunk, "batch": batch,
+        "context": context, "concurrency": concurrency, "requests": requests, "step_us": step_us,
+        "measured": runs, "anchor": anchor, "anchor_capture": anchor_capture, "step_region": step_region}
+    if target is not None:
+        if given := [name for name, value in replica.items() if value != getattr(serving.ServeRequest, name)]:
+            option = "calibrate" if given[0] == "measured" else given[0].replace("_", "-")
+            raise ServingError(f"--target searches splits and loads of the engine as it is taken to be, which "
+                               f"--{option} says otherwise; leave one of them out.")
+        with working("Pricing and serving"):
+            choices = serving.serve_search(source, 8 if gpus is None else gpus, target=target, **model)
         if json:
-            print_json(found.to_json())
+            print_json(choices.to_json())
         else:
-            report(found, top)
+            report_choices(choices, top)
+        if not choices.choices:
+            raise typer.Exit(1)
+        return
+    if gpus is not None:
+        raise ServingError("--gpus is of --target, which searches how to split them; give --tp, --pp, --ep and "
+                           "--attention-dp for one replica.")
+    with working("Pricing"):
+        found = serving.serve(source, **model, **replica)
+    if json:
+        print_json(found.to_json())
+    else:
+        report(found, top)

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Debug, Json, Top, profile_of, shared
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import Json, Top, in_one_sentence, profile_of, shared
 from graph_predictor.figures import percent, signed_percent
 from kernel_models import device_choice, op_call
 from kernel_models.heuristics import shape_terms
@@ -24,6 +23,7 @@ SETTINGS = {"heads": "heads", "ffn": "inner width", "vocab": "vocabulary", "hidd
             "microbatch": "micro-batch", "tp": "tensor parallelism"}
 
 
+@in_one_sentence
 def shapes(
     source: DecoderSource,
     device: Annotated[str, shared("--device")] = "h200-sxm",
@@ -35,7 +35,6 @@ def shapes(
     profile: Profiles = None,
     top: Top = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Find the sizes of a model that cost more GPU time than their neighbours: heads, widths, vocabulary, micro-batch
     and tensor parallelism, with the reason and the gain of each change at equal parameters.
@@ -44,15 +43,14 @@ def shapes(
 
     Collectives, the optimizer and the host are left out: foretrace plan has them.
     """
-    with one_sentence(debug):
-        with working("Tracing and pricing"):
-            found = parallel_shapes.shapes(source, device=device, settings=assignments or (), preset=preset,
-                                           parallel=parallel,
-                                           profile=profile_of(profile, device_choice.find_device(device)))
-        if json:
-            print_json(_plain(found, top))
-        else:
-            _report(found, top or BEST)
+    with working("Tracing and pricing"):
+        found = parallel_shapes.shapes(source, device=device, settings=assignments or (), preset=preset,
+                                       parallel=parallel,
+                                       profile=profile_of(profile, device_choice.find_device(device)))
+    if json:
+        print_json(_plain(found, top))
+    else:
+        _report(found, top or BEST)
 
 
 def _plain(found: parallel_shapes.ShapeReport, top: int | None) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Debug, Json, StepRegion, Top, profile_of, shared
-from graph_predictor.cli.running import one_sentence
+from graph_predictor.cli.options import Json, StepRegion, Top, in_one_sentence, profile_of, shared
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from kernel_models import device_choice, op_call
@@ -24,6 +23,7 @@ BEST = 5
 PROVEN = "Every sharding was weighed: by the search's sums over the tables of a rank no other is faster."
 
 
+@in_one_sentence
 def shard(
     source: Annotated[str, typer.Argument(
         metavar="SOURCE|TABLES", help="A file of tables (.csv, .parquet, .json, .toml), a workload with tables (dlrm), "
@@ -64,34 +64,32 @@ def shard(
     step_region: StepRegion = None,
     top: Top = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Find the fastest sharding of embedding tables: by tables, columns, rows, rows within a node, or copies.
 
     foretrace shard tables.csv --gpus 16 --device h200-sxm --batch 4096 --out plan.json
     """
-    with one_sentence(debug):
-        if out is not None:
-            output_kind.check_output(out, [source], output_kind.SHARDING_PLAN)
-        limit = None if memory is None else traffic.parse_memory(memory, "--memory", "80GiB")
-        host_limit = 0.0 if host_memory is None else traffic.parse_memory(host_memory, "--host-memory", "1.5TB")
-        pinned = _pins(pin or [])
-        exponents = _exponents(skews)
-        allowed = [] if kinds is None else kinds.split(",")
-        with working("Searching"):
-            spec = sources.device_of(source) if device is None else device_choice.find_device(device)
-            known = profile_of(profile, spec)
-            found = planning.shard(
-                source, gpus, device=spec, topology=topology, memory=limit, host_memory=host_limit, batch=batch,
-                top=top or BEST, pinned=pinned, kinds=allowed, skews=exponents, preset=preset,
-                settings=assignments or (), profile=known, comm_profile=comm_profile, comm_choices=comm_choices,
-                pipelined=pipeline, fused=fused, seed=seed, step_region=step_region)
-        if out is not None:
-            found.plans[0].plan.save(out)
-        if json:
-            print_json(_plain(found))
-        else:
-            _report(found, out)
+    if out is not None:
+        output_kind.check_output(out, [source], output_kind.SHARDING_PLAN)
+    limit = None if memory is None else traffic.parse_memory(memory, "--memory", "80GiB")
+    host_limit = 0.0 if host_memory is None else traffic.parse_memory(host_memory, "--host-memory", "1.5TB")
+    pinned = _pins(pin or [])
+    exponents = _exponents(skews)
+    allowed = [] if kinds is None else kinds.split(",")
+    with working("Searching"):
+        spec = sources.device_of(source) if device is None else device_choice.find_device(device)
+        known = profile_of(profile, spec)
+        found = planning.shard(
+            source, gpus, device=spec, topology=topology, memory=limit, host_memory=host_limit, batch=batch,
+            top=top or BEST, pinned=pinned, kinds=allowed, skews=exponents, preset=preset,
+            settings=assignments or (), profile=known, comm_profile=comm_profile, comm_choices=comm_choices,
+            pipelined=pipeline, fused=fused, seed=seed, step_region=step_region)
+    if out is not None:
+        found.plans[0].plan.save(out)
+    if json:
+        print_json(_plain(found))
+    else:
+        _report(found, out)
 
 
 def _pins(texts: Sequence[str]) -> dict[str, int]:

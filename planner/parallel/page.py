@@ -15,7 +15,7 @@ from graph_predictor.figures import count, signed_milliseconds
 from graph_predictor.pages.comparison import interval_plot
 from graph_predictor.pages.events import KIND_CODE, EventNames, Track, pack
 from graph_predictor.pages.memory import MemoryMoments, memory_section
-from graph_predictor.pages.page import notes_part
+from graph_predictor.pages.page import Provenance, notes_part, provenance_section, sentence
 from graph_predictor.pages.parts import (
     Cell,
     Facts,
@@ -34,7 +34,6 @@ from graph_predictor.pages.parts import (
     text_column,
 )
 from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.pages.provenance import Provenance, provenance_section, sentence
 from graph_predictor.reports.timeline import TimelineProcess, Tracks, json_text, write_events
 from kernel_models.op_call import Source
 from planner.parallel.estimate import Estimate, StepSchedule

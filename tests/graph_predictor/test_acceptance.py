@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Iterator
+import json
+import os
+import sys
+import types
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from graph_predictor.acceptance import calibration
-from graph_predictor.acceptance import captures
-from graph_predictor.acceptance import collectives
-from graph_predictor.acceptance import machine
-from graph_predictor.acceptance import predictions
-from graph_predictor.acceptance import programs
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from said import Run, plain
+from simulated_gpu.driver import Driver, SimulatedGpu, simulated_torch
+
+from graph_predictor.acceptance import calibration, captures, collectives, machine, predictions, programs, units, worker
 from graph_predictor.acceptance import run as acceptance
-from graph_predictor.acceptance import units
-from graph_predictor.acceptance import worker
-from graph_predictor.acceptance.parts import PARTS
-from graph_predictor.acceptance.parts import SCALES
-from graph_predictor.acceptance.points import AcceptancePoint
-from graph_predictor.acceptance.points import PointVerdict
-from graph_predictor.acceptance.points import at_least
-from graph_predictor.acceptance.points import at_most
-from graph_predictor.acceptance.points import near
-from graph_predictor.acceptance.points import verdict_of
+from graph_predictor.acceptance.parts import PARTS, SCALES
+from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, at_least, at_most, near, verdict_of
 from graph_predictor.check.validate import ValidatedCase
 from kernel_models.calibration.checks import Health
-from pathlib import Path
-from said import Run
-from said import plain
-from simulated_gpu.driver import Driver
-from simulated_gpu.driver import SimulatedGpu
-from simulated_gpu.driver import simulated_torch
 from tracer.campaign import lab
 from tracer.errors import ForetraceError
 from tracer.gpu_state import GpuState
 from tracer.job import read_job
-from typing import Any
-import json
-import numpy as np
-import os
-import pytest
-import sys
-import types
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 CUDA = SCALES["cuda"]

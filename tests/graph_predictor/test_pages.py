@@ -53,8 +53,7 @@ def ms(us: float) -> str:
 @pytest.fixture(scope="module")
 def cpu_page(tmp_path_factory: pytest.TempPathFactory) -> PageFile:
     from graph_predictor.pages.overview import report_page
-    from graph_predictor.pages.page import write_page
-    from graph_predictor.pages.provenance import Provenance
+    from graph_predictor.pages.page import Provenance, write_page
     from tracer.job import read_job
 
     path = tmp_path_factory.mktemp("page") / "report.html"

@@ -20,9 +20,8 @@ pytest.importorskip("itables", reason="pages need the extra `report`")
 
 from graph_predictor.pages.events import EventNames, Track, pack
 from graph_predictor.pages.overview import report_page
-from graph_predictor.pages.page import write_page
+from graph_predictor.pages.page import Provenance, write_page
 from graph_predictor.pages.parts import PageSection, ReportPage, TrackEvents
-from graph_predictor.pages.provenance import Provenance
 from tracer.job import read_job
 
 CHROMIUM = os.environ.get("FORETRACE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

@@ -18,11 +18,12 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
+from graph_predictor.exports.tables import write_frame
 from graph_predictor.prediction.edited_repeats import HOSTS_KEPT
 from graph_predictor.request.study import Configuration
 from graph_predictor.sweep import Axis, Goal, SweepError, SweepSpace, feasible, ranked, sweep
 from graph_predictor.sweep import run as running
-from graph_predictor.sweep.files import write_plot, write_table
+from graph_predictor.sweep.files import write_plot
 from graph_predictor.sweep.run import SweepSource
 from tracer.errors import ForetraceError
 
@@ -132,7 +133,7 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise ForetraceError(f"{path} cannot be written (No space left on device)")
 
     with monkeypatch.context() as patched, pytest.raises(ForetraceError, match="No space"):
-        patched.setattr(running, "write_table", full)
+        patched.setattr(running, "write_frame", full)
         sweep(HERE, SMALL, output=tmp_path / "all.csv", jobs=1)
     assert os.listdir(tmp_path) == ["all.csv.journal"]
     return tmp_path / "all.csv.journal"
@@ -273,7 +274,7 @@ def test_ranking() -> None:
 def test_files(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra 'plot' is not installed")
     found = sweep(HERE, SMALL, jobs=1)
-    write_table(found.table, str(tmp_path / "t.parquet"))
+    write_frame(found.table, str(tmp_path / "t.parquet"))
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "t.parquet"), found.table, check_dtype=False)
     write_plot(found.table, found.axes, str(tmp_path / "t.png"))
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")

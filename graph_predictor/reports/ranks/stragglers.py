@@ -13,8 +13,8 @@ import numpy as np
 
 from graph_predictor.recorded.module_paths import is_collective, with_backward_modules
 from graph_predictor.reports.ranks.times import JobTimes, Meetings, Window, scaled_rank
-from graph_predictor.simulation.engine import path_back
-from graph_predictor.simulation.program import Bound
+from graph_predictor.simulation.engine import Path, path_back
+from graph_predictor.simulation.program import Bound, Program
 from kernel_models.spreads import USUAL_STEPS
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, KernelKind
@@ -56,14 +56,9 @@ class Stretch:
         return self.end_ns - self.start_ns
 
 
-def job_path(times: JobTimes, windows: list[Window]) -> list[Stretch]:
-    """The path of one step, back from the end of its longest window to that window's begin; in time order."""
-    window = max(windows, key=lambda w: (w.length_ns, w.end_ns))
-    if window.at is None or not window.length_ns:
-        return []
-    program = times.program
-    path = path_back(program, times.simulated, times.kinds, window.at, window.start_ns, across=True)
-    rank = np.full(len(path.start_ns), window.rank, np.int64)
+def path_ranks(program: Program, path: Path, alone: int) -> Int64:
+    """Return the rank of each segment of a path; ``alone`` where none is known."""
+    rank = np.full(len(path.start_ns), alone, np.int64)
     on_kernel, on_item = path.kernel >= 0, (path.kernel < 0) & (path.item >= 0)
     rank[on_kernel] = program.kernel_rank()[path.kernel[on_kernel]]
     rank[on_item] = program.thread_rank[program.item_thread()[path.item[on_item]]]
@@ -71,6 +66,17 @@ def job_path(times: JobTimes, windows: list[Window]) -> list[Stretch]:
     if nowhere.any() and not nowhere.all():
         # Before its first recorded call a rank was not there yet: it is the next segment's that came late.
         rank[nowhere] = rank[np.flatnonzero(~nowhere)[0]]
+    return rank
+
+
+def job_path(times: JobTimes, windows: list[Window]) -> list[Stretch]:
+    """The path of one step, back from the end of its longest window to that window's begin; in time order."""
+    window = max(windows, key=lambda w: (w.length_ns, w.end_ns))
+    if window.at is None or not window.length_ns:
+        return []
+    program = times.program
+    path = path_back(program, times.simulated, times.kinds, window.at, window.start_ns, across=True)
+    rank = path_ranks(program, path, window.rank)
     cuts = np.concatenate([[0], np.flatnonzero(np.diff(rank)) + 1, [len(rank)]])
     found = times.names.along(path, times.simulated, times.item, times.kernel)
     stretch = np.searchsorted(cuts, found.segment, side="right") - 1

@@ -252,15 +252,8 @@ def mean_step(lengths: list[list[int]]) -> float:
 
 
 def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
-    """The times of a replayed job.
-
-    Args:
-        result: a replay.
-        step: only this step, as ``breakdown`` takes it.
-
-    Raises:
-        ForetraceError: there is no such step.
-    """
+    """The times of a replayed job. ``step`` is as ``breakdown`` takes it. Raises ``ForetraceError``: there is no such
+    step."""
     built, program = result.built, result.program
     chosen = choose_steps(result.steps, step)
     if step is None:
