@@ -31,8 +31,7 @@ from kernel_models.op_call import Family, KernelModel
 from planner.sharding.choices import choices_of
 from planner.sharding.estimate import estimate
 from planner.sharding.problem import ShardingPlan, ShardingProblem
-from planner.sharding.scoring import Scores
-from planner.sharding.step import StepModel, assignment_of
+from planner.sharding.step import Scores, StepModel, assignment_of
 from tracer.lookup_data.plan_file import ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 

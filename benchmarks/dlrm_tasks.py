@@ -19,9 +19,8 @@ from dlrm_parts.tasks import dreamshard_task, neuroshard_task
 
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import device
-from planner.sharding.baselines import COSTS, RANDOM, TORCHREC
 from planner.sharding.problem import ShardingProblem
-from planner.sharding.search import ShardingSearch, search
+from planner.sharding.search import COSTS, RANDOM, TORCHREC, ShardingSearch, search
 from tracer.lookup_data.tables import EmbeddingTable
 
 DEVICE = device("h100-sxm")

@@ -25,11 +25,11 @@ from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import device
 from planner.parallel.decoder import PUBLISHED, decoder_of
 from planner.parallel.estimate import estimate
-from planner.parallel.frameworks import Framework
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import fullest_of
 from planner.parallel.plan_costs import costs_of_plan
 from planner.parallel.search import search, separation, tied
+from planner.parallel.space import Framework
 from tracer.parallel_plan import ParallelPlan
 from tracer.shape_only.transformer import TransformerShape
 

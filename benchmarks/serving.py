@@ -31,9 +31,8 @@ from benchmarks.serving_parts.rows import ServedRow, read_rows
 from benchmarks.serving_parts.split import calibrates_before
 from kernel_models.device_choice import find_device
 from planner.serving.calibrate import MeasuredRow, calibrate_serving
-from planner.serving.load import CacheAccount, Lengths, Requests, cache_account
 from planner.serving.serve import ServedLoad, cluster_for, serve, served_load
-from planner.serving.setup import ServingSetup
+from planner.serving.setup import CacheAccount, Lengths, Requests, ServingSetup, cache_account
 from planner.serving.source import ServedDecoder, served_decoder
 from planner.serving.steps import ServingModel, rates_of
 from planner.serving.trace_calibration import read_anchor

@@ -37,9 +37,8 @@ import pandas as pd
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.calibrate import MeasuredPlan, calibrate
-from planner.parallel.config_file import decoder_of_config
 from planner.parallel.corrections import UNCORRECTED, CorrectionFactors
-from planner.parallel.decoder import PUBLISHED, decoder_of
+from planner.parallel.decoder import PUBLISHED, decoder_of, decoder_of_config
 from planner.parallel.estimate import Estimate, estimate
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import fullest_of

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from planner.parallel.comm_study import comm_study
     from planner.parallel.planning import plan
     from planner.parallel.shapes import shapes
-    from planner.serving.search import serve_search
-    from planner.serving.serve import serve
+    from planner.serving.serve import serve, serve_search
     from planner.sharding.planning import shard
     from tracer import hooks
     from tracer.capture import capture
@@ -64,7 +63,7 @@ _HOMES = {
     "replay": "graph_predictor.prediction.replay",
     "retraced": "graph_predictor.synthesis.baseline",
     "serve": "planner.serving.serve",
-    "serve_search": "planner.serving.search",
+    "serve_search": "planner.serving.serve",
     "shapes": "planner.parallel.shapes",
     "shard": "planner.sharding.planning",
     "snapshot_timeline": "tracer.memory_snapshot",

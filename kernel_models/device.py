@@ -10,10 +10,11 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
+from statistics import median
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +28,19 @@ MEMORY_TOLERANCE = 0.12
 """A device reports 1 to 9% less memory than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
 _PUNCTUATION = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789"))
 _GENERIC = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct|gpu|graphics|corporation)\b")
+REPORTED = "reported by the device's driver"
+"""The source of a figure of a device that no file describes."""
+_MAKERS = {"amd": re.compile(r"\b(AMD|Radeon|Instinct)\b", re.IGNORECASE),
+           "nvidia": re.compile(r"\b(NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID)\b", re.IGNORECASE)}
+_MIG = re.compile(r"(?P<whole>.+?)[ -]MIG[ -](?P<slices>[1-7])g[.-](?P<gb>\d{1,3})gb(\+[a-z.]+)*", re.IGNORECASE)
+_AS_ALIKE = {"compute.shared_memory_per_sm_kb", "compute.registers_per_sm_kb", "links.pcie_generation",
+             "links.pcie_width", "links.host_gbps", "launch.kernel_floor_us", "launch.latency_us"}
+"""Figures that an unknown device has of the known one most alike."""
+MEMORY_SLICES = 8
+"""Of a device's memory in MIG mode; four of an A30, two each (NVIDIA MIG user guide, supported profiles)."""
+MIG_UNITS = {"ampere": {1: 14, 2: 28, 3: 42, 4: 56, 7: 98}, "hopper": {1: 16, 2: 32, 3: 60, 4: 64, 7: 132}}
+"""Multiprocessors of an instance by architecture and slices, as ``nvidia-smi mig -lgip`` lists them; elsewhere the
+slices' share of a device's."""
 _FALLBACK_DTYPES = {"fp4": "fp8", "fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "complex128": "fp64"}
 """The next wider dtype, whose rate stands for one that a device lists no rate for; fp32 for those not here."""
 
@@ -60,6 +74,7 @@ class DeviceSpec:
         host_gbps, peer_gbps: to the host and to the other devices of its node together, one way, 10⁹ bytes/s.
         kernel_floor_us: a kernel that does next to nothing; launch_latency_us: launch call to start on an idle device.
         sources: the source of each figure, by "table.key" of the file.
+        note: a sentence for predictions on what the figures are, where they are no data sheet's.
     """
 
     name: str
@@ -89,6 +104,7 @@ class DeviceSpec:
     kernel_floor_us: float
     launch_latency_us: float
     sources: Mapping[str, str]
+    note: str = ""
 
     def peak_tflops(self, dtype: str, *, matrix: bool = False) -> float:
         """Peak rate of a dtype, 10¹² operations/s, dense.
@@ -120,7 +136,8 @@ class DeviceSpec:
         found: dict[str, Any] = {}
         try:
             for one in fields(cls):
-                value, kind = values[one.name], str(one.type)
+                value = values[one.name] if one.default is MISSING else values.get(one.name, one.default)
+                kind = str(one.type)
                 if kind.startswith("Mapping[str, float]"):
                     value = MappingProxyType({str(key): _figure(one.name, rate) for key, rate in value.items()})
                 elif kind.startswith("Mapping"):
@@ -169,7 +186,7 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
 
     Where a name fits several devices ("A100"), memory and unit count narrow them down, to those of the nearest memory;
     of several left, a short name means the device whose file says so. An empty name is resolved where memory and unit
-    count fit one device only.
+    count fit one device only, variants for export aside. A MIG name ("… MIG 3g.40gb") is a slice of the device before.
 
     Args:
         reported_name: As the driver reports it, a name of ours, or a short one.
@@ -179,6 +196,9 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
     Raises:
         DeviceError: No device fits, or several do; the error lists them.
     """
+    if (sliced := _MIG.fullmatch(reported_name.strip())) is not None:
+        return _mig_slice(resolve_device(sliced["whole"]), int(sliced["slices"]), int(sliced["gb"]), memory_bytes,
+                          sm_count)
     wanted = _plain(reported_name)
     # A file is decoded where the name is in its text: most of the time would go into the other ones.
     every = [device(path.stem) for path in sorted(FOLDER.glob("*.toml"))
@@ -190,20 +210,123 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
         known = (memory_bytes or 0) > 0 and (sm_count or 0) > 0
         matches = [spec for spec in every if known and spec.vendor != "host"]
     if not matches:
-        raise DeviceError(f"No known device is reported as {reported_name!r}; {_near(reported_name)}")
+        raise DeviceError(f"No known device is reported as {reported_name!r}; {_near(reported_name)} A TOML file "
+                          "describes another one (foretrace devices NAME --toml prints one to change).")
     fitting = _nearest([spec for spec in matches if _fits(spec, memory_bytes, sm_count)], memory_bytes)
     if len(fitting) > 1:
-        fitting = [spec for spec in fitting if wanted in {_plain(n) for n in spec.default_for}] or fitting
+        fitting = [spec for spec in fitting
+                   if (wanted in {_plain(n) for n in spec.default_for} if wanted else spec.default_for)] or fitting
     if len(fitting) == 1:
         return fitting[0]
     if len(matches) == 1:
-        # A partition or a virtual device may report less than the whole; its name decides.
-        return matches[0]
+        # A partition or a virtual device may report less than the whole; its name decides. More units are of another.
+        if (sm_count or 0) <= matches[0].sm_count:
+            return matches[0]
+        raise DeviceError(f"The known {reported_name!r} has {matches[0].sm_count} units, and this one {sm_count}.")
     names = ", ".join(spec.name for spec in fitting or matches)
     if not wanted:
         raise DeviceError(f"The device has no name, and its memory and unit count fit {'several' if fitting else 'no'} "
                           f"known device{'s: ' + names if fitting else ''}; name it with --device.")
     raise DeviceError(f"{reported_name!r} may be any of {names}; name one of them.")
+
+
+def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int | None, compute_capability: str = "", *,
+                   l2_mb: float | None = None, clock_mhz: float | None = None, bandwidth_gbps: float | None = None,
+                   ) -> DeviceSpec:
+    """A GPU that no file describes, by what its driver reports: a placeholder, whose intervals are wide.
+
+    What the driver does not report is the median of the known devices of its compute capability, or of its generation,
+    or of its maker, for each unit and clock. Shipped devices guessed so without their own file: 80% of bandwidths are
+    within a factor of 1.35, of fp16 matrix rates within 2.0 (GeForce boards have half), of fp32 rates within 1.12; all
+    with matrix units are within ``PLACEHOLDER_DEVICE``.
+
+    Args:
+        reported_name: as the driver reports it; it says whose the GPU is.
+        memory_bytes: reported memory; ``None`` or negative where unknown, as the following.
+        sm_count: reported multiprocessors or compute units.
+        compute_capability: as the driver reports it, empty where unknown.
+        l2_mb: last cache, MiB.
+        clock_mhz: highest clock.
+        bandwidth_gbps: of its memory.
+
+    Raises:
+        DeviceError: the number of units is not known, or the name is of no maker whose GPUs are.
+    """
+    vendor = next((maker for maker, names in _MAKERS.items() if names.search(reported_name)), None)
+    if vendor is None or (sm_count or 0) <= 0 or sm_count is None:
+        raise DeviceError(f"{reported_name!r} is no known device, and " + (
+            "its name is of no known maker of GPUs." if vendor is None else "nothing says how many units it has."))
+    all_ = [spec for spec in map(device, device_names()) if spec.vendor == vendor]
+    major = compute_capability.partition(".")[0]
+    kin, which = next((found, text) for found, text in (
+        ([spec for spec in all_ if spec.compute_capability == compute_capability],
+         f"of compute capability {compute_capability}"),
+        ([spec for spec in all_ if spec.compute_capability.partition(".")[0] == major],
+         f"of compute capability {major}"),
+        (all_, f"of {vendor.upper() if vendor == 'amd' else 'NVIDIA'}")) if found)
+
+    def each(figure: Callable[[DeviceSpec], float]) -> float:
+        """The median over the units of known devices, times this one's units."""
+        return _rounded(median(figure(spec) / spec.sm_count for spec in kin) * sm_count)
+
+    clock = clock_mhz or median(spec.boost_clock_mhz for spec in kin)
+
+    def rates(of: Callable[[DeviceSpec], Mapping[str, float]]) -> Mapping[str, float]:
+        names = [name for name in dict.fromkeys(name for spec in kin for name in of(spec))
+                 if 2 * sum(name in of(spec) for spec in kin) > len(kin)]
+        return MappingProxyType({name: _rounded(clock * sm_count * median(
+            of(spec)[name] / spec.sm_count / spec.boost_clock_mhz for spec in kin if name in of(spec)))
+            for name in names})
+
+    host_gbps = median(spec.host_gbps for spec in kin)
+    like = min(kin, key=lambda spec: (abs(spec.host_gbps - host_gbps), abs(math.log(spec.sm_count / sm_count))))
+    matrix, vector = rates(lambda spec: spec.matrix_tflops), rates(lambda spec: spec.vector_tflops)
+    memory_gb = _rounded(memory_bytes / 1e9) if memory_bytes and memory_bytes > 0 else each(lambda spec: spec.memory_gb)
+    reported = {"compute.sm_count": sm_count, "memory.capacity_gb": (memory_bytes or 0) > 0, "memory.l2_mb": l2_mb,
+                "compute.boost_clock_mhz": clock_mhz, "memory.bandwidth_gbps": bandwidth_gbps}
+    guess = f"median of the {len(kin)} known devices {which}, for each unit and clock"
+    return replace(
+        like, name=re.sub(r"[^a-z0-9]+", "-", reported_name.lower()).strip("-"), reported_names=(reported_name,),
+        short_names=(), default_for=(), placeholder=True, compute_capability=compute_capability, sm_count=sm_count,
+        boost_clock_mhz=clock, power_w=each(lambda spec: spec.power_w), memory_gb=memory_gb,
+        memory_bandwidth_gbps=bandwidth_gbps or each(lambda spec: spec.memory_bandwidth_gbps),
+        l2_mb=l2_mb or each(lambda spec: spec.l2_mb), l3_mb=each(lambda spec: spec.l3_mb),
+        matrix_tflops=matrix, vector_tflops=vector, peer_gbps=median(spec.peer_gbps for spec in kin),
+        sources=MappingProxyType({
+            key: REPORTED if reported.get(key) else f"as of {like.name}, the most alike" if key in _AS_ALIKE else guess
+            for key in [*(key for key in like.sources if "_tflops." not in key),
+                        *(f"matrix_tflops.{name}" for name in matrix), *(f"vector_tflops.{name}" for name in vector)]}),
+        note=f"{reported_name} is an unknown GPU ({sm_count} SMs, {memory_gb:.0f} GB): its rates are the {guess}, and "
+             "its intervals are wide; foretrace calibrate measures it.")
+
+
+def _mig_slice(whole: DeviceSpec, slices: int, gigabytes: int, memory_bytes: int | None, sm_count: int | None
+               ) -> DeviceSpec:
+    """A MIG instance: its share of the units and of the slices of memory, each with its bandwidth and cache."""
+    share = min(max(round(gigabytes * 2**30 / 1e9 / whole.memory_gb * MEMORY_SLICES), 1) / MEMORY_SLICES, 1.0)
+    units = sm_count if sm_count and sm_count > 0 else MIG_UNITS.get(whole.architecture, {}).get(
+        slices, whole.sm_count * slices // (4 if whole.architecture == "rtx-blackwell" else 7))
+    units = min(units, whole.sm_count)
+    compute = units / whole.sm_count
+    memory_gb = memory_bytes / 1e9 if memory_bytes and memory_bytes > 0 else whole.memory_gb * share
+    name = f"{whole.name}-mig-{slices}g-{gigabytes}gb"
+
+    def times(rates: Mapping[str, float], factor: float) -> Mapping[str, float]:
+        return MappingProxyType({key: rate * factor for key, rate in rates.items()})
+
+    shares = {"compute.sm_count": compute, "compute.power_w": compute, "matrix_tflops": compute,
+              "vector_tflops": compute, "memory.capacity_gb": share, "memory.bandwidth_gbps": share,
+              "memory.l2_mb": share, "links.peer_gbps": 0.0}
+    sources = {key: text if (factor := shares.get(key, shares.get(key.partition(".")[0], 1.0))) == 1.0 else
+               f"{text}; the MIG instance's {factor:.0%}" for key, text in whole.sources.items()}
+    return replace(
+        whole, name=name, reported_names=(f"{(whole.reported_names or (whole.name,))[0]} MIG {slices}g.{gigabytes}gb",),
+        short_names=(), default_for=(), sm_count=units, power_w=whole.power_w * compute, memory_gb=memory_gb,
+        memory_bandwidth_gbps=whole.memory_bandwidth_gbps * share, l2_mb=whole.l2_mb * share,
+        matrix_tflops=times(whole.matrix_tflops, compute), vector_tflops=times(whole.vector_tflops, compute),
+        peer_gbps=0.0, sources=MappingProxyType(sources),
+        note=f"{name} is a MIG slice of {whole.name}: {units} of its {whole.sm_count} SMs, {memory_gb:.0f} GB and "
+             f"{share:.0%} of its memory bandwidth.")
 
 
 def read_device(path: Path) -> DeviceSpec:
@@ -250,6 +373,10 @@ def _spec(data: Mapping[str, Any], values: Mapping[str, float], sources: Mapping
         host_gbps=values["links.host_gbps"], peer_gbps=values["links.peer_gbps"],
         kernel_floor_us=values["launch.kernel_floor_us"], launch_latency_us=values["launch.latency_us"],
         sources=MappingProxyType(dict(sources)))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _figure(name: str, value: Any) -> float:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+
+from tracer import lazy
 
 TRACE = str(Path(__file__).resolve().parents[1] / "traces" / "bert-cpu")
 
@@ -33,6 +37,23 @@ def test_importing_the_packages_imports_nothing_slow() -> None:
             "print(sorted({'numpy', 'pandas', 'torch', 'numba', 'typer'} & sys.modules.keys()))")
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
+
+
+def test_a_slow_package_is_imported_when_something_of_it_is_used(tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "seldom.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    seldom: Any = lazy.late("seldom")
+    assert "seldom" not in sys.modules and seldom.value == 1
+    monkeypatch.setattr(sys.modules.pop("seldom"), "value", 2)
+    assert seldom.value == 2
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = seldom.nonsense
+
+
+def test_a_slow_package_is_where_it_is_looked_for() -> None:
+    named = [each for each in map(vars(lazy).get, lazy.__all__) if isinstance(each, ModuleType)]
+    assert len(named) == len(lazy.__all__) - 2 and all(importlib.util.find_spec(each.__name__) for each in named)
 
 
 def test_the_command_line_starts_without_numpy() -> None:

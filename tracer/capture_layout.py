@@ -23,11 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tracer import kineto, workloads
 from tracer.errors import ForetraceError, StepRegionError, TraceError
 from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
 from tracer.input_file import DecodeError, PathLike, from_json, read_input, why_not_read
 from tracer.lookup_data.noted import note_tables, tables_of
 from tracer.ranks import Span, checked_classes
+from tracer.store.graphs import load_graph
 
 CONTEXT = "context.json"
 COLLECTIVES = "collectives.json"
@@ -324,17 +326,13 @@ def shifted(progress: Callable[[int, int], None] | None, done: int, total: int) 
 def _read_part(part: CapturePart, window: int, notes: list[str],
                progress: Callable[[int, int], None] | None,
                step_region: str | None = None) -> ExecutionGraph:
-    from tracer.capture.merge import merge_collectives, merge_lookups, merge_python
-
     path, context = part.windows[window], read_context(part.path)
     if path.suffix == ".foretrace":
-        from tracer.store import load_graph
-
         graph = load_graph(path, step_region=step_region)
     else:
-        from tracer.kineto import read_kineto
+        from tracer.capture.merge import merge_collectives, merge_lookups, merge_python
 
-        graph = read_kineto(path, progress=progress, step_region=step_region)
+        graph = kineto.read_kineto(path, progress=progress, step_region=step_region)
         if part.execution_trace is not None:
             from tracer.join import join_execution_trace
 
@@ -406,10 +404,8 @@ def _note_law(graph: ExecutionGraph) -> None:
     noted = graph.meta.workload
     if not noted or tables_of(graph):
         return
-    from tracer.workloads import configure
-
     try:
-        tables = configure(noted["name"], **noted["settings"]).embedding_tables()
+        tables = workloads.configure(noted["name"], **noted["settings"]).embedding_tables()
     except (ForetraceError, KeyError, TypeError):  # of another version, or a file that somebody changed
         return
     if tables:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from tracer import execution_trace
 from tracer.capture_layout import SIDE_FILES
 from tracer.errors import TraceError
 from tracer.input_file import open_anywhere, why_unopened
@@ -125,8 +126,6 @@ def _look_at(path: str, named: bool) -> FoundFile:
 def _kind(path: str, stored: bytes, head: bytes) -> FileKind:
     if path.endswith(".foretrace") or stored.startswith(b"PK\x03\x04"):
         return FileKind.GRAPH
-    from tracer.execution_trace import is_execution_trace
-
-    if is_execution_trace(head):
+    if execution_trace.is_execution_trace(head):
         return FileKind.EXECUTION_TRACE
     return FileKind.TRACE

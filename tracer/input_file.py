@@ -11,10 +11,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any, BinaryIO, TypeVar, overload
 
-import msgspec
-
 from tracer.errors import ForetraceError, reason_of
-from tracer.lazy import fsspec
+from tracer.lazy import fsspec, msgspec
 
 PathLike = str | os.PathLike[str]
 

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import islice, pairwise
 from typing import get_type_hints
 
+from tracer import kineto
 from tracer.capture_layout import find_parts, read_capture, shifted
 from tracer.cluster.forked import ForkedWorkers, idle_cores
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
@@ -23,17 +24,7 @@ from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
 from tracer.input_file import DecodeError, PathLike, convert
 from tracer.lazy import pandas
-from tracer.ranks import (
-    FAKE,
-    RankClass,
-    Span,
-    all_alike,
-    missing_of,
-    rank_in_name,
-    renumbered,
-    spans,
-    work_digest,
-)
+from tracer.ranks import FAKE, RankClass, Span, all_alike, missing_of, rank_in_name, renumbered, spans, work_digest
 from tracer.shown import Chart, Shown, time_chart
 from tracer.store.container import corrupt, write_file
 from tracer.store.graphs import load_graphs, pack_graphs
@@ -366,9 +357,7 @@ def _read_members(files: Sequence[FoundFile], notes: list[str], progress: Callab
     with _workers_for(traces, workers) as found:
         if found is None:
             return _read_each(files, notes, progress, None, step_region)
-        from tracer.kineto import read_processes
-
-        elsewhere = found.map(partial(read_processes, step_region=step_region), [file.path for file in traces])
+        elsewhere = found.map(partial(kineto.read_processes, step_region=step_region), [file.path for file in traces])
         return _read_each(files, notes, progress, elsewhere, step_region)
 
 
@@ -382,9 +371,7 @@ def _workers_for(traces: Sequence[FoundFile], workers: TaskWorkers | None) -> It
             "://" in trace.path for trace in traces):
         yield None
     else:
-        from tracer.kineto.reader import ready_to_read
-
-        ready_to_read()
+        kineto.ready_to_read()
         with ForkedWorkers(min(many, len(traces))) as found:
             yield found
 
@@ -416,10 +403,8 @@ def _read_member(file: FoundFile, notes: list[str], progress: Callable[[int, int
                  step_region: str | None) -> list[ExecutionGraph]:
     """A member's graph, or those of its processes; one found in a directory that is no trace is noted, one asked for by
     name is an error."""
-    from tracer.kineto import read_processes
-
     try:
-        return read_processes(file.path, progress=progress, step_region=step_region)
+        return kineto.read_processes(file.path, progress=progress, step_region=step_region)
     except TraceError as error:
         return _kept(file, Failed(error), notes)
 

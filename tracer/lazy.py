@@ -53,26 +53,42 @@ def late(name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:
+    import sqlite3
+
     import fsspec
+    import llvmlite
+    import msgspec
     import networkx
     import numba
+    import numpy
     import pandas
     import pyarrow
+    import threadpoolctl
+    import vl_convert
     from llvmlite import binding as llvm
     from pyarrow import compute, parquet
+    from rich import box as rich_box
     from rich import console as rich_console
     from rich import markup as rich_markup
     from rich import progress as rich_progress
+    from rich import table as rich_table
     from rich import text as rich_text
     from scipy import optimize, sparse, special
     from scipy.sparse import csgraph
-else:
-    fsspec, networkx, numba, pandas, pyarrow = map(late, ("fsspec", "networkx", "numba", "pandas", "pyarrow"))
-    llvm, compute, parquet = map(late, ("llvmlite.binding", "pyarrow.compute", "pyarrow.parquet"))
-    rich_console, rich_markup, rich_progress, rich_text = map(
-        late, ("rich.console", "rich.markup", "rich.progress", "rich.text"))
-    optimize, sparse, special, csgraph = map(
-        late, ("scipy.optimize", "scipy.sparse", "scipy.special", "scipy.sparse.csgraph"))
+    from sklearn import ensemble
 
-__all__ = ["compute", "csgraph", "fsspec", "late", "lazily", "llvm", "networkx", "numba", "optimize", "pandas",
-           "parquet", "pyarrow", "rich_console", "rich_markup", "rich_progress", "rich_text", "sparse", "special"]
+_HOMES = {
+    "llvm": "llvmlite.binding", "compute": "pyarrow.compute", "parquet": "pyarrow.parquet",
+    **{f"rich_{name}": f"rich.{name}" for name in ("box", "console", "markup", "progress", "table", "text")},
+    **{name: f"scipy.{name}" for name in ("optimize", "sparse", "special")}, "csgraph": "scipy.sparse.csgraph",
+    "ensemble": "sklearn.ensemble"}
+"""Where packages are whose names here are other ones."""
+
+__all__ = [
+    "compute", "csgraph", "ensemble", "fsspec", "late", "lazily", "llvm", "llvmlite", "msgspec", "networkx", "numba",
+    "numpy", "optimize", "pandas", "parquet", "pyarrow", "rich_box", "rich_console", "rich_markup", "rich_progress",
+    "rich_table", "rich_text", "sparse", "special", "sqlite3", "threadpoolctl", "vl_convert",
+]
+
+if not TYPE_CHECKING:
+    globals().update({name: late(_HOMES.get(name, name)) for name in __all__ if name not in globals()})

@@ -30,7 +30,7 @@ from typing import Any, get_args, get_type_hints
 import numpy as np
 
 from tracer.kept_files import kept_folders, read_kept, write_kept
-from tracer.lazy import llvm, numba
+from tracer.lazy import llvm, llvmlite, numba
 
 VERSION = 1
 """Of the form in which machine code is kept."""
@@ -230,8 +230,6 @@ def _apart(dispatcher: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _surroundings() -> tuple[str, ...]:
-    import llvmlite
-
     # Machine code needs nothing of Python, numpy or numba: their versions are of no account.
     return (llvmlite.__version__, llvm.get_process_triple(), llvm.get_host_cpu_name(),
             llvm.get_host_cpu_features().flatten())

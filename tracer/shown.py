@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -193,7 +194,5 @@ class Shown(ABC):
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the headline and the first table's first rows."""
-        import html
-
         first = self.to_pandas().head(12).to_html(index=False, border=0, float_format="{:,.3f}".format)
         return f"<p><b>{html.escape(self.headline())}</b></p>{first}"

@@ -22,15 +22,7 @@ from typing import Any
 import numpy as np
 
 from tracer.arrays import Int64
-from tracer.graph import (
-    NONE,
-    ExecutionGraph,
-    KernelKind,
-    LaunchKind,
-    OpKind,
-    Phase,
-    SyncKind,
-)
+from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, OpKind, Phase, SyncKind
 from tracer.input_file import list_of
 from tracer.lazy import networkx, pandas
 

@@ -10,8 +10,7 @@ from typing import Any
 import pandas
 
 from benchmarks.serving_parts.split import is_development
-from planner.serving.load import Lengths, Requests
-from planner.serving.setup import ServingSetup, engine_of
+from planner.serving.setup import Lengths, Requests, ServingSetup, engine_of
 from planner.serving.source import published_name
 
 TABLE = "end_to_end/serving_h100_h200.parquet"

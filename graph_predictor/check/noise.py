@@ -47,6 +47,8 @@ import numpy as np
 import numpy.typing as npt
 
 from graph_predictor.check.measure import CheckError, StoredCapture
+from tracer.capture import Capture, CaptureOptions
+from tracer.capture.script import run_script
 from tracer.errors import ForetraceError
 from tracer.lazy import special
 
@@ -270,9 +272,6 @@ def _run(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], side: 
 
 def _capture(script: str, arguments: list[str], out: Path, tree: Tree, present: Path, log: Path) -> None:
     """Capture a script in a tree, with everything that is printed in a file."""
-    from tracer.capture import Capture, CaptureOptions
-    from tracer.capture.script import run_script
-
     with log.open("wb") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)

@@ -21,16 +21,19 @@ from graph_predictor.check.baseline import check_kind
 from graph_predictor.check.measure import CheckError, count_steps
 from graph_predictor.check.verdict import in_unit
 from graph_predictor.prediction.explain import OUTSIDE
+from graph_predictor.prediction.host_steps import host_by_name
 from graph_predictor.prediction.predictor import CPU
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.simulation.ranks import view_rank
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device_choice import find_device, shape_device
 from kernel_models.op_call import itemsize, short_dtype
+from kernel_models.profile import load_profile
+from tracer import shape_only
 from tracer.device_memory import MemoryAccount
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
 from tracer.input_file import DecodeError, convert, from_json, read_input
-from tracer.job import assemble_job
+from tracer.job import assemble_job, read_job
 from tracer.output_file import whole_file
 
 if TYPE_CHECKING:
@@ -192,9 +195,7 @@ def predict_step(build: Callable[[], Callable[[], Any]], limits: StepBounds) -> 
         ForetraceError: the step cannot be traced or does nothing on the device, which would keep to every limit; or
             device, host or profile are not known.
     """
-    from tracer.shape_only import trace_step
-
-    graph = trace_step(build, shape_device(find_device(limits.device)), world_size=limits.world_size)
+    graph = shape_only.trace_step(build, shape_device(find_device(limits.device)), world_size=limits.world_size)
     baseline = baseline_of(assemble_job([graph]), device=find_device(limits.device), models=_models(limits.profile),
                            host=_host(limits.host_from))
     made = baseline.built.graphs
@@ -370,17 +371,12 @@ def _names(graph: ExecutionGraph, op: np.ndarray) -> np.ndarray:
 def _models(path: str | None) -> Any:
     if path is None:
         return None
-    from kernel_models.profile import load_profile
-
     return load_profile(path)
 
 
 def _host(text: str | None) -> HostModel | None:
     if text is None:
         return None
-    from graph_predictor.prediction.host_steps import host_by_name
-    from tracer.job import read_job
-
     return host_by_name(text, lambda path: read_job([path]))
 
 

@@ -30,7 +30,7 @@ from graph_predictor.prediction import result as prediction_result
 from graph_predictor.recorded import facts
 from graph_predictor.recorded import facts as damage
 from graph_predictor.reports import breakdown as reports_breakdown
-from graph_predictor.simulation import engine as critical_path
+from graph_predictor.simulation import engine
 
 DEFAULT_TOP = 10
 
@@ -124,7 +124,7 @@ def _spans(report: Report, result: reports_breakdown.Breakdown) -> None:
                    *(milliseconds(s.totals.bounds[b]) for b in bounds)] for s in result.steps))
 
 
-def _heading(bound: critical_path.Bound) -> str:
+def _heading(bound: engine.Bound) -> str:
     """A bound's name in two short lines."""
     return bound.label.replace("communication", "comm.").replace(" ", "\n", 1)
 

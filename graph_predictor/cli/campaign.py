@@ -13,6 +13,7 @@ from graph_predictor.cli.running import one_sentence, tell
 from graph_predictor.figures import count, milliseconds, percent
 from tracer import campaign as tracer_campaign
 from tracer.campaign import runner
+from tracer.lazy import msgspec
 
 campaign = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                        help="Record a plan of workloads and micro-benchmarks within a time box.")
@@ -83,8 +84,6 @@ def show_status(
     with one_sentence(debug):
         results = tracer_campaign.Results.read(directory)
         if json:
-            import msgspec
-
             print_json({"index": msgspec.to_builtins(results.index),
                         "items": [msgspec.to_builtins(line) for line in results.lines.values()]})
             return

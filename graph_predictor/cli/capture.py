@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import statistics
 import sys
 import traceback
 from collections.abc import Iterator
@@ -127,8 +129,6 @@ def _workload(name: str, assignments: list[str], preset: str, out: str, options:
 
 
 def _launched_ranks() -> int:
-    import os
-
     text = os.environ.get("WORLD_SIZE", "")
     if not text.isdecimal() or "RANK" not in os.environ:
         raise CaptureError("A parallel plan needs several ranks: give --world-size for a fake world, or start real "
@@ -176,8 +176,6 @@ def _interruption_told(what: str, begun: session.Capture) -> Iterator[None]:
 @contextmanager
 def _progress(begun: session.Capture) -> Iterator[None]:
     """Show on a terminal how many steps are done. Drawn between steps only, so that no timed step pays for it."""
-    import os
-
     if not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
         yield
         return
@@ -199,9 +197,6 @@ def _progress(begun: session.Capture) -> Iterator[None]:
 
 
 def _report(done: session.Capture, out: str) -> None:
-    import os
-    import statistics
-
     number = len(done.profiled_step_ns)
     lines = [f"Recorded {number} step{'' if number == 1 else 's'} in "
              f"{os.path.join(out, done.part.name) if done.part else out}"]

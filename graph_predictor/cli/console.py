@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from graph_predictor.cli import rich_output
 from graph_predictor.cli.running import one_line, printable, standard_output, tell
 from tracer import cluster, job
-from tracer.lazy import rich_console, rich_progress, rich_text
+from tracer.lazy import msgspec, rich_box, rich_console, rich_progress, rich_table, rich_text
 
 PLAIN_WIDTH = 100
 """Columns of tables in a file or pipe, and the most on a terminal that is wider."""
@@ -44,7 +43,8 @@ class Report:
     """Writes a command's tables and sentences to stdout."""
 
     def __init__(self) -> None:
-        self.console = rich_output.RichOutput(file=sys.stdout, markup=False, highlight=False, emoji=False)
+        self.console = rich_console.Console(file=sys.stdout, markup=False, highlight=False, emoji=False)
+        self.console.on_broken_pipe = _reader_gone  # type: ignore[method-assign]
         self.width = min(self.console.width, 160) if self.console.is_terminal else PLAIN_WIDTH
 
     def table(self, title: str, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
@@ -58,7 +58,7 @@ class Report:
         # Rather a line too long for a narrow terminal than a number cut in two.
         self.console.width = max(self.width, _table_width(columns, cells))
         with standard_output():
-            self.console.print_table([(column.title, column.name) for column in columns], cells)
+            self.console.print(_table(columns, cells), crop=False)
 
     def line(self, text: str = "", *, indent: int = 0, style: str = "") -> None:
         """Print one sentence, wrapped; lines after the first are indented by ``indent`` spaces."""
@@ -66,7 +66,7 @@ class Report:
                               break_on_hyphens=False) or [""]
         self.console.width = max(self.width, *map(len, lines))
         with standard_output():
-            self.console.print_text("\n".join(lines), style)
+            self.console.print(rich_text.Text("\n".join(lines), style=style))
 
     def notes(self, notes: Iterable[str]) -> None:
         """Print sentences, each once, as a list; of very many the first."""
@@ -77,6 +77,21 @@ class Report:
             self.line(f"Note: {note}", indent=6)
         if len(found) > MOST_NOTES:
             self.line(f"… and {len(found) - MOST_NOTES:,} notes more (--json has them).")
+
+
+def _reader_gone() -> None:
+    """Say that the reader has gone, rather than end the process as rich does."""
+    raise BrokenPipeError
+
+
+def _table(columns: Sequence[Column], cells: list[list[str]]) -> rich_table.Table:
+    # Two spaces between columns: one of padding, one of the (invisible) divider.
+    table = rich_table.Table(box=rich_box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column.title, justify="left" if column.name else "right", vertical="bottom")
+    for row in cells:
+        table.add_row(*(rich_text.Text(cell, no_wrap=True) for cell in row))
+    return table
 
 
 def _title_width(column: Column) -> int:
@@ -122,8 +137,6 @@ def shortened(text: str, width: int, *, keep_end: bool = False) -> str:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON (NaN and infinities as null)."""
-    import msgspec
-
     text = msgspec.json.format(msgspec.json.encode(_encodable(value)), indent=2).decode("utf-8") + "\n"
     text = _UNPRINTABLE.sub(_json_escape, text)
     # In pieces: an unbuffered stdout hides that the reader left in the middle of a long write.

@@ -147,6 +147,8 @@ def _show_device(spec: kernel_models_device.DeviceSpec) -> None:
                 + (" (figures only stand in for a calibration)" if spec.placeholder else ""), style="bold")
     report.line(f"Reported as {', '.join(spec.reported_names) or 'nothing'}; also called "
                 f"{', '.join(spec.short_names) or 'nothing'}.", indent=2)
+    if spec.note:
+        report.line(spec.note, indent=2)
     report.table("Figures", [Column("table", name=True), Column("figure", name=True), Column("value"),
                              Column("source", name=True)],
                  ([*key.split(".", 1), _figure(spec, key), text] for key, text in spec.sources.items()))

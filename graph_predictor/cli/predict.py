@@ -31,8 +31,7 @@ from graph_predictor.pages import overview, parts, provenance
 from graph_predictor.prediction import result as prediction_result
 from graph_predictor.recorded import facts
 from graph_predictor.request import study as request_study
-from kernel_models import device_choice
-from kernel_models import op_call as model
+from kernel_models import device_choice, op_call
 from tracer import job as tracer_job
 
 
@@ -203,7 +202,7 @@ def _report(result: prediction_result.Prediction, top: int) -> None:
 def _shares(result: prediction_result.Prediction) -> str:
     """Sources of all host and device time of the step."""
     shares = ", ".join(f"{name} {part_percent(share)}" for name, share in result.sources.items())
-    if result.edits and set(result.sources) == {model.Source.MEASURED.label}:
+    if result.edits and set(result.sources) == {op_call.Source.MEASURED.label}:
         return f"{shares} (of what is left; none of it was changed)"
     return shares
 

@@ -27,12 +27,10 @@ from graph_predictor.cli.price_arguments import (
 from graph_predictor.cli.running import one_sentence
 from kernel_models import device as kernel_models_device
 from kernel_models import device_choice, op_call, pricing
-from kernel_models import op_call as model
-from kernel_models import op_call as tensors
 from kernel_models import operation as kernel_models_operation
 from kernel_models import profile as kernel_models_profile
 from kernel_models.families import embedding, registry
-from kernel_models.heuristics import work as rates
+from kernel_models.heuristics import work
 from tracer.lookup_data import indices as lookup_data_indices
 from tracer.lookup_data import tables as lookup_data_tables
 
@@ -177,7 +175,7 @@ def told_of(name: str, texts: Sequence[str]) -> dict[str, str]:
             raise PriceError(f"--assume {text.strip()[:60]!r} names nothing that operators leave open; it takes "
                              f"{', '.join(kernel_models_operation.TOLD)}.")
         if one in ("kv", "weights"):
-            if not tensors.short_dtype(value) and value not in registry.STORED_ONLY:
+            if not op_call.short_dtype(value) and value not in registry.STORED_ONLY:
                 raise PriceError(f"--assume {one}={value[:40]!r} is no element type; write it like {one}=fp8.")
         elif _is_count(value) and not int(value) and one not in ("context", "window", "imbalance"):
             raise PriceError(f"--assume {one}=0 leaves {name} nothing to do; give a whole number from 1.")
@@ -221,7 +219,7 @@ def _of_types(calls: Sequence[op_call.OpCall], spec: kernel_models_device.Device
     notes = []
     for dtype in dict.fromkeys(call.dtype for call in calls if call.family in (
             op_call.Family.GEMM, op_call.Family.CONV, op_call.Family.ATTENTION, op_call.Family.RECURRENT)):
-        computed = rates.computed_as(spec, dtype)
+        computed = work.computed_as(spec, dtype)
         if computed != dtype:
             notes.append(f"{spec.name} has no {dtype} matrix units: priced as {computed}, with a wide interval.")
         elif dtype == "fp4":
@@ -233,7 +231,8 @@ def _of_types(calls: Sequence[op_call.OpCall], spec: kernel_models_device.Device
 
 def _of_sources(priced: pricing.PricedCalls, profile: pricing.Models | None) -> list[str]:
     """Return what is to be said of where times come from."""
-    sheet = [call for call, source in zip(priced.calls, priced.source, strict=True) if source == model.Source.DATASHEET]
+    sheet = [call for call, source in zip(priced.calls, priced.source, strict=True)
+             if source == op_call.Source.DATASHEET]
     if profile is None:
         return ["Priced from published figures and efficiencies of other devices; a profile of this device narrows the "
                 "interval."] if sheet else []
@@ -265,7 +264,7 @@ def _device(name: str | None, profiles: Sequence[str] | None) -> tuple[kernel_mo
 
 
 def _label(source: int) -> str:
-    return model.Source(source).label
+    return op_call.Source(source).label
 
 
 def _time(us: float) -> str:

@@ -17,6 +17,7 @@ from graph_predictor.recorded import facts as reports_facts
 from graph_predictor.reports import timeline as reports_timeline
 from graph_predictor.simulation import build
 from tracer import graph
+from tracer.lazy import numpy as np
 from tracer.output_kind import TIMELINE, check_output
 
 
@@ -60,8 +61,6 @@ def replay(
 
 def kernel_end_p95_share(result: prediction_replay.Replay, scale_kernels: float) -> float | None:
     """95th percentile of the kernels' absolute end errors over the median measured step; ``None`` for a what-if."""
-    import numpy as np
-
     errors = result.kernel_end_errors_ns()
     step = float(np.median([s.measured_ns for s in result.steps])) if result.steps else 0.0
     if scale_kernels != 1.0 or not len(errors) or step <= 0:

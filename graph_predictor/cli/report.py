@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 from graph_predictor.cli.console import Report, print_json, read, working
@@ -39,8 +40,6 @@ def report(
     foretrace report runs/mine -o report.html
     """
     with one_sentence(debug):
-        import os
-
 
         check_html(out, paths)
         table = next((path for path in paths if path.lower().endswith((".csv", ".parquet"))), None)

@@ -15,7 +15,7 @@ import tempfile
 import traceback
 import unicodedata
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -32,6 +32,8 @@ from tracer.output_file import FULL
 PACKAGES = ("tracer", "kernel_models", "graph_predictor", "planner")
 REGISTERING = ("kernel_models.families.", "kernel_models.heuristics.", "tracer.campaign.families.")
 """Modules below these register something when they run, and are never late."""
+LATE_IMPORTING = ("graph_predictor.cli.", "planner.cli.", "graph_predictor.request.")
+"""Modules below these import late: commands, and the studies that decide what of a request is computed."""
 
 
 class LateModule(ModuleType):
@@ -43,8 +45,8 @@ class LateModule(ModuleType):
             loader = self.__dict__.pop("__late__", None)
             if loader is not None:
                 self.__loader__ = self.__spec__.loader = loader  # type: ignore[union-attr]
-                # Command files alone import late: elsewhere an import may be there for what it registers.
-                with nullcontext() if ".cli." in self.__name__ else imported_at_once():
+                # These alone import late: elsewhere an import may be there for what it registers.
+                with imported_late() if self.__name__.startswith(LATE_IMPORTING) else imported_at_once():
                     loader.exec_module(self)
                 self.__class__ = ModuleType  # type: ignore[assignment]
         return ModuleType.__getattribute__(self, name)

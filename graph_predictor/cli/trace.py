@@ -12,7 +12,7 @@ from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import count
 from graph_predictor.reports import inspection
-from graph_predictor.sizes import retrace as named_sizes
+from graph_predictor.sizes import retrace
 from kernel_models import device_choice
 from tracer import graph as tracer_graph
 from tracer import job as tracer_job
@@ -90,7 +90,7 @@ def _workload(name: str, assignments: list[str], preset: str, device: devices.Tr
 def _function(target: str, assignments: list[str], device: devices.TracedDevice, world_size: int | None,
               rank: int, selected: float | None) -> tracer_graph.ExecutionGraph:
 
-    _, sizes = named_sizes.parse_sets(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them
+    _, sizes = retrace.parse_sets(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them
     return shape_only_trace.trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes,
                                          selected=selected)
 

@@ -12,7 +12,7 @@ from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import Debug, Json, shared
 from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import signed_percent
-from graph_predictor.sizes import retrace as named_sizes
+from graph_predictor.sizes import retrace
 from tracer.errors import ForetraceError
 
 WORSE = 1
@@ -52,7 +52,7 @@ def validate(
         most = None if max_error is None else share_of(max_error, "--max-error")
         if (script is None) == (workload is None):
             raise ForetraceError("Name what to validate: a script, or a workload with --workload, and not both.")
-        chosen = [named_sizes.parse_sets(text.split(","))[1] for text in sizes]
+        chosen = [retrace.parse_sets(text.split(","))[1] for text in sizes]
         options = ("--timed", str(timed), "--warmup", str(warmup), "--execution-trace", "none")
         program = check_validate.ValidatedProgram(script, tuple(arguments or ()), workload, options=options)
         with working("Validating"):

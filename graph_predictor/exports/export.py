@@ -18,6 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from graph_predictor.exports.chakra import write_chakra
+from graph_predictor.exports.perfetto import write_perfetto
+from graph_predictor.exports.tables import TABLE_ENDINGS, scalars_of, write_all_tables, write_scalars, write_table_file
+from graph_predictor.prediction.simulated_job import simulated_job
+from graph_predictor.reports.timeline import write_timeline
 from tracer.errors import ForetraceError
 from tracer.shown import Shown
 
@@ -92,40 +97,28 @@ def export(source: object, path: str | os.PathLike[str], *, format: str | None =
     if chosen.of_job:
         return _job(source, path, chosen)
     if chosen is ExportFormat.TENSORBOARD:
-        from graph_predictor.exports.tables import scalars_of, write_scalars
-
         write_scalars(scalars_of(source), path, at)
         return Exported(chosen, [os.fspath(path)])
     return _tables(source, path, chosen, table)
 
 
 def _job(source: object, path: str | os.PathLike[str], chosen: ExportFormat) -> Exported:
-    from graph_predictor.prediction.simulated_job import simulated_job
-
     job = simulated_job(source)
     notes = [*job.notes]
     if chosen is ExportFormat.CHAKRA:
-        from graph_predictor.exports.chakra import write_chakra
-
         found = write_chakra(job, path)
         exact = "as simulated" if not found.off_by_us else f"up to {found.off_by_us:,} µs off the simulation"
         said = (f"{found.nodes:,} nodes and {found.dependencies:,} dependencies; by these alone every node ends "
                 f"{exact}, to the microsecond.")
         return Exported(chosen, found.paths, [said, *found.notes, *notes])
     if chosen is ExportFormat.PERFETTO:
-        from graph_predictor.exports.perfetto import write_perfetto
-
         write_perfetto(job, path)
     else:
-        from graph_predictor.reports.timeline import write_timeline
-
         write_timeline(job, path)
     return Exported(chosen, [os.fspath(path)], notes)
 
 
 def _tables(source: object, path: str | os.PathLike[str], chosen: ExportFormat, table: str | None) -> Exported:
-    from graph_predictor.exports.tables import TABLE_ENDINGS, write_all_tables, write_table_file
-
     tables = {}
     results = source if isinstance(source, Mapping) else {"": source}
     for name, result in results.items():

@@ -18,11 +18,13 @@ import os
 from collections.abc import Iterator
 from importlib import resources, util
 
+import jinja2
 from markupsafe import Markup
 
 from graph_predictor.pages.events import columns_element, data_element, packed_element
 from graph_predictor.pages.parts import PageNotes, PagePlot, PageSection, PageTable, ReportPage, TrackEvents
 from tracer.errors import ForetraceError
+from tracer.lazy import vl_convert
 from tracer.output_file import whole_file
 from tracer.output_kind import PAGE, check_output
 
@@ -54,8 +56,6 @@ def write_page(page: ReportPage, path: str | os.PathLike[str]) -> None:
 
 def render(page: ReportPage) -> str:
     """Return a page's HTML."""
-    import jinja2
-
     environment = jinja2.Environment(loader=jinja2.PackageLoader("graph_predictor.pages"), autoescape=True,
                                      undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     sections = [section for section in page.sections if section.parts]
@@ -117,8 +117,6 @@ def _limited_addresses() -> bool:
 @functools.cache
 def plot_script() -> bytes:
     """Return Vega, Vega-Lite and Vega-Embed as one module, which leaves them on ``window``."""
-    import vl_convert
-
     # Without a snippet the bundle leaves vegaEmbed on window; the stub does not know that it may be left out.
     return str(vl_convert.javascript_bundle(None)).encode()  # type: ignore[arg-type]
 

@@ -16,7 +16,7 @@ from graph_predictor.prediction.unprofiled import profiler_share
 from graph_predictor.recorded.facts import damage_notes
 from graph_predictor.simulation.program import whole_ns
 from kernel_models.host.events import LISTS, HostStep, is_flat
-from kernel_models.host.fitting import ToldHost, fit_host, left_out
+from kernel_models.host.fitting import ENOUGH_PROGRAMS, ToldHost, fit_few, fit_host, left_out
 from kernel_models.host.model import HostModel, host_names, is_host_file, read_host, shipped_host
 from kernel_models.spreads import SMALL_PROGRAMS
 from tracer.arrays import Float64, Int64
@@ -84,8 +84,6 @@ def host_model(steps: Sequence[HostStep], name: str) -> HostModel:
     Raises:
         ForetraceError: there is no host time in them.
     """
-    from kernel_models.host.fitting import ENOUGH_PROGRAMS, fit_few, fit_host
-
     few = len(steps) < ENOUGH_PROGRAMS and any(step.compute_ns.any() for step in steps)
     return fit_few(steps, f"{name} and other hosts") if few else fit_host(steps, name)
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from graph_predictor.comm.contention import Overlapping
+from graph_predictor.comm.contention import Contention, Overlapping, contention
 from graph_predictor.figures import signed_percent
 from graph_predictor.prediction.data_loading import DataLoading, loader_of
 from graph_predictor.prediction.edited_repeats import (
@@ -68,14 +69,11 @@ from graph_predictor.recorded.facts import RecordedFacts, rank_number, recorded_
 from graph_predictor.simulation.build import Built, build_program
 from graph_predictor.simulation.host_slices import HostSlices, host_slices
 from graph_predictor.simulation.program import MOST_FACTOR
-from kernel_models.device import DeviceError, DeviceSpec, resolve_device
+from kernel_models.device import DeviceError, DeviceSpec, resolve_device, unknown_device
 from kernel_models.device import device as device_named
 from kernel_models.pricing import Models
 from kernel_models.trace_calls import FAMILIES
 from tracer.graph import ExecutionGraph, KernelKind
-
-if TYPE_CHECKING:
-    from graph_predictor.comm.contention import Contention
 
 T = TypeVar("T")
 
@@ -241,8 +239,6 @@ class Baseline:
     @cached_property
     def contention(self) -> Contention:
         """Return how much the recorded job's computation and collectives slow each other down."""
-        from graph_predictor.comm.contention import contention
-
         return contention(self.built)
 
     @cached_property
@@ -577,7 +573,8 @@ class _Run:
 
     def _notes(self) -> list[str]:
         notes = [*self.baseline.notes, *self.baseline.facts.damage, *self.scenario.built.rendezvous.notes,
-                 *self.scenario.notes, *self.times.notes]
+                 *(spec.note for spec in (self.scenario.devices.source, self.scenario.devices.target)
+                   if spec is not None and spec.note), *self.scenario.notes, *self.times.notes]
         recorded = self.baseline.origin or self.baseline
         if self.scenario.profiled and recorded.ran:
             without = None if recorded.recorded_facts is None else recorded.recorded_facts.unprofiled_ns
@@ -632,7 +629,10 @@ def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | No
 
 
 def recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
-    """The device that a rank ran on; ``None`` where nobody knows it."""
+    """The device that a rank ran on; of a GPU that no file describes what its driver reports, as a placeholder.
+
+    ``None`` where that is not enough.
+    """
     meta = graph.meta
     if not meta.device:
         # Without device work the operations themselves computed: on the host.
@@ -640,4 +640,6 @@ def recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:
     try:
         return resolve_device(meta.device, meta.device_memory_bytes, meta.sm_count)
     except DeviceError:
+        with suppress(DeviceError):
+            return unknown_device(meta.device, meta.device_memory_bytes, meta.sm_count, meta.compute_capability)
         return None

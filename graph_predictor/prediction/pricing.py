@@ -28,7 +28,7 @@ from kernel_models.device import DeviceSpec
 from kernel_models.op_call import Family, OpCall, Source
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import CallBatch, Models, price, sustained
-from kernel_models.spreads import MEASURED_KERNELS, RESIZED_ON_CPU, TYPICAL_WORK
+from kernel_models.spreads import MEASURED_KERNELS, PLACEHOLDER_DEVICE, RESIZED_ON_CPU, TYPICAL_WORK
 from kernel_models.trace_calls import FAMILIES
 from tracer.arrays import Bool, Float64, Int64
 
@@ -388,6 +388,8 @@ def _typical(scenario: Scenario, edited: _EditedCalls, ladders: Ladders, typical
         price(ladders.calls, ladders.source, models).times_us))
     after = ladders.times(typical_us)
     unsized_ns, known = 0, []
+    stand_ins = scenario.known_source().placeholder or scenario.known_target().placeholder
+    width = np.hypot(TYPICAL_WORK, 0.2) + PLACEHOLDER_DEVICE * stand_ins
     for code, (own, log_us) in edited.unsized.items():
         family, mine = FAMILIES[code], changed[own]
         if not mine.all():
@@ -395,7 +397,7 @@ def _typical(scenario: Scenario, edited: _EditedCalls, ladders: Ladders, typical
         if not len(own):
             continue
         ratio[own] = typical_ratios(log_us, before[family], after[family])
-        low[own], high[own] = -np.hypot(TYPICAL_WORK, 0.2), np.hypot(TYPICAL_WORK, 0.2)
+        low[own], high[own] = -width, width
         unsized_ns += int(work.measured_ns[own].sum())
         known += [] if family is Family.OTHER else [family.value]
     share = unsized_ns / max(work.measured_ns.sum(), 1)

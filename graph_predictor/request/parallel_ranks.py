@@ -33,6 +33,7 @@ from graph_predictor.synthesis.baseline import retraced
 from kernel_models.collectives import CollectiveModel
 from kernel_models.op_call import itemsize, short_dtype
 from kernel_models.trace_calls import graph_calls
+from tracer import shape_only, workloads
 from tracer.arrays import Int64
 from tracer.graph import (
     NONE,
@@ -299,14 +300,11 @@ def traced(plan: ParallelPlan, workload: dict[str, Any], device: str | TracedDev
     Raises:
         PlanError: the plan does not fit the workload.
     """
-    from tracer import workloads
-    from tracer.shape_only import trace_job
-
     values = {name: value for name, value in workload["settings"].items() if name != "device"}
     settings = workloads.configure(workload["name"], **{**values, **settings_under(plan, sizes or {})})
     # Micro-batches without a pipeline are the workload's own.
     spread = replace(plan, microbatch=None, microbatches=plan.microbatches if plan.pp > 1 else None)
-    job = trace_job(settings, device, world_size=plan.world_size, parallel=spread)
+    job = shape_only.trace_job(settings, device, world_size=plan.world_size, parallel=spread)
     return unfolded(job, plan.world_size, also)
 
 

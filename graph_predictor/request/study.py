@@ -4,8 +4,7 @@
 
     source ──> recorded Baseline ──(plan, sizes: traced again, once each)──> Baseline ──(other edits)──> Prediction
 
-What the configurations of one source share (a trace under a plan, a host, a cluster) is made once. What only some ask
-for and costs a tenth of a second to import is imported by the method that answers.
+What the configurations of one source share (a trace under a plan, a host, a cluster) is made once.
 """
 
 from __future__ import annotations
@@ -14,14 +13,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from graph_predictor.comm import clusters, mixing
+from graph_predictor.edits import topology as topology_edit
 from graph_predictor.edits.device import Device
 from graph_predictor.edits.host_from import HostFrom
 from graph_predictor.edits.registry import Value, chosen, made
 from graph_predictor.edits.straggler import Straggler
+from graph_predictor.prediction.host_steps import host_by_name
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.repeat import Shared
 from graph_predictor.prediction.result import lacking_memory
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.request import parallel_ranks
+from graph_predictor.sizes import scaling
 from graph_predictor.sizes.retrace import (
     captured_sizes,
     nearest,
@@ -34,21 +38,24 @@ from graph_predictor.sizes.retrace import (
     why_not,
 )
 from graph_predictor.synthesis.baseline import baseline_of
+from kernel_models import profile as fitted_profile
+from kernel_models.collectives.price import CollectiveModel, topology_of
+from kernel_models.collectives.topology import Topology, find_topology
 from kernel_models.device_choice import find_device, shape_device
+from kernel_models.host.model import HostModel, host_names, is_host_file
+from tracer import shape_only
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
 from tracer.lookup_data.indices import LAW
 from tracer.parallel_plan import ParallelPlan, PlanError
+from tracer.shape_only import apart
 from tracer.shape_only.errors import UnknownSizeError
 
 if TYPE_CHECKING:
-    from graph_predictor.comm.mixing import Mixture
     from graph_predictor.prediction.result import Prediction
     from graph_predictor.prediction.scenario import Edit
-    from kernel_models.collectives import CollectiveModel, Topology
     from kernel_models.device import DeviceSpec
-    from kernel_models.host.model import HostModel
     from kernel_models.profile import DeviceProfile
     from tracer.shape_only.devices import TracedDevice
 
@@ -116,9 +123,7 @@ def read_source(source: Sequence[str], window: int = 0, device: str | None = Non
         ForetraceError: it cannot be read or traced.
     """
     if is_script(source):
-        from tracer.shape_only.trace import trace_script
-
-        return assemble_job([trace_script(source[0], shape_device(find_device(device or DEFAULT_DEVICE)))])
+        return assemble_job([shape_only.trace_script(source[0], shape_device(find_device(device or DEFAULT_DEVICE)))])
     return read_job(list(source), window=window) if read is None else read(list(source), window)
 
 
@@ -152,14 +157,12 @@ class Prepared:
     must_fit: bool = False
     collectives: CollectiveModel | None = None
 
-    def mixture(self) -> Mixture | None:
+    def mixture(self) -> mixing.Mixture | None:
         """Return who does which of the step's collectives; ``None`` where one backend does all."""
         if self.collectives is None or not self.collectives.mixed:
             return None
-        from graph_predictor.comm.mixing import mixture_of_step
-
         scenario = self.start.scenario
-        return mixture_of_step(scenario.built, scenario.cycle.kernel, scenario.cycle.steps, self.collectives)
+        return mixing.mixture_of_step(scenario.built, scenario.cycle.kernel, scenario.cycle.steps, self.collectives)
 
     def predict(self, *, price_per_hour: float | None = None, path: bool = True,
                 evidence: bool = False) -> Prediction:
@@ -204,10 +207,8 @@ class Study:
     def job(self) -> Job:
         """The source; a script is traced the first time, in a process of its own as for each of its sizes."""
         if self._job is None:
-            from tracer.shape_only.apart import trace_apart
-
             assert self._code is not None
-            self._job = assemble_job([trace_apart(self._code, shape_device(find_device(self._code_device)))])
+            self._job = assemble_job([apart.trace_apart(self._code, shape_device(find_device(self._code_device)))])
         return self._job
 
     def predict(self, configuration: Configuration, *, price_per_hour: float | None = None,
@@ -238,12 +239,9 @@ class Study:
             start, edits = self._measured(wanted, alone)
         edits += made(wanted.edits)
         if collectives is not None and start.ran:
-            from graph_predictor.edits.topology import OnTopology
-            from kernel_models.collectives import find_topology as find_topology
-
             recorded = None if wanted.from_topology is None else find_topology(wanted.from_topology)
             reference = None if wanted.comm_choices is None else collectives.by_one()
-            edits.append(OnTopology(collectives, recorded, reference))
+            edits.append(topology_edit.OnTopology(collectives, recorded, reference))
         return Prepared(start, edits, wanted != Configuration(), collectives)
 
     def _with_law(self, wanted: Configuration) -> Configuration:
@@ -272,9 +270,7 @@ class Study:
             return
         names = dict.fromkeys(name for one in wanted for name in self._devices(one.device))
         if unused := [profile for name, profile in self._profiles.items() if name not in names]:
-            from kernel_models.profile import unused_error
-
-            raise unused_error(unused, names)
+            raise fitted_profile.unused_error(unused, names)
 
     def _devices(self, wanted: str | None) -> list[str]:
         """Names of the devices whose models a prediction asks for; none of a device that nobody knows."""
@@ -320,9 +316,7 @@ class Study:
                 if wanted.parallel is not None or set(old) != set(new):
                     raise
         if sizes:
-            from graph_predictor.sizes.scaling import Sizes
-
-            edits.append(Sizes.parse(list(sizes)))
+            edits.append(scaling.Sizes.parse(list(sizes)))
         start = baseline_of(made or self.job, device=spec, models=self._models_of_traced(spec), host=host,
                             collectives=collectives)
         return start.with_models(self._profiles), edits
@@ -336,15 +330,13 @@ class Study:
 
     def _traced(self, parallel: str | None, sizes: dict[str, int], device: str | TracedDevice,
                 also: tuple[int, ...]) -> Job:
-        from graph_predictor.request.parallel_ranks import traced
-
         graph = None if self._job is None else self._job.graphs[0]
         if parallel is None:
             return assemble_job([trace_again(graph, sizes, device, self._code)])
         if graph is None or not graph.meta.workload:
             raise EditError("Only a workload of the suite can be traced again under a plan; trace your own script "
                             "under it with foretrace trace SCRIPT.py:FUNCTION --world-size N.")
-        return traced(ParallelPlan.parse(parallel), graph.meta.workload, device, sizes=sizes, also=also)
+        return parallel_ranks.traced(ParallelPlan.parse(parallel), graph.meta.workload, device, sizes=sizes, also=also)
 
     # -- a recorded source --------------------------------------------------------------------------------------------
 
@@ -363,8 +355,6 @@ class Study:
                 self._shared.once("device", (spec,), lambda: Device(spec).apply(self._known().scenario))
             edits.append(Device(spec, self._profiles.get(spec.name)))
         if wanted.host_from is not None:
-            from kernel_models.host.model import host_names, is_host_file
-
             if wanted.host_from in host_names() or "," in wanted.host_from or is_host_file(wanted.host_from):
                 raise EditError(f"--host-from {wanted.host_from}: a recorded step takes the host of one capture, "
                                 "operation by operation; several, and hosts by name or file, are for steps that never "
@@ -373,16 +363,14 @@ class Study:
         return start, edits
 
     def _on_ranks(self, wanted: Configuration, alone: str | None, also: tuple[int, ...]) -> Baseline:
-        from graph_predictor.request.parallel_ranks import on_ranks, settings_under
-
         plan = ParallelPlan.parse(wanted.parallel or "")
         _, new = parse_sets(wanted.sizes)
         workload = self.job.graphs[0].meta.workload
         if new and not workload:
             raise EditError("A step that cannot be traced again is not spread over ranks at other sizes too; leave "
                             "--set or --parallel out.")
-        found = on_ranks(self._known(), plan, self._cluster(wanted, alone), sizes=new, also=also)
-        settings = {**workload.get("settings", {}), **settings_under(plan, new)}
+        found = parallel_ranks.on_ranks(self._known(), plan, self._cluster(wanted, alone), sizes=new, also=also)
+        settings = {**workload.get("settings", {}), **parallel_ranks.settings_under(plan, new)}
         samples, was = samples_of(settings), samples_of(workload.get("settings", {}))
         if samples is not None and was:
             found.scenario = found.scenario.with_samples(samples / was, workload["settings"]["batch"])
@@ -394,8 +382,6 @@ class Study:
         recorded = self._known()
         if not wanted.sizes:
             return recorded, []
-        from graph_predictor.sizes.scaling import Sizes
-
         old, new = parse_sets(wanted.sizes)
         reason = why_not(recorded, wanted.code)
         if reason is None and (wanted.code is not None or not wanted.also):
@@ -409,12 +395,10 @@ class Study:
             return start, [edit]
         noted = recorded_sizes(recorded)
         because = f"{reason}; the sizes of one capture were scaled instead." if noted and reason else ""
-        return recorded, [Sizes.parse(list(wanted.sizes), noted, because)]
+        return recorded, [scaling.Sizes.parse(list(wanted.sizes), noted, because)]
 
     def _nearest(self, also: tuple[str, ...], new: dict[str, int], old: dict[str, int]) -> tuple[Baseline, Edit]:
         """Return the capture whose sizes are nearest to those asked for, and the change of its sizes."""
-        from graph_predictor.sizes.scaling import Sizes
-
         others = [parse_also(text) for text in also]
         captures = [self._known(), *(self._once("capture", self._capture, path) for path, _ in others)]
         sizes = captured_sizes([one.built.graphs[0] for one in captures], [old, *(sizes for _, sizes in others)], new)
@@ -422,8 +406,8 @@ class Study:
         chosen = nearest(sizes, wanted)
         at = [", ".join(f"{name}={size}" for name, size in one.items()) for one in sizes]
         changes = tuple((name, size, wanted[name]) for name, size in sizes[chosen].items() if size != wanted[name])
-        return captures[chosen], Sizes(changes, f"Of the captures at {' and '.join(at)} the one at {at[chosen]} is "
-                                                "nearest and was scaled.")
+        because = f"Of the captures at {' and '.join(at)} the one at {at[chosen]} is nearest and was scaled."
+        return captures[chosen], scaling.Sizes(changes, because)
 
     def _capture(self, path: str) -> Baseline:
         device = self._known().scenario.devices.source
@@ -447,8 +431,6 @@ class Study:
                             "or give its measurements with --comm-profile.")
         if wanted.parallel is None or wanted.device is None:
             return None
-        from kernel_models.collectives import CollectiveModel, topology_of
-
         ranks = ParallelPlan.parse(wanted.parallel).world_size
         try:
             return CollectiveModel(topology_of(find_device(wanted.device), ranks))
@@ -458,9 +440,6 @@ class Study:
     def _named_cluster(self, topology: str | None, profile: str | None, backend: str | None, choices: str | None,
                        device: str | None, parallel: str | None) -> CollectiveModel:
         """The cluster of a configuration's texts; where they name none, usual nodes of its device for its ranks."""
-        from graph_predictor.comm.clusters import cluster_of
-        from kernel_models.collectives import topology_of
-
         def usual() -> Topology:
             graphs = self.job.graphs
             recorded = None if self._recorded is None else self._recorded.scenario.devices.source
@@ -472,11 +451,9 @@ class Study:
             ranks = max(len(graphs), *(graph.meta.world_size for graph in graphs))
             return topology_of(spec, ParallelPlan.parse(parallel).world_size if parallel else ranks)
 
-        return cluster_of(topology, profile, backend, choices, usual)
+        return clusters.cluster_of(topology, profile, backend, choices, usual)
 
     def _host(self, text: str) -> HostModel:
-        from graph_predictor.prediction.host_steps import host_by_name
-
         return host_by_name(text, self._other)
 
     def _other(self, path: str) -> Job:

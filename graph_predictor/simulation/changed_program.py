@@ -8,14 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from graph_predictor.simulation.acyclic_loop import take_away
-from graph_predictor.simulation.program import (
-    NEVER,
-    LaunchReference,
-    Program,
-    entries_waited_for,
-    owners,
-    pointers,
-)
+from graph_predictor.simulation.program import NEVER, LaunchReference, Program, entries_waited_for, owners, pointers
 from tracer.arrays import Bool, Int64
 from tracer.graph import NONE
 from tracer.lazy import csgraph, sparse

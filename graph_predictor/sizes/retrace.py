@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.device_choice import shape_device
+from tracer import shape_only, workloads
 from tracer.graph import ExecutionGraph
 from tracer.lookup_data.noted import note_tables, tables_of
+from tracer.shape_only.apart import trace_apart
 from tracer.shape_only.devices import TracedDevice
 
 if TYPE_CHECKING:
@@ -218,12 +220,7 @@ def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int], device: 
     if code is not None:
         world = graph.meta.world_size if graph is not None and graph.meta.world_size > 1 else None
         rank = max(graph.meta.rank, 0) if graph is not None else 0
-        from tracer.shape_only.apart import trace_apart
-
         return trace_apart(code, device, world_size=world, rank=rank, arguments=sizes)
     assert graph is not None
-    from tracer import workloads
-    from tracer.shape_only import trace_workload
-
     noted = graph.meta.workload
-    return trace_workload(workloads.configure(noted["name"], **{**noted["settings"], **sizes}), device)
+    return shape_only.trace_workload(workloads.configure(noted["name"], **{**noted["settings"], **sizes}), device)

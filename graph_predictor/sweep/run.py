@@ -20,6 +20,9 @@ from graph_predictor.request.study import Study, is_script, read_source
 from graph_predictor.sweep.files import Journal, draw_sweep, write_table
 from graph_predictor.sweep.rows import COLUMNS, row
 from graph_predictor.sweep.space import Point, SweepError, SweepSpace
+from kernel_models.device_choice import find_device
+from kernel_models.profile import load_profile
+from tracer.cluster.engines import dask_client, ray_connection
 from tracer.cluster.forked import ForkedWorkers, cores
 from tracer.cluster.workers import Failed
 from tracer.graph import ExecutionGraph
@@ -66,9 +69,6 @@ class SweepSource:
         Raises:
             ForetraceError: it cannot be read.
         """
-        from kernel_models.device_choice import find_device
-        from kernel_models.profile import load_profile
-
         script = self.paths[0] if is_script(self.paths, self.step_region) else None
         if job is None and script is None:
             job = read_source(self.paths, self.window, read=self._read)
@@ -262,12 +262,8 @@ def _read_once(source: SweepSource) -> Study:
 def _cluster(backend: str, scheduler: str | None, stack: ExitStack) -> AbstractContextManager[Any]:
     """joblib on a cluster, this machine's where no address says another."""
     if backend == DASK:
-        from tracer.cluster.engines import dask_client
-
         stack.enter_context(dask_client(scheduler, set_as_default=True))
         return parallel_config(backend="dask")
-    from tracer.cluster.engines import ray_connection
-
     stack.enter_context(ray_connection(scheduler))
     from ray.util.joblib import register_ray
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graph_predictor.comm.recorded_calls import price_table
 from graph_predictor.prediction.host_steps import traced_host_step
 from graph_predictor.synthesis.program import (
     COMMUNICATION_STREAM,
@@ -26,6 +27,7 @@ from graph_predictor.synthesis.program import (
     plain_constants,
     synthesize,
 )
+from kernel_models.collectives.call import Level
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.host.model import CPU_HOST, GPU_HOST, HostModel, shipped_host
 from kernel_models.op_call import Family, OpCall, Source
@@ -139,9 +141,6 @@ def collective_works(graph: ExecutionGraph, spec: DeviceSpec, collectives: Colle
     """Device work of each row of the rank's collectives."""
     if not len(graph.collectives):
         return {}
-    from graph_predictor.comm.recorded_calls import price_table
-    from kernel_models.collectives import Level
-
     table, times = graph.collectives, price_table(graph, spec, collectives)
     us = np.maximum(times.time_us, LEAST_US)
     low, high = (np.log(np.maximum(end, LEAST_US) / us).tolist() for end in (times.low_us, times.high_us))
@@ -203,8 +202,8 @@ def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = 
         ranks.append(RankTimes(graph, with_host_waits(graph, times, spec), constants))
     thread = max(threads, key=lambda one: one.told_ns + one.computed_ns)
     told_ns = float(np.mean([one.told_ns for one in threads]))
-    notes = [*_notes(spec, host is not None, known), _told(told_ns, known), *_computing(spec, thread, host, models),
-             *collective_notes(graphs, spec, collectives)]
+    notes = [*_notes(spec, host is not None, known), *filter(None, [spec.note]), _told(told_ns, known),
+             *_computing(spec, thread, host, models), *collective_notes(graphs, spec, collectives)]
     warnings = () if spec.vendor == "host" else tuple(_host_work_warnings(graphs, spec))
     unknown = 0.0 if host is not None else UNKNOWN_HOST
     spread = thread.spread(known.spread, unknown, unknown if spec.placeholder and models is None else 0.0)

@@ -11,11 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device
+from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device, unknown_device
 from kernel_models.op_call import Family, OpCall
 
 MEASURED = "measured by foretrace calibrate"
-_REPORTED = "reported by the device's driver"
 _BEYOND_CACHE = 3.0
 """Traffic of so many times the last cache shows the memory's bandwidth."""
 _BEYOND_ANY_CACHE = 1 << 28
@@ -98,20 +97,17 @@ def _caches() -> dict[str, float]:
 
 
 def _unknown_gpu(name: str, hardware: Mapping[str, Any]) -> DeviceSpec:
-    """An A100's file with what the driver says of this one; rates are measured."""
-    base = device("a100-sxm-80g")
-    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unknown-gpu"
+    """What the driver says of a GPU; its rates are measured, of matrix units too."""
 
-    def figure(key: str, scale: float, otherwise: float) -> float:
+    def figure(key: str, scale: float = 1.0) -> float | None:
         value = hardware.get(key)
-        return value * scale if isinstance(value, int | float) and value > 0 else otherwise
+        return value * scale if isinstance(value, int | float) and value > 0 else None
 
-    return replace(
-        base, name=plain, reported_names=(name,), short_names=(), default_for=(), placeholder=True,
-        vendor="amd" if hardware.get("gcnarchname") else "nvidia",
-        architecture=str(hardware.get("gcnarchname") or f"sm{hardware.get('compute_capability', '')}"),
-        compute_capability=str(hardware.get("compute_capability", "")),
-        sm_count=int(figure("multi_processor_count", 1, base.sm_count)),
-        memory_gb=_rounded(figure("total_memory", 1e-9, base.memory_gb)),
-        l2_mb=_rounded(figure("l2_cache_size", 2.0**-20, base.l2_mb)), matrix_tflops=MappingProxyType({}),
-        sources=MappingProxyType(dict.fromkeys(base.sources, f"{_REPORTED}, or an A100's until measured")))
+    width, clock_khz = figure("memory_bus_width"), figure("memory_clock_rate")
+    amd = bool(hardware.get("gcnarchname"))
+    spec = unknown_device(
+        name or ("AMD GPU" if amd else "NVIDIA GPU"), int(figure("total_memory") or 0),
+        int(figure("multi_processor_count") or 0), str(hardware.get("compute_capability", "")),
+        l2_mb=figure("l2_cache_size", 2.0**-20), clock_mhz=figure("clock_rate", 1e-3),
+        bandwidth_gbps=_rounded(2 * clock_khz * 1e3 * width / 8 / 1e9) if width and clock_khz else None)
+    return replace(spec, matrix_tflops=MappingProxyType({}))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+from kernel_models.families.elementwise import elementwise
 from kernel_models.families.registry import Inputs, Unpriceable, backward, dimension, forward, pattern, without_gradient
 from kernel_models.op_call import Family, OpCall, TensorSpec, broadcast, itemsize
 
@@ -216,8 +217,6 @@ def _cache_update(op: Inputs) -> Iterator[OpCall]:
           "aten::index(self, indices)")
 def _accumulate_back(op: Inputs) -> Iterator[OpCall]:
     """Zeros of the tensor's size, then the gradients added where they came from."""
-    from kernel_models.families.elementwise import elementwise
-
     source = op.tensor("self")
     yield from elementwise("fill", [], source.shape, source.dtype)
     rule = {"index_select": _index_select, "gather": _gather, "index": _index}[op.short_name]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from kernel_models.families import load
 from kernel_models.op_call import DIMENSIONS, Family, OpCall, TensorSpec, promoted, scalar_type, short_dtype
 from tracer.views import Argument
 
@@ -370,8 +371,6 @@ def _by_name(table: dict[str, Rule], name: str) -> Rule | None:
 
 
 def _load() -> None:
-    from kernel_models.families import load
-
     load()
 
 

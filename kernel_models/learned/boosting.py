@@ -16,6 +16,7 @@ import numpy.typing as npt
 from kernel_models.learned.trees import ALWAYS_LEFT, CHILD_BITS, FEATURE_BITS, Bins, Codes, Float32, Trees
 from kernel_models.threads import in_threads
 from tracer.arrays import Float64
+from tracer.lazy import ensemble, threadpoolctl
 
 BLOCKS = 10
 """Chosen: trees are counted in so many blocks where rows left out say how many of them help."""
@@ -144,15 +145,11 @@ def grow_trees(bins: Bins, codes: Codes, target: Float64, how: Boosting, seed: i
         left_out: codes and target of other rows: growth ends where ``PATIENCE`` trees gain nothing on them.
         loss: what is made least.
     """
-    # Importing it takes a second, which only fits need to spend.
-    from sklearn.ensemble import HistGradientBoostingRegressor
-    from threadpoolctl import threadpool_limits
-
-    model = HistGradientBoostingRegressor(
+    model = ensemble.HistGradientBoostingRegressor(
         loss=loss, max_iter=how.iterations, learning_rate=how.learning_rate, max_leaf_nodes=how.leaves,
         max_depth=how.depth or None, min_samples_leaf=how.least_rows, max_features=how.feature_share,
         max_bins=MOST_BINS, early_stopping=left_out is not None, n_iter_no_change=PATIENCE, tol=0.0, random_state=seed)
-    with threadpool_limits(1, "openmp"):
+    with threadpoolctl.threadpool_limits(1, "openmp"):
         model.fit(codes, target, X_val=left_out and left_out[0], y_val=left_out and left_out[1])
     grown = [predictor.nodes for (predictor,) in model._predictors]
     words, values = zip(*map(_plain_tree, grown), strict=True)

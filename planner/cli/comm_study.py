@@ -13,6 +13,7 @@ from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.figures import count, percent
 from kernel_models import device_choice
+from planner.cli.options import DecoderSource, Profiles
 from planner.parallel import comm_study
 
 BEST = 40
@@ -21,9 +22,7 @@ SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)
 
 
 def study(
-    source: Annotated[str, typer.Argument(
-        metavar="SOURCE", help="A workload (llama, gpt2, moe), a capture or shape-only trace of one, a model's "
-                               "config.json or its folder, or a published model (deepseek-v3, gpt-oss-120b, …).")],
+    source: DecoderSource,
     gpus: Annotated[str, typer.Option(metavar="N,…", help="GPUs of the job; several sizes are compared.")],
     device: Annotated[str, shared("--device")] = "h200-sxm",
     topology: Annotated[str | None, shared("--topology")] = None,
@@ -39,7 +38,7 @@ def study(
         least=1)] = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
-    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
+    profile: Profiles = None,
     top: Top = None,
     json: Json = False,
     debug: Debug = False,

@@ -1,13 +1,20 @@
-"""``foretrace plan``: the best way to spread a decoder's step over a cluster."""
+"""``foretrace plan``: the best way to spread a decoder's step over a cluster.
+
+The report of ``foretrace plan``: the best plans and how sure their order is, what separates them, which are worth
+having, and the best as a framework's arguments; for people, and as plain values.
+
+Over devices and their figures: the tables of the best plan of each case.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import print_json, working
+from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import (
     Debug,
     Html,
@@ -22,12 +29,16 @@ from graph_predictor.cli.options import (
 )
 from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
+from graph_predictor.figures import percent
+from graph_predictor.request import memory_fit
 from kernel_models import device_choice
-from planner.cli.plan_report import plain, plain_exploration, report, report_exploration
+from kernel_models import op_call as model
+from planner.cli.options import DecoderSource, Profiles, TrainedPreset
 from planner.parallel import exploration, layer_costs, page, planning, search
-from planner.parallel import timeline as parallel_timeline
+from planner.parallel import space as frameworks
 from tracer import output_kind
-from tracer.parallel_plan import PlanError
+from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
+from tracer.shape_only import transformer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,15 +48,12 @@ BEST = 10
 
 
 def plan(
-    source: Annotated[str, typer.Argument(
-        metavar="SOURCE", help="A workload (llama, gpt2, moe), a capture or shape-only trace of one, a model's "
-                               "config.json or its folder, or a published model (deepseek-v3, gpt-oss-120b, …).")],
+    source: DecoderSource,
     gpus: Annotated[str, typer.Option(metavar="N,…", help="GPUs of the job; several sizes are compared.")],
     device: Annotated[str, axis("--device", "are compared")] = "h200-sxm",
     topology: Annotated[str | None, axis("--topology", "one for each device; by default its usual nodes")] = None,
     assignments: Annotated[list[str] | None, shared("--set")] = None,
-    preset: Annotated[str | None, shared(
-        "--preset", "or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b; the first by default")] = None,
+    preset: TrainedPreset = None,
     global_batch: Annotated[int | None, shared(
         "--global-batch", "by default what the source does, on every GPU", least=1)] = None,
     only: Annotated[str | None, shared("--parallel", "this one alone, such as dp=8,tp=4,pp=2,microbatches=16")] = None,
@@ -56,7 +64,7 @@ def plan(
     memory_limit: Annotated[str | None, shared(
         "--memory-limit", "a bare number is in GB; by default all it has")] = None,
     price: Annotated[str | None, axis("--price", "one for each device")] = None,
-    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
+    profile: Profiles = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     linears: Annotated[str, typer.Option(
@@ -104,7 +112,8 @@ def plan(
             output_kind.check_output(timeline, [], output_kind.TIMELINE)
         wanted, target = planning.framework_of(framework), None if export is None else planning.framework_of(export)
         if target is not None and wanted not in (None, target):
-            raise _contradiction(framework, export)
+            raise PlanError(f"--framework {framework} looks for plans that --export {export} need not have; give both "
+                            "the same name, or one of them.")
         limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
         changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
         cases = exploration.cases_of(device, topology, price, changes, max(sizes))
@@ -141,7 +150,10 @@ def plan(
             for size in sizes[1:]:
                 found.append(planning.find_plans(replace(request, gpus=size, measured=found[0].calibration or runs)))
         if timeline is not None and any(each.plans for each in found):
-            _write_timeline(found, timeline)
+            if len(found) > 1:
+                raise _of_one("--timeline")
+            assert found[0].schedule is not None
+            page.write_step_timeline(page.StepTimeline.of(found[0].schedule, found[0].plans[0].estimate), timeline)
         if html is not None:
             write_html(html, [source], lambda where: page.plans_page(found, where))
         if json:
@@ -152,20 +164,324 @@ def plan(
         raise typer.Exit(1)
 
 
-def _write_timeline(found: Sequence[planning.Plans], path: str) -> None:
-    """Write the step of the only size. Raises ``ForetraceError``."""
-    if len(found) > 1:
-        raise _of_one("--timeline")
-    assert found[0].schedule is not None
-    parallel_timeline.write_step_timeline(parallel_timeline.StepTimeline.of(
-        found[0].schedule, found[0].plans[0].estimate), path)
-
-
 def _of_one(name: str) -> Exception:
     return PlanError(f"{name} is of one device and one size of a job, and several cases are compared; leave it out, or "
                      "name one device without several factors.")
 
 
-def _contradiction(framework: str, export: str | None) -> Exception:
-    return PlanError(f"--framework {framework} looks for plans that --export {export} need not have; give both the "
-                     "same name, or one of them.")
+MOST_FRONT = 6
+"""Rows of the table of plans that trade time for memory and GPUs."""
+_SCHEDULES = {Schedule.GPIPE: "gpipe", Schedule.ONE_F_ONE_B: "1f1b", Schedule.INTERLEAVED: "inter",
+              Schedule.ZERO_BUBBLE: "zero-b"}
+
+
+def plain(found: Sequence[planning.Plans], price: float | None, top: int | None, target: frameworks.Framework
+          | None) -> dict[str, Any]:
+    """Return everything as values: of one size itself, of several each and what is worth having of all."""
+    every = [_plain_size(each, price, top, target) for each in found]
+    return every[0] if len(every) == 1 else {
+        "sizes": every, "front": [_figures(each, price) for each in search.front(_all(found))]}
+
+
+def _all(found: Sequence[planning.Plans]) -> list[search.Ranked]:
+    return [ranked for each in found for ranked in each.plans]
+
+
+def _plain_size(found: planning.Plans, price: float | None, top: int | None, target: frameworks.Framework
+                | None) -> dict[str, Any]:
+    values = {
+        "model": found.model, "parameters": found.shape.parameters, "shape": asdict(found.shape), "gpus": found.gpus,
+        "device": found.device, "topology": found.topology, "considered": found.considered,
+        "plans": [_plain_plan(each, found.plans[0], price) for each in found.plans[:top or None]],
+        "front": [_figures(each, price) for each in search.front(found.plans)],
+        "slower": {"plans": found.slower, "least_ms": found.slower_us / 1e3 if found.slower else None},
+        "refused": [asdict(each) for each in found.refused], "notes": found.notes}
+    if found.stages:
+        values["stages"] = [{
+            "stage": each.stage, "fullest_at": each.moment, "allocated_gb": each.allocated / 1e9,
+            "total_gb": each.account.total / 1e9,
+            "memory_gb": [each.low / 1e9, each.high / 1e9],
+            "timeline": [{"task": at.task, "microbatch": at.microbatch, "chunk": at.chunk, "before_gb": at.before / 1e9,
+                          "peak_gb": at.peak / 1e9} for at in points]} for each, points in found.stages]
+    if found.relief:
+        values["relief"] = [{"change": each.change, "plan": str(each.plan), "frees_gb": each.frees_bytes / 1e9,
+                             "fits": each.fits} for each in found.relief]
+    if found.calibration is not None:
+        values["calibration"] = found.calibration.to_dict()
+    if target is not None and found.plans:
+        values["export"] = {target.value: frameworks.exported(found.plans[0].plan, found.shape, target)}
+    return values
+
+
+def _cost(each: search.Ranked, price: float | None) -> float | None:
+    return None if price is None else price * each.plan.world_size * each.estimate.time_us / 3.6e9
+
+
+def _figures(each: search.Ranked, price: float | None) -> dict[str, Any]:
+    e = each.estimate
+    return {"plan": str(e.plan), "gpus": e.plan.world_size, "step_ms": e.time_us / 1e3,
+            "memory_gb": each.memory.total / 1e9, "sequences_per_second": e.plan.global_batch / e.time_us * 1e6,
+            "gpu_seconds_per_sequence": e.plan.world_size * e.time_us / e.plan.global_batch / 1e6,
+            "cost_per_step": _cost(each, price)}
+
+
+def _plain_plan(each: search.Ranked, first: search.Ranked, price: float | None) -> dict[str, Any]:
+    e, m = each.estimate, each.memory
+    return {
+        **_figures(each, price), "frameworks": [name.value for name in each.frameworks],
+        "interval_ms": [e.low_us / 1e3, e.high_us / 1e3], "exposed_communication_ms": e.exposed_us / 1e3,
+        "bubble": e.bubble, "bound": e.bound, "tied_with_first": search.tied(first.estimate, e),
+        "more_than_first_ms": {name: us / 1e3 for name, us in search.differences(first.estimate, e).items()},
+        "parts_ms": {name: getattr(e, name) / 1e3 for name in (
+            "products", "others", "host", "layers", "pipeline", "data", "optimizer", "fixed", "stragglers", "hidden")},
+        "fits": each.fit.value, "memory_parts_gb": {name: size / 1e9 for name, size in m.parts.items()},
+        "sources": {model.Source(source).label: share for source, share in e.sources.items()}}
+
+
+def heads_text(shape: transformer.TransformerShape, *, sized: bool = False) -> str:
+    """Heads of attention, and how many layers have attention and state-space mixers where not all have the one.
+
+    Args:
+        shape: of the decoder.
+        sized: say how wide a head is.
+    """
+    mixed = sum(run.layers for run in shape.runs if run.state is not None)
+    attended = [run for run in shape.runs if run.attends]
+    heads = f"{attended[0].heads} heads" if attended else "no attention"
+    if attended and sized:
+        heads += f" of {attended[0].width_of_head}"
+    if not mixed:
+        return heads
+    of = f" in {sum(run.layers for run in attended)} of them" if attended else ""
+    return f"{heads}{of}, state-space mixers in {mixed}"
+
+
+def report(found: Sequence[planning.Plans], price: float | None, top: int, target: frameworks.Framework | None) -> None:
+    """Print the tables of every size, and of all sizes what is worth having."""
+    out, shape = Report(), found[0].shape
+    count = shape.parameters
+    said = f"{count / 1e9:,.3g} billion" if count >= 1e8 else f"{count / 1e6:,.3g} million"
+    routed = next((run for run in shape.runs if run.experts), None)
+    experts = "" if routed is None else f", {routed.experts} experts of which {routed.top_k} work"
+    out.line(f"{found[0].model}: a decoder of {said} parameters ({shape.layers} layers of width {shape.hidden:,}, "
+             f"{heads_text(shape)}{experts}, vocabulary {shape.vocab:,}, "
+             f"{shape.dtype}{f', linear layers in {shape.linears}' * bool(shape.linears)}), sequences of "
+             f"{shape.seq:,} tokens.")
+    for each in found:
+        _report_size(out, each, price, top)
+    _report_front(out, found, price)
+    for each in found:
+        if target is not None and each.plans:
+            out.line()
+            out.line(f"{each.plans[0].plan} as {target.value}'s arguments", style="bold")
+            for line in frameworks.exported(each.plans[0].plan, shape, target).splitlines():
+                out.line(line)
+    out.notes(note for each in found for note in each.notes)
+
+
+def _report_size(out: Report, found: planning.Plans, price: float | None, top: int) -> None:
+    plans = "plan" if found.considered == 1 else "plans"
+    possible = f"{len(found.plans):,} estimated" if found.slower else f"{len(found.plans):,} possible"
+    # The topology's name has the device's, unless this one was changed or stands in another's nodes.
+    on = f" ({found.device})" if "(" in found.device else ""
+    out.line(f"{found.gpus:,} GPUs of {found.topology}{on}: {found.considered:,} {plans}, {possible}.")
+    batches = sorted({each.plan.global_batch for each in found.plans})
+    if batches:
+        out.line(f"Sequences of a step: {', '.join(f'{batch:,}' for batch in batches)}.")
+    first = found.plans[0].estimate if found.plans else None
+    columns = [Column("dp"), Column("tp"), Column("pp", name=True), Column("cp"), Column("ep"),
+               Column("micro-\nbatches"), Column("ZeRO"), Column("re-\ncompute", name=True), Column("step\nms"),
+               Column("80% between\nms"), Column("tie", name=True), Column("memory\nGB"), Column("exposed\nms"),
+               Column("bubble"), Column("binds", name=True), Column("has it", name=True)]
+    if price is not None:
+        columns.insert(-2, Column("cost\na step"))
+    if not any(run.experts for run in found.shape.runs):
+        columns = [column for column in columns if column.title != "ep"]
+    rows = []
+    for each in found.plans[:top]:
+        e = each.estimate
+        assert first is not None
+        cells = {**_sizes(e.plan), "step\nms": f"{e.time_us / 1e3:,.1f}",
+                 "80% between\nms": f"{e.low_us / 1e3:,.1f} – {e.high_us / 1e3:,.1f}",
+                 "tie": "=" if search.tied(first, e) else "",
+                 "memory\nGB": f"{each.memory.total / 1e9:.1f}{'?' if each.fit is memory_fit.Fit.TIGHT else ''}",
+                 "exposed\nms": f"{e.exposed_us / 1e3:,.1f}", "bubble": percent(e.bubble), "binds": e.bound,
+                 "has it": " ".join(name.value[0].upper() for name in each.frameworks) or "none",
+                 "cost\na step": f"{_cost(each, price) or 0:.3g}"}
+        rows.append([cells[column.title] for column in columns])
+    out.table("Best plans, fastest first", columns, rows)
+    if first is not None:
+        _report_order(out, found, top)
+    if found.refused:
+        out.line()
+        out.line("Not possible", style="bold")
+    for refused in found.refused:
+        number = f"{refused.count:,} {'plan' if refused.count == 1 else 'plans'}"
+        out.line(f"{number}: {refused.reason} Such as {refused.example}.", indent=4)
+    if found.slower:
+        out.line(f"{found.slower:,} plans were not estimated: by the arithmetic and the collectives of their layers "
+                 f"alone each takes {found.slower_us / 1e3:,.1f} ms or more.", indent=4)
+    if not found.plans:
+        out.line()
+        out.line("No plan is possible.", style="bold")
+    if len(found.stages) > 1:
+        columns = [Column("stage"), Column("fullest at", name=True), Column("allocated\nGB"), Column("in all\nGB"),
+                   Column("80% between\nGB"), Column("kept for\nbackward GB")]
+        out.table("Memory of the stages", columns, [
+            [str(each.stage), each.moment, f"{each.allocated / 1e9:.1f}", f"{each.account.total / 1e9:.1f}",
+             f"{each.low / 1e9:.1f} – {each.high / 1e9:.1f}", f"{each.account.activations / 1e9:.1f}"]
+            for each, _ in found.stages])
+    if found.relief:
+        columns = [Column("one change", name=True, whole=True), Column("frees\nGB"), Column("fits", name=True),
+                   Column("plan", name=True, whole=True)]
+        out.table("What would have to change", columns, [
+            [each.change, f"{each.frees_bytes / 1e9:.1f}", "yes" if each.fits else "no", str(each.plan)]
+            for each in found.relief])
+
+
+def _report_order(out: Report, found: planning.Plans, top: int) -> None:
+    """Say which plans the estimate cannot tell apart, and what separates the first from the next."""
+    first = found.plans[0].estimate
+    ties = sum(search.tied(first, each.estimate) for each in found.plans[1:])
+    out.line()
+    away = "; h: the optimizer in the hosts' memory" * any(each.plan.offload_optimizer for each in found.plans[:top])
+    out.line(f"s: sequence parallelism, o: its collectives overlapped; ×: copies of sharded state{away}; M, T, F: "
+             "Megatron-Core, torchtitan, FSDP. exposed: communication that no work of the rank hides.")
+    if any(each.fit is memory_fit.Fit.TIGHT for each in found.plans[:top]):
+        out.line("?: may not fit: what fragmentation and communication's buffers take is not known to so little.")
+    if ties:
+        out.line(f"= {ties:,} {'plan takes' if ties == 1 else 'plans take'} as long as the first as far as can be "
+                 "told: what they differ in is less than its own uncertainty.")
+    if len(found.plans) == 1:
+        return
+    second = found.plans[1].estimate
+    out.line(f"The second against the first: {search.separation(first, second)}.")
+    apart = next((each.estimate for each in found.plans[1:] if not search.tied(first, each.estimate)), None)
+    if apart is not None and apart is not second:
+        out.line(f"The first that is surely slower ({apart.plan}): {search.separation(first, apart)}.")
+
+
+def _report_front(out: Report, found: Sequence[planning.Plans], price: float | None) -> None:
+    every = search.front(_all(found))
+    if len(every) < 2:
+        return
+    columns = [Column("GPUs"), Column("step\nms"), Column("sequences\na second"), Column("memory\nGB"),
+               Column("GPU seconds\na sequence"), Column("plan", name=True, whole=True)]
+    if price is not None:
+        columns.insert(-1, Column("cost\na step"))
+    rows = []
+    for each in every[:MOST_FRONT]:
+        values = _figures(each, price)
+        row = [f"{values['gpus']:,}", f"{values['step_ms']:,.1f}", f"{values['sequences_per_second']:,.3g}",
+               f"{values['memory_gb']:.1f}", f"{values['gpu_seconds_per_sequence']:,.4g}", values["plan"]]
+        if price is not None:
+            row.insert(-1, f"{values['cost_per_step']:.3g}")
+        rows.append(row)
+    out.table("No other of these is at least as quick with no more memory and GPUs", columns, rows)
+
+
+def _sizes(plan: ParallelPlan) -> dict[str, str]:
+    """The cells of a plan itself."""
+    shared = plan.sharding is not Sharding.NONE
+    again = plan.recompute.value + (f" {plan.recompute_layers}" if plan.recompute_layers else "")
+    return {
+        "dp": str(plan.dp), "tp": f"{plan.tp}{'s' * plan.sequence_parallel}{'o' * plan.tensor_overlap}",
+        "pp": str(plan.pp) if plan.pp == 1 else f"{plan.pp} {_SCHEDULES[plan.schedule]}"
+        + (f" {plan.chunks}" if plan.chunks > 1 else ""),
+        "cp": str(plan.cp), "ep": f"{plan.ep}" + ("/1" if plan.etp == 1 and plan.tp > 1 else ""),
+        "micro-\nbatches": f"{plan.passes} × {plan.samples}",
+        "ZeRO": f"{int(plan.sharding)}{'h' * plan.offload_optimizer}"
+        + (f" ×{plan.replicate}" if shared and plan.replicate > 1 else ""),
+        "re-\ncompute": "none" if plan.recompute is Recomputation.NONE else again}
+
+
+def plain_exploration(found: Sequence[exploration.Explored]) -> dict[str, Any]:
+    """Return every case as values."""
+    return {"model": found[0].plans.model, "gpus": found[0].plans.gpus, "cases": [_values(each) for each in found],
+            "notes": list(dict.fromkeys(note for each in found for note in each.plans.notes))}
+
+
+def _values(each: exploration.Explored) -> dict[str, Any]:
+    best = each.best
+    return {
+        "device": each.plans.device, "topology": each.plans.topology, "factors": asdict(each.case.technology),
+        "power_w": each.spec.power_w, "memory_gb_device": each.spec.memory_gb,
+        "sources": {key: text for key, text in each.spec.sources.items() if ", × " in text},
+        "plan": None if best is None else str(best.estimate.plan),
+        "step_ms": None if best is None else best.estimate.time_us / 1e3,
+        "interval_ms": None if best is None else [best.estimate.low_us / 1e3, best.estimate.high_us / 1e3],
+        "memory_gb": None if best is None else best.memory.total / 1e9,
+        "tokens_per_gpu_second": each.tokens_per_gpu_second, "joules_per_token": each.joules_per_token,
+        "cost_per_million_tokens": each.cost_per_million_tokens, "binds": each.binds, "gains": dict(each.gains)}
+
+
+def report_exploration(found: Sequence[exploration.Explored]) -> None:
+    """Print the table of all cases and, over two changed figures, the map of what binds."""
+    out, first = Report(), found[0].plans
+    out.line(f"{first.model} on {first.gpus} GPUs, the best plan of each device that was asked for.")
+    columns = [Column("device", name=True, whole=True), Column("step\nms"), Column("80% between\nms"),
+               Column("tokens a second\nand GPU"), Column("memory\nGB"), Column("J a\ntoken"),
+               Column("binds", name=True, whole=True), Column("twice as much of it\nsaves"),
+               Column("plan", name=True, whole=True)]
+    priced = any(each.case.price is not None for each in found)
+    if priced:
+        columns.insert(6, Column("cost of 10⁶\ntokens"))
+    rows = []
+    for each in found:
+        best, joules, cost = each.best, each.joules_per_token, each.cost_per_million_tokens
+        row = [each.plans.device, *(("–",) * 4 if best is None else (
+            f"{best.estimate.time_us / 1e3:,.1f}",
+            f"{best.estimate.low_us / 1e3:,.1f} – {best.estimate.high_us / 1e3:,.1f}",
+            f"{each.tokens_per_gpu_second:,.0f}", f"{best.memory.total / 1e9:.1f}")),
+            "–" if joules is None else f"{joules:.3g}", each.binds,
+            percent(each.gains[each.binds]) if each.binds in each.gains else "–",
+            "none fits" if best is None else str(best.estimate.plan)]
+        if priced:
+            row.insert(6, "–" if cost is None else f"{cost:.3g}")
+        rows.append(row)
+    out.table("Devices", columns, rows)
+    out.line("J a token: every board at its power limit all the time. What binds is what the same plan would be "
+             "quickest with twice as much of: compute with the power that feeds it, power alone, the memory's "
+             "bandwidth, the network; capacity: the best plan of all with twice the memory.")
+    _report_map(out, found)
+    for line in _sources(found):
+        out.line(line)
+    out.notes(dict.fromkeys(note for each in found for note in each.plans.notes))
+
+
+def _sources(found: Sequence[exploration.Explored]) -> list[str]:
+    """Say of every changed device where its figures are from; figures of one source together."""
+    lines = {}
+    for each in found:
+        keys: dict[str, dict[str, None]] = {}
+        for key, text in each.spec.sources.items():
+            if ", × " in text:
+                keys.setdefault(text, {})[key.partition(".")[0] if "tflops" in key else key] = None
+        if keys:
+            lines[each.spec.name] = f"{each.spec.name}: " + "; ".join(
+                f"{', '.join(names)} from {text}" for text, names in keys.items()) + "."
+    return list(lines.values())
+
+
+def _report_map(out: Report, found: Sequence[exploration.Explored]) -> None:
+    """Print what binds over two figures, with the step's time beside the first case's."""
+    values = {axis: list(dict.fromkeys(getattr(each.case.technology, axis) for each in found))
+              for axis in exploration.AXES}
+    axes = [axis for axis, factors in values.items() if len(factors) > 1]
+    if len(axes) != 2 or len({each.case.device for each in found}) > 1:
+        return
+    down, across = axes
+    by = {(getattr(each.case.technology, down), getattr(each.case.technology, across)): each for each in found}
+    # Beside the device as it is, where that is among them.
+    start = min(found, key=lambda each: abs(getattr(each.case.technology, down) - 1)
+                + abs(getattr(each.case.technology, across) - 1)).best
+
+    def cell(each: exploration.Explored) -> str:
+        if each.best is None or start is None:
+            return each.binds
+        return f"{each.binds} ×{each.best.estimate.time_us / start.estimate.time_us:.2f}"
+
+    out.table("What binds, and the step's time beside the one nearest to the device as it is", [
+        Column(f"{down} \\ {across}", name=True), *(Column(f"× {value:g}", name=True, whole=True)
+                                                   for value in values[across])], [
+        [f"× {one:g}", *(cell(by[one, other]) for other in values[across])] for one in values[down]])

@@ -14,15 +14,16 @@ from graph_predictor.cli.running import one_sentence
 from graph_predictor.edits import registry
 from graph_predictor.figures import percent
 from kernel_models import device_choice
-from planner.serving import search, steps
-from planner.serving import serve as serving_serve
+from planner.cli.options import Profiles
+from planner.serving import serve as serving
+from planner.serving import steps
 from planner.serving.setup import ServingError
 
 MOST_OPERATIONS = 8
 MOST_CHOICES = 10
 
 
-def report(found: serving_serve.Served, top: int | None) -> None:
+def report(found: serving.Served, top: int | None) -> None:
     """Print the steps, their operations, the memory, and the load."""
     out, setup, cache = Report(), found.setup, found.cache
     replicas = f"{setup.gpus} GPUs" if setup.gpus > 1 else "one GPU"
@@ -51,7 +52,7 @@ def report(found: serving_serve.Served, top: int | None) -> None:
     out.notes(found.notes)
 
 
-def report_choices(found: search.ServingChoices, top: int | None) -> None:
+def report_choices(found: serving.ServingChoices, top: int | None) -> None:
     """Print the best configurations."""
     out = Report()
     what = f"{found.rate:g} requests/s" if found.rate else "as many clients as there may be"
@@ -86,7 +87,7 @@ def _operations(out: Report, title: str, found: Sequence[steps.ServedOperation],
          max(each.sources, key=each.sources.__getitem__)] for each in found[:top or MOST_OPERATIONS]])
 
 
-def _load(out: Report, served: serving_serve.ServedLoad) -> None:
+def _load(out: Report, served: serving.ServedLoad) -> None:
     load, got = served.load, served.requests
     what = f"{load.concurrency:,} clients" if load.concurrency else f"{load.rate:g} requests/s"
     rows = [_latency("time to first token, ms", served.ttft_ms, served.ttft_percentiles, 0),
@@ -101,7 +102,7 @@ def _load(out: Report, served: serving_serve.ServedLoad) -> None:
              f"{f'; {got.preempted:,} sequences thrown out for want of memory' if got.preempted else ''}.")
 
 
-def _latency(name: str, figure: serving_serve.Figure80, percentiles: Mapping[int, float], decimals: int) -> list[str]:
+def _latency(name: str, figure: serving.Figure80, percentiles: Mapping[int, float], decimals: int) -> list[str]:
     if not math.isfinite(figure.value):
         return [name, *["–"] * 5]
     return [name, f"{figure.value:,.{decimals}f}", f"{figure.low:,.{decimals}f} – {figure.high:,.{decimals}f}",
@@ -154,7 +155,7 @@ def serve(
     seed: Annotated[int, shared("--seed", least=0)] = 0,
     step_us: Annotated[float | None, typer.Option(
         metavar="US", help="Host time of a step that the GPU waits for, where it is known.")] = None,
-    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
+    profile: Profiles = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     runs: Annotated[str | None, shared(
@@ -185,23 +186,23 @@ def serve(
     with one_sentence(debug):
         changes = registry.made(registry.chosen(chosen_edits(edits)))
         known = profile_of(profile, device_choice.find_device(device))
+        model: dict[str, Any] = {
+            "device": device, "topology": topology, "settings": assignments or (), "preset": preset,
+            "precision": precision, "experts": experts, "kv_dtype": kv_dtype, "engine": engine,
+            "cuda_graphs": cuda_graphs, "speculate": speculate, "prompt": prompt, "output": output, "rate": rate,
+            "seed": seed, "profile": known, "comm_profile": comm_profile, "comm_choices": comm_choices,
+            "edits": changes}
+        replica: dict[str, Any] = {
+            "tp": tp, "pp": pp, "ep": ep, "attention_dp": attention_dp, "chunk": chunk, "batch": batch,
+            "context": context, "concurrency": concurrency, "requests": requests, "step_us": step_us,
+            "measured": runs, "anchor": anchor, "anchor_capture": anchor_capture, "step_region": step_region}
         if target is not None:
-            if given := [name for name, value, usual in (
-                    ("--tp", tp, 1), ("--pp", pp, 1), ("--ep", ep, 1), ("--attention-dp", attention_dp, 1),
-                    ("--chunk", chunk, 0), ("--batch", batch, 1), ("--context", context, 0),
-                    ("--concurrency", concurrency, 0), ("--requests", requests, 0), ("--step-us", step_us, None),
-                    ("--calibrate", runs, None), ("--anchor", anchor, None),
-                    ("--anchor-capture", anchor_capture, None),
-                    ("--step-region", step_region, None)) if value != usual]:
+            if given := [name for name, value in replica.items() if value != getattr(serving.ServeRequest, name)]:
+                option = "calibrate" if given[0] == "measured" else given[0].replace("_", "-")
                 raise ServingError(f"--target searches splits and loads of the engine as it is taken to be, which "
-                                   f"{given[0]} says otherwise; leave one of them out.")
+                                   f"--{option} says otherwise; leave one of them out.")
             with working("Pricing and serving"):
-                choices = search.serve_search(
-                    source, 8 if gpus is None else gpus, target=target, device=device, topology=topology,
-                    settings=assignments or (), preset=preset, prompt=prompt or 1024, output=output or 256, rate=rate,
-                    precision=precision, experts=experts, kv_dtype=kv_dtype, engine=engine, cuda_graphs=cuda_graphs,
-                    speculate=speculate, seed=seed, profile=known, comm_profile=comm_profile,
-                    comm_choices=comm_choices, edits=changes)
+                choices = serving.serve_search(source, 8 if gpus is None else gpus, target=target, **model)
             if json:
                 print_json(choices.to_json())
             else:
@@ -213,14 +214,7 @@ def serve(
             raise ServingError("--gpus is of --target, which searches how to split them; give --tp, --pp, --ep and "
                                "--attention-dp for one replica.")
         with working("Pricing"):
-            found = serving_serve.serve(
-                source, device=device, topology=topology, settings=assignments or (), preset=preset, tp=tp, pp=pp,
-                ep=ep, attention_dp=attention_dp, precision=precision, experts=experts, kv_dtype=kv_dtype,
-                engine=engine, chunk=chunk, cuda_graphs=cuda_graphs, speculate=speculate, batch=batch, context=context,
-                prompt=prompt, output=output, rate=rate, concurrency=concurrency, requests=requests, seed=seed,
-                step_us=step_us, profile=known, comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
-                anchor=anchor, anchor_capture=anchor_capture, step_region=step_region,
-                edits=changes)
+            found = serving.serve(source, **model, **replica)
         if json:
             print_json(found.to_json())
         else:

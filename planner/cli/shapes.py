@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import typer
-
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import Debug, Json, Top, profile_of, shared
 from graph_predictor.cli.running import one_sentence
 from graph_predictor.figures import percent, signed_percent
 from kernel_models import device_choice, op_call
 from kernel_models.heuristics import shape_terms
-from planner.cli.plan_report import heads_text
+from planner.cli.options import DecoderSource, Profiles, TrainedPreset
+from planner.cli.plan import heads_text
 from planner.parallel import shapes as parallel_shapes
+from tracer.lazy import numpy as np
 
 BEST = 12
 MOST_LOSING = 5
@@ -25,17 +25,14 @@ SETTINGS = {"heads": "heads", "ffn": "inner width", "vocab": "vocabulary", "hidd
 
 
 def shapes(
-    source: Annotated[str, typer.Argument(
-        metavar="SOURCE", help="A workload (llama, gpt2, moe), a capture or shape-only trace of one, a model's "
-                               "config.json or its folder, or a published model (deepseek-v3, gpt-oss-120b, …).")],
+    source: DecoderSource,
     device: Annotated[str, shared("--device")] = "h200-sxm",
     assignments: Annotated[list[str] | None, shared("--set")] = None,
-    preset: Annotated[str | None, shared(
-        "--preset", "or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b; the first by default")] = None,
+    preset: TrainedPreset = None,
     parallel: Annotated[str, shared(
         "--parallel", "how layers are split and the micro-batch's size, such as tp=8,microbatch=4,sequence_parallel"
     )] = DEFAULT_PLAN,
-    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
+    profile: Profiles = None,
     top: Top = None,
     json: Json = False,
     debug: Debug = False,
@@ -111,8 +108,6 @@ def _now(found: parallel_shapes.ShapeReport, setting: str) -> str:
 
 def _report_losing(out: Report, found: parallel_shapes.ShapeReport) -> None:
     """The kernels whose sizes cost most."""
-    import numpy as np
-
 
     cost = found.cost
     total = np.sum(list(cost.lost_us.values()), axis=0)

@@ -12,8 +12,8 @@ from graph_predictor.cli.options import Debug, Json, StepRegion, Top, profile_of
 from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
-from kernel_models import device_choice
-from kernel_models import op_call as model
+from kernel_models import device_choice, op_call
+from planner.cli.options import Profiles
 from planner.sharding import estimate, planning, sources
 from planner.sharding import problem as sharding_problem
 from tracer import output_kind
@@ -51,7 +51,7 @@ def shard(
     out: Annotated[str | None, shared("--out", "the fastest plan as JSON, as TorchRec has it", short="-o")] = None,
     assignments: Annotated[list[str] | None, shared("--set")] = None,
     preset: Annotated[str | None, shared("--preset")] = None,
-    profile: Annotated[list[str] | None, shared("--profile", "repeatable; the first of the device counts")] = None,
+    profile: Profiles = None,
     comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
     comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     pipeline: Annotated[bool, typer.Option(
@@ -150,7 +150,7 @@ def _step(each: estimate.ShardedStep) -> dict[str, Any]:
                   for forward, backward, sent, index, memory, host in zip(
                       each.forward_us.tolist(), each.backward_us.tolist(), each.sent_bytes.tolist(),
                       each.index_bytes.tolist(), each.memory, each.host_bytes.tolist(), strict=True)],
-        "sources": {model.Source(source).label: us / whole for source, us in each.sources.items()}}
+        "sources": {op_call.Source(source).label: us / whole for source, us in each.sources.items()}}
 
 
 def _report(found: planning.Shardings, out: str | None) -> None:

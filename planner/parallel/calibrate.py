@@ -46,9 +46,9 @@ ERROR = 0.05
 """Log scale of a step's error against which strangeness is weighed, and beyond which errors count by their size, not
 its square. Of 0.02, 0.04 and 0.08 on five rows of each of LLM-Foundry's tables, predicting the others: 7.6, 7.1, 7.0%
 in the mean of six draws (benchmarks/weak_scaling.py reads them)."""
-MOST_FOLDS = 10
-MOST_OFF = 100.0
-"""Times that a measured step may be off what is expected; more is another unit, model or device."""
+MOST_FOLDS, MOST_OFF = 10, 100.0
+"""Choices: fits that leave steps out, and times that a step may be off what is expected; more is another unit, model
+or device."""
 
 
 class MeasuredPlanError(ForetraceError):

@@ -38,7 +38,7 @@ from planner.parallel.estimate import Estimate, estimate
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import fullest_of
 from planner.parallel.plan_costs import (
-    BlockCosts,
+    NOTHING,
     CallName,
     Exchange,
     PlanCalls,
@@ -76,16 +76,8 @@ class CommCause(str, Enum):
     TIED = "tied embedding"
 
 
-_IN_BLOCKS = {
-    CommCause.TENSOR: ("forward", "backward", "beside_forward", "beside_backward"),
-    CommCause.CONTEXT: ("context_forward", "context_backward"),
-    CommCause.EXPERTS: ("experts_forward", "experts_backward"),
-    CommCause.GRADIENTS: ("reduce",), CommCause.PARAMETERS: ("gather",)}
-_OUTSIDE = {
-    CommCause.VOCABULARY: ("embedding_forward", "head_forward", "head_backward"), CommCause.TIED: ("tied",),
-    CommCause.PIPELINE: ("transfer",), CommCause.GRADIENTS: ("reduce", "root_reduce"),
-    CommCause.PARAMETERS: ("gather", "root_gather")}
-_NAMED = {"block": CommCause.TENSOR, "context": CommCause.CONTEXT, "experts": CommCause.EXPERTS,
+_NAMED = {"block": CommCause.TENSOR, "beside": CommCause.TENSOR, "context": CommCause.CONTEXT,
+          "experts": CommCause.EXPERTS,
           "embedding": CommCause.VOCABULARY, "loss": CommCause.VOCABULARY, "head": CommCause.VOCABULARY,
           "transfer": CommCause.PIPELINE, "reduce": CommCause.GRADIENTS, "gather": CommCause.PARAMETERS,
           "tied": CommCause.TIED}
@@ -210,17 +202,23 @@ def calls_of(plan: ParallelPlan, shape: TransformerShape, on: Topology,
     counts = _counts(calls, plan, shape, stage)
     found: dict[tuple[CommCause, CollectiveCall], float] = defaultdict(float)
     for key, count in counts.items():
-        name = key if isinstance(key, str) else next(part for part in key if isinstance(part, str))
-        cause = _NAMED[name.removeprefix("root ").split()[0]]
+        cause = cause_of(key)
         for row, times in calls.of[key]:
             call = calls.calls[row]
             whole_stage = key in (("reduce", stage), ("gather", stage))
             parts = _parts(plan, shape, stage) if whole_stage else 1
             number = count * times
-            if name == "block forward" and plan.recompute not in (Recomputation.NONE, Recomputation.FULL):
+            part_again = plan.recompute not in (Recomputation.NONE, Recomputation.FULL)
+            if part_again and isinstance(key, tuple) and key[1] == "block forward":
                 number -= _last_left_out(calls, key, row, plan, shape, stage)
             found[cause, replace(call, payload_bytes=call.payload_bytes / parts)] += number * parts
     return [(cause, call, count) for (cause, call), count in found.items() if count > 0]
+
+
+def cause_of(name: CallName) -> CommCause:
+    """Return why collectives of a name are done."""
+    text = name if isinstance(name, str) else next(part for part in name if isinstance(part, str))
+    return _NAMED[text.removeprefix("root ").split()[0]]
 
 
 def messages_of(plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel,
@@ -285,33 +283,19 @@ def _exposed(costs: PlanCosts, causes: set[CommCause], whole: Estimate, rates: C
     rates = replace(rates, jitter=0.0)
 
     def time(change: Callable[[Exchange], Exchange]) -> float:
-        return estimate(_changed(costs, causes, change), rates).time_us
+        exchanges = {name: change(each) if cause_of(name) in causes else each for name, each in costs.exchanges.items()}
+        return estimate(replace(costs, exchanges=exchanges), rates).time_us
 
-    nothing = time(lambda _: Exchange())
+    nothing = time(lambda _: NOTHING)
     spread = math.exp(Z80 * whole.spreads.collectives)
-    low, high = time(lambda each: _times_as_long(each, 1 / spread)), time(lambda each: _times_as_long(each, spread))
+    low, high = (time(lambda each, by=by: replace(each, us=by * each.us))  # type: ignore[misc]
+                 for by in (1 / spread, spread))
     return ExposedTime(max(time(lambda each: each) - nothing, 0.0), max(low - nothing, 0.0), max(high - nothing, 0.0))
 
 
-def _times_as_long(exchange: Exchange, factor: float) -> Exchange:
-    return replace(exchange, us=factor * exchange.us)
-
-
-def _changed(costs: PlanCosts, causes: set[CommCause], change: Callable[[Exchange], Exchange]) -> PlanCosts:
-    def of(holder: PlanCosts | BlockCosts, table: Mapping[CommCause, tuple[str, ...]]) -> dict[str, Any]:
-        names = [name for cause in table if cause in causes for name in table[cause]]
-        found = {name: getattr(holder, name) for name in names}
-        return {name: tuple(map(change, value)) if isinstance(value, tuple) else change(value)
-                for name, value in found.items()}
-
-    blocks = tuple(replace(block, **of(block, _IN_BLOCKS)) for block in costs.blocks)
-    return replace(costs, blocks=blocks, **of(costs, _OUTSIDE))
-
-
-MOST_CASES = 512
-_SEVERAL = 2
-"""Stages of a pipeline, and parts of a sequence, of the plans that are studied if none is named."""
-_MOST_TENSOR = 8
+MOST_CASES, _SEVERAL, _MOST_TENSOR = 512, 2, 8
+"""Choices: plans that are studied at once; and if none is named, stages of their pipelines and parts of their
+sequences, and ranks that share a layer, which are those of a usual node."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -423,15 +407,10 @@ def usual_plans(shape: TransformerShape, gpus: int, on: Topology) -> list[str]:
     return [*found, f"dp,ep={shared},sharding=1"] if shared > 1 else found
 
 
-def case_row(each: PlanCommunication) -> dict[str, Any]:
-    """Say which case it is."""
-    return {"model": each.model, "seq": each.shape.seq, "gpus": each.estimate.plan.world_size,
-            "plan": str(each.estimate.plan)}
-
-
 def _rows_of(cases: Sequence[PlanCommunication],
              rows: Callable[[PlanCommunication], list[dict[str, Any]]]) -> pandas.DataFrame:
-    return frame_of(case_row(case) | row for case in cases for row in rows(case))
+    return frame_of({"model": case.model, "seq": case.shape.seq, "gpus": case.estimate.plan.world_size,
+                     "plan": str(case.estimate.plan)} | row for case in cases for row in rows(case))
 
 
 def _plan_rows(each: PlanCommunication) -> list[dict[str, Any]]:

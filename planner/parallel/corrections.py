@@ -11,6 +11,7 @@ from math import log2
 import numpy as np
 
 from tracer.arrays import Float64
+from tracer.lazy import optimize
 from tracer.parallel_plan import ParallelPlan, Recomputation, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
@@ -68,6 +69,7 @@ NOISE = 0.1
 """Of a plan's steps: the best of five and of four on LLM-Foundry's tables, five rows of which predict the others: 5.4%
 off in the mean of six draws each, 7.1% by factors alone."""
 WILD, LEAST_USUAL = 3.0, 0.01
+"""Choices: times the median that a step's error counts for at most, and the least that the median is taken to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +95,12 @@ class ResidualModel:
     reach: float = REACH
 
     @staticmethod
-    def of(places: Float64, left: Float64, reach: float = REACH, noise: float = NOISE) -> ResidualModel:
+    def of(places: Float64, left: Float64, reach: float = REACH, noise: float = NOISE,
+           wild: float = WILD) -> ResidualModel:
         """Learn from steps' features [n, d] and logarithms of measured over estimated time [n]; what is far more than
-        usual counts as ``WILD`` times the median."""
+        usual counts as ``wild`` times the median."""
         usual = max(float(np.median(np.abs(left))), LEAST_USUAL)
-        left = np.clip(left, -WILD * usual, WILD * usual)
+        left = np.clip(left, -wild * usual, wild * usual)
         weights = np.linalg.solve(_alike(places, places, reach) + noise * np.eye(len(places)), left)
         return ResidualModel(tuple(map(tuple, places.tolist())), tuple(weights.tolist()), min(float(left.min()), 0.0),
                              max(float(left.max()), 0.0), reach)
@@ -164,7 +167,7 @@ UNCORRECTED = CorrectionFactors()
 
 
 def fit_factors(log_ratios: Callable[[CorrectionFactors], Float64], start: CorrectionFactors,
-                widths: Mapping[str, float], error: float) -> CorrectionFactors:
+                widths: Mapping[str, float], error: float, *, firm: bool = False) -> CorrectionFactors:
     """Return the factors with the least squared log errors, robustly, that are least strange.
 
     Args:
@@ -173,9 +176,8 @@ def fit_factors(log_ratios: Callable[[CorrectionFactors], Float64], start: Corre
         widths: the factors that are fitted, and the standard deviation of each one's logarithm around its start.
         error: log scale of a time's error against which strangeness is weighed, and beyond which errors count by their
             size, not its square.
+        firm: strangeness counts by its square however large; else, as errors do, by its size where it is large.
     """
-    from scipy.optimize import least_squares  # a fifth of a second, which most plans need not spend
-
     middle = np.log([getattr(start, name) for name in widths])
     width = np.array(list(widths.values()))
 
@@ -183,6 +185,9 @@ def fit_factors(log_ratios: Callable[[CorrectionFactors], Float64], start: Corre
         return replace(start, **dict(zip(widths, np.exp(values).tolist(), strict=True)))
 
     def strange(values: Float64) -> Float64:
-        return np.concatenate([log_ratios(factors_of(values)) / error, (values - middle) / width])
+        away = (values - middle) / width
+        if firm:  # its soft loss is then the square
+            away *= np.sqrt(1 + away**2 / 4)
+        return np.concatenate([log_ratios(factors_of(values)) / error, away])
 
-    return factors_of(least_squares(strange, middle, loss="soft_l1", x_scale=width, diff_step=1e-3).x)
+    return factors_of(optimize.least_squares(strange, middle, loss="soft_l1", x_scale=width, diff_step=1e-3).x)

@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.parallel.corrections import PUBLISHED, UNCORRECTED, Z80, CorrectionFactors, PlanSpreads, features
 from planner.parallel.layer_costs import LayerWork
-from planner.parallel.plan_costs import BlockCosts, Exchange, PlanCosts
+from planner.parallel.plan_costs import NOTHING, CallName, Exchange, PlanCosts
 from planner.parallel.schedule import BACKWARD, WEIGHTS, Pipelined, order_of, simulate
 from tracer.arrays import Float64
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
@@ -108,7 +108,7 @@ class _Stretch:
     hidden: float = 0.0
     host: float = 0.0
 
-    def add(self, work: LayerWork, rates: CorrectionFactors, exchange: Exchange = Exchange(), count: int = 1) -> None:  # noqa: B008
+    def add(self, work: LayerWork, rates: CorrectionFactors, exchange: Exchange = NOTHING, count: int = 1) -> None:
         self.products += count * work.products * rates.products
         self.others += count * work.others * rates.others
         self.waits += count * exchange_us(exchange, rates)
@@ -172,7 +172,8 @@ def _laid_out(costs: PlanCosts, rates: CorrectionFactors) -> tuple[_Stretches, _
     """Forward and backward of every stage's chunks, and when each is done."""
     plan = costs.plan
     forward, backward, f, b, weights = _passes(costs, rates)
-    transfer = np.array([exchange_us(each, rates) + each.count * rates.host_collective_us for each in costs.transfer])
+    sent = [costs.exchange(("transfer", stage)) for stage in range(plan.pp)]
+    transfer = np.array([exchange_us(each, rates) + each.count * rates.host_collective_us for each in sent])
     run = simulate(order_of(plan.schedule, plan.pp, plan.passes, plan.chunks), f, b, transfer,
                    plan.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B), weights)
     data, optimizer, hidden = [], [], 0.0
@@ -180,8 +181,9 @@ def _laid_out(costs: PlanCosts, rates: CorrectionFactors) -> tuple[_Stretches, _
         exposed, beside = _replicas(costs, rates, stage, _since_gradients(run, stage), float(f[stage].sum()),
                                     float(b[stage].sum()))
         if stage in (0, plan.pp - 1):
-            exposed += exchange_us(costs.tied, rates)
-        optimizer.append(_optimizer(costs, rates, stage))
+            exposed += exchange_us(costs.exchange("tied"), rates)
+        work = costs.optimizer[stage]
+        optimizer.append(work.products * rates.products + work.others * rates.others)
         data.append(exposed)
         hidden += beside / plan.pp
     return forward, backward, StepSchedule(run, data, optimizer, hidden)
@@ -232,16 +234,16 @@ def _forward(costs: PlanCosts, rates: CorrectionFactors, stage: int, chunk: int)
     plan, held = costs.plan, costs.held(stage, chunk)
     out = _Stretch()
     if stage == 0 and chunk == 0:
-        out.add(costs.embedding.forward, rates, costs.embedding_forward)
-    for block, count in held:
-        _add_forward(out, block, rates, count, plan.overlap)
+        out.add(costs.embedding.forward, rates, costs.exchange("embedding"))
+    for kind, count, _ in held:
+        _add_forward(out, costs, kind, rates, count)
     if stage == plan.pp - 1 and chunk == plan.chunks - 1:
-        out.add(costs.head.forward, rates, costs.head_forward, 1 + costs.shape.predictions)
+        out.add(costs.head.forward, rates, costs.exchange("loss"), 1 + costs.shape.predictions)
     if plan.sharding is Sharding.PARAMETERS:
-        compute = out.device / sum(count for _, count in held)
-        for block, count in held:
-            _beside(out, (block.gather,), compute, count, plan.overlap, rates)
-        _expose(out, costs.root_gather, rates)
+        compute = out.device / sum(count for _, count, _ in held)
+        for kind, count, _ in held:
+            _beside(out, (costs.exchange((kind, "gather")),), compute, count, plan.overlap, rates)
+        _expose(out, costs.exchange("root gather"), rates)
     return out
 
 
@@ -249,24 +251,25 @@ def _backward(costs: PlanCosts, rates: CorrectionFactors, stage: int, chunk: int
     plan, held = costs.plan, costs.held(stage, chunk)
     out = _Stretch()
     if stage == plan.pp - 1 and chunk == plan.chunks - 1:
-        out.add(costs.head.backward, rates, costs.head_backward, 1 + costs.shape.predictions)
-    for (block, count), recomputed in zip(held, costs.recomputed_in(stage, chunk), strict=True):
+        out.add(costs.head.backward, rates, costs.exchange("head backward"), 1 + costs.shape.predictions)
+    for kind, count, recomputed in held:
         if recomputed:
-            _add_forward(out, block, rates, recomputed, plan.overlap, plan.recompute)
+            _add_forward(out, costs, kind, rates, recomputed, plan.recompute)
         elif plan.recompute is Recomputation.SELECTIVE:
-            out.add(block.work.core, rates, count=count)
+            out.add(costs.blocks[kind].core, rates, count=count)
         before = out.device
-        out.add(block.work.backward, rates, block.backward, count)
-        out.add(LayerWork(), rates, block.experts_backward, count)
-        _beside(out, (block.context_backward, block.beside_backward), (out.device - before) / count, count,
-                plan.overlap, rates)
+        out.add(costs.blocks[kind].backward, rates, costs.exchange((kind, "block backward")), count)
+        out.add(LayerWork(), rates, costs.exchange((kind, "experts backward")), count)
+        beside = tuple(costs.exchange((kind, f"{what} backward")) for what in ("context", "beside"))
+        _beside(out, beside, (out.device - before) / count, count, plan.overlap, rates)
     if stage == 0 and chunk == 0:
         out.add(costs.embedding.backward, rates)
     if plan.sharding is Sharding.PARAMETERS:
-        compute = out.device / sum(count for _, count in held)
-        for block, count in held:
-            _beside(out, (block.gather, block.reduce), compute, count, plan.overlap, rates)
-        _expose(out, costs.root_reduce, rates)
+        compute = out.device / sum(count for _, count, _ in held)
+        for kind, count, _ in held:
+            both = costs.exchange((kind, "gather")), costs.exchange((kind, "reduce"))
+            _beside(out, both, compute, count, plan.overlap, rates)
+        _expose(out, costs.exchange("root reduce"), rates)
     return out
 
 
@@ -280,26 +283,26 @@ def _of_weights(costs: PlanCosts, rates: CorrectionFactors, backward: _Stretches
         shares.append([])
         for chunk, whole in enumerate(row):
             weights = _Stretch()
-            for block, count in costs.held(stage, chunk):
-                weights.add(block.work.weights, rates, count=count)
+            for kind, count, _ in costs.held(stage, chunk):
+                weights.add(costs.blocks[kind].weights, rates, count=count)
             if stage == plan.pp - 1 and chunk == plan.chunks - 1:
                 weights.add(costs.head.weights, rates, count=1 + costs.shape.predictions)
             shares[-1].append(weights.device / whole.device)
     return us * np.array(shares)
 
 
-def _add_forward(out: _Stretch, block: BlockCosts, rates: CorrectionFactors, count: int, overlap: bool,
+def _add_forward(out: _Stretch, costs: PlanCosts, kind: int, rates: CorrectionFactors, count: int,
                  recomputed: Recomputation = Recomputation.NONE) -> None:
-    """Forward of blocks, or what of it is computed : less than all of it lacks the last product's collective
+    """Add forward of blocks, or what of it is computed again: less than all of it lacks the last product's collective
     too."""
-    before = out.device
+    before, work, waited = out.device, costs.blocks[kind], costs.exchange((kind, "block forward"))
     if recomputed in (Recomputation.NONE, Recomputation.FULL):
-        out.add(block.work.forward, rates, block.forward, count)
+        out.add(work.forward, rates, waited, count)
     else:
-        out.add(block.work.recomputed[recomputed], rates, block.forward.without_last(), count)
-    out.add(LayerWork(), rates, block.experts_forward, count)
-    _beside(out, (block.context_forward, block.beside_forward), (out.device - before) / count,
-            count, overlap, rates)
+        out.add(work.recomputed[recomputed], rates, waited.without_last(), count)
+    out.add(LayerWork(), rates, costs.exchange((kind, "experts forward")), count)
+    beside = tuple(costs.exchange((kind, f"{what} forward")) for what in ("context", "beside"))
+    _beside(out, beside, (out.device - before) / count, count, costs.plan.overlap, rates)
 
 
 def _beside(out: _Stretch, exchanges: Sequence[Exchange], compute: float, count: int, overlap: bool,
@@ -345,7 +348,8 @@ def _replicas(costs: PlanCosts, rates: CorrectionFactors, stage: int, since: flo
     """
     plan = costs.plan
     last = 1 / max(sum(map(sum, costs.counts[stage])), 1)
-    reduce, gather = exchange_us(costs.reduce[stage], rates), exchange_us(costs.gather[stage], rates)
+    both = costs.exchange(("reduce", stage)), costs.exchange(("gather", stage))
+    reduce, gather = (exchange_us(each, rates) for each in both)
     if plan.sharding is Sharding.GRADIENTS:
         reduce *= plan.passes  # sharded gradients cannot be accumulated before they are reduced
         since = backward * plan.passes + forward * (plan.passes - 1)
@@ -354,23 +358,17 @@ def _replicas(costs: PlanCosts, rates: CorrectionFactors, stage: int, since: flo
         return reduce + gather, 0.0
     behind, ahead = (1 - last) * min(reduce, since), (1 - last) * min(gather, forward)
     hidden = behind + ahead
-    return reduce + gather - hidden + slowed_us((costs.reduce[stage], costs.gather[stage]), hidden, rates), hidden
-
-
-def _optimizer(costs: PlanCosts, rates: CorrectionFactors, stage: int) -> float:
-    work = costs.optimizer[stage]
-    return work.products * rates.products + work.others * rates.others
+    return reduce + gather - hidden + slowed_us(both, hidden, rates), hidden
 
 
 def _spreads(costs: PlanCosts, rates: CorrectionFactors) -> PlanSpreads:
     """Return how far off the parts may be, as far as their own models do not know better."""
-    blocks = [(float(count), each) for block, count in costs.whole
-              for each in (block.work.forward, block.work.backward)]
+    blocks = [(float(count), each) for block, count in costs.whole for each in (block.forward, block.backward)]
     works = [*blocks, (1.0, costs.head.forward), (1.0, costs.head.backward)]
-    exchanges = [exchange for each in costs.blocks for exchange in (
-        each.forward, each.backward, each.gather, each.reduce, each.experts_forward, each.context_forward)]
-    moved = [(1.0, each) for each in (*exchanges, *costs.reduce, *costs.gather)]
-    return rates.spreads.within(_half_width(works), _half_width(moved))
+    names: list[CallName] = [(kind, what) for kind in range(len(costs.blocks)) for what in (
+        "block forward", "block backward", "gather", "reduce", "experts forward", "context forward")]
+    names += [(what, stage) for what in ("reduce", "gather") for stage in range(costs.plan.pp)]
+    return rates.spreads.within(_half_width(works), _half_width([(1.0, costs.exchange(name)) for name in names]))
 
 
 def _half_width(parts: Sequence[tuple[float, LayerWork | Exchange]]) -> float:
@@ -382,6 +380,6 @@ def _half_width(parts: Sequence[tuple[float, LayerWork | Exchange]]) -> float:
 def _sources(costs: PlanCosts) -> dict[int, float]:
     whole = LayerWork()
     for block, count in costs.whole:
-        whole += (block.work.forward + block.work.backward).times(count)
+        whole += (block.forward + block.backward).times(count)
     whole += costs.head.forward + costs.head.backward
     return {source: us / whole.us for source, us in sorted(whole.sources.items())} if whole.us else {}

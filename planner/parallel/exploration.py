@@ -30,11 +30,9 @@ BINDS: Mapping[str, tuple[str, ...]] = {
     "compute": ("clock", "power"), "power": ("power",), "memory": ("bandwidth",), "network": ("link",),
     "capacity": ("memory",)}
 """Resources that a step may wait for, and the figures of which it then wants more: a faster clock needs power too."""
-TWICE = 2.0
-TELLING = 0.03
-"""Least share of the step that twice as much of a figure saves where that figure binds."""
-FED = 0.5
-"""Share of what twice the compute saves from which on power alone is said to bind."""
+TWICE, TELLING, FED = 2.0, 0.03, 0.5
+"""Choices: how much more of a figure there is where it is tried; the least share of the step that this saves where the
+figure binds; and the share of what twice the compute saves from which on power alone is said to bind."""
 NOTHING_FITS = "capacity: nothing fits"
 
 

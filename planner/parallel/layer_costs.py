@@ -1,4 +1,11 @@
-"""Costs of one rank's pieces of a decoder: a block, the embedding, the head and the optimizer, each traced once by
+"""What tracing a decoder's pieces gave, shipped and kept on disk, so that a process need not even import torch.
+
+A piece's calls follow from its sizes, the kind of device, PyTorch's version and settings, and the code that traces; all
+of these name the file (``_surroundings``), so that what is found is what tracing would give again. Pieces of the
+suite's decoders are shipped: ``ci/ship_pieces.py`` (``make pieces``) writes them, as MessagePack by piece, and a test
+traces them again. They are of one PyTorch; under another, pieces are traced.
+
+Costs of one rank's pieces of a decoder: a block, the embedding, the head and the optimizer, each traced once by
 shapes and priced on the device.
 
 Linear layers in fp8 and fp4 are priced as Transformer Engine runs them: a layer's input is cast once, by the norm where
@@ -9,22 +16,164 @@ along the rows of each (blocks, MX, NVFP4).
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
+import sys
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 
+import kernel_models
+import tracer
+from graph_predictor.synthesis import step
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import shape_device
 from kernel_models.op_call import Family, OpCall, itemsize
 from kernel_models.pricing import Models, PricedCalls, price, sustained
 from kernel_models.spreads import STATE_SPACE_KERNELS
-from planner.parallel.kept_layers import KeptLayers
 from tracer.graph import ExecutionGraph, Phase
+from tracer.kept_files import drop_oldest, kept_folders, read_kept, write_kept
 from tracer.parallel_plan import PlanError, Recomputation
 from tracer.shape_only.transformer import LINEARS, SCAN, Piece, TransformerPart, TransformerShape
+
+SHIPPED = Path(__file__).parent / "shipped" / "pieces.msgpack.z"
+
+
+class ShippedLayers(msgspec.Struct):
+    """The file: the PyTorch that traced, and what tracing gave by digest of the piece (``KeptLayers``)."""
+
+    torch: str
+    pieces: dict[str, bytes]
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> dict[str, bytes]:
+    try:
+        found = msgspec.msgpack.decode(zlib.decompress(SHIPPED.read_bytes()), type=ShippedLayers)
+    except (OSError, zlib.error, msgspec.MsgspecError):
+        return {}
+    return found.pieces if torch_version() in ("", found.torch) else {}
+
+
+def torch_version() -> str:
+    """Return the installed PyTorch's version, such as ``2.13.0``, without importing it; empty where there is none."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    said = re.search(r"^__version__ = '([\w.]+)", text, re.MULTILINE)
+    return said.group(1) if said else "unknown"
+
+
+def ship(pieces: dict[str, bytes]) -> None:
+    """Write the file."""
+    SHIPPED.parent.mkdir(exist_ok=True)
+    content = msgspec.msgpack.encode(ShippedLayers(torch_version(), dict(sorted(pieces.items()))))
+    SHIPPED.write_bytes(zlib.compress(content, 9))
+
+
+Traced = TypeVar("Traced")
+MOST_FILES = 2000
+"""Kept at a time, of some kilobytes each."""
+USUAL = (True, True, True, True, True, "highest", "torch.float32")
+"""``_settings`` of a process that set nothing."""
+
+
+class KeptLayers:
+    """Traced pieces of one kind of device, in files.
+
+    Args:
+        device: decides by vendor and compute capability what runs.
+    """
+
+    def __init__(self, device: DeviceSpec) -> None:
+        self._kind = f"{device.vendor} {device.compute_capability}"
+
+    def get(self, what: str, shape: TransformerShape, part: TransformerPart, kind: type[Traced]) -> Traced | None:
+        """Return what was shipped or kept of a piece, as a type that msgspec knows; ``None`` where nothing was."""
+        piece = self._piece(what, shape, part)
+        content = _shipped().get(piece) if _settings() == USUAL else None
+        if content is None and (name := _file_name(piece)):
+            content = next((kept for folder in kept_folders() if (kept := read_kept(folder / name)) is not None), None)
+        if content is None:
+            return None
+        try:
+            return msgspec.msgpack.decode(content, type=kind)
+        except msgspec.MsgspecError:  # somebody else's
+            return None
+
+    def of(self, what: str, shape: TransformerShape, part: TransformerPart, kind: type[Traced],
+           trace: Callable[[], Traced]) -> Traced:
+        """Return what was shipped or kept of a piece; else trace it, and keep that."""
+        found = self.get(what, shape, part, kind)
+        if found is None:
+            found = trace()
+            self.put(what, shape, part, found)
+        return found
+
+    def put(self, what: str, shape: TransformerShape, part: TransformerPart, traced: object) -> None:
+        """Keep what was traced, where anything can be written."""
+        if name := _file_name(self._piece(what, shape, part)):
+            content = msgspec.msgpack.encode(traced)
+            folder = next((folder for folder in kept_folders() if write_kept(folder, name, content)), None)
+            if folder is not None:
+                _tidy(folder)
+
+    def _piece(self, what: str, shape: TransformerShape, part: TransformerPart) -> str:
+        """Return a digest of what piece it is."""
+        parts = (self._kind, what, repr(shape), repr(part))
+        return hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]
+
+
+def _file_name(piece: str) -> str:
+    """Return a piece's file, empty where it is not known what PyTorch would trace."""
+    around = _surroundings()
+    if not around:
+        return ""
+    return f"piece-{hashlib.sha256(f'{around}{_settings()!r}'.encode()).hexdigest()[:32]}-{piece}.kept"
+
+
+@lru_cache(maxsize=1)
+def _surroundings() -> str:
+    """Return a digest of PyTorch's version and of the code that traces; empty where there is no PyTorch."""
+    version = torch_version()
+    if not version:
+        return ""
+    found = hashlib.sha256(version.encode())
+    files = [*(each for package in (tracer, kernel_models) for each in Path(package.__path__[0]).rglob("*.py")),
+             Path(step.__file__), *Path(__file__).parent.glob("*.py")]
+    for file in sorted(files):
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def _settings() -> tuple[object, ...]:
+    """Return the settings of PyTorch that decide which kernels a step runs."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return USUAL
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(), cudnn.enabled,
+            cudnn.allow_tf32, torch.get_float32_matmul_precision(), str(torch.get_default_dtype()))
+
+
+@lru_cache(maxsize=8)
+def _tidy(folder: Path) -> None:
+    """Remove what was kept first, once a process."""
+    drop_oldest(folder, "piece-*.kept", MOST_FILES)
+
 
 _WIDTH = {"fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """Bytes of a value with its share of a scale."""
@@ -90,11 +239,6 @@ def kept_less(forward: Iterable[OpCall], shape: TransformerShape, to: NarrowType
     """Bytes by which what backward needs is less: the inputs of linear layers are kept as they were cast."""
     return sum(call.dims[0] * call.dims[1] * call.dims[3] * (itemsize(call.dtype) - to.bytes)
                for call in forward if _is_linear(call, shape))
-
-
-def weights_cast(shape: TransformerShape, parameters: float, to: NarrowType) -> OpCall:
-    """The cast of so many weights, once a step."""
-    return _cast(round(parameters), shape.element_bytes, to)
 
 
 def _is_linear(call: OpCall, shape: TransformerShape) -> bool:
@@ -318,7 +462,9 @@ class LayerCosts:
         if key not in self._optimizers:
             calls = self._kept.of("optimizer", *key, list[OpCall], lambda: self._trace_optimizer(*key))
             if (narrow := narrow_type(shape.linears, self.device)) is not None:
-                calls.append(weights_cast(shape, shape.block_parameters(part.tp, part.ep, part.etp), narrow))
+                # Weights are cast once a step.
+                parameters = round(shape.block_parameters(part.tp, part.ep, part.etp))
+                calls.append(_cast(parameters, shape.element_bytes, narrow))
             self._optimizers[key] = self._work(calls)
         return self._optimizers[key]
 
@@ -391,13 +537,9 @@ def _products(forward: Sequence[OpCall]) -> list[int]:
     return [i for i, call in enumerate(forward) if call.family is Family.GEMM and SCAN not in call.flags]
 
 
-def _attention(forward: Sequence[OpCall]) -> list[int]:
-    return [i for i, call in enumerate(forward) if call.family is Family.ATTENTION or call.kind == "softmax"]
-
-
 def _projections(forward: Sequence[OpCall]) -> list[int]:
     """Products before attention."""
-    first = min(_attention(forward), default=0)
+    first = next((i for i, call in enumerate(forward) if call.family is Family.ATTENTION or call.kind == "softmax"), 0)
     return [i for i in _products(forward) if i < first and forward[i].kind != "bmm"]
 
 

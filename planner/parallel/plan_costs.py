@@ -11,6 +11,7 @@ them once, as torchtitan does by default (``fsdp_reshard_after_forward = "defaul
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graph_predictor.comm.traffic import Communication, Pass, of_block, of_boundary, of_replicas
@@ -72,48 +73,21 @@ _SHARED = {CollectiveKind.ALL_GATHER: "gather", CollectiveKind.ALL_REDUCE: "redu
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Collectives in a row: µs, the 80% interval's ends, how many, of how many ranks, whether they leave the node."""
+    """Collectives in a row: µs, the 80% interval's ends, how many, whether they leave the node."""
 
     us: float = 0.0
     low: float = 0.0
     high: float = 0.0
     count: int = 0
-    ranks: int = 1
     between_nodes: bool = False
 
     def without_last(self) -> Exchange:
         """Return all of them, which are taken to be equal, but the last."""
         left = (self.count - 1) / self.count if self.count else 0.0
-        return Exchange(self.us * left, self.low * left, self.high * left, max(self.count - 1, 0), self.ranks,
-                        self.between_nodes)
+        return Exchange(self.us * left, self.low * left, self.high * left, max(self.count - 1, 0), self.between_nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockCosts:
-    """One block of a kind, for one micro-batch on one rank.
-
-    Attributes:
-        kind: which, as a decoder of one block.
-        work: its own.
-        forward, backward: collectives that its work waits for.
-        beside_forward, beside_backward: those that its products hide, as far as they last.
-        experts_forward, experts_backward: of its experts, which its work waits for.
-        context_forward, context_backward: of its attention, which may be hidden behind it.
-        gather, reduce: of its parameters and gradients, fully sharded.
-    """
-
-    kind: TransformerShape
-    work: PieceCost
-    forward: Exchange
-    backward: Exchange
-    beside_forward: Exchange
-    beside_backward: Exchange
-    experts_forward: Exchange
-    experts_backward: Exchange
-    context_forward: Exchange
-    context_backward: Exchange
-    gather: Exchange
-    reduce: Exchange
+NOTHING = Exchange()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,46 +96,36 @@ class PlanCosts:
 
     Attributes:
         plan, shape: of it.
-        blocks: one of each kind of ``shape.kinds``.
+        blocks: work of one block of each kind of ``shape.kinds``, for one micro-batch on one rank.
         counts: blocks of each kind, [stage][chunk][kind]; recomputed: those of them that backward computes again.
         embedding, head: work of these pieces for one micro-batch on one rank.
         optimizer: of one stage's blocks, and of what the first and last stage have more; with sharded state, a share.
-        embedding_forward, head_forward, head_backward: the vocabulary's collectives.
-        transfer: between a stage and the next one, by stage.
-        reduce: gradients of each stage; gather: its parameters, where the optimizer's state is sharded.
-        root_gather, root_reduce: of embedding and head, fully sharded.
-        tied: gradients of the embedding's matrix, which the last stage has a copy of.
+        exchanges: by name (``plan_calls``): those of a block for one micro-batch, the vocabulary's, those between
+            stages, and gradients and parameters of each stage or, fully sharded, of each block and the rest ("root").
     """
 
     plan: ParallelPlan
     shape: TransformerShape
-    blocks: tuple[BlockCosts, ...]
+    blocks: tuple[PieceCost, ...]
     counts: Counts
     recomputed: Counts
     embedding: PieceCost
     head: PieceCost
     optimizer: tuple[LayerWork, ...]
-    embedding_forward: Exchange
-    head_forward: Exchange
-    head_backward: Exchange
-    transfer: tuple[Exchange, ...]
-    reduce: tuple[Exchange, ...]
-    gather: tuple[Exchange, ...]
-    root_gather: Exchange
-    root_reduce: Exchange
-    tied: Exchange
+    exchanges: Mapping[CallName, Exchange]
 
-    def held(self, stage: int, chunk: int) -> list[tuple[BlockCosts, int]]:
-        """Return the kinds of blocks of a stage's chunk, and how many there are of each."""
-        return [(block, count) for block, count in zip(self.blocks, self.counts[stage][chunk], strict=True) if count]
+    def exchange(self, name: CallName) -> Exchange:
+        """Return the collectives of a name, none where there are none."""
+        return self.exchanges.get(name, NOTHING)
 
-    def recomputed_in(self, stage: int, chunk: int) -> list[int]:
-        """Return how many blocks of each kind that is ``held`` there backward computes again."""
-        kinds = zip(self.counts[stage][chunk], self.recomputed[stage][chunk], strict=True)
-        return [rerun for count, rerun in kinds if count]
+    def held(self, stage: int, chunk: int) -> list[tuple[int, int, int]]:
+        """Return the kinds of blocks of a stage's chunk (rows of ``blocks``), how many there are of each, and how many
+        of them backward computes again."""
+        counts = zip(self.counts[stage][chunk], self.recomputed[stage][chunk], strict=True)
+        return [(kind, count, rerun) for kind, (count, rerun) in enumerate(counts) if count]
 
     @property
-    def whole(self) -> list[tuple[BlockCosts, int]]:
+    def whole(self) -> list[tuple[PieceCost, int]]:
         """Return the kinds of blocks of the model, and how many there are of each."""
         return [(block, sum(row[kind] for stage in self.counts for row in stage))
                 for kind, block in enumerate(self.blocks)]
@@ -189,16 +153,14 @@ class PlanCalls:
 
     def exchange(self, key: CallName, times: CommTimes) -> Exchange:
         """Return all calls of a name, priced."""
+        rows = self.of[key]
         us = low = high = 0.0
-        number, ranks, between = 0, 1, False
-        for row, count in self.of.get(key, ()):
+        for row, count in rows:
             us += count * float(times.time_us[row])
             low += count * float(times.low_us[row])
             high += count * float(times.high_us[row])
-            number += count
-            ranks = max(ranks, self.calls[row].placement.ranks)
-            between |= self.calls[row].placement.nodes > 1
-        return Exchange(us, low, high, number, ranks, between)
+        return Exchange(us, low, high, sum(count for _, count in rows),
+                        any(self.calls[row].placement.nodes > 1 for row, _ in rows))
 
 
 def costs_of_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts,
@@ -212,33 +174,19 @@ def costs_of_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCost
     on = collectives.topology
     check_decoder_plan(plan, shape, on)
     part = TransformerPart(Piece.BLOCK, plan.samples, plan.tp, plan.cp, plan.ep, plan.sequence_parallel, plan.etp)
-    outer = {
-        piece: TransformerPart(piece, plan.samples, plan.tp, plan.cp) for piece in (Piece.EMBEDDING, Piece.HEAD)
-    }
     calls = plan_calls(plan, shape, on)
     times = price_calls(calls.calls, collectives)
-
-    def of(name: CallName) -> Exchange:
-        return calls.exchange(name, times)
-
-    blocks = tuple(
-        BlockCosts(kind, pieces.cost(kind, part), *(of((row, name)) for name in (
-            "block forward", "block backward", "beside forward", "beside backward", "experts forward",
-            "experts backward", "context forward", "context backward", "gather", "reduce")))
-        for row, kind in enumerate(shape.kinds))
     usual = max(shape.runs, key=lambda run: run.layers)
     per_parameter = pieces.optimizer(usual, part).times(1 / max(usual.block_parameters(plan.tp, plan.ep, plan.etp), 1))
     counts = [optimizer_parameters(plan, shape, stage) for stage in range(plan.pp)]
     optimizer = tuple(
         offloaded_step(count, gradient_bytes(plan, shape), shape.element_bytes, pieces.device)
         if plan.offload_optimizer else per_parameter.times(count) for count in counts)
-    return PlanCosts(
-        plan, shape, blocks, spread(plan, shape), recomputed(plan, shape), pieces.cost(shape, outer[Piece.EMBEDDING]),
-        pieces.cost(shape, outer[Piece.HEAD]), optimizer, of("embedding"), of("loss"), of("head backward"),
-        tuple(of(("transfer", stage)) for stage in range(plan.pp)),
-        tuple(of(("reduce", stage)) for stage in range(plan.pp)),
-        tuple(of(("gather", stage)) for stage in range(plan.pp)),
-        of("root gather"), of("root reduce"), of("tied"))
+    embedding, head = (pieces.cost(shape, TransformerPart(piece, plan.samples, plan.tp, plan.cp))
+                       for piece in (Piece.EMBEDDING, Piece.HEAD))
+    return PlanCosts(plan, shape, tuple(pieces.cost(kind, part) for kind in shape.kinds), spread(plan, shape),
+                     recomputed(plan, shape), embedding, head, optimizer,
+                     {name: calls.exchange(name, times) for name in calls.of})
 
 
 def plan_calls(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> PlanCalls:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.prediction.host_steps import host_by_name, traced_host_step
-from graph_predictor.request.memory_fit import StageMemory
 from graph_predictor.synthesis.step import calls_by_operation
-from kernel_models.collectives import CollectiveModel, Topology, topology_of
+from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, scaled_device, shape_device
 from kernel_models.host.model import HostModel
@@ -25,12 +24,11 @@ from planner.parallel.comm_study import mixture_of_plan
 from planner.parallel.corrections import PUBLISHED, UNCORRECTED, CorrectionFactors
 from planner.parallel.decoder import other_nodes, read_decoder
 from planner.parallel.estimate import StepSchedule, step_schedule
-from planner.parallel.frameworks import Framework, frameworks_of
 from planner.parallel.layer_costs import LayerCosts, narrow_type
-from planner.parallel.memory import MemoryPoint
 from planner.parallel.plan_costs import costs_of_plan
-from planner.parallel.search import BEST, Ranked, Refused, Relief, price_plan, search
-from planner.parallel.space import says_batch, with_batch
+from planner.parallel.search import BEST, Found, Ranked, price_plan, search
+from planner.parallel.space import Framework, frameworks_of, says_batch, with_batch
+from planner.requests import by_fields
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
@@ -40,7 +38,8 @@ if TYPE_CHECKING:
     import pandas
 
 TOLD_HOST = 0.3
-"""Spread of the host's time where a user says what a launch takes: of other operations it is another one."""
+"""Spread of the host's time where a user says what a launch takes: of other operations it is another one. An
+assumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +65,20 @@ class Technology:
         edited = scaled_device(spec, clock=self.clock, bandwidth=self.bandwidth, memory=self.memory, power=self.power)
         return edited if edited is spec else replace(edited, name=f"{spec.name} ({replace(self, link=1.0)})")
 
-    def cluster(self, on: Topology) -> Topology:
-        """Return the cluster with other links; itself where they stay."""
-        return on.with_links(self.link)
-
 
 AS_IT_IS = Technology()
 
 
-@dataclass(frozen=True, repr=False)
-class Plans(Shown):
+@dataclass(repr=False, kw_only=True)
+class Plans(Found, Shown):
     """Plans of a decoder on a number of GPUs, the fastest first, and why others are not among them.
 
     Attributes:
         model: the decoder's name.
         shape: its sizes.
         gpus, device, topology: the cluster.
-        plans: those that can be and fit.
-        refused: reasons why others cannot, each with its number of plans.
-        slower, slower_us: how many more plans there are, none of which takes less than so many µs.
         notes: what was assumed.
         calibration: on measured steps, where there were some.
-        relief: where the one plan that was asked for does not fit, what would have to change.
-        stages: of the one plan that was asked for, the memory of each stage, and over its step.
         schedule: when the work of the fastest plan's step is done.
     """
 
@@ -97,20 +87,9 @@ class Plans(Shown):
     gpus: int
     device: str
     topology: str
-    plans: tuple[Ranked, ...]
-    refused: tuple[Refused, ...]
     notes: tuple[str, ...]
-    slower: int = 0
-    slower_us: float = 0.0
     calibration: PlanCalibration | None = None
-    relief: tuple[Relief, ...] = ()
-    stages: tuple[tuple[StageMemory, list[MemoryPoint]], ...] = ()
     schedule: StepSchedule | None = None
-
-    @property
-    def considered(self) -> int:
-        """Plans in all."""
-        return len(self.plans) + sum(each.count for each in self.refused) + self.slower
 
     def headline(self) -> str:
         """Say what the fastest plan is."""
@@ -135,16 +114,41 @@ class Plans(Shown):
                                             for each in self.refused])}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """What plans are wanted for, as ``plan`` takes it.
+    """What plans are wanted for.
+
+    Attributes:
+        source: a workload ("llama", "gpt2", "moe"), a capture or shape-only trace of one, a model's Hugging Face
+            ``config.json`` (the file or its folder), or a published one's name ("deepseek-v3").
+        gpus: of the job.
+        device: of each; a name or a file.
+        topology: of the cluster; by default the device's usual nodes.
+        settings: of the workload, as "seq=4096"; of a config seq, batch, layers, dtype, imbalance and predictions.
+        preset: of the workload, or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b.
+        global_batch: sequences of a step; by default what the source does, on every GPU, or what ``only`` says.
+        only: one plan alone, such as "dp=8,tp=4,pp=2,microbatches=16".
+        framework: "megatron", "torchtitan" or "fsdp": the only one whose plans are wanted.
+        best: how many plans are wanted; ``None`` for all that can be and fit, which takes long.
+        memory_limit: bytes of a device; by default all it has.
+        profile: fitted models of the device.
+        comm_profile: a file of measured collectives.
+        comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
+        linears: "fp8", "fp8_block", "mxfp8" or "nvfp4": what linear layers' products are computed in.
+        launch_us: host time of a kernel's launch, where it is known.
+        host: factor on it.
+        host_from: a host by name, or captures on it: a launch then costs what its operations do.
+        measured: a table of plans that were run, as ``read_measured_plans`` reads it, on which kernels, collectives and
+            host are calibrated; or what another call has learned of one.
+        pieces: what another call with this device and profile has traced, for jobs of several sizes.
+        technology: factors on the device's and its nodes' figures; what was measured of them is then not known.
 
     Raises:
         PlanError: two of its parts contradict each other, or one is a figure that no job can have.
     """
 
-    source: str | Job
-    gpus: int
+    source: str | Job = field(kw_only=False)
+    gpus: int = field(kw_only=False)
     device: str = "h200-sxm"
     topology: str | None = None
     settings: Sequence[str] = ()
@@ -206,10 +210,10 @@ class PlanRequest:
     def clusters(self, known: DeviceSpec) -> Callable[[int], CollectiveModel]:
         """Return the collectives of so many GPUs: of the cluster that was named, or of the device's usual nodes."""
         if self.topology is None and measured_file(self.comm_profile, self.comm_choices) is None:
-            return lambda size: CollectiveModel(self.technology.cluster(topology_of(known, size)),
+            return lambda size: CollectiveModel(topology_of(known, size).with_links(self.technology.link),
                                                 mixed=self.comm_choices is not None)
         named = cluster_of(self.topology, self.comm_profile, None, self.comm_choices)
-        named = replace(named, topology=self.technology.cluster(named.topology))
+        named = replace(named, topology=named.topology.with_links(self.technology.link))
         return lambda size: named
 
     def start(self, shape: TransformerShape, spec: DeviceSpec) -> CorrectionFactors:
@@ -265,53 +269,14 @@ class PlanRequest:
             "--host-from."]
 
 
-def plan(source: str | Job, gpus: int, *, device: str = "h200-sxm", topology: str | None = None,
-         settings: Sequence[str] = (), preset: str | None = None, global_batch: int | None = None,
-         only: str | None = None, framework: str | None = None, best: int | None = BEST,
-         memory_limit: float | None = None, profile: DeviceProfile | None = None, comm_profile: str | None = None,
-         comm_choices: str | None = None, linears: str = "",
-         launch_us: float | None = None, host: float = 1.0, host_from: str | None = None,
-         measured: str | PlanCalibration | None = None, pieces: LayerCosts | None = None,
-         technology: Technology = AS_IT_IS) -> Plans:
+def find_plans(request: PlanRequest) -> Plans:
     """Find the best plans there are: data, tensor, sequence, pipeline, context and expert parallelism, schedules,
-    micro-batch, recomputation, sharding and copies of it.
-
-    Args:
-        source: a workload ("llama", "gpt2", "moe"), a capture or shape-only trace of one, a model's Hugging Face
-            ``config.json`` (the file or its folder), or a published one's name ("deepseek-v3").
-        gpus: of the job.
-        device: of each; a name or a file.
-        topology: of the cluster; by default the device's usual nodes.
-        settings: of the workload, as "seq=4096"; of a config seq, batch, layers, dtype, imbalance and predictions.
-        preset: of the workload, or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b.
-        global_batch: sequences of a step; by default what the source does, on every GPU, or what ``only`` says.
-        only: one plan alone, such as "dp=8,tp=4,pp=2,microbatches=16".
-        framework: "megatron", "torchtitan" or "fsdp": the only one whose plans are wanted.
-        best: how many plans are wanted; ``None`` for all that can be and fit, which takes long.
-        memory_limit: bytes of a device; by default all it has.
-        profile: fitted models of the device.
-        comm_profile: a file of measured collectives.
-        comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
-        linears: "fp8", "fp8_block", "mxfp8" or "nvfp4": what linear layers' products are computed in.
-        launch_us: host time of a kernel's launch, where it is known.
-        host: factor on it.
-        host_from: a host by name, or captures on it: a launch then costs what its operations do.
-        measured: a table of plans that were run, as ``read_measured_plans`` reads it, on which kernels, collectives and
-            host are calibrated; or what another call has learned of one.
-        pieces: what another call with this device and profile has traced, for jobs of several sizes.
-        technology: factors on the device's and its nodes' figures; what was measured of them is then not known.
+    micro-batch, recomputation, sharding and copies of it; ``plan`` is called with the fields of a ``PlanRequest``.
 
     Raises:
         PlanError: the source is no decoder, the plan is none, or the batch can be split by no number of replicas.
         ForetraceError: a name or a file is not known, or cannot be read.
     """
-    return find_plans(PlanRequest(
-        source, gpus, device, topology, settings, preset, global_batch, only, framework, best, memory_limit, profile,
-        comm_profile, comm_choices, linears, launch_us, host, host_from, measured, pieces, technology))
-
-
-def find_plans(request: PlanRequest) -> Plans:
-    """Find the plans of a request; as ``plan``."""
     known, spec = request.devices()
     name, shape, per_gpu, assumed = read_decoder(request.source, request.settings, request.preset)
     shape = shape.in_linears(request.linears)
@@ -328,7 +293,11 @@ def find_plans(request: PlanRequest) -> Plans:
         batch = request.global_batch or per_gpu * request.gpus
         found = search(shape, request.gpus, batch, pieces, cluster, memory_limit=request.memory_limit, rates=rates,
                        framework=framework_of(request.framework), best=request.best)
-        notes += _not_considered(batch, request.gpus)
+        uneven = [str(dp) for dp in range(1, request.gpus + 1) if request.gpus % dp == 0 and batch % dp]
+        if uneven:
+            notes.append(f"A batch of {batch:,} sequences cannot be split evenly over dp={', '.join(uneven)}: there "
+                         f"are "
+                         "no plans with these.")
     notes += other_nodes(cluster.topology, known)
     notes += request.host_note(rates) if calibration is None else [str(calibration)]
     schedule = None
@@ -337,9 +306,11 @@ def find_plans(request: PlanRequest) -> Plans:
             notes += mixture_of_plan(found.plans[0].plan, shape, cluster).sentences()
         schedule = step_schedule(costs_of_plan(found.plans[0].plan, shape, pieces, cluster), rates)
     label = f"{known.name} ({request.technology})" if str(request.technology) else known.name
-    return Plans(name, shape, request.gpus, label, cluster.topology.name, tuple(found.plans), tuple(found.refused),
-                 tuple(notes), found.slower, found.slower_us, calibration, tuple(found.relief), tuple(found.stages),
-                 schedule)
+    return Plans(**vars(found), model=name, shape=shape, gpus=request.gpus, device=label,
+                 topology=cluster.topology.name, notes=tuple(notes), calibration=calibration, schedule=schedule)
+
+
+plan = by_fields(PlanRequest)(find_plans)
 
 
 def launch_us(host: HostModel, shape: TransformerShape, device: DeviceSpec) -> float:
@@ -384,13 +355,6 @@ def check_finite(value: float | None, name: str, what: str) -> None:
     like any other."""
     if value is not None and not math.isfinite(value):
         raise PlanError(f"{name} {value:g} is no figure to compute with; give {what}.")
-
-
-def _not_considered(batch: int, gpus: int) -> list[str]:
-    """Say which numbers of replicas the batch cannot be split over."""
-    uneven = [str(dp) for dp in range(1, gpus + 1) if gpus % dp == 0 and batch % dp]
-    return [f"A batch of {batch:,} sequences cannot be split evenly over dp={', '.join(uneven)}: there are no plans "
-            "with these."] if uneven else []
 
 
 def _row(each: Ranked) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import exp, gcd, hypot
+from typing import Any
 
 from graph_predictor.figures import signed_percent
 from graph_predictor.request.memory_fit import Fit, StageMemory, fit_of
@@ -19,11 +20,10 @@ from kernel_models.collectives import CollectiveModel, Topology
 from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.estimate import Estimate, estimate, passes_us, slowest_of
-from planner.parallel.frameworks import Framework, frameworks_of
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import MemoryPoint, fullest_of, stage_memory, timeline
-from planner.parallel.plan_costs import Exchange, PlanCosts, costs_of_plan
-from planner.parallel.space import PlanFamily, families, layouts
+from planner.parallel.plan_costs import PlanCosts, costs_of_plan
+from planner.parallel.space import Framework, PlanFamily, families, frameworks_of, layouts
 from planner.parallel.stages import recomputed, spread
 from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
@@ -56,8 +56,9 @@ def relief(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, topo
     """
     needs = fullest_of(plan, shape, pieces).account.total
     found = []
-    for change, other in _changes(plan):
+    for change, values in _changes(plan):
         try:
+            other = replace(plan, **values)
             check_decoder_plan(other, shape, topology)
             total = fullest_of(other, shape, pieces).account.total
         except (PlanError, ShapeOnlyError):
@@ -67,28 +68,18 @@ def relief(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, topo
     return sorted(found, key=lambda each: (not each.fits, each.frees_bytes if each.fits else -each.frees_bytes))
 
 
-def _changes(plan: ParallelPlan) -> Iterator[tuple[str, ParallelPlan]]:
-    for say, values in _values(plan):
-        try:
-            yield say, replace(plan, **values)  # type: ignore[arg-type]
-        except PlanError:
-            continue
-
-
-def _values(plan: ParallelPlan) -> Iterator[tuple[str, dict[str, object]]]:
+def _changes(plan: ParallelPlan) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what may change, in words and in fields."""
     if plan.samples % 2 == 0:
         yield "micro-batches half as large", {"microbatch": plan.samples // 2, "microbatches": 2 * plan.passes}
     if plan.schedule is not Schedule.ZERO_BUBBLE:
-        kinds = {Recomputation.OPERATORS: "what torchtitan's op keeps", Recomputation.FULL: "whole blocks"}
-        for kind, name in kinds.items():
+        for kind, name in ((Recomputation.OPERATORS, "all but what torchtitan's op keeps"),
+                           (Recomputation.FULL, "whole blocks")):
             if plan.recompute is not kind:
-                yield f"recomputing all but {name}" if kind is Recomputation.OPERATORS else f"recomputing {name}", {
-                    "recompute": kind, "recompute_layers": None}
+                yield f"recomputing {name}", {"recompute": kind, "recompute_layers": None}
     if plan.dp * plan.cp > 1 and plan.sharding < Sharding.PARAMETERS:
-        named = {Sharding.OPTIMIZER: "the optimizer's state", Sharding.GRADIENTS: "gradients too",
-                 Sharding.PARAMETERS: "parameters too"}
-        for sharding, name in named.items():
+        for sharding, name in ((Sharding.OPTIMIZER, "the optimizer's state"), (Sharding.GRADIENTS, "gradients too"),
+                               (Sharding.PARAMETERS, "parameters too")):
             if sharding > plan.sharding:
                 yield f"sharing {name} among replicas (ZeRO {int(sharding)})", {"sharding": sharding}
     if not plan.offload_optimizer:
@@ -158,8 +149,7 @@ class Bounds:
                 dp=dp, tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp, microbatch=plan.samples, overlap=plan.overlap,
                 sequence_parallel=plan.sequence_parallel, tensor_overlap=plan.tensor_overlap,
                 recompute=Recomputation.NONE)
-            found = costs_of_plan(alone, self._shape, self._pieces, self._collectives)
-            self._loads[key] = replace(found, reduce=(Exchange(),), gather=(Exchange(),), transfer=())
+            self._loads[key] = costs_of_plan(alone, self._shape, self._pieces, self._collectives)
         return self._loads[key]
 
 
@@ -196,13 +186,13 @@ class Refused:
     count: int = 0
 
 
-@dataclass(slots=True)
+@dataclass
 class Found:
     """The result of a search.
 
     Attributes:
         plans: feasible ones, the fastest first.
-        refused: why others are not among them.
+        refused: why others are not among them, each reason with its number of plans.
         relief: what would have to change for the one plan that was asked for, where it does not fit.
         stages: of the one plan that was asked for, the memory of each stage, and over its step.
         slower: plans that were not estimated, for none of them takes less than ``slower_us``; whether they fit is not
@@ -368,7 +358,7 @@ LEAST_SHARE = 0.1
 
 def parts_of(estimate: Estimate) -> dict[str, float]:
     """Return the parts of a step by name, µs."""
-    return {name: float(sum(getattr(estimate, each) for each in each_part)) for name, each_part in PARTS.items()}
+    return {name: float(sum(getattr(estimate, each) for each in parts)) for name, parts in PARTS.items()}
 
 
 def differences(first: Estimate, second: Estimate) -> dict[str, float]:

@@ -60,9 +60,16 @@ class ShapeChange:
 
 def neighbours(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
     """Yield the changes, setting by setting; none of them is the decoder itself."""
+    ranks, size, tp = plan.expert_tp if shape.experts else plan.tp, plan.samples, plan.tp
+    inner = [ShapeChange("ffn", f"{ffn:,}", changed(shape, ffn=ffn), plan, credited=True)
+             for ffn in (_around(shape.ffn, ranks) if shape.ffn else ())]
+    batches = [ShapeChange("microbatch", f"{count}", shape, replace(plan, microbatch=count))
+               for count in (size // 2, size - 1, size + 1, 2 * size, 4 * size) if count > 0]
+    tensor = [ShapeChange("tp", f"{each}", shape, replace(
+        plan, tp=each, sequence_parallel=plan.sequence_parallel and each > 1,
+        tensor_overlap=plan.tensor_overlap and each > 1)) for each in (tp // 2, 2 * tp, 4 * tp) if each > 0]
     seen = {(shape, plan)}
-    for each in (*_heads(shape, plan), *_inner(shape, plan), *_vocabulary(shape, plan), *_widths(shape, plan),
-                 *_microbatches(shape, plan), *_tensor(shape, plan)):
+    for each in (*_heads(shape, plan), *inner, *_vocabulary(shape, plan), *_widths(shape, plan), *batches, *tensor):
         if (each.shape, each.plan) not in seen:
             seen.add((each.shape, each.plan))
             yield each
@@ -105,14 +112,6 @@ def _around(size: int, ranks: int) -> list[int]:
     return below[-MOST_WIDTHS:] + above[:MOST_WIDTHS]
 
 
-def _inner(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
-    ranks = plan.expert_tp if shape.experts else plan.tp
-    if not shape.ffn:
-        return
-    for ffn in _around(shape.ffn, ranks):
-        yield ShapeChange("ffn", f"{ffn:,}", changed(shape, ffn=ffn), plan, credited=True)
-
-
 def _vocabulary(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
     """Larger ones alone: a token that there is cannot be left out, and one that nobody uses is no more model."""
     for step in STEPS:
@@ -138,19 +137,6 @@ def _widths(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange
             shape, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn), plan, credited=True))
     found.sort(key=lambda each: abs(each.shape.hidden - shape.hidden))
     yield from found[:MOST_WIDTHS]
-
-
-def _microbatches(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
-    for count in (plan.samples // 2, plan.samples - 1, plan.samples + 1, 2 * plan.samples, 4 * plan.samples):
-        if count > 0 and count != plan.samples:
-            yield ShapeChange("microbatch", f"{count}", shape, replace(plan, microbatch=count))
-
-
-def _tensor(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
-    for tp in (plan.tp // 2, 2 * plan.tp, 4 * plan.tp):
-        if tp > 0:
-            yield ShapeChange("tp", f"{tp}", shape, replace(plan, tp=tp, sequence_parallel=(
-                plan.sequence_parallel and tp > 1), tensor_overlap=plan.tensor_overlap and tp > 1))
 
 
 REPEATED, SHARE = 0.035, 0.40

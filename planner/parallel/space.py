@@ -1,26 +1,242 @@
-"""The plans that a search tries: every way to spread a decoder's step that the frameworks have; and the sequences of
-a plan that a user names."""
+"""The parts of a plan that each training framework has: the plans a search tries, and the ones a plan can be exported
+to, as the arguments of each.
+
+Sources: Megatron-Core's arguments (``megatron/training/arguments.py`` of github.com/NVIDIA/Megatron-LM), torchtitan's
+``[parallelism]`` and ``[activation_checkpoint]`` settings (``torchtitan/config/job_config.py`` of
+github.com/pytorch/torchtitan) and PyTorch's ``fully_shard`` and ``DistributedDataParallel``.
+
+The plans that a search tries: every way to spread a decoder's step that the frameworks have; and the sequences of
+a plan that a user names.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import product
 
-from planner.parallel.frameworks import WAYS, Framework, Ways
+from planner.parallel.stages import spread
 from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
-MOST_MICROBATCH = 16
-"""Sequences; beyond, kernels gain next to nothing."""
-MOST_PARTS = 16
-LEAST_TOKENS = 1024
-"""Parts of a sequence (cp) that are tried, and tokens of one; for others, name the plan."""
-MOST_CHUNKS = 16
-"""Chunks of a stage that are tried; NVIDIA's published recipes have up to 12."""
+
+class Framework(str, Enum):
+    """A program that trains with a plan."""
+
+    MEGATRON = "megatron"
+    """Megatron-Core: DDP or the distributed optimizer; Megatron-FSDP without a pipeline."""
+    TORCHTITAN = "torchtitan"
+    FSDP = "fsdp"
+    """PyTorch's FSDP2 or DDP around a model, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The ways of spreading a step that a framework has.
+
+    Attributes:
+        shardings, piped: what replicas share, without and with a pipeline.
+        copied: of these, what is shared within copies of the state (``replicate``).
+        schedules: of a pipeline; chunked: of these, those that run chunks.
+        recompute: what is computed again.
+        parts: shares of a chunk's blocks that may be computed again, besides all of them.
+        layers, sequences, experts: tensor, context and expert parallelism.
+        plain_tensor: tensor parallelism without sequence parallelism.
+    """
+
+    shardings: tuple[Sharding, ...]
+    piped: tuple[Sharding, ...] = ()
+    copied: tuple[Sharding, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
+    chunked: tuple[Schedule, ...] = ()
+    recompute: tuple[Recomputation, ...] = (Recomputation.NONE, Recomputation.NEEDED)
+    parts: tuple[float, ...] = ()
+    layers: bool = True
+    sequences: bool = True
+    experts: bool = True
+    plain_tensor: bool = False
+
+
+WAYS = {
+    Framework.MEGATRON: Ways(
+        shardings=(Sharding.NONE, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS),
+        piped=(Sharding.NONE, Sharding.OPTIMIZER), copied=(Sharding.OPTIMIZER,),
+        schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED), chunked=(Schedule.INTERLEAVED,),
+        recompute=(Recomputation.NONE, Recomputation.SELECTIVE, Recomputation.FULL), parts=(0.25, 0.5, 0.75),
+        plain_tensor=True),
+    # A rank of torchtitan's multi-stage schedules has two chunks or more. Every n-th block may be recomputed.
+    Framework.TORCHTITAN: Ways(
+        shardings=(Sharding.GRADIENTS, Sharding.PARAMETERS), piped=(Sharding.PARAMETERS,),
+        copied=(Sharding.GRADIENTS, Sharding.PARAMETERS),
+        schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE),
+        chunked=(Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE), parts=(0.25, 0.5),
+        recompute=(Recomputation.NONE, Recomputation.NEEDED, Recomputation.OPERATORS)),
+    Framework.FSDP: Ways(
+        shardings=(Sharding.NONE, Sharding.GRADIENTS, Sharding.PARAMETERS),
+        copied=(Sharding.GRADIENTS, Sharding.PARAMETERS), layers=False, sequences=False, experts=False),
+}
+
+
+def frameworks_of(plan: ParallelPlan, shape: TransformerShape) -> tuple[Framework, ...]:
+    """Return the frameworks that can run a plan."""
+    return tuple(framework for framework, ways in WAYS.items() if _has(framework, ways, plan, shape))
+
+
+def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: TransformerShape) -> bool:
+    shares = plan.dp * plan.cp > 1
+    shardings = ways.piped if plan.pp > 1 else ways.shardings
+    tensor_ok = ways.layers or plan.tp == 1
+    if plan.tp > 1 and not plan.sequence_parallel:
+        # Megatron-Core asks for sequence parallelism where experts and tensor parallelism meet.
+        tensor_ok = ways.plain_tensor and not (any(run.experts for run in shape.runs))
+    if framework is Framework.TORCHTITAN and plan.tp * plan.cp > 1:
+        tensor_ok = tensor_ok and all(run.state is None for run in shape.runs)  # Megatron-Core alone splits mixers
+    alone = not shares and not plan.sharding
+    # torchtitan's DDP goes with nothing else.
+    plain_ddp = framework is Framework.TORCHTITAN and not plan.sharding and plan.tp * plan.pp * plan.cp * plan.ep == 1
+    return (
+        tensor_ok
+        and (plan.pp == 1 or (ways.layers and plan.schedule in ways.schedules))
+        and (plan.schedule is not Schedule.ZERO_BUBBLE or plan.chunks > 1)
+        and (plan.cp == 1 or ways.sequences)
+        and (plan.ep == 1 or ways.experts)
+        and (alone or plan.sharding in shardings or plain_ddp)
+        and (plan.replicate == 1 or plan.sharding in ways.copied)
+        and plan.recompute in ways.recompute
+        and not (plan.half_gradients and framework is Framework.TORCHTITAN)
+        and not (plan.offload_optimizer and framework is not Framework.MEGATRON)
+        and _layers_ok(framework, plan, shape)
+    )
+
+
+def _layers_ok(framework: Framework, plan: ParallelPlan, shape: TransformerShape) -> bool:
+    """Return whether layers can be spread and recomputed so."""
+    if plan.recompute_layers is not None:
+        least = min(sum(chunk) for stage in spread(plan, shape) for chunk in stage)
+        every = plan.recompute_layers < least and least % plan.recompute_layers == 0
+        if not (framework is Framework.MEGATRON or (framework is Framework.TORCHTITAN and every)):
+            return False
+    if framework is not Framework.MEGATRON or plan.pp == 1 or plan.first_layers or plan.last_layers:
+        return framework is Framework.MEGATRON or not (plan.first_layers or plan.last_layers)
+    return lacking(plan, shape) <= 2
+
+
+def lacking(plan: ParallelPlan, shape: TransformerShape) -> int:
+    """Return how many layers more would give every chunk of every stage as many. Megatron-Core leaves out one on the
+    last stage, and one on the first, where loss and embedding count as layers."""
+    return -shape.layers % (plan.pp * plan.chunks)
+
+
+_STRATEGY = {Sharding.GRADIENTS: "optim_grads", Sharding.PARAMETERS: "optim_grads_params"}
+_TITAN = {Schedule.GPIPE: "GPipe", Schedule.ONE_F_ONE_B: "1F1B", Schedule.INTERLEAVED: "Interleaved1F1B",
+          Schedule.ZERO_BUBBLE: "InterleavedZeroBubble"}
+
+
+def exported(plan: ParallelPlan, shape: TransformerShape, framework: Framework) -> str:
+    """Return the arguments of a plan.
+
+    Raises:
+        PlanError: the framework does not have the plan, or no file of its own.
+    """
+    if framework is Framework.FSDP:
+        raise PlanError("PyTorch's FSDP is called in a program and has no arguments of its own; export to megatron or "
+                        "torchtitan.")
+    if framework not in frameworks_of(plan, shape):
+        raise PlanError(f"{framework.value} does not have the plan {plan}; give --framework {framework.value} for the "
+                        "best of its own.")
+    return "\n".join(_megatron(plan, shape) if framework is Framework.MEGATRON else _torchtitan(plan, shape))
+
+
+def _megatron(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
+    found = [f"--tensor-model-parallel-size {plan.tp}", f"--pipeline-model-parallel-size {plan.pp}",
+             f"--context-parallel-size {plan.cp}", f"--micro-batch-size {plan.samples}",
+             f"--global-batch-size {plan.global_batch}"]
+    if any(run.experts for run in shape.runs):
+        found += [f"--expert-model-parallel-size {plan.ep}", f"--expert-tensor-parallel-size {plan.expert_tp}"]
+    found += ["--sequence-parallel"] * plan.sequence_parallel + ["--tp-comm-overlap"] * plan.tensor_overlap
+    found += _megatron_stages(plan, shape)
+    if plan.sharding:
+        found.append("--use-distributed-optimizer")
+    found += ["--grad-reduce-in-bf16"] * plan.half_gradients + ["--optimizer-cpu-offload"] * plan.offload_optimizer
+    if plan.sharding in _STRATEGY:
+        found += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {_STRATEGY[plan.sharding]}"]
+    if plan.replicate > 1:
+        found.append(f"--num-distributed-optimizer-instances {plan.replicate}")
+    if plan.overlap and plan.dp * plan.cp > 1:
+        found += ["--overlap-grad-reduce"] + ["--overlap-param-gather"] * bool(plan.sharding)
+    if plan.recompute is Recomputation.SELECTIVE:
+        found.append("--recompute-granularity selective")
+    elif plan.recompute.blocks:
+        # "block" counts the blocks of each chunk that are computed again, "uniform" those that share an input.
+        method, layers = ("uniform", 1) if plan.recompute_layers is None else ("block", plan.recompute_layers)
+        found += ["--recompute-granularity full", f"--recompute-method {method}", f"--recompute-num-layers {layers}"]
+    return found
+
+
+def _megatron_stages(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
+    if plan.pp == 1:
+        return []
+    short = lacking(plan, shape)
+    given = plan.first_layers or plan.last_layers
+    found = []
+    if plan.chunks > 1:
+        each = shape.layers // (plan.pp * plan.chunks)
+        found.append(f"--num-virtual-stages-per-pipeline-rank {plan.chunks}" if short or given
+                     else f"--num-layers-per-virtual-pipeline-stage {each}")
+    if plan.first_layers:
+        found.append(f"--decoder-first-pipeline-num-layers {plan.first_layers}")
+    if plan.last_layers:
+        found.append(f"--decoder-last-pipeline-num-layers {plan.last_layers}")
+    if plan.embedding_layer or (short == 2 and not given):
+        found.append("--account-for-embedding-in-pipeline-split")
+    if plan.loss_layer or (short in (1, 2) and not given):
+        found.append("--account-for-loss-in-pipeline-split")
+    return found
+
+
+def _torchtitan(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
+    shared = plan.sharding is not Sharding.NONE
+    copies = plan.replicate if shared else plan.dp
+    # The batch of a replica: a pipeline cuts it into micro-batches, without one each is a step of accumulation.
+    own = plan.samples * (plan.passes if plan.pp > 1 else 1)
+    found = ["[training]", f"local_batch_size = {own}", f"global_batch_size = {plan.global_batch}",
+             f"seq_len = {shape.seq}", "", "[parallelism]", f"data_parallel_replicate_degree = {copies}",
+             f"data_parallel_shard_degree = {plan.dp // copies}",
+             f'fsdp_reshard_after_forward = "{"never" if plan.sharding is Sharding.GRADIENTS else "default"}"',
+             f"tensor_parallel_degree = {plan.tp}",
+             f"enable_async_tensor_parallel = {str(plan.tensor_overlap).lower()}",
+             f"context_parallel_degree = {plan.cp}", f"pipeline_parallel_degree = {plan.pp}"]
+    if plan.pp > 1:
+        places = plan.pp * plan.chunks
+        short = lacking(plan, shape)
+        found += [f'pipeline_parallel_schedule = "{_TITAN[plan.schedule]}"',
+                  f"pipeline_parallel_microbatch_size = {plan.samples}",
+                  f"pipeline_parallel_layers_per_stage = {-(-shape.layers // places)}",
+                  f"pipeline_parallel_first_stage_less_layers = {int(short > 1)}",
+                  f"pipeline_parallel_last_stage_less_layers = {int(short > 0)}"]
+    if any(run.experts for run in shape.runs):
+        found += [f"expert_parallel_degree = {plan.ep}", f"expert_tensor_parallel_degree = {plan.expert_tp}"]
+    return [*found, "", "[activation_checkpoint]", *_checkpoint(plan, shape)]
+
+
+def _checkpoint(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
+    if plan.recompute is Recomputation.NONE:
+        return ['mode = "none"']
+    if plan.recompute is Recomputation.OPERATORS:
+        return ['mode = "selective"', 'selective_ac_option = "op"']
+    if plan.recompute_layers is None:
+        return ['mode = "full"']
+    every = -(-shape.layers // (plan.pp * plan.chunks)) // plan.recompute_layers
+    return ['mode = "selective"', f'selective_ac_option = "{every}"']
+
+
+MOST_MICROBATCH, MOST_PARTS, LEAST_TOKENS, MOST_CHUNKS = 16, 16, 1024, 16
+"""What is tried, for others name the plan: sequences of a micro-batch, beyond which kernels gain next to nothing; parts
+of a sequence (cp) and tokens of one; chunks of a stage, of which NVIDIA's published recipes have up to 12."""
 COPIES = (2, 4, 16, 64)
-"""Copies of sharded state that are tried, each of one or several whole nodes."""
+"""Copies of sharded state that are tried, each of one or several whole nodes: a choice."""
 
 
 @dataclass(frozen=True, slots=True)

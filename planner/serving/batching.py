@@ -19,8 +19,7 @@ from typing import Protocol
 
 import numpy as np
 
-from planner.serving.load import CacheAccount, Requests
-from planner.serving.setup import Mixing, ServingError, ServingSetup
+from planner.serving.setup import CacheAccount, Mixing, Requests, ServingError, ServingSetup
 from planner.serving.steps import PrefillChunk
 from tracer.arrays import Float64, Int64
 
@@ -327,7 +326,12 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
             server.advance(1, pieces, len(ended), decodes=decodes)
         else:
             server.advance(server.alike(front.next_us), [], 0, decodes=True)
-        answered = _finish(server, ends)
+        answered = 0
+        while server.running and server.running[0][0] <= server.step:
+            each = heapq.heappop(server.running)
+            server.leave(each)
+            ends[each[2].number] = server.clock
+            answered += 1
         for request in ended:
             if not math.isfinite(request.first):
                 request.first = server.clock
@@ -359,14 +363,3 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
     return ServedRequests((first - arrived + extra)[kept], tpot[kept], (ends - arrived + extra)[kept], arrived[kept],
                           prompts[kept], outputs[kept], float(ends[kept].max() - arrived[kept].min()),
                           server.busy / span, server.preempted, server.decoding_us / span, events)
-
-
-def _finish(server: _Server, ends: Float64) -> int:
-    """End the answers that the last step ended; return how many."""
-    count = 0
-    while server.running and server.running[0][0] <= server.step:
-        each = heapq.heappop(server.running)
-        server.leave(each)
-        ends[each[2].number] = server.clock
-        count += 1
-    return count

@@ -19,12 +19,11 @@ import numpy as np
 from kernel_models.collectives import CollectiveModel
 from kernel_models.device import DeviceSpec
 from kernel_models.pricing import Models
-from planner.parallel.corrections import CorrectionFactors
+from planner.parallel.corrections import CorrectionFactors, ResidualModel, fit_factors
 from planner.serving.batching import simulate_serving
-from planner.serving.load import CacheAccount, Lengths, Requests, cache_account
-from planner.serving.setup import ServingError, ServingSetup
+from planner.serving.setup import CacheAccount, Lengths, Requests, ServingError, ServingSetup, cache_account
 from planner.serving.steps import ServingModel
-from tracer.arrays import Float64
+from tracer.arrays import Float64, Int64
 from tracer.shape_only.transformer import TransformerShape
 from tracer.table_input import read_frame
 
@@ -34,19 +33,19 @@ ERROR = 0.05
 """Log scale of a row's error against which strangeness is weighed."""
 FIRST_WEIGHT = 0.25
 """Weight of a time to the first token beside one between tokens: it strays four times as much."""
-REACH, NOISE = 2.0, 0.15
+REACH, NOISE, WILD = 2.0, 0.15, math.inf
 """Of what is left, as ``parallel.corrections``: rows a factor of four apart in one figure are alike by half."""
 NUMBERS = ("tp", "ep", "attention_dp", "prompt", "output", "concurrency")
-STEPS, ROUNDS, NUDGE = 2, 8, 0.05
-"""Times that all rows are served again around the factors found, rounds of weighing within each, and how far a factor's
-logarithm is moved to see what it changes."""
+STEPS, NUDGE = 2, 0.05
+"""Times that all rows are served again around the factors found, and how far a factor's logarithm is moved to see what
+it changes."""
 USUAL, EXPECTED = 0.18, 0.25
 """Mean error between tokens that spreads without a calibration stand for (0.8 of their standard deviation), and how
 many rows that counts for: set so that of the looked-at half of the serving table about 80% lie inside, ten rows
 known."""
-LEAST_SPREAD, MOST_SPREAD = 0.15, 2.0
-MOST_OFF, DOUBTFUL = 100.0, 0.3
-"""Times that a row may be off what is expected, and the error of what is left from which the rows are doubted."""
+LEAST_SPREAD, MOST_SPREAD, MOST_OFF, DOUBTFUL = 0.15, 2.0, 100.0, 0.3
+"""Choices: bounds of the factor on spreads, times that a row may be off what is expected, and the error of what is
+left from which the rows are doubted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +81,18 @@ class ServingCalibration:
     Attributes:
         rows: how many were measured.
         rates: fitted.
-        places: features of each row [n][d].
-        first, between: weights of each row in what is left [n].
-        bounds: of what is carried over, logarithms: of first tokens, and between tokens.
+        first, between: what is left of times to the first token, and between tokens, by ``features``.
         before, after: mean absolute error between tokens: without, and each row predicted from the others.
         spread: factor on spreads: what is left over what was expected.
     """
 
     rows: int
     rates: CorrectionFactors
-    places: tuple[tuple[float, ...], ...]
-    first: tuple[float, ...]
-    between: tuple[float, ...]
-    bounds: tuple[float, float]
+    first: ResidualModel
+    between: ResidualModel
     before: float
     after: float
     spread: float
-
-    def ttft_factor(self, setup: ServingSetup, load: Requests) -> float:
-        """Return by what a predicted time to the first token is multiplied."""
-        return self._factor(setup, load, self.first, self.bounds[0])
-
-    def tpot_factor(self, setup: ServingSetup, load: Requests) -> float:
-        """Return by what a predicted time between tokens is multiplied."""
-        return self._factor(setup, load, self.between, self.bounds[1])
-
-    def _factor(self, setup: ServingSetup, load: Requests, weights: Sequence[float], most: float) -> float:
-        kernel = _kernel(np.array([features(setup, load)]), np.array(self.places))
-        return math.exp(float(np.clip(kernel @ np.array(weights), -most, most)[0]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the factors and the errors."""
@@ -147,102 +130,78 @@ def calibrate_serving(rows: Sequence[MeasuredRow], start: CorrectionFactors) -> 
         raise ServingError("A calibration needs two measured rows or more, of which one can be predicted from the "
                            f"others; there {'is one' if rows else 'are none'}.")
     names = [name for name in FACTORS if getattr(start, name) > 0]
-    values: Float64 = np.zeros(len(names))
-    first = _linearised(rows, start, names, values)
+    first = here = _Linear.of(rows, names, start)
     for each, ratios in zip(rows, first.left, strict=True):
         far = abs(ratios[1]) if math.isfinite(ratios[1]) else abs(ratios[0])
         if far > math.log(MOST_OFF):
             raise ServingError(f"{each.name} is {math.exp(far):,.0f} times off what is expected, which no rates "
                                "explain; give milliseconds, and the model, device and engine that they are of.")
-    here = first
+    everything = np.arange(len(rows))
+    rates = start
     for _ in range(STEPS):
-        values = values + here.solved(names, values)
-        here = _linearised(rows, start, names, values)
+        rates = here.fitted(start, everything)
+        here = _Linear.of(rows, names, rates)
     places = np.array([features(each.model.setup, each.load) for each in rows])
-    weights, bounds = _carried(places, here.left)
-    after = _left_out(here, names, values, places)
-    weight = EXPECTED + len(rows)
-    spread = math.sqrt((EXPECTED + len(rows) * (after / USUAL) ** 2) / weight) if math.isfinite(after) else 1.0
+    errors = []
+    for row, place in enumerate(places):
+        others = everything != row
+        left = here.left_by(here.fitted(start, others))
+        errors.append(left[row, 1] - _carried(places[others], left[others, 1]).at(tuple(place)))
+    after = _error(np.array(errors))
+    spread = math.sqrt((EXPECTED + len(rows) * (after / USUAL) ** 2) / (EXPECTED + len(rows))) if (
+        math.isfinite(after)) else 1.0
     spread = min(max(spread, LEAST_SPREAD), MOST_SPREAD)
-    found = _rates(start, names, values)
     return ServingCalibration(
-        len(rows), replace(found, spreads=start.spreads.scaled(spread)), tuple(map(tuple, places.tolist())),
-        tuple(weights[0].tolist()), tuple(weights[1].tolist()), bounds, _error(first.left[:, 1]), after, spread)
+        len(rows), replace(rates, spreads=start.spreads.scaled(spread)), _carried(places, here.left[:, 0]),
+        _carried(places, here.left[:, 1]), _error(first.left[:, 1]), after, spread)
 
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """Logarithms of measured over predicted of n rows, and what they change with logarithms of rates.
+    """Logarithms of measured over predicted of n rows, and what they change with logarithms of factors.
 
     Attributes:
+        names: of the factors.
+        at: logarithms of the factors with which the rows were predicted.
         left: to the first token and between tokens [n, 2]; NaN where one was not measured.
         slopes: of the predicted times [n, 2, factors].
     """
 
+    names: Sequence[str]
+    at: Float64
     left: Float64
     slopes: Float64
 
-    def solved(self, names: Sequence[str], values: Float64, without: int = -1) -> Float64:
-        """Return how far factors at ``values`` should move, but for a row that is left out."""
-        kept = np.arange(len(self.left)) != without
-        widths = np.array([FACTORS[name] for name in names])
-        left, slopes = self.left[kept], self.slopes[kept]
-        # First tokens by how they differ from each other: their mean depends on how a benchmark begins.
-        known = np.isfinite(left)
-        left = np.where(known, left, 0.0)
-        slopes = np.where(known[:, :, None], slopes, 0.0)
-        if known[:, 0].any():
-            left[known[:, 0], 0] -= np.median(left[known[:, 0], 0])
-        scale = np.array([FIRST_WEIGHT, 1.0]) / ERROR
-        target = (left * scale).reshape(-1)
-        matrix = (slopes * scale[None, :, None]).reshape(len(target), -1)
-        move = np.zeros(len(names))
-        for _ in range(ROUNDS):
-            # Errors beyond ``ERROR`` count by their size, not its square.
-            weight = (1.0 + (target - matrix @ move) ** 2) ** -0.25
-            full = np.vstack([matrix * weight[:, None], np.diag(1.0 / widths)])
-            wanted = np.concatenate([target * weight, -values / widths])
-            move = np.clip(np.linalg.lstsq(full, wanted, rcond=None)[0], -1.0, 1.0)
-        return move
+    @staticmethod
+    def of(rows: Sequence[MeasuredRow], names: Sequence[str], rates: CorrectionFactors) -> _Linear:
+        """Serve the rows with factors, and with each of them a little larger."""
+        def left(**moved: Any) -> Float64:
+            return np.array([each.log_ratios(replace(rates, **moved)) for each in rows])
+
+        here = left()
+        slopes = [(here - left(**{name: getattr(rates, name) * math.exp(NUDGE)})) / NUDGE for name in names]
+        return _Linear(names, np.log([getattr(rates, name) for name in names]), here, np.stack(slopes, axis=2))
+
+    def left_by(self, rates: CorrectionFactors) -> Float64:
+        """Return ``left`` with other factors."""
+        return self.left - self.slopes @ (np.log([getattr(rates, name) for name in self.names]) - self.at)
+
+    def fitted(self, start: CorrectionFactors, rows: Int64) -> CorrectionFactors:
+        """Return the factors that fit some of the rows."""
+        def log_ratios(rates: CorrectionFactors) -> Float64:
+            first, between = (column[np.isfinite(column)] for column in self.left_by(rates)[rows].T)
+            # First tokens by how they differ from each other: their mean depends on how a benchmark begins.
+            middle = np.median(first) if len(first) else 0.0
+            return -np.concatenate([FIRST_WEIGHT * (first - middle), between])
+
+        return fit_factors(log_ratios, start, {name: FACTORS[name] for name in self.names}, ERROR, firm=True)
 
 
-def _linearised(rows: Sequence[MeasuredRow], start: CorrectionFactors, names: Sequence[str],
-                values: Float64) -> _Linear:
-    here = np.array([each.log_ratios(_rates(start, names, values)) for each in rows])
-    slopes = np.zeros((len(rows), 2, len(names)))
-    for column in range(len(names)):
-        moved = values.copy()
-        moved[column] += NUDGE
-        there = np.array([each.log_ratios(_rates(start, names, moved)) for each in rows])
-        slopes[:, :, column] = (here - there) / NUDGE
-    return _Linear(here, slopes)
-
-
-def _rates(start: CorrectionFactors, names: Sequence[str], values: Float64) -> CorrectionFactors:
-    return replace(start, **{name: getattr(start, name) * math.exp(value)
-                             for name, value in zip(names, values.tolist(), strict=True)})
-
-
-def _carried(places: Float64, left: Float64) -> tuple[list[Float64], tuple[float, float]]:
-    """Return the weights of rows in what is carried over, of first tokens and between tokens, and its
-    bounds."""
-    kernel = _kernel(places, places) + NOISE * np.eye(len(places))
-    known = np.nan_to_num(left)
-    weights: list[Float64] = [np.asarray(np.linalg.solve(kernel, known[:, column]), np.float64) for column in (0, 1)]
-    return weights, (float(np.abs(known[:, 0]).max()), float(np.abs(known[:, 1]).max()))
-
-
-def _left_out(here: _Linear, names: Sequence[str], values: Float64, places: Float64) -> float:
-    """Return the mean error between tokens of each row, predicted from the others."""
-    errors = []
-    for row in range(len(places)):
-        others = np.arange(len(places)) != row
-        move = here.solved(names, values, row)
-        left = here.left - here.slopes @ move
-        weights, bounds = _carried(places[others], left[others])
-        like = float((_kernel(places[[row]], places[others]) @ weights[1])[0])
-        errors.append(left[row, 1] - min(max(like, -bounds[1]), bounds[1]))
-    return _error(np.array(errors))
+def _carried(places: Float64, left: Float64) -> ResidualModel:
+    """Return what is left of rows, carried over to others by no more than was ever seen, either way."""
+    found = ResidualModel.of(places, np.nan_to_num(left), REACH, NOISE, WILD)
+    most = max(-found.least, found.most)
+    return replace(found, least=-most, most=most)
 
 
 def _error(log_ratios: Float64) -> float:
@@ -297,8 +256,6 @@ def read_measured_rows(path: str, shape: TransformerShape, setup: ServingSetup, 
     return found
 
 
-
-
 def _is_time(value: object) -> bool:
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -312,11 +269,6 @@ def _whole(value: object, name: str, key: str) -> int:
     if not (text.isascii() and text.isdecimal() and 0 < len(text) < 8 and int(text)):
         raise ServingError(f"{name} holds {text[:40]!r} as {key}, which is no whole number from 1; correct it.")
     return int(text)
-
-
-def _kernel(one: Float64, other: Float64) -> Float64:
-    distance = ((one[:, None, :] - other[None, :, :]) ** 2).sum(axis=2)
-    return np.exp(-distance / (2 * REACH**2))
 
 
 def _log(measured: float, predicted: float) -> float:

@@ -161,21 +161,16 @@ def _graph(kernels: Sequence[ServedKernel], device: DeviceSpec, gpus: int) -> tu
 
 def _work(kernels: Sequence[ServedKernel], works: Sequence[DeviceWork]) -> Work:
     """Return the device work: a piece for each kernel that is no collective."""
-    numbers: dict[tuple[OpCall, ...], int] = {}
+    computed = [(row, each.call) for row, each in enumerate(kernels) if isinstance(each.call, OpCall)]
+    numbers = {calls: number for number, calls in enumerate(dict.fromkeys((call,) for _, call in computed))}
     piece: Int64 = np.full(len(kernels), NONE, np.int64)
     family: Int64 = np.full(len(kernels), COLLECTIVE, np.int64)
-    group: list[int] = []
-    op: list[int] = []
-    ns: list[int] = []
-    for row, each in enumerate(kernels):
-        if isinstance(each.call, OpCall):
-            piece[row], family[row] = len(group), FAMILIES.index(each.call.family)
-            group.append(numbers.setdefault((each.call,), len(numbers)))
-            op.append(row)
-            ns.append(round(works[row].ns))
-    count = len(group)
-    return Work(piece, family, list(numbers), np.array(group, np.int64), np.zeros(count, np.int64),
-                np.array(op, np.int64), np.ones(count, np.bool_), np.array(ns, np.int64))
+    for number, (row, call) in enumerate(computed):
+        piece[row], family[row] = number, FAMILIES.index(call.family)
+    op = np.array([row for row, _ in computed], np.int64)
+    return Work(piece, family, list(numbers), np.array([numbers[call,] for _, call in computed], np.int64),
+                np.zeros(len(op), np.int64), op, np.ones(len(op), np.bool_),
+                np.array([round(works[row].ns) for row in op.tolist()], np.int64))
 
 
 def _log(end: float, us: float) -> float:
@@ -202,8 +197,8 @@ class EditedServingModel(ServingModel):
     """
 
     def __init__(self, model: ServingModel, edits: Sequence[Edit]) -> None:
-        self.__dict__.update({name: value for name, value in model.__dict__.items()
-                              if name != "surface" and not name.endswith("_grid")})
+        self.__dict__.update({name: value for name, value in model.__dict__.items() if name != "surface"})
+        self._grids = []
         self._edits = tuple(edits)
         self._of_step = [ServedKernel(each.name, each.call, 1.0, 1.0, 1.0) for each in dict.fromkeys(
             model.in_order(ServedStep(1, 1)))]

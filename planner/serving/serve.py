@@ -1,51 +1,60 @@
 """``serve``: prefill and decode of a served decoder, and what a server makes of them, from names as a user writes them.
 
     foretrace.serve("llama-3.1-70b", device="h200-sxm", tp=8, batch=32, context=4096)
+
+``serve_search``: the configuration of a number of GPUs that serves most within a target of latency.
+
+    splits of a replica × replicas × chunk ──ServingModel, once each──▶ surfaces ──served at every concurrency──▶ best
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from graph_predictor.comm.clusters import cluster_of, measured_file
-from graph_predictor.prediction.scenario import Edit
+from graph_predictor.prediction.scenario import Edit, EditError
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
-from planner.parallel.corrections import Z80
+from planner.parallel.corrections import Z80, CorrectionFactors
 from planner.parallel.decoder import other_nodes
+from planner.requests import by_fields
 from planner.serving.batching import ServedRequests, StepTimes, simulate_serving
-from planner.serving.calibrate import ServingCalibration, calibrate_serving, read_measured_rows
+from planner.serving.calibrate import ServingCalibration, calibrate_serving, features, read_measured_rows
 from planner.serving.edited import edited_model
-from planner.serving.load import CacheAccount, Lengths, Requests, cache_account
 from planner.serving.setup import (
     BETWEEN_TOKENS,
     FIRST_LEAST,
     FIRST_TOKEN,
+    USUAL,
+    CacheAccount,
+    Lengths,
+    Requests,
     ServingError,
     ServingSetup,
     Speculation,
+    cache_account,
     engine_of,
     weight_type,
 )
 from planner.serving.source import ServedDecoder, served_decoder
 from planner.serving.steps import PrefillChunk, ServedOperation, ServedStep, ServingModel, StepTime, rates_of
 from planner.serving.trace_calibration import read_anchor
+from tracer.lazy import pandas
 from tracer.shown import Shown
 
-if TYPE_CHECKING:
-    import pandas
-
-PERCENTILES = (50, 90, 99)
-LATE = 0.05
-"""A load is not kept up with where waiting grows by more than this share of the time that requests come for."""
-MOST_BATCH = 1 << 20
+PERCENTILES, LATE = (50, 90, 99), 0.05
+"""Those that are shown. A load is not kept up with where waiting grows by more than this share of the time that
+requests come for."""
+MOST_COUNT, USUAL_PROMPT, USUAL_OUTPUT = 1 << 24, 1024, 256
+"""Choices: the largest number of anything, and tokens of prompts and answers where nothing says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +190,10 @@ class Served(Shown):
             "calibration": None if self.calibration is None else self.calibration.to_dict(), "notes": list(self.notes)}
 
     def _steps(self) -> pandas.DataFrame:
-        import pandas
-
         return pandas.DataFrame([{"step": name, **_step_ms(each)} for name, each in (
             ("decode", self.decode), ("prefill", self.prefill))])
 
     def _requests(self) -> pandas.DataFrame:
-        import pandas
-
         if self.served is None:
             return pandas.DataFrame()
         got = self.served.requests
@@ -197,133 +202,211 @@ class Served(Shown):
                                  "end_ms": got.end_us / 1e3})
 
 
-def serve(source: str, *, device: str = "h200-sxm", topology: str | None = None, settings: Sequence[str] = (),
-          preset: str | None = None, tp: int = 1, pp: int = 1, ep: int = 1, attention_dp: int = 1,
-          precision: str = "", experts: str = "", kv_dtype: str = "", engine: str = "vllm", chunk: int = 0,
-          cuda_graphs: bool = True, speculate: str | None = None, batch: int = 1, context: int = 0,
-          prompt: str | int = "", output: str | int = "", rate: float = 0.0, concurrency: int = 0, requests: int = 0,
-          seed: int = 0, step_us: float | None = None, profile: DeviceProfile | None = None,
-          comm_profile: str | None = None, comm_choices: str | None = None,
-          measured: str | ServingCalibration | None = None, anchor: str | None = None,
-          anchor_capture: str | None = None, step_region: str | None = None, edits: Sequence[Edit] = ()) -> Served:
-    """Predict how a decoder is served.
+@dataclass(frozen=True, kw_only=True)
+class ServedModelRequest:
+    """A decoder, the device and cluster that serve it, and how, as ``serve`` and ``serve_search`` take it.
 
-    Args:
+    Attributes:
         source: a published model's name ("llama-3.1-70b", "deepseek-v3"), a Hugging Face ``config.json`` or its folder,
             or a workload.
         device: of each GPU; a name or a file.
         topology: of the cluster; by default the device's usual nodes.
         settings: of a config or a workload, as ``foretrace.plan`` takes them.
         preset: of a workload.
-        tp, pp, ep, attention_dp: how a replica is split, as ``ServingSetup`` says.
         precision: of linear layers' weights: bf16, fp8, fp8_block, nvfp4, mxfp4, int8 or int4; by default the model's.
         experts: of experts' weights where they have another.
         kv_dtype: of the cache: bf16, fp8 or fp4; by default the model's.
         engine: vllm, sglang, trtllm, or compiled for a model without a server.
-        chunk: tokens of a step at most; by default the engine's.
         cuda_graphs: decoding runs as CUDA graphs.
         speculate: drafts of so many tokens and how many a step yields, such as "3:2.4".
-        batch, context: sequences that decode, and tokens of each one's cache; by default what the load's are.
         prompt, output: tokens of prompts and answers: 1024, "512-2048" or "1024~0.5".
-        rate: requests a second that come by chance.
-        concurrency: clients that each ask again when they have an answer.
-        requests: how many are simulated.
+        rate: requests a second that come by chance, of all replicas together.
         seed: of what is drawn.
-        step_us: host time of a step that the GPU waits for, where it is known.
         profile: fitted models of the device.
         comm_profile, comm_choices: measured collectives, as ``foretrace.plan`` takes them.
+        edits: of ``graph_predictor.edits``, those of recorded steps.
+    """
+
+    source: str = field(kw_only=False)
+    device: str = "h200-sxm"
+    topology: str | None = None
+    settings: Sequence[str] = ()
+    preset: str | None = None
+    precision: str = ""
+    experts: str = ""
+    kv_dtype: str = ""
+    engine: str = USUAL
+    cuda_graphs: bool = True
+    speculate: str | None = None
+    prompt: str | int = ""
+    output: str | int = ""
+    rate: float = 0.0
+    seed: int = 0
+    profile: DeviceProfile | None = None
+    comm_profile: str | None = None
+    comm_choices: str | None = None
+    edits: Sequence[Edit] = ()
+
+    def decoder(self) -> ServedDecoder:
+        """Read the decoder."""
+        return served_decoder(self.source, self.settings, self.preset).in_type(self.precision)
+
+    def spec(self) -> DeviceSpec:
+        """Return the GPU. Raises ``ServingError`` for a host's processor."""
+        spec = find_device(self.device)
+        if spec.vendor == "host":
+            raise ServingError(f"Served are GPUs' steps, and {spec.name} is a host's processor; name a GPU (foretrace "
+                               "devices).")
+        return spec
+
+    def setup(self, decoder: ServedDecoder) -> ServingSetup:
+        """Return how one GPU serves a decoder."""
+        linear, experts = decoder.weights(self.precision, self.experts)
+        return ServingSetup(precision=linear, experts=experts, kv=self.kv_dtype, engine=engine_of(self.engine),
+                            graphs=self.cuda_graphs,
+                            speculation=None if self.speculate is None else Speculation.parse(self.speculate))
+
+    def cluster(self, gpus: int) -> CollectiveModel:
+        """Return the cluster of so many GPUs."""
+        return cluster_for(find_device(self.device), gpus, self.topology, self.comm_profile, self.comm_choices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeRequest(ServedModelRequest):
+    """A replica that is served, and its load.
+
+    Attributes:
+        tp, pp, ep, attention_dp: how a replica is split, as ``ServingSetup`` says.
+        chunk: tokens of a step at most; by default the engine's.
+        batch, context: sequences that decode, and tokens of each one's cache; by default what the load's are.
+        concurrency: clients that each ask again when they have an answer.
+        requests: how many are simulated.
+        step_us: host time of a step that the GPU waits for, where it is known.
         measured: a table of measured rows, as ``calibrate.read_measured_rows`` reads it, or what another call learned.
-        anchor: a trace of this decoder served so on this device, as ``anchor.read_anchor`` reads it: what its kernels
+        anchor: a trace of this decoder served so on this device, as ``read_anchor`` reads it: what its kernels
             took over what is predicted of its steps, operation by operation, is taken of all steps. Where its steps'
             names do not say what they worked on, and ``context`` is given, they decode ``batch`` sequences of it.
         anchor_capture: a trace of the capture of its CUDA graphs, whose operations have their kernels.
         step_region: the anchor's steps are the regions of this name.
-        edits: of ``graph_predictor.edits``, those of recorded steps.
+
+    Raises:
+        ServingError: a figure is none, or one is given without what it is of.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    attention_dp: int = 1
+    chunk: int = 0
+    batch: int = 1
+    context: int = 0
+    concurrency: int = 0
+    requests: int = 0
+    step_us: float | None = None
+    measured: str | ServingCalibration | None = None
+    anchor: str | None = None
+    anchor_capture: str | None = None
+    step_region: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch", 1), ("context", 0), ("requests", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST_COUNT:
+                raise ServingError(f"{name}={value!r} is not possible; give a whole number from 1.")
+        if self.step_us is not None and not (math.isfinite(self.step_us) and 0 <= self.step_us < 1e9):
+            raise ServingError(f"step_us={self.step_us!r} is no time of a step's host; give µs, 0 or more.")
+        if self.anchor_capture is not None and self.anchor is None:
+            raise ServingError("--anchor-capture says which operations the graphs of an anchor were captured of; give "
+                               "--anchor too.")
+        if self.step_region is not None and self.anchor is None:
+            raise ServingError("--step-region names the steps of an anchor; give --anchor too.")
+        if self.requests and not (self.rate or self.concurrency):
+            raise ServingError("--requests is of a load; give --rate or --concurrency too.")
+
+    def setup(self, decoder: ServedDecoder) -> ServingSetup:
+        """Return how a replica serves a decoder. Raises ``ServingError`` where it cannot be split so."""
+        setup = replace(super().setup(decoder), tp=self.tp, pp=self.pp, ep=self.ep, attention_dp=self.attention_dp,
+                        chunk=self.chunk)
+        setup.check(decoder.shape)
+        return setup
+
+    def load(self, prompts: Lengths, outputs: Lengths) -> Requests | None:
+        """Return the load, if one is asked for. Of clients that all begin at once the first requests do not count, if
+        others remain."""
+        if not (self.rate or self.concurrency):
+            return None
+        warm_up = self.concurrency if not self.requests or self.requests >= 2 * self.concurrency else 0
+        return Requests(prompts, outputs, self.concurrency, self.rate, self.requests, self.seed, warm_up)
+
+    def calibration(self, decoder: ServedDecoder, setup: ServingSetup,
+                    rates: CorrectionFactors) -> ServingCalibration | None:
+        """Return what measured rows say, where there are some."""
+        if not isinstance(self.measured, str):
+            return self.measured
+        rows = read_measured_rows(self.measured, decoder.shape, setup, self.spec(), self.profile, self.cluster,
+                                  decoder.longest)
+        return calibrate_serving(rows, rates)
+
+
+@by_fields(ServeRequest)
+def serve(request: ServeRequest) -> Served:
+    """Predict how a decoder is served; called with the fields of a ``ServeRequest``.
 
     Raises:
         EditError: an edit cannot be done.
         ServingError: it cannot be split so, does not fit, or the load cannot be.
         ForetraceError: a name or a file is not known, or cannot be read.
     """
-    for name, value in (("batch", batch), ("context", context), ("requests", requests)):
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_BATCH * 16:
-            raise ServingError(f"{name}={value!r} is not possible; give a whole number from 1.")
-    if batch < 1:
-        raise ServingError(f"batch={batch} is not possible; give a whole number from 1.")
-    if step_us is not None and not (math.isfinite(step_us) and 0 <= step_us < 1e9):
-        raise ServingError(f"step_us={step_us!r} is no time of a step's host; give µs, 0 or more.")
-    decoder = served_decoder(source, settings, preset).in_type(precision)
-    spec = served_device(device)
-    linear, of_experts = decoder.weights(precision, experts)
-    setup = ServingSetup(
-        tp=tp, pp=pp, attention_dp=attention_dp, ep=ep, precision=linear, experts=of_experts, kv=kv_dtype,
-        engine=engine_of(engine), chunk=chunk, graphs=cuda_graphs,
-        speculation=None if speculate is None else Speculation.parse(speculate))
-    setup.check(decoder.shape)
-    collectives = cluster_for(spec, setup.gpus, topology, comm_profile, comm_choices)
-    prompts = Lengths.parse(str(prompt or context or 1024), "--prompt")
-    outputs = Lengths.parse(str(output or 256), "--output")
-    given = context
-    context = context or math.ceil(prompts.mean + outputs.mean / 2)
-    asked = context if not (rate or concurrency) else max(context, prompts.longest + outputs.longest)
-    check_length(decoder, asked)
-    if prompts.longest > (decoder.longest or prompts.longest):
-        check_length(decoder, prompts.longest)
-    rates = rates_of(setup) if step_us is None else replace(rates_of(setup), step_us=step_us)
-    notes: list[str] = []
+    decoder, spec = request.decoder(), request.spec()
+    setup = request.setup(decoder)
+    collectives = request.cluster(setup.gpus)
+    prompts = Lengths.parse(str(request.prompt or request.context or USUAL_PROMPT), "--prompt")
+    outputs = Lengths.parse(str(request.output or USUAL_OUTPUT), "--output")
+    batch, prompt = request.batch, math.ceil(prompts.mean)
+    context = request.context or math.ceil(prompts.mean + outputs.mean / 2)
+    load = request.load(prompts, outputs)
+    asked = context if load is None else max(context, prompts.longest + outputs.longest)
+    check_length(decoder, max(asked, prompts.longest))
+    rates = rates_of(setup) if request.step_us is None else replace(rates_of(setup), step_us=request.step_us)
     anchored = None
-    if anchor_capture is not None and anchor is None:
-        raise ServingError("--anchor-capture says which operations the graphs of an anchor were captured of; give "
-                           "--anchor too.")
-    if step_region is not None and anchor is None:
-        raise ServingError("--step-region names the steps of an anchor; give --anchor too.")
-    if anchor is not None:
-        anchored = read_anchor(anchor, ServingModel(decoder.shape, setup, spec, collectives, profile, rates),
-                               capture=anchor_capture, assumed=ServedStep(batch, given) if given else None,
-                               step_region=step_region)
+    if request.anchor is not None:
+        anchored = read_anchor(
+            request.anchor, ServingModel(decoder.shape, setup, spec, collectives, request.profile, rates),
+            capture=request.anchor_capture, assumed=ServedStep(batch, request.context) if request.context else None,
+            step_region=request.step_region)
         rates = anchored.rates
-    calibration = measured if isinstance(measured, ServingCalibration) else None
-    if isinstance(measured, str):
-        rows = read_measured_rows(measured, decoder.shape, setup, spec, profile,
-                                  lambda gpus: cluster_for(spec, gpus, topology, comm_profile, comm_choices),
-                                  decoder.longest)
-        calibration = calibrate_serving(rows, rates)
-    model = ServingModel(decoder.shape, setup, spec, collectives, profile,
+    calibration = request.calibration(decoder, setup, rates)
+    plain = ServingModel(decoder.shape, setup, spec, collectives, request.profile,
                          rates if calibration is None else calibration.rates)
     if anchored is not None:
-        model = anchored.of(model) if calibration is None else model.with_factors(anchored.factors)
-    plain, model = model, edited_model(model, edits)
+        plain = plain.with_factors(anchored.factors)
+    model = edited_model(plain, request.edits)
     cache = cache_account(decoder.shape, setup, spec, max(asked, prompts.longest))
     cache.check(batch, context, f"{decoder.name} on {setup.gpus} {spec.name}")
-    decode, prefill = ServedStep(batch, context), prompt_step(setup, math.ceil(prompts.mean))
-    if anchored is not None:
-        notes.append(f"{anchored} {anchored.rests(plain, decode):.0%} of the step of decoding and "
-                     f"{anchored.rests(plain, prefill):.0%} of the prompt's rest on operations that were recorded.")
-    served = None
-    if rate or concurrency:
-        load = Requests(prompts, outputs, concurrency, rate, requests, seed, warm_up=_warm_up(concurrency, requests))
-        served = served_load(load, model, cache, calibration)
-        if not served.keeps_up:
-            notes.append(f"A replica does not keep up with {rate:g} requests a second: it answers "
-                         f"{served.requests.requests_per_second:,.2f}, and requests wait longer the longer they come; "
-                         f"the time to the first token is the mean of {load.requests:,} requests' alone.")
-    elif requests:
-        raise ServingError("--requests is of a load; give --rate or --concurrency too.")
+    decode, prefill = ServedStep(batch, context), prompt_step(setup, prompt)
+    notes = [] if anchored is None else [
+        f"{anchored} {anchored.rests(plain, decode):.0%} of the step of decoding and "
+        f"{anchored.rests(plain, prefill):.0%} of the prompt's rest on operations that were recorded."]
+    served = None if load is None else served_load(load, model, cache, calibration)
+    if served is not None and not served.keeps_up:
+        notes.append(f"A replica does not keep up with {request.rate:g} requests a second: it answers "
+                     f"{served.requests.requests_per_second:,.2f}, and requests wait longer the longer they come; "
+                     f"the time to the first token is the mean of {served.load.requests:,} requests' alone.")
+    notes += [*decoder.notes, *other_nodes(collectives.topology, spec)]
+    notes += [f"The matrix units of {spec.name} do not multiply {precision}: weights are read so and widened to "
+              f"{decoder.shape.dtype}." for precision in dict.fromkeys((setup.precision, setup.of_experts))
+              if weight_type(precision, spec).widened]
+    if calibration is not None:
+        notes.append(str(calibration))
+    elif request.step_us is None and setup.engine.step_us:
+        notes.append(f"{setup.engine.name} is taken to add {setup.engine.step_us / 1e3:g} ms to each step and "
+                     f"{setup.engine.sequence_us:g} µs for each of its sequences; give --step-us where it is known, or "
+                     "--calibrate.")
     return Served(
-        decoder.name, setup, spec.name, collectives.topology.name, batch, context, math.ceil(prompts.mean),
-        model.time(decode), prompt_time(model, math.ceil(prompts.mean)), tuple(model.operations(decode)),
-        tuple(model.operations(prefill)), cache, cache.largest_batch(context), served,
-        (*notes, *_notes(decoder, setup, spec, collectives, step_us, calibration)), calibration,
-        tuple(edit.describe() for edit in edits))
-
-
-def served_device(name: str) -> DeviceSpec:
-    """Return a GPU by its name or file. Raises ``ServingError`` for a host's processor."""
-    spec = find_device(name)
-    if spec.vendor == "host":
-        raise ServingError(f"Served are GPUs' steps, and {spec.name} is a host's processor; name a GPU (foretrace "
-                           "devices).")
-    return spec
+        decoder.name, setup, spec.name, collectives.topology.name, batch, context, prompt, model.time(decode),
+        prompt_time(model, prompt), tuple(model.operations(decode)), tuple(model.operations(prefill)), cache,
+        cache.largest_batch(context), served, tuple(notes), calibration,
+        tuple(edit.describe() for edit in request.edits))
 
 
 def cluster_for(spec: DeviceSpec, gpus: int, topology: str | None, comm_profile: str | None,
@@ -351,17 +434,11 @@ def prompt_step(setup: ServingSetup, tokens: int) -> ServedStep:
     return ServedStep(0, 0, (PrefillChunk(count, tokens - past, past),), count)
 
 
-def prompt_steps(setup: ServingSetup, tokens: int) -> list[ServedStep]:
-    """Return all steps that read a prompt for each attention group of a replica."""
-    count = setup.attention_dp
-    return [*(ServedStep(0, 0, (PrefillChunk(count, setup.step_tokens, past),))
-              for past in range(0, tokens - setup.step_tokens, setup.step_tokens)), prompt_step(setup, tokens)]
-
-
 def prompt_time(model: ServingModel, tokens: int) -> StepTime:
     """Return the time of a prompt for each attention group of a replica, all its pieces together."""
-    setup = model.setup
-    steps = [model.time(step) for step in prompt_steps(setup, tokens)]
+    count, most = model.setup.attention_dp, model.setup.step_tokens
+    pieces = [ServedStep(0, 0, (PrefillChunk(count, most, past),)) for past in range(0, tokens - most, most)]
+    steps = [model.time(step) for step in (*pieces, prompt_step(model.setup, tokens))]
     return StepTime(*(sum(values) for values in zip(*(
         (each.us, each.low, each.high, each.products, each.others, each.collectives, each.host, each.engine)
         for each in steps), strict=True)))
@@ -380,8 +457,9 @@ def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
     scale = 1.0 if calibration is None else calibration.spread
     between = math.hypot(_log_spread(decode), BETWEEN_TOKENS * scale)
     first = math.hypot(_log_spread(prefill), FIRST_TOKEN * max(scale, FIRST_LEAST))
-    like = (1.0, 1.0) if calibration is None else (calibration.ttft_factor(setup, load),
-                                                   calibration.tpot_factor(setup, load))
+    place = features(setup, load)
+    like = (1.0, 1.0) if calibration is None else (math.exp(calibration.first.at(place)),
+                                                   math.exp(calibration.between.at(place)))
     ttft, tpot = like[0] * got.mean_ttft_us() / 1e3, like[1] * got.mean_tpot_us() / 1e3
     ends = [_scaled(ttft, first), _scaled(tpot, between)]
     others = []
@@ -398,11 +476,6 @@ def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
         # Answers are as many as requests, however long each takes.
         found = replace(found, tokens_per_second=Figure80(second, min([second, *others]), max([second, *others])))
     return found
-
-
-def _warm_up(clients: int, requests: int) -> int:
-    """Return how many requests of clients that all begin at once do not count: the first of each, if others remain."""
-    return clients if not requests or requests >= 2 * clients else 0
 
 
 class _Slower:
@@ -428,21 +501,6 @@ def _percentiles(us: Any) -> dict[int, float]:
     return {at: float(np.percentile(known, at)) / 1e3 for at in PERCENTILES} if len(known) else {}
 
 
-def _notes(decoder: ServedDecoder, setup: ServingSetup, spec: DeviceSpec, collectives: CollectiveModel,
-           step_us: float | None, calibration: ServingCalibration | None) -> list[str]:
-    notes = [*decoder.notes, *other_nodes(collectives.topology, spec)]
-    notes += [f"The matrix units of {spec.name} do not multiply {precision}: weights are read so and widened to "
-              f"{decoder.shape.dtype}." for precision in dict.fromkeys((setup.precision, setup.of_experts))
-              if weight_type(precision, spec).widened]
-    if calibration is not None:
-        notes.append(str(calibration))
-    elif step_us is None and setup.engine.step_us:
-        notes.append(f"{setup.engine.name} is taken to add {setup.engine.step_us / 1e3:g} ms to each step and "
-                     f"{setup.engine.sequence_us:g} µs for each of its sequences; give --step-us where it is known, or "
-                     "--calibrate.")
-    return notes
-
-
 def _step_ms(step: StepTime) -> dict[str, float]:
     return {name: us / 1e3 for name, us in (
         ("ms", step.us), ("low", step.low), ("high", step.high), ("products", float(step.products)),
@@ -451,8 +509,6 @@ def _step_ms(step: StepTime) -> dict[str, float]:
 
 
 def _operations(found: Sequence[ServedOperation]) -> pandas.DataFrame:
-    import pandas
-
     total = sum(each.us for each in found) or 1.0
     return pandas.DataFrame([{"operation": each.name, "count": each.count, "ms": each.us / 1e3,
                               "share": each.us / total, "bound": each.bound, "gflops": each.flops / 1e9,
@@ -460,3 +516,232 @@ def _operations(found: Sequence[ServedOperation]) -> pandas.DataFrame:
                               "source": max(each.sources, key=each.sources.__getitem__)}
                              for each in found])
 
+
+CHUNKS, MOST_CLIENTS, MOST_GPUS = (2048, 8192), 1024, 1024
+"""What is tried: tokens of a step, clients of a replica at most, and GPUs at most."""
+WAVES = 3
+"""Requests of each client while configurations are compared; the best ones are served again as ``serve`` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyTarget:
+    """What may pass at most in the mean, ms; infinity where nothing is asked.
+
+    Attributes:
+        ttft_ms: to the first token.
+        tpot_ms: between tokens.
+    """
+
+    ttft_ms: float = math.inf
+    tpot_ms: float = math.inf
+
+    @staticmethod
+    def parse(text: str) -> LatencyTarget:
+        """Return what "ttft=500,tpot=30" says, ms. Raises ``ServingError``."""
+        found: dict[str, float] = {}
+        for part in text.split(","):
+            match = re.fullmatch(r"\s*(ttft|tpot)\s*=\s*(\d{1,9}(?:\.\d{1,6})?)\s*(?:ms)?\s*", part.lower())
+            if match is None or match.group(1) in found or not float(match.group(2)):
+                raise ServingError(f"--target {text[:40]!r} is no target of latency; give ms in the mean, such as "
+                                   "ttft=500,tpot=30.")
+            found[match.group(1)] = float(match.group(2))
+        return LatencyTarget(found.get("ttft", math.inf), found.get("tpot", math.inf))
+
+    def met(self, got: ServedLoad) -> bool:
+        """Return whether a load is served within it, as expected."""
+        return got.ttft_ms.value <= self.ttft_ms and not got.tpot_ms.value > self.tpot_ms
+
+    def surely(self, got: ServedLoad) -> bool:
+        """Return whether it is so even at the slow ends of the 80% intervals."""
+        return got.ttft_ms.high <= self.ttft_ms and not got.tpot_ms.high > self.tpot_ms
+
+    def __str__(self) -> str:
+        parts = [f"{name} {value:g} ms" for name, value in (("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms))
+                 if math.isfinite(value)]
+        return " and ".join(parts) or "any latency"
+
+
+@dataclass(frozen=True, slots=True)
+class ServingChoice:
+    """A configuration that was served.
+
+    Attributes:
+        setup: of a replica.
+        replicas: of it.
+        got: what a replica's load gets.
+    """
+
+    setup: ServingSetup
+    replicas: int
+    got: ServedLoad
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of all replicas' answers."""
+        return self.replicas * self.got.tokens_per_second.value
+
+    @property
+    def tokens_per_gpu(self) -> float:
+        """The same of a GPU."""
+        return self.got.tokens_per_second.value / self.setup.gpus
+
+
+@dataclass(frozen=True, repr=False)
+class ServingChoices(Shown):
+    """Configurations, the best first.
+
+    Attributes:
+        model, device: names.
+        gpus: of all replicas together.
+        target: of latency.
+        prompt, output, rate: of the load.
+        choices: of each split and chunk the best that meets the target.
+        tried: configurations that were served, those that miss the target too.
+        refused: splits that cannot be, with the reason.
+        notes: what was assumed.
+    """
+
+    model: str
+    device: str
+    gpus: int
+    target: LatencyTarget
+    prompt: Lengths
+    output: Lengths
+    rate: float
+    choices: tuple[ServingChoice, ...]
+    tried: int
+    refused: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+    def headline(self) -> str:
+        """Say which is the best."""
+        where = f"{self.model} on {self.gpus} {self.device} within {self.target}: {self.tried:,} configurations served"
+        if not self.choices:
+            return f"{where}, none within the target"
+        best = self.choices[0]
+        return (f"{where}; best {best.replicas} × {best.setup} with {best.got.load.concurrency or self.rate:g} "
+                f"{'clients each' if best.got.load.concurrency else 'requests/s'}: "
+                f"{best.tokens_per_second:,.0f} tokens/s")
+
+    def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
+        """Make the configurations, and the reasons against others."""
+        return {"choices": self._choices, "refused": self._refused}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the configurations as values."""
+        return [{
+            "replicas": each.replicas, "setup": str(each.setup), "gpus": each.replicas * each.setup.gpus,
+            "chunk": each.setup.step_tokens, "concurrency": each.got.load.concurrency,
+            "tokens_per_second": each.tokens_per_second, "tokens_per_second_per_gpu": each.tokens_per_gpu,
+            "ttft_ms": each.got.ttft_ms.value, "ttft_low": each.got.ttft_ms.low, "ttft_high": each.got.ttft_ms.high,
+            "tpot_ms": each.got.tpot_ms.value, "tpot_low": each.got.tpot_ms.low, "tpot_high": each.got.tpot_ms.high,
+            "surely": self.target.surely(each.got)} for each in self.choices]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {"model": self.model, "device": self.device, "gpus": self.gpus, "target": str(self.target),
+                "prompt": str(self.prompt), "output": str(self.output), "rate": self.rate, "tried": self.tried,
+                "choices": self.rows(),
+                "refused": [{"setup": setup, "reason": reason} for setup, reason in self.refused],
+                "notes": list(self.notes)}
+
+    def _choices(self) -> pandas.DataFrame:
+        return pandas.DataFrame(self.rows())
+
+    def _refused(self) -> pandas.DataFrame:
+        return pandas.DataFrame(list(self.refused), columns=["setup", "reason"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSearchRequest(ServedModelRequest):
+    """GPUs whose best configuration is looked for.
+
+    Attributes:
+        gpus: of all replicas together.
+        target: means at most, ms, such as "ttft=500,tpot=30". Without a ``rate`` the number of clients is searched too.
+    """
+
+    gpus: int = field(kw_only=False)
+    target: str | LatencyTarget = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.gpus, int) or isinstance(self.gpus, bool) or not 1 <= self.gpus <= MOST_GPUS:
+            raise ServingError(f"gpus={self.gpus!r} is not possible; give a whole number from 1 to {MOST_GPUS:,}.")
+
+
+@by_fields(ServeSearchRequest)
+def serve_search(request: ServeSearchRequest) -> ServingChoices:
+    """Find how GPUs serve most tokens within a target of latency, or a rate of requests most quickly; called with the
+    fields of a ``ServeSearchRequest``.
+
+    Raises:
+        EditError: an edit cannot be done with any split.
+        ServingError: the model fits no split, or the load cannot be.
+    """
+    gpus, rate, target = request.gpus, request.rate, request.target
+    goal = target if isinstance(target, LatencyTarget) else LatencyTarget.parse(target) if target else LatencyTarget()
+    decoder, spec = request.decoder(), request.spec()
+    prompts = Lengths.parse(str(request.prompt or USUAL_PROMPT), "--prompt")
+    outputs = Lengths.parse(str(request.output or USUAL_OUTPUT), "--output")
+    longest = prompts.longest + outputs.longest
+    check_length(decoder, longest)
+    start = request.setup(decoder)
+    choices, refused, tried = [], [], 0
+    for setup in _splits(decoder, start, gpus, spec):
+        try:
+            setup.check(decoder.shape)
+            cache = cache_account(decoder.shape, setup, spec, longest)
+            cache.check(1, longest, f"{decoder.name} on {setup.gpus} {spec.name}")
+            model = edited_model(ServingModel(decoder.shape, setup, spec, request.cluster(setup.gpus), request.profile),
+                                 request.edits)
+        except (ServingError, EditError) as error:
+            refused.append((str(setup), str(error)))
+            continue
+        for chunk in (CHUNKS if setup.engine.splits else (0,)):
+            own = model.with_chunk(chunk)
+            best, number = _best(own, cache, prompts, outputs, gpus // setup.gpus, rate, goal,
+                                 request.seed)
+            tried += number
+            if best is not None:
+                choices.append(best)
+    if not choices and refused and tried == 0:
+        raise ServingError(refused[-1][1])
+    if rate:
+        choices.sort(key=lambda each: each.got.tpot_ms.value)
+    else:
+        choices.sort(key=lambda each: -each.replicas * each.got.tokens_per_second.value)
+    return ServingChoices(decoder.name, spec.name, gpus, goal, prompts, outputs, rate, tuple(choices), tried,
+                          tuple(refused), decoder.notes)
+
+
+def _splits(decoder: ServedDecoder, start: ServingSetup, gpus: int, spec: DeviceSpec) -> Iterator[ServingSetup]:
+    """Splits of a replica: attention over powers of two of a node's GPUs, experts whole or shared, attention groups."""
+    routed = any(kind.experts for kind in decoder.shape.kinds)
+    sizes = [1 << power for power in range(4) if gpus % (1 << power) == 0]
+    for size in sizes:
+        for groups in ([each for each in sizes if size % each == 0] if routed else [1]):
+            for ep in sorted({1, size} if routed else {1}):
+                if groups == 1 or ep == size:
+                    yield replace(start, tp=size // groups, attention_dp=groups, ep=ep)
+
+
+def _best(model: ServingModel, cache: CacheAccount, prompts: Lengths, outputs: Lengths, replicas: int, rate: float,
+          goal: LatencyTarget, seed: int) -> tuple[ServingChoice | None, int]:
+    """Return the best load of a split that meets the target, and how many were served."""
+    setup = model.setup
+    if rate:
+        got = served_load(Requests(prompts, outputs, rate=rate / replicas, seed=seed), model, cache)
+        return (ServingChoice(setup, replicas, got) if goal.met(got) and got.keeps_up else None), 1
+    best, tried, clients = None, 0, 1
+    while clients <= MOST_CLIENTS:
+        load = Requests(prompts, outputs, clients, count=max(WAVES * clients, 4), seed=seed, warm_up=clients)
+        got = served_load(load, model, cache)
+        tried += 1
+        if goal.met(got) and (best is None or got.tokens_per_second.value > best.got.tokens_per_second.value):
+            best = ServingChoice(setup, replicas, got)
+        if got.tpot_ms.value > goal.tpot_ms or got.ttft_ms.value > 4 * goal.ttft_ms:
+            break
+        if best is not None and got.tokens_per_second.value < 0.9 * best.got.tokens_per_second.value:
+            break
+        clients *= 2
+    return best, tried

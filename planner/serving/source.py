@@ -50,20 +50,15 @@ def types_of_config(said: Mapping[str, Any], notes: list[str]) -> WeightTypes:
     elif method == "modelopt":
         found = _MODELOPT.get(str(said.get("quant_algo", "")).lower(), "")
     elif method == "compressed-tensors":
-        found = _compressed(said.get("config_groups"))
+        groups = said.get("config_groups")
+        weights = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)] if (
+            isinstance(groups, Mapping)) else []
+        first = next((each for each in weights if isinstance(each, Mapping)), {})
+        found = _bits(first.get("type"), first.get("num_bits"))
     if not found:
         notes.append(f"The weights' quantisation ({method[:40] or 'of no method'}) is not known; they are taken in the "
                      "model's type of numbers; give --precision, and --experts where experts have another.")
     return WeightTypes(found)
-
-
-def _compressed(groups: object) -> str:
-    """Return the type of the first group of weights."""
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if isinstance(weights, Mapping):
-            return _bits(weights.get("type"), weights.get("num_bits"))
-    return ""
 
 
 def _bits(kind: object, bits: object) -> str:

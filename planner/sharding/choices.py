@@ -136,6 +136,10 @@ class Choices:
         """Rows of a table's choices."""
         return range(int(self.first[table]), int(self.first[table + 1]))
 
+    def width(self, ranks: int, per_node: int) -> Int64:
+        """Ranks that the units of each choice lie on, all together."""
+        return np.select([self.scope == Scope.ALL, self.scope == Scope.NODE], [ranks, per_node], self.parts)
+
     def ranks_of(self, choice: int, places: Sequence[int], ranks: int, per_node: int) -> TableSharding:
         """The sharding of a choice whose units lie at these ranks (or nodes)."""
         on = tuple(places)
@@ -169,7 +173,9 @@ def choices_of(problem: ShardingProblem, needed: Sequence[TableSharding] | None 
     held = [{where: replace(table, location=where) for where in problem.locations(table)} for table in problem.tables]
     whole = [TablePart.of(next(iter(each.values())), problem.batch) for each in held]
     split = _worth_splitting(problem, whole)
-    copied = [_worth_copying(problem, table) for table in problem.tables]
+    # Copies that are only looked up exchange nothing; those that are trained have gradients to be all-reduced.
+    copied = [not problem.trained or len(problem.tables) <= FEW_TABLES or table.weight_bytes <= MOST_COPIED_BYTES
+              for table in problem.tables]
     ways = []
     for i, table in enumerate(problem.tables):
         kinds = _kinds(problem, table, bool(split[i]), copied[i])
@@ -195,7 +201,8 @@ def _kinds(problem: ShardingProblem, table: EmbeddingTable, split: bool, copied:
         return [(ShardKind.TABLE_WISE, 1)]
     allowed = problem.kinds
     possible = [(ShardKind.TABLE_WISE, 1)]
-    possible += [(ShardKind.COLUMN_WISE, parts) for parts in column_parts(table, problem.ranks)]
+    possible += [(ShardKind.COLUMN_WISE, parts) for parts in range(2, min(problem.ranks, MOST_PARTS) + 1)
+                 if (parts <= EVERY_PARTS or parts & (parts - 1) == 0) and can_split_columns(table.columns, parts)]
     if problem.ranks > 1:
         possible.append((ShardKind.ROW_WISE, 1))
     if problem.nodes > 1 and problem.per_node > 1 and problem.even_nodes:
@@ -210,12 +217,6 @@ def _kinds(problem: ShardingProblem, table: EmbeddingTable, split: bool, copied:
     narrow = [each for each in possible if each[0] is ShardKind.TABLE_WISE
               or (copied if each[0] is ShardKind.DATA_PARALLEL else split)]
     return narrow or possible
-
-
-def column_parts(table: EmbeddingTable, ranks: int) -> list[int]:
-    """Numbers of equal parts that a table's columns can be cut into, each on a rank of its own."""
-    return [parts for parts in range(2, min(ranks, MOST_PARTS) + 1)
-            if (parts <= EVERY_PARTS or parts & (parts - 1) == 0) and can_split_columns(table.columns, parts)]
 
 
 def _worth_splitting(problem: ShardingProblem, whole: list[TablePart]) -> list[bool]:
@@ -238,17 +239,8 @@ def _worth_splitting(problem: ShardingProblem, whole: list[TablePart]) -> list[b
 def _costs(problem: ShardingProblem, parts: list[TablePart]) -> PartCosts:
     if problem.additive:
         return PartCosts.apart(parts, problem.device, problem.models, problem.fused)
-    return PartCosts.of(parts, problem.device, _share_of_cache(problem))
-
-
-def _share_of_cache(problem: ShardingProblem) -> float:
-    """A table's share of the cache of a device that holds its part of all tables."""
-    return min(1.0, problem.ranks / len(problem.tables))
-
-
-def _worth_copying(problem: ShardingProblem, table: EmbeddingTable) -> bool:
-    """Copies that are only looked up exchange nothing; those that are trained have gradients to be all-reduced."""
-    return not problem.trained or len(problem.tables) <= FEW_TABLES or table.weight_bytes <= MOST_COPIED_BYTES
+    # The cache of a device that holds its part of all tables is shared by them.
+    return PartCosts.of(parts, problem.device, min(1.0, problem.ranks / len(problem.tables)))
 
 
 def _way(problem: ShardingProblem, i: int, table: EmbeddingTable, kind: ShardKind, parts: int) -> _Way:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,21 +23,16 @@ from kernel_models.collectives import topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
-from planner.sharding.anchored import anchored_problem
 from planner.sharding.choices import choices_of
-from planner.sharding.estimate import ShardedStep, estimate
+from planner.sharding.estimate import ShardedStep, anchored_problem, estimate
 from planner.sharding.problem import ShardingPlan, ShardingProblem, own_order
-from planner.sharding.scoring import Scores
 from planner.sharding.search import ShardingSearch, search
 from planner.sharding.sources import device_of, sharding_source
-from planner.sharding.step import StepModel, assignment_of
+from planner.sharding.step import Scores, StepModel, assignment_of
+from tracer.lazy import pandas
 from tracer.lookup_data.plan_file import SHORT_KINDS, ShardingError, ShardKind
 from tracer.lookup_data.tables import LOCATIONS, EmbeddingTable
-from tracer.shown import Shown
-
-if TYPE_CHECKING:
-    import pandas
-
+from tracer.shown import Shown, frame_of
 
 BAG_DRIFT = 0.4
 """Standard deviation of the logarithm of each table's bag length after it drifted: by half or by twice for one in
@@ -71,11 +66,6 @@ class DataDrift:
                                   longest_bag=math.ceil(changed.longest_bag * factor))
             found.append(changed)
         return tuple(found)
-
-
-def drifts(skews: Sequence[float]) -> list[DataDrift]:
-    """A drift for each exponent, and one of the bag lengths."""
-    return [*(DataDrift(f"skew {skew:g}", skew) for skew in skews), DataDrift("bag lengths drift", bags=BAG_DRIFT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +106,8 @@ def drifted(problem: ShardingProblem, plans: Sequence[ShardingPlan], drift: Data
     return DriftedStep(drift, tuple(steps), min([best, *steps]))
 
 
-TOP = 5
-CHECKED = 4
-"""Times as many shardings as wanted are priced in full, and the fastest of them kept."""
+TOP, CHECKED = 5, 4
+"""Choices: shardings that are shown; and how many times as many are priced in full, the fastest of them kept."""
 AS_RECORDED = "as recorded"
 """Name of the baseline that the recorded job ran."""
 MOST_DRIFTED = 200
@@ -164,7 +153,7 @@ class Shardings(Shown):
         placed = [{"table": table.name, "kind": sharding.kind.value, "location": sharding.location,
                    "ranks": list(sharding.ranks)}
                   for table, sharding in zip(best.tables, best.shardings, strict=True)]
-        return {"plans": partial(_frame, rows), "tables": partial(_frame, placed)}
+        return {"plans": partial(frame_of, rows), "tables": partial(frame_of, placed)}
 
 
 def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, topology: str | None = None,
@@ -222,20 +211,19 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
     result = search(problem, max(top, 1) * CHECKED, seed)
     baselines = {name: None if known is None else estimate(result.scores, known[1])
                  for name, known in result.baselines.items()}
-    if anchored is not None and anchored.own is not None and _as_here(problem, anchored.own):
-        baselines[AS_RECORDED] = anchored.own
+    if anchored is not None and (own := anchored.own) is not None and problem.anchors.exchanges is not None and (
+            own.plan.ranks, own.plan.per_node) == (problem.ranks, problem.per_node):
+        baselines[AS_RECORDED] = own
     plans = _fastest(result, baselines, top)
-    wanted = drifts(skews) if skews or len(found.tables) <= MOST_DRIFTED else []
+    wanted = [*(DataDrift(f"skew {skew:g}", skew) for skew in skews),
+              DataDrift("bag lengths drift", bags=BAG_DRIFT)] if (
+        skews or len(found.tables) <= MOST_DRIFTED) else []
     shown = tuple(drifted(problem, [each.plan for each in plans], drift, seed) for drift in wanted)
+    mixed = mixture(plans[0].calls, [1.0] * len(plans[0].calls), problem.collectives).sentences() if (
+        collectives.mixed and plans) else ()
     return Shardings(problem, found.name, plans, baselines, shown, result.proven, result.looked_at,
                      (*found.notes, *(anchored.notes if anchored is not None else ()), *_notes(problem, result, plans),
-                      *(_mixed(problem, plans[0]) if collectives.mixed and plans else ())))
-
-
-def _as_here(problem: ShardingProblem, own: ShardedStep) -> bool:
-    """Return whether the recorded step is one of this problem: as many ranks, and anchored in all."""
-    return own.plan.ranks == problem.ranks and own.plan.per_node == problem.per_node and (
-        problem.anchors.exchanges is not None)
+                      *mixed))
 
 
 def _fastest(result: ShardingSearch, baselines: Mapping[str, ShardedStep | None], top: int) -> tuple[
@@ -274,11 +262,6 @@ def _notes(problem: ShardingProblem, result: ShardingSearch, plans: Sequence[Sha
     return notes
 
 
-def _mixed(problem: ShardingProblem, step: ShardedStep) -> list[str]:
-    """Say who does the collectives of the first plan."""
-    return mixture(step.calls, [1.0] * len(step.calls), problem.collectives).sentences()
-
-
 def kinds_text(step: ShardedStep) -> str:
     """The kinds of a plan with their numbers of tables, such as "tw 20, cw 4; uvm_cached 3"."""
     kinds, places = (Counter(column) for column in zip(
@@ -294,9 +277,3 @@ def _row(name: str, step: ShardedStep) -> dict[str, Any]:
             "communication_ms": step.communication_us / 1e3, "imbalance": step.imbalance,
             "memory_gb": step.fullest.total / 1e9, "host_memory_gb": float(step.host_bytes.sum()) / 1e9,
             "bound": step.bound}
-
-
-def _frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
-    import pandas
-
-    return pandas.DataFrame(rows)

@@ -24,7 +24,7 @@ A sharding's look-ups take measured × model(sharding) / model(recorded), as all
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -245,14 +245,6 @@ def shards_of(table: EmbeddingTable, sharding: TableSharding) -> list[TableShard
     return [TableShard(rank, 0, 0, rows, columns) for rank in on]
 
 
-def checked_names(names: Mapping[str, Any], tables: Sequence[EmbeddingTable], what: str) -> None:
-    """Raise ``ShardingError`` if one of the names is no table's."""
-    known = {table.name for table in tables}
-    for name in names:
-        if name not in known:
-            raise ShardingError(f"{what} names table {name!r}, which is not among the {len(known)} tables.")
-
-
 RESERVED_BYTES = 3e9
 """Memory of a device for contexts, workspaces, NCCL's buffers and fragmentation: what plans assume too."""
 
@@ -343,8 +335,10 @@ class ShardingProblem:
             raise ShardingError(f"A batch of {self.samples} samples on each rank is none; give at least one.")
         if not self.kinds:
             raise ShardingError("No kind of sharding is allowed; allow at least one.")
-        checked_names(self.pinned, self.tables, "--pin")
+        known = {table.name for table in self.tables}
         for name, rank in self.pinned.items():
+            if name not in known:
+                raise ShardingError(f"--pin names table {name!r}, which is not among the {len(known)} tables.")
             if not 0 <= rank < self.ranks:
                 raise ShardingError(f"--pin puts table {name!r} on rank {rank}; ranks are 0 to {self.ranks - 1}.")
         self._check_tables_agree()
@@ -451,11 +445,6 @@ class ShardingProblem:
     def everywhere(self) -> Placement:
         """All ranks."""
         return Placement.even(self.ranks, self.per_node)
-
-    def in_own_order(self) -> tuple[ShardingProblem, Int64]:
-        """The same problem with the tables in an order that does not depend on how they were given, and that order."""
-        order = own_order(self.tables)
-        return replace(self, tables=tuple(self.tables[i] for i in order.tolist())), order
 
     def allowed(self, table: int, free: Bool) -> Bool:
         """Return which of some ranks [ranks] may have a table: only the one it is pinned to, if it is."""

@@ -34,6 +34,7 @@ from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models, price
 from planner.sharding.problem import DenseWork
+from tracer import workloads
 from tracer.arrays import Bool, Float64, Int64
 from tracer.columns import nearest, union_ns
 from tracer.device_memory import MemoryAccount
@@ -44,6 +45,7 @@ from tracer.lookup_data.files import read_tables
 from tracer.lookup_data.noted import BACKWARD, find_lookups, tables_of
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import QUANTIZED, EmbeddingTable
+from tracer.workloads.places import shardings_of
 
 COLLECTIVE_NAMES = ("c10d::", "record_param_comms", "nccl:", "gloo:", "_c10d_functional::")
 """Begins of the names of operations that are collectives."""
@@ -100,7 +102,10 @@ def recorded_step(job: Job) -> RecordedStep:
         host.append(float(parts[StepPart.NOTHING, rank]))
     # The rank that waits least in collectives waits for no other.
     first = int(np.argmin(waited))
-    exchanged = _transfers_us(found)
+    # All collectives of a step, each from when its last rank came.
+    built, cycle = scenario.built, scenario.cycle
+    exchanged = sum(ns for members, ns in zip(built.rendezvous.groups, built.rendezvous.intrinsic_ns, strict=True)
+                    if cycle.kernel[int(built.program.kernel_ptr[members[0][0]]) + members[0][1]]) / cycle.steps / 1e3
     return RecordedStep(scenario.devices.source, steps[first], parts, min(exchanged, waited[first]) if on_host
                         else exchanged, host[first] + max(waited[first] - exchanged, 0.0))
 
@@ -177,14 +182,6 @@ def _of_device(found: Baseline, rank: int, part: Int64, length_ns: float) -> tup
     return times / steps / 1e3, (active - busy) / steps / 1e3
 
 
-def _transfers_us(found: Baseline) -> float:
-    """All collectives of a step, each from when its last rank came, µs."""
-    built, cycle = found.scenario.built, found.scenario.cycle
-    total = sum(ns for members, ns in zip(built.rendezvous.groups, built.rendezvous.intrinsic_ns, strict=True)
-                if cycle.kernel[int(built.program.kernel_ptr[members[0][0]]) + members[0][1]])
-    return total / cycle.steps / 1e3
-
-
 def collective_bytes(graph: ExecutionGraph, kind: str) -> float:
     """Bytes that a step's collectives of a kind take in, 4 an element."""
     table = graph.collectives
@@ -198,8 +195,8 @@ BATCH = 2048
 """Samples of a rank where nothing says how many."""
 FUSED_OPTIMIZER = "rowwise_adagrad"
 """Optimizer of tables whose source does not say: what TorchRec's examples train with."""
-_FEWEST_ROWS = 8
-_PEEKED = 1 << 16
+_FEWEST_ROWS, _PEEKED = 8, 1 << 16
+"""Rows of the tables with which a workload is traced, and bytes of a file that are looked at: choices."""
 BOTTOM = ("bottom", "bot")
 """Parts of the module names of what runs beside the look-ups' exchange."""
 
@@ -255,8 +252,6 @@ def device_of(source: str) -> DeviceSpec:
     Raises:
         ForetraceError: the source cannot be read.
     """
-    from tracer import workloads
-
     found = None
     if source not in workloads.names() and not (Path(source).suffix.lower() in FILES and not _is_trace(source)):
         found = recorded_device(read_job([source]).graphs[0])
@@ -278,8 +273,6 @@ def sharding_source(source: str, device: DeviceSpec, models: Models | None = Non
     Raises:
         ForetraceError: it cannot be read, or has no tables.
     """
-    from tracer import workloads
-
     tables = Path(source).suffix.lower() in FILES and not _is_trace(source)
     if step_region is not None and (source in workloads.names() or tables):
         raise ShardingError(f"{source} is no recording, and --step-region names the steps of one; leave it out.")
@@ -309,8 +302,6 @@ def _is_trace(path: str) -> bool:
 
 def _of_workload(name: str, device: DeviceSpec, models: Models | None, samples: int | None, preset: str | None,
                  settings: Sequence[str]) -> ShardingSource:
-    from tracer import workloads
-
     if samples and any(text.strip().startswith("batch=") for text in settings):
         raise ShardingError("--batch and --set batch= both say how many samples a rank has; give one of them.")
     sized = [*settings, *([f"batch={samples}"] if samples else [])]
@@ -359,9 +350,6 @@ def _of_trace(source: str, device: DeviceSpec, models: Models | None, samples: i
 
 def _of_captured_workload(source: str, job: Job, step: RecordedStep | None, device: DeviceSpec, models: Models | None,
                           samples: int | None) -> ShardingSource:
-    from tracer import workloads
-    from tracer.workloads.places import shardings_of
-
     workload, ranks = job.graphs[0].meta.workload, max(job.world_size, 1)
     values = [f"{key}={value}" for key, value in workload["settings"].items() if key in (
         "batch", "tables", "rows", "embedding", "pooling", "dense", "width", "depth", "skew", "columns_halved",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,27 @@ def test_an_unknown_source_device_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(EditError, match="--from-device"):
         predict(graph, [Device("h100-sxm")])
     assert predict(graph, [Device("h100-sxm")], device=device("v100-sxm2-16g")).step_time_us < 51
+
+
+@pytest.mark.parametrize("recorded", [queued_steps, waiting_steps])
+def test_an_unknown_gpu_is_predicted_from_by_its_properties(recorded: Callable[[], Micro], tmp_path: Path) -> None:
+    graph = recorded().read(tmp_path)
+    known = predict(graph, [Device("h100-sxm")], device=device("v100-sxm2-16g"))
+    graph.meta.device, graph.meta.sm_count, graph.meta.device_memory_bytes = "NVIDIA X1", 80, 17 * 10**9
+    graph.meta.compute_capability = "7.0"
+    unknown = predict(graph, [Device("h100-sxm")])
+    assert any("NVIDIA X1 is an unknown GPU (80 SMs, 17 GB)" in note for note in unknown.notes)
+    assert unknown.step_time_us == pytest.approx(known.step_time_us, rel=0.2)
+    assert unknown.interval_us[1] - unknown.interval_us[0] > known.interval_us[1] - known.interval_us[0]
+
+
+def test_a_mig_slice_is_said_to_be_one(tmp_path: Path) -> None:
+    graph = queued_steps().read(tmp_path)
+    graph.meta.device = "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
+    same = predict(graph)
+    assert any("h100-sxm-mig-3g-40gb is a MIG slice of h100-sxm" in note for note in same.notes)
+    whole = predict(graph, [Device("h100-sxm")])
+    assert whole.step_time_us < same.step_time_us
 
 
 def test_steps_can_be_chosen(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from micro import Micro
 
 from foretrace.edits import Device, ScaleClock, ScaleHost
-from graph_predictor.prediction import pricing as anchoring
+from graph_predictor.prediction import pricing
 from graph_predictor.prediction.repeat import KEPT, Shared, repeat
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
@@ -66,13 +66,14 @@ def test_many_predictions_from_one_recording_are_those_of_each_alone(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = read_job(step(tmp_path))
     priced = []
-    original = anchoring.price
-    monkeypatch.setattr(anchoring, "price", lambda *args: priced.append(args) or original(*args))
+    original = pricing.price
+    monkeypatch.setattr(pricing, "price", lambda *args: priced.append(args) or original(*args))
     one = baseline_of(job, device=device("a100-sxm-80g"))
     edits = [[Device(name), ScaleClock(clock), ScaleHost(host)] for name in ("h100-sxm", "b200")
              for clock in (0.9, 1.1) for host in (0.5, 1.0, 2.0)]
     together = [one.predict(each) for each in edits]
-    assert len(priced) == 1 + 4  # before once, after for each device and clock: hosts change no kernel
+    # Before, and its typical work, once; after for each device and clock: hosts change no kernel.
+    assert len(priced) == 2 + 4
     alone = [baseline_of(job, device=device("a100-sxm-80g")).predict(each) for each in edits]
     assert together == alone
     assert len({result.step_time_us for result in together}) > 4

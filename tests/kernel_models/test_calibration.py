@@ -272,7 +272,11 @@ def test_a_gpu_without_a_file_is_described_by_its_driver() -> None:
     spec = spec_of({"device": "NVIDIA RTX 9999", "total_memory": 48e9, "multi_processor_count": 99,
                     "l2_cache_size": 96 << 20, "compute_capability": "13.0"}, threads=0)
     assert (spec.name, spec.sm_count, spec.memory_gb, spec.l2_mb) == ("nvidia-rtx-9999", 99, 48.0, 96.0)
-    assert spec.placeholder
+    assert spec.placeholder and not spec.matrix_tflops
+    clocked = spec_of({"device": "NVIDIA X1", "total_memory": 191e9, "multi_processor_count": 148,
+                       "clock_rate": 1_965_000, "memory_clock_rate": 3_996_000, "memory_bus_width": 7680,
+                       "compute_capability": "10.0"}, threads=0)
+    assert (clocked.boost_clock_mhz, clocked.memory_bandwidth_gbps) == (1965.0, 7672.0)
 
 
 def test_a_device_is_stored_whole() -> None:

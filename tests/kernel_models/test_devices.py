@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from kernel_models.device import DeviceError, DeviceSpec, device, read_device, resolve_device
+from kernel_models.collectives.price import topology_of
+from kernel_models.device import (
+    REPORTED,
+    DeviceError,
+    DeviceSpec,
+    device,
+    read_device,
+    resolve_device,
+    unknown_device,
+)
 from kernel_models.device_choice import shape_device
 from kernel_models.device_figures import ARCHITECTURES
+from kernel_models.spreads import PLACEHOLDER_DEVICE
 from tracer.shape_only.devices import FOLDER, device_names
 from tracer.shape_only.devices import find_device as traced_device
 
@@ -128,9 +139,131 @@ def test_dense_peak_rates(dtype: str, name: str, tflops: float) -> None:
     ("AMD Instinct MI355X", 309220868096, 256, "mi355x"),
     ("Intel(R) Core(TM) i9-10940X CPU @ 3.30GHz", None, None, "i9-10940x"),
     ("12th Gen Intel(R) Core(TM) i7-12700H", None, None, "i7-12700h"),
+    ("NVIDIA A100-SXM4-40GB", None, None, "a100-sxm-40g"),
+    ("NVIDIA A100-PCIE-40GB", None, None, "a100-pcie-40g"),
+    ("NVIDIA H200", 150754820096, 132, "h200-sxm"),
+    ("NVIDIA H200 NVL", 150754820096, 132, "h200-nvl"),
+    ("NVIDIA H800", 85520809984, 132, "h800"),
+    ("NVIDIA H20-3e", 150754820096, 78, "h20-3e"),
+    ("h20", None, None, "h20"),
+    ("NVIDIA GH200 480GB", 102005473280, 132, "gh200-96g"),
+    ("NVIDIA GH200 144G HBM3e", 153000000000, 132, "gh200-144g"),
+    ("NVIDIA GB200", None, None, "gb200"),
+    ("NVIDIA A800-SXM4-80GB", 85097971712, 108, "a800-sxm-80g"),
+    ("NVIDIA A800 80GB PCIe", 85097971712, 108, "a800-pcie-80g"),
+    ("NVIDIA A30", 25226313728, 56, "a30"),
+    ("NVIDIA A10", None, None, "a10"),
+    ("NVIDIA A10G", 23836033024, 80, "a10g"),
+    ("NVIDIA A40", None, None, "a40"),
+    ("NVIDIA A2", None, None, "a2"),
+    ("NVIDIA L4", None, None, "l4"),
+    ("NVIDIA L40", 47668264960, 142, "l40"),
+    ("NVIDIA L40S", None, None, "l40s"),
+    ("Tesla T4", 15828320256, 40, "t4"),
+    ("Tesla V100-PCIE-16GB", None, None, "v100-pcie-16g"),
+    ("Tesla V100-PCIE-32GB", None, None, "v100-pcie-32g"),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 101971263488, 188, "rtx-pro-6000-server"),
+    ("NVIDIA RTX A5000", None, None, "rtx-a5000"),
+    ("NVIDIA RTX A4000", None, None, "rtx-a4000"),
+    ("NVIDIA TITAN RTX", None, None, "titan-rtx"),
+    ("Quadro RTX 8000", None, None, "quadro-rtx-8000"),
+    ("NVIDIA GeForce RTX 3080", 10502012928, 68, "rtx-3080"),
+    ("NVIDIA GeForce RTX 3090", None, None, "rtx-3090"),
+    ("NVIDIA GeForce RTX 3090 Ti", None, None, "rtx-3090ti"),
+    ("NVIDIA GeForce RTX 4080", None, None, "rtx-4080"),
+    ("NVIDIA GeForce RTX 4080 SUPER", None, None, "rtx-4080-super"),
+    ("NVIDIA GeForce RTX 4090", None, None, "rtx-4090"),
+    ("NVIDIA GeForce RTX 4090 D", None, None, "rtx-4090d"),
+    ("NVIDIA GeForce RTX 5080", None, None, "rtx-5080"),
+    ("NVIDIA GeForce RTX 5070 Ti", None, None, "rtx-5070ti"),
+    ("AMD Instinct MI250X / MI250", 68702699520, 110, "mi250x"),
+    ("AMD Instinct MI250X / MI250", 68702699520, 104, "mi250"),
+    ("AMD Instinct MI300A", None, None, "mi300a"),
+    ("AMD Instinct MI350X", None, None, "mi350x"),
+    ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None, None, "h100-sxm-mig-3g-40gb"),
+    ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None, None, "a100-sxm-40g-mig-1g-5gb"),
+    ("h100-sxm-mig-1g-10gb", None, None, "h100-sxm-mig-1g-10gb"),
 ])
 def test_reported_names_resolve(reported: str, memory: int | None, units: int | None, name: str) -> None:
     assert resolve_device(reported, memory, units).name == name
+
+
+@pytest.mark.parametrize(("name", "node"), [
+    ("b300", "dgx-b300"), ("gb300", "dgx-gb300"), ("h20", "hgx-h20"), ("h20-3e", "hgx-h20"), ("h800", "hgx-h800"),
+    ("a800-sxm-80g", "hgx-a800"), ("mi325x", "hgx-mi325x"), ("mi350x", "hgx-mi350x"), ("mi355x", "hgx-mi355x")])
+def test_a_device_is_in_its_makers_node(name: str, node: str) -> None:
+    found = topology_of(device(name), 8).node
+    assert found.name == node and found.peer_gbps == device(name).peer_gbps
+
+
+@pytest.mark.parametrize(("reported", "memory", "units"), [
+    ("NVIDIA GB10", 128_000_000_000, 48),
+    ("NVIDIA Thor", 128_000_000_000, 20),
+    ("NVIDIA GeForce RTX 3080", 12_600_000_000, 70),  # another board of that name
+    ("NVIDIA GeForce RTX 4090 Laptop GPU", 17_170_000_000, 76),
+    ("NVIDIA GeForce RTX 3060", 12_600_000_000, 28),
+    ("NVIDIA A16", 15_700_000_000, 10),
+    ("NVIDIA H800 PCIe", 85_500_000_000, 114),
+    ("AMD Instinct MI100", 34_360_000_000, 120),
+    ("AMD Radeon RX 7900 XTX", 25_750_000_000, 48),
+])
+def test_other_names_are_unknown_gpus_by_their_properties(reported: str, memory: int, units: int) -> None:
+    with pytest.raises(DeviceError):
+        resolve_device(reported, memory, units)
+    spec = unknown_device(reported, memory, units)
+    assert spec.placeholder and spec.sm_count == units and spec.memory_gb == pytest.approx(memory / 1e9, rel=1e-3)
+    assert f"{reported} is an unknown GPU ({units} SMs, {memory / 1e9:.0f} GB)" in spec.note
+    assert spec.sources["compute.sm_count"] == REPORTED
+    assert spec.vendor == ("amd" if reported.startswith("AMD") else "nvidia")
+    assert DeviceSpec.from_json(spec.to_json()) == spec
+
+
+def test_an_unknown_gpus_rates_are_those_of_its_kin_by_units_and_clock() -> None:
+    spec = unknown_device("NVIDIA X1", 50_000_000_000, 100, "8.9", clock_mhz=2000.0, l2_mb=60.0)
+    assert (spec.architecture, spec.boost_clock_mhz, spec.l2_mb) == ("ada", 2000.0, 60.0)
+    assert spec.vector_tflops["fp32"] == pytest.approx(100 * 2000e6 * 256 / 1e12, rel=0.01)
+    assert "fp64" not in spec.matrix_tflops and "of compute capability 8.9" in spec.note
+    assert "of compute capability 12," in unknown_device("NVIDIA GB10", None, 48, "12.1").note
+    assert "known devices of NVIDIA," in unknown_device("NVIDIA X2", None, 48, "42.0").note
+    assert unknown_device("NVIDIA X1", -1, 100, "9.0", bandwidth_gbps=1234.0).memory_bandwidth_gbps == 1234.0
+
+
+@pytest.mark.parametrize("name", [name for name in device_names() if device(name).architecture != "pascal"
+                                  and device(name).vendor != "host"])
+def test_a_gpu_guessed_without_its_file_is_within_the_width(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    true, others = device(name), [other for other in device_names() if other != name]
+    monkeypatch.setattr("kernel_models.device.device_names", lambda: others)
+    guessed = unknown_device(f"{true.vendor} X", round(true.memory_gb * 1e9), true.sm_count, true.compute_capability)
+    ratios = [guessed.memory_bandwidth_gbps / true.memory_bandwidth_gbps, *(
+        guessed.peak_tflops(dtype, matrix=True) / true.peak_tflops(dtype, matrix=True) for dtype in ("fp16", "fp32"))]
+    assert abs(np.log(ratios)).max() < PLACEHOLDER_DEVICE
+
+
+@pytest.mark.parametrize(("reported", "units", "said"), [
+    ("Intel(R) Data Center GPU Max 1550", 128, "no known maker"), ("NVIDIA X1", None, "how many units"),
+    ("NVIDIA X1", -1, "how many units")])
+def test_a_gpu_of_which_too_little_is_known_is_refused(reported: str, units: int | None, said: str) -> None:
+    with pytest.raises(DeviceError, match=said):
+        unknown_device(reported, 10**10, units)
+
+
+@pytest.mark.parametrize(("reported", "units", "memory_gb", "share"), [
+    ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, 42.8, 4 / 8), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 16, 10.7, 1 / 8),
+    ("NVIDIA H100 80GB HBM3 MIG 1g.20gb", 16, 21.4, 2 / 8), ("NVIDIA H100 80GB HBM3 MIG 7g.80gb", 132, 85.5, 1.0),
+    ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 42, 42.9, 4 / 8), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", 14, 5.4, 1 / 8),
+    ("NVIDIA A30 MIG 1g.6gb", 14, 6.4, 2 / 8), ("NVIDIA H200 MIG 1g.18gb", 16, 18.8, 1 / 8),
+    ("NVIDIA B200 MIG 2g.45gb", 42, 48.1, 2 / 8),
+])
+def test_a_mig_name_is_a_slice_of_its_parent(reported: str, units: int, memory_gb: float, share: float) -> None:
+    whole, spec = resolve_device(reported.partition(" MIG")[0]), resolve_device(reported)
+    assert spec.sm_count == units and spec.memory_gb == pytest.approx(memory_gb, rel=0.01)
+    assert spec.memory_bandwidth_gbps == pytest.approx(whole.memory_bandwidth_gbps * share)
+    assert spec.peak_tflops("fp16", matrix=True) == pytest.approx(
+        whole.peak_tflops("fp16", matrix=True) * units / whole.sm_count)
+    assert f"MIG slice of {whole.name}: {units} of its {whole.sm_count} SMs" in spec.note
+    assert spec.peer_gbps == 0 and resolve_device(spec.name) == spec
+    measured = resolve_device(reported, 5_000_000_000, 10)
+    assert (measured.sm_count, measured.memory_gb) == (10, 5.0)
 
 
 def test_names_of_tables_resolve(data_folder: Path) -> None:

@@ -16,14 +16,7 @@ from kernel_models.families.gemm import gemm
 from kernel_models.families.reduction import norm
 from kernel_models.learned.boosted import BoostedModel, Intervals
 from kernel_models.learned.boosting import MOST_BINS, Boosting, Member, fit_trees, stop_early
-from kernel_models.learned.features import (
-    RECIPES,
-    Figures,
-    Variants,
-    attention_work,
-    gemm_baseline_us,
-    gemm_work,
-)
+from kernel_models.learned.features import RECIPES, Figures, Variants, attention_work, gemm_baseline_us, gemm_work
 from kernel_models.learned.fit import Problem
 from kernel_models.learned.neighbours import Neighbours
 from kernel_models.learned.trees import MOST_EDGES, Bins, Trees

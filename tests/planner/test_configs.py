@@ -15,7 +15,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from planner.parallel.config_file import config_path, decoder_of_config, read_config
+from planner.parallel.decoder import config_path, decoder_of_config, read_config
 from planner.parallel.published_configs import CONFIGS
 from tracer.parallel_plan import PlanError
 from tracer.shape_only.transformer import TransformerShape

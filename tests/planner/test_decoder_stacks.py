@@ -15,7 +15,7 @@ from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.estimate import estimate
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import fullest_of
-from planner.parallel.plan_costs import BlockCosts, costs_of_plan, optimizer_parameters, stage_parameters
+from planner.parallel.plan_costs import PlanCosts, costs_of_plan, optimizer_parameters, stage_parameters
 from planner.parallel.stages import blocks_of_stage, layers_of
 from tracer.parallel_plan import ParallelPlan, PlanError, Sharding
 from tracer.shape_only.errors import ShapeOnlyError
@@ -121,22 +121,24 @@ def test_runs_that_do_not_make_the_decoder_are_refused() -> None:
             replace(MIXED, **changed)
 
 
-def exchanges(plan: str, shape: TransformerShape, pieces: LayerCosts, cluster: CollectiveModel) -> BlockCosts:
-    return costs_of_plan(ParallelPlan.parse(plan), shape, pieces, cluster).blocks[0]
+def counted(costs: PlanCosts) -> tuple[int, ...]:
+    return tuple(costs.exchange((0, name)).count for name in ("block forward", "block backward", "experts forward"))
 
 
 def test_experts_take_the_tokens_of_their_own_ranks(pieces: LayerCosts, cluster: CollectiveModel) -> None:
     base = "dp=2,tp=4,ep=2,sequence_parallel,microbatches=1"
-    plain, own = (exchanges(base + more, ROUTED, pieces, cluster) for more in ("", ",etp=1"))
+    def of(text: str, shape: TransformerShape) -> PlanCosts:
+        return costs_of_plan(ParallelPlan.parse(text), shape, pieces, cluster)
+
+    plain, own = (of(base + more, ROUTED) for more in ("", ",etp=1"))
     # Attention alone is split; what shards of an expert gather and reduce is the experts', as are the two all-to-alls.
-    assert (plain.forward.count, plain.backward.count, plain.experts_forward.count) == (2, 3, 4)
-    assert (own.forward.count, own.backward.count, own.experts_forward.count) == (2, 3, 2)
-    assert own.experts_forward.us < plain.experts_forward.us
-    shared = exchanges(base, replace(ROUTED, shared_ffn=256), pieces, cluster)
-    assert (shared.forward.count, shared.backward.count) == (4, 6)
-    loaded = exchanges(base, replace(ROUTED, imbalance=2.0), pieces, cluster)
-    assert loaded.experts_forward.us > plain.experts_forward.us
-    assert loaded.work.forward.products > plain.work.forward.products
+    assert counted(plain) == (2, 3, 4) and counted(own) == (2, 3, 2)
+    sent = (0, "experts forward")
+    assert own.exchange(sent).us < plain.exchange(sent).us
+    assert counted(of(base, replace(ROUTED, shared_ffn=256)))[:2] == (4, 6)
+    loaded = of(base, replace(ROUTED, imbalance=2.0))
+    assert loaded.exchange(sent).us > plain.exchange(sent).us
+    assert loaded.blocks[0].forward.products > plain.blocks[0].forward.products
     for text, says in (("dp=2,tp=4,ep=2,etp=1", "give sequence_parallel too"),
                        ("dp=2,tp=4,sequence_parallel,etp=2", "give etp=1"),
                        ("dp=2,tp=4,sequence_parallel,etp=1,ep=16", "a stage's ranks, whose number")):
@@ -167,7 +169,7 @@ def test_a_tied_matrix_lies_on_both_ends_of_a_pipeline(pieces: LayerCosts, clust
     assert stage_parameters(ParallelPlan(), tied, 0) == tied.parameters == DENSE.parameters - 512 * 256
     for stage in (0, 1):
         assert stage_parameters(ParallelPlan(pp=2), tied, stage) == stage_parameters(ParallelPlan(pp=2), DENSE, stage)
-    one, two, untied = (costs_of_plan(plan, shape, pieces, cluster).tied for plan, shape in (
+    one, two, untied = (costs_of_plan(plan, shape, pieces, cluster).exchange("tied") for plan, shape in (
         (ParallelPlan(), tied), (ParallelPlan(pp=2), tied), (ParallelPlan(pp=2), DENSE)))
     assert (one.count, two.count, untied.count) == (0, 1, 0)
     apart, together = (estimate(costs_of_plan(ParallelPlan(pp=2), shape, pieces, cluster),

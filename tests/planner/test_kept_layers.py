@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from kernel_models.device import device
-from planner.parallel import kept_layers
+from planner.parallel import layer_costs as kept_layers
 from planner.parallel.layer_costs import LayerCosts, TracedCalls
 from planner.parallel.planning import plan
 from tracer.shape_only import transformer_parts
@@ -136,7 +136,7 @@ def test_what_is_shipped_is_what_tracing_gives(empty: Path, monkeypatch: pytest.
     pytest.importorskip("torch")
     if kept_layers.torch_version() != _shipped().torch:
         pytest.skip("another PyTorch than the one that traced what is shipped")
-    monkeypatch.setattr(kept_layers, "shipped_layer", lambda piece: None)
+    monkeypatch.setattr(kept_layers, "_shipped", dict)
     pieces = LayerCosts(device("h200-sxm"))
     plan("gpt2", 64, pieces=pieces)
     traced = {file.stem.rpartition("-")[2]: file.read_bytes()[32:] for file in empty.glob("piece-*.kept")}
@@ -148,12 +148,12 @@ def test_what_is_shipped_is_what_tracing_gives(empty: Path, monkeypatch: pytest.
 def test_another_pytorch_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     piece = next(iter(_shipped().pieces))
     kept_layers._shipped.cache_clear()
-    assert kept_layers.shipped_layer(piece)
+    assert kept_layers._shipped().get(piece)
     for version, found in (("1.0.0", False), ("", True)):
         kept_layers._shipped.cache_clear()
         with monkeypatch.context() as other:
             other.setattr(kept_layers, "torch_version", lambda version=version: version)
-            assert (kept_layers.shipped_layer(piece) is not None) is found
+            assert (kept_layers._shipped().get(piece) is not None) is found
     kept_layers._shipped.cache_clear()
 
 

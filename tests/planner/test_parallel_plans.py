@@ -98,9 +98,8 @@ def test_what_collectives_beside_work_cost_is_between_nothing_and_waiting_for_th
 def test_collectives_of_a_node_slow_work_twice_as_much_as_those_that_leave_it(
         pieces: LayerCosts, cluster: CollectiveModel) -> None:
     loads = costs_of_plan(ParallelPlan.parse("dp=8,sharding=3"), SHAPE, pieces, cluster)
-    away = replace(loads, blocks=tuple(replace(each, gather=replace(each.gather, between_nodes=True),
-                                               reduce=replace(each.reduce, between_nodes=True))
-                                       for each in loads.blocks))
+    away = replace(loads, exchanges=loads.exchanges | {
+        (0, name): replace(loads.exchange((0, name)), between_nodes=True) for name in ("gather", "reduce")})
     slowed = [estimate(each, CorrectionFactors(interference=factor)).layers
               - estimate(each, CorrectionFactors(interference=0.0)).layers
               for each, factor in ((loads, 0.1), (away, 0.2))]
@@ -162,33 +161,33 @@ def test_overlapped_tensor_parallelism_waits_for_the_last_piece_of_its_reduce_sc
     plan = ParallelPlan(tp=4, sequence_parallel=True)
     plain, beside = (costs_of_plan(replace(plan, tensor_overlap=overlap), SHAPE, pieces, cluster)
                      for overlap in (False, True))
-    usual, pieced = plain.blocks[0], beside.blocks[0]
     wide = replace(SHAPE, heads=16, kv_heads=16)
-    apart = costs_of_plan(replace(plan, tp=16, tensor_overlap=True), wide, pieces, cluster).blocks[0]
-    assert apart.forward.between_nodes and not apart.beside_forward.count  # no memory of theirs can be written into
-    assert (usual.forward.count, usual.backward.count, usual.beside_forward.count) == (4, 6, 0)
-    assert (pieced.forward.count, pieced.backward.count) == (2, 0)
-    assert (pieced.beside_forward.count, pieced.beside_backward.count) == (4, 6)
-    assert pieced.beside_backward.us == pytest.approx(usual.backward.us)
+    apart = costs_of_plan(replace(plan, tp=16, tensor_overlap=True), wide, pieces, cluster)
+    # No memory of other nodes' GPUs can be written into.
+    assert apart.exchange((0, "block forward")).between_nodes and not apart.exchange((0, "beside forward")).count
+    assert counted(plain) == (4, 6, 0, 0) and counted(beside) == (2, 0, 4, 6)
+    assert beside.exchange((0, "beside backward")).us == pytest.approx(plain.exchange((0, "block backward")).us)
     quiet = CorrectionFactors(host_us=0.0, host_collective_us=0.0, interference=0.0)
     slow, quick = estimate(plain, quiet), estimate(beside, quiet)
     # What is not waited for any more is hidden, but for what lasts longer than the block's own work.
     assert quick.products == slow.products and quick.layers < slow.layers
     assert quick.hidden - slow.hidden == pytest.approx(
-        SHAPE.layers * (pieced.beside_forward.us + pieced.beside_backward.us) - (
-            quick.layers - SHAPE.layers * pieced.forward.us - _vocabulary(beside)), rel=0.02)
+        SHAPE.layers * sum(beside.exchange((0, f"beside {way}")).us for way in ("forward", "backward")) - (
+            quick.layers - SHAPE.layers * beside.exchange((0, "block forward")).us
+            - sum(beside.exchange(name).us for name in ("embedding", "loss", "head backward"))), rel=0.02)
     with pytest.raises(PlanError, match="give sequence_parallel too"):
         ParallelPlan(tp=4, tensor_overlap=True)
 
 
-def _vocabulary(loads: PlanCosts) -> float:
-    return loads.embedding_forward.us + loads.head_forward.us + loads.head_backward.us
+def counted(costs: PlanCosts) -> tuple[int, ...]:
+    return tuple(costs.exchange((0, f"{what} {way}")).count for what in ("block", "beside")
+                 for way in ("forward", "backward"))
 
 
 def test_a_host_that_costs_nothing_leaves_the_device(pieces: LayerCosts, cluster: CollectiveModel) -> None:
     loads = costs_of_plan(ParallelPlan(), SHAPE, pieces, cluster)
     free = estimate(loads, CorrectionFactors(host_us=0.0, host_collective_us=0.0))
-    work = (loads.blocks[0].work.forward + loads.blocks[0].work.backward).times(SHAPE.layers)
+    work = (loads.blocks[0].forward + loads.blocks[0].backward).times(SHAPE.layers)
     whole = work.us + sum(each.us for each in (loads.head.forward, loads.head.backward, loads.embedding.forward,
                                                loads.embedding.backward))
     assert free.time_us == pytest.approx(whole + loads.optimizer[0].us)
@@ -197,11 +196,10 @@ def test_a_host_that_costs_nothing_leaves_the_device(pieces: LayerCosts, cluster
 
 def test_tensor_parallelism_has_two_collectives_a_block_and_half_the_products(
         pieces: LayerCosts, cluster: CollectiveModel) -> None:
-    one, two, spread = (costs_of_plan(plan, SHAPE, pieces, cluster).blocks[0] for plan in (
+    one, two, spread = (costs_of_plan(plan, SHAPE, pieces, cluster) for plan in (
         ParallelPlan(), ParallelPlan(tp=2), ParallelPlan(tp=2, sequence_parallel=True)))
-    assert (one.forward.count, two.forward.count, two.backward.count) == (0, 2, 2)
-    assert two.work.forward.products < one.work.forward.products
-    assert (spread.forward.count, spread.backward.count) == (4, 6)
+    assert [counted(each)[:2] for each in (one, two, spread)] == [(0, 0), (2, 2), (4, 6)]
+    assert two.blocks[0].forward.products < one.blocks[0].forward.products
 
 
 def test_parameters_are_all_on_some_stage_and_shared_evenly() -> None:

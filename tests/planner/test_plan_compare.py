@@ -10,8 +10,8 @@ import tomllib
 
 from planner.parallel.corrections import Z80, PlanSpreads
 from planner.parallel.estimate import Estimate
-from planner.parallel.frameworks import Framework, exported
 from planner.parallel.search import PARTS, Ranked, front, parts_of, separation, tied, unsure_us
+from planner.parallel.space import Framework, exported
 from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape

@@ -37,7 +37,7 @@ def step_us(technology: Technology, traced: LayerCosts, **more: Any) -> float:
 def test_a_factor_of_one_is_the_device_itself(traced: LayerCosts) -> None:
     assert scaled_device(H100) is H100 and Technology().device(H100) is H100
     on = find_topology("dgx-h100x2")
-    assert Technology().cluster(on) is on
+    assert on.with_links(1.0) is on
     plain = plan("gpt2", 16, device="h100-sxm", settings=SMALL, preset="default", only=WAYS).plans[0].estimate
     assert step_us(Technology(), traced) == plain.time_us
 
@@ -54,7 +54,7 @@ def test_an_edited_device_says_so_and_where_its_figures_are_from(traced: LayerCo
     assert edited.sources["memory.bandwidth_gbps"] == H100.sources["memory.bandwidth_gbps"] + ", × 1.5"
     assert edited.sources["matrix_tflops.bf16"] == H100.sources["matrix_tflops.bf16"]
     assert scaled_device(H100, clock=2.0).sources["matrix_tflops.bf16"].endswith(", × 2")
-    on, wider = find_topology("dgx-h100x2"), Technology(link=2.0).cluster(find_topology("dgx-h100x2"))
+    on, wider = find_topology("dgx-h100x2"), find_topology("dgx-h100x2").with_links(2.0)
     assert wider.node.peer_gbps == 2 * on.node.peer_gbps and wider.network.card_gbps == 2 * on.network.card_gbps
     named = plan("gpt2", 16, device="h100-sxm", settings=SMALL, preset="default", only=WAYS,
                  pieces=LayerCosts(edited, like=traced), technology=Technology(bandwidth=1.5, link=2.0))

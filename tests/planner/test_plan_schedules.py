@@ -77,7 +77,10 @@ def test_sharded_parameters_in_a_pipeline_are_gathered_and_reduced_once_a_step(
 
     few, many, zero = of("fsdp2=4,pp=2,microbatches=2"), of("fsdp2=4,pp=2,microbatches=8"), of(
         "dp=4,pp=2,microbatches=8,sharding=1")
-    assert few.blocks[0].gather.us == 0 and few.reduce == many.reduce == zero.reduce and few.gather == zero.gather
+    assert few.exchange((0, "gather")).us == 0
+    for stage in (0, 1):
+        assert len({each.exchange(("reduce", stage)) for each in (few, many, zero)}) == 1
+        assert few.exchange(("gather", stage)) == zero.exchange(("gather", stage))
     memory = [fullest_of(ParallelPlan.parse(text), SHAPE, pieces).account for text in (
         "fsdp2=4,pp=2,microbatches=2", "dp=4,pp=2,microbatches=2,sharding=1")]
     # A quarter of everything in fp32 is the rank's own, beside what is gathered and reduced once.
@@ -92,10 +95,9 @@ def test_copies_of_shared_state_gather_within_a_node_and_reduce_a_share_beyond(
         text: str, pieces: LayerCosts, cluster: CollectiveModel) -> None:
     whole, copies = (costs_of_plan(ParallelPlan.parse(f"{text}{more}"), SHAPE, pieces, cluster)
                      for more in ("", ",replicate=2"))
-    every, own = ((of.blocks[0].gather, of.blocks[0].reduce) if of.plan.fsdp2 else (of.gather[0], of.reduce[0])
+    every, own = ([of.exchange((0, name) if of.plan.fsdp2 else (name, 0)) for name in ("gather", "reduce")]
                   for of in (whole, copies))
-    assert every[0].between_nodes and every[0].ranks == 16
-    assert not own[0].between_nodes and own[0].ranks == 8
+    assert every[0].between_nodes and not own[0].between_nodes
     assert (own[1].count, every[1].count) == (2, 1) and own[1].between_nodes
     state = [fullest_of(each.plan, SHAPE, pieces).account.optimizer_state for each in (whole, copies)]
     assert state[1] == pytest.approx(2 * state[0])

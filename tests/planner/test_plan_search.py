@@ -11,10 +11,9 @@ pytest.importorskip("torch")
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.corrections import CorrectionFactors
-from planner.parallel.frameworks import Framework, frameworks_of
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.search import Bounds, search
-from planner.parallel.space import candidates
+from planner.parallel.space import Framework, candidates, frameworks_of
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 

@@ -10,9 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from planner.parallel.page import plan_timeline
+from planner.parallel.page import KINDS, StepTimeline, plan_timeline
 from planner.parallel.planning import plan
-from planner.parallel.timeline import KINDS, StepTimeline
 
 pytest.importorskip("torch")
 SIZES = ["width=2048", "depth=8", "heads=16", "kv_heads=8", "hidden=4096", "vocabulary=8192", "seq=2048"]

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from planner.serving.batching import ServedRequests, simulate_serving
-from planner.serving.load import CacheAccount, Lengths, Requests
-from planner.serving.search import LatencyTarget, serve_search
-from planner.serving.setup import ENGINES, Engine, Mixing, ServingError, ServingSetup
+from planner.serving.serve import LatencyTarget, serve_search
+from planner.serving.setup import ENGINES, CacheAccount, Engine, Lengths, Mixing, Requests, ServingError, ServingSetup
 from planner.serving.steps import PrefillChunk
 
 BARE = dataclasses.replace(ENGINES["vllm"], request_us=0.0, reply_us=0.0, step_us=0.0, sequence_us=0.0, chunk=100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pandas
@@ -10,10 +11,9 @@ import pytest
 
 from kernel_models.device_choice import find_device
 from planner.serving.batching import simulate_serving
-from planner.serving.calibrate import MeasuredRow, calibrate_serving, read_measured_rows
-from planner.serving.load import Lengths, Requests, cache_account
+from planner.serving.calibrate import MeasuredRow, calibrate_serving, features, read_measured_rows
 from planner.serving.serve import cluster_for, serve
-from planner.serving.setup import ServingError, ServingSetup
+from planner.serving.setup import Lengths, Requests, ServingError, ServingSetup, cache_account
 from planner.serving.source import served_decoder
 from planner.serving.steps import ServingModel, rates_of
 
@@ -44,7 +44,7 @@ def test_ten_rows_of_planted_rates_predict_the_others() -> None:
     assert found.rates.step_us == pytest.approx(PLANTED.step_us, rel=0.25)
     for row in rows[10:]:
         got = simulate_serving(row.load, SETUP, row.model.with_rates(found.rates).surface, row.cache)
-        predicted = got.mean_tpot_us() / 1e3 * found.tpot_factor(SETUP, row.load)
+        predicted = got.mean_tpot_us() / 1e3 * math.exp(found.between.at(features(SETUP, row.load)))
         assert predicted == pytest.approx(row.tpot_ms, rel=0.06)
     assert "Calibrated on 10 measured rows" in str(found)
     assert found.to_dict()["rates"]["step_us"] == found.rates.step_us

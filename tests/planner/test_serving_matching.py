@@ -12,13 +12,18 @@ import pytest
 
 from kernel_models.device_choice import find_device
 from kernel_models.op_call import Family
-from planner.serving.matching import KernelRole, RecordedKernel, kernel_role, match_kernels
-from planner.serving.operations import StepExchange, StepOperation
 from planner.serving.serve import cluster_for
 from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.source import served_decoder
-from planner.serving.steps import PrefillChunk, ServedStep, ServingModel
-from planner.serving.trace_calibration import captured_operators, read_anchor
+from planner.serving.steps import PrefillChunk, ServedStep, ServingModel, StepExchange, StepOperation
+from planner.serving.trace_calibration import (
+    KernelRole,
+    RecordedKernel,
+    captured_operators,
+    kernel_role,
+    match_kernels,
+    read_anchor,
+)
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 

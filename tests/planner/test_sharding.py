@@ -20,14 +20,12 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from kernel_models.collectives import CollectiveModel, find_topology, uneven_all_to_all
 from kernel_models.device import device
-from planner.sharding.baselines import NAMES
 from planner.sharding.choices import Choices, Scope, choices_of
 from planner.sharding.estimate import estimate
 from planner.sharding.planning import DataDrift, drifted
 from planner.sharding.problem import ShardingPlan, ShardingProblem, load_plan
-from planner.sharding.scoring import Scores
-from planner.sharding.search import ShardingSearch, fastest, search
-from planner.sharding.step import EMPTY, Assignment, StepModel, assignment_of
+from planner.sharding.search import NAMES, ShardingSearch, fastest, search
+from planner.sharding.step import EMPTY, Assignment, Scores, StepModel, assignment_of
 from tracer.lookup_data.files import write_tables
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable

@@ -19,9 +19,8 @@ from planner.sharding.choices import choices_of
 from planner.sharding.estimate import estimate
 from planner.sharding.planning import DataDrift
 from planner.sharding.problem import ShardingPlan, ShardingProblem
-from planner.sharding.scoring import Scores
 from planner.sharding.search import ShardingSearch, search
-from planner.sharding.step import StepModel, assignment_of
+from planner.sharding.step import Scores, StepModel, assignment_of
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 

@@ -11,16 +11,9 @@ import pytest
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import device
 from kernel_models.op_call import Source
-from planner.sharding.anchored import AnchoredProblem, anchored_problem, measured_dense
+from planner.sharding.estimate import AnchoredProblem, anchored_problem, measured_dense
 from planner.sharding.problem import NO_ANCHORS, DenseWork, ShardingProblem, WorkAnchor
-from planner.sharding.sources import (
-    RecordedStep,
-    StepPart,
-    device_of,
-    parts_of,
-    recorded_step,
-    sharding_source,
-)
+from planner.sharding.sources import RecordedStep, StepPart, device_of, parts_of, recorded_step, sharding_source
 from tracer.job import read_job
 from tracer.lookup_data.plan_file import ShardingError, ShardKind
 

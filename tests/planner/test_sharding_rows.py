@@ -21,9 +21,8 @@ from planner.sharding.choices import choices_of
 from planner.sharding.estimate import ShardedStep, estimate
 from planner.sharding.planning import DataDrift, drifted
 from planner.sharding.problem import RESERVED_BYTES, Anchors, ShardingPlan, ShardingProblem, WorkAnchor, load_plan
-from planner.sharding.scoring import Scores
 from planner.sharding.search import search
-from planner.sharding.step import StepModel, assignment_of
+from planner.sharding.step import Scores, StepModel, assignment_of
 from tracer.lookup_data.files import write_tables
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable

@@ -20,9 +20,8 @@ from kernel_models.device import device
 from planner.sharding.choices import choices_of
 from planner.sharding.estimate import ShardedStep, estimate
 from planner.sharding.problem import ShardingPlan, ShardingProblem
-from planner.sharding.scoring import Scores
 from planner.sharding.sources import StepPart, parts_of, sharding_source
-from planner.sharding.step import LENGTHS_BYTES, StepModel, assignment_of
+from planner.sharding.step import LENGTHS_BYTES, Scores, StepModel, assignment_of
 from tracer import workloads
 from tracer.arrays import Float64
 from tracer.graph import KernelKind

@@ -33,16 +33,7 @@ from tracer.graph import (
     Thread,
 )
 from tracer.job import Job, fold, folded_job, load_job, save_job
-from tracer.ranks import (
-    RankClass,
-    checked_classes,
-    groups_like,
-    lattice,
-    peers_like,
-    renumbered,
-    spans,
-    work_digest,
-)
+from tracer.ranks import RankClass, checked_classes, groups_like, lattice, peers_like, renumbered, spans, work_digest
 
 MB = 1 << 20
 

@@ -163,7 +163,7 @@ def test_ranks_look_up_their_own_tables(job: Job) -> None:
 def test_a_captured_sharding_anchors_others(captured: Path) -> None:
     from kernel_models.collectives import CollectiveModel, topology_of
     from kernel_models.device import device
-    from planner.sharding.anchored import anchored_problem
+    from planner.sharding.estimate import anchored_problem
     from planner.sharding.problem import ShardingProblem
     from planner.sharding.sources import StepPart, sharding_source
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tracer.campaign.families import FAMILIES, Bench
 from tracer.campaign.tables import WARM, warm_variant
+from tracer.lazy import numpy as np
 
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
@@ -131,8 +132,6 @@ def _is_operation(event: Any) -> bool:
 
 
 def _quantiles(times: Sequence[float]) -> dict[str, Any]:
-    import numpy as np
-
     values = np.percentile(times, _QUANTILES)
     return {"runs": len(times), "min_us": float(min(times)),
             **{f"p{share}_us": float(value) for share, value in zip(_QUANTILES, values, strict=True)}}

@@ -13,11 +13,10 @@ import msgspec
 
 from tracer.campaign.items import Item
 from tracer.errors import DiskFullError, GraphFileError, cut_text
+from tracer.lazy import pandas
 from tracer.output_file import full_disk_error
 
 if TYPE_CHECKING:
-    import pandas
-
     from tracer.campaign.lab import Lab
     from tracer.graph import ExecutionGraph
 
@@ -157,8 +156,6 @@ def summarise(graph: ExecutionGraph) -> pandas.DataFrame:
     ``shapes`` and ``dtypes`` of the operation (JSON texts); ``count``; ``median_ns``, ``total_ns`` of the durations
     (an operation's contains what it calls).
     """
-    import pandas
-
     ops = graph.to_pandas("ops")
     for name in ("name", "phase", "shapes", "dtypes"):
         ops[name] = ops[name].astype(object).where(ops[name].notna(), "")

@@ -11,11 +11,11 @@ from tracer.campaign.families import FAMILIES, CampaignFamily
 from tracer.campaign.plan import CampaignError
 from tracer.errors import reason_of
 from tracer.input_file import open_input
+from tracer.lazy import parquet, pyarrow
 from tracer.table_input import read_parquet
 
 if TYPE_CHECKING:
     import pandas
-    import pyarrow
 
 KERNELS = "kernels"
 """Folder of the tables in a campaign's directory."""
@@ -86,8 +86,6 @@ def describe(family: CampaignFamily) -> dict[str, tuple[str, str]]:
 
 def write_part(folder: Path, scratch: Path, family: str, number: str, rows: list[dict[str, Any]]) -> Path:
     """Write a batch of rows as a file of its own, atomically."""
-    import pyarrow
-
     return _write(pyarrow.Table.from_pylist(rows, schema=_schema(FAMILIES[family])), scratch,
                   folder / f"{family}.{number}{PART_ENDING}")
 
@@ -121,8 +119,6 @@ def _parts(folder: Path, family: str) -> list[Path]:
 
 
 def _read(folder: Path, family: str) -> pyarrow.Table:
-    import pyarrow
-
     schema = _schema(FAMILIES[family])
     files = [folder / f"{family}.parquet", *_parts(folder, family)]
     try:
@@ -144,8 +140,6 @@ def _content(path: Path) -> pyarrow.Table:
 
 
 def _schema(family: CampaignFamily) -> pyarrow.Schema:
-    import pyarrow
-
     types = {"string": pyarrow.string(), "int32": pyarrow.int32(), "int64": pyarrow.int64(), "bool": pyarrow.bool_(),
              "float64": pyarrow.float64(), "list<string>": pyarrow.list_(pyarrow.string())}
     fields: Iterable[pyarrow.Field] = (
@@ -155,10 +149,8 @@ def _schema(family: CampaignFamily) -> pyarrow.Schema:
 
 
 def _write(table: pyarrow.Table, scratch: Path, target: Path) -> Path:
-    import pyarrow.parquet
-
     temporary = scratch / target.name
     target.parent.mkdir(exist_ok=True)
-    pyarrow.parquet.write_table(table, temporary, compression="zstd")
+    parquet.write_table(table, temporary, compression="zstd")
     os.replace(temporary, target)
     return target

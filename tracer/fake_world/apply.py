@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tracer.fake_world import splits
 from tracer.fake_world.fit import check_plan
+from tracer.fake_world.llama import LlamaStage, split_layers
 from tracer.fake_world.shims import outside_fake_mode
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.workloads.models.sharded_tables import ShardedTables, sharded_parameters
@@ -44,12 +45,8 @@ def parallelize(workload: Workload, plan: ParallelPlan) -> Workload:
     place = plan.place(dist.get_rank())
     model = workload.model
     if plan.tp > 1:
-        from tracer.fake_world.llama import split_layers
-
         split_layers(model, _part(mesh, "tp"))
     if plan.pp > 1:
-        from tracer.fake_world.llama import LlamaStage
-
         stage = LlamaStage(model, workload.settings, place.pp, plan.pp)  # type: ignore[arg-type]
         return splits.PipelineWorkload(workload, _replicate(stage, list(stage.blocks), plan, mesh), plan, place,
                                        _part(mesh, "pp").get_group())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from tracer import workloads
 from tracer.fake_world.fit import check_plan, stage_sizes
 from tracer.parallel_plan import MeshPlace, ParallelPlan
 from tracer.ranks import RankClass, spans
@@ -82,8 +83,6 @@ def _is_spread(name: str, plan: ParallelPlan) -> bool:
 
 def _parameter_shapes(settings: Settings) -> dict[str, Shape]:
     """Name → shape of every parameter, a number counting as one row. Nothing is allocated."""
-    from tracer import workloads
-
     bare = replace(settings, device="meta", optimizer=OptimizerKind.SGD, compile=False)
     return {name: tuple(value.shape) or (1,) for name, value in workloads.create(bare).model.named_parameters()}
 

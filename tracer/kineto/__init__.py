@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from tracer.lazy import lazily
 
 if TYPE_CHECKING:
-    from tracer.kineto.reader import read_kineto, read_processes
+    from tracer.kineto.reader import read_kineto, read_processes, ready_to_read
 
-__all__ = ["read_kineto", "read_processes"]
+__all__ = ["read_kineto", "read_processes", "ready_to_read"]
 
-__getattr__, __dir__ = lazily(__name__, {
-    "read_kineto": "tracer.kineto.reader", "read_processes": "tracer.kineto.reader"})
+__getattr__, __dir__ = lazily(__name__, dict.fromkeys(__all__, "tracer.kineto.reader"))

@@ -20,6 +20,7 @@ from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 
 from tracer.input_file import DecodeError, PathLike, from_json, from_toml, open_input, read_input
@@ -278,8 +279,6 @@ def _parquet_bytes(rows: list[dict[str, Any]]) -> bytes:
 
 
 def _json_bytes(rows: list[dict[str, Any]]) -> bytes:
-    import msgspec
-
     return msgspec.json.format(msgspec.json.encode({"tables": rows}), indent=1) + b"\n"
 
 

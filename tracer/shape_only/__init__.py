@@ -16,9 +16,9 @@ from tracer.shape_only.devices import device_names
 from tracer.shape_only.errors import ShapeOnlyError
 
 if TYPE_CHECKING:
-    from tracer.shape_only.trace import trace_job, trace_step, trace_workload
+    from tracer.shape_only.trace import trace_job, trace_script, trace_step, trace_workload
 
-__all__ = ["ShapeOnlyError", "device_names", "trace_job", "trace_step", "trace_workload"]
+__all__ = ["ShapeOnlyError", "device_names", "trace_job", "trace_script", "trace_step", "trace_workload"]
 
-__getattr__, __dir__ = lazily(__name__, dict.fromkeys(("trace_job", "trace_step", "trace_workload"),
+__getattr__, __dir__ = lazily(__name__, dict.fromkeys(("trace_job", "trace_script", "trace_step", "trace_workload"),
                                                       "tracer.shape_only.trace"))

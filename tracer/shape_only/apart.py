@@ -34,6 +34,7 @@ from pathlib import Path
 
 import msgspec
 
+from tracer import shape_only
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.input_file import from_json
@@ -234,13 +235,11 @@ def _run(folder: str) -> int:
 
 def main(folder: str) -> None:
     """Trace what a folder's request asks for, and leave the graph or the error there."""
-    from tracer.shape_only.trace import trace_script
-
     place = Path(folder)
     request = from_json((place / _REQUEST).read_bytes(), _Request)
     try:
-        graph = trace_script(request.target, request.device, world_size=request.world_size, rank=request.rank,
-                             arguments=request.arguments)
+        graph = shape_only.trace_script(request.target, request.device, world_size=request.world_size,
+                                        rank=request.rank, arguments=request.arguments)
         (place / _GRAPH).write_bytes(pickle.dumps(graph, protocol=5))
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)

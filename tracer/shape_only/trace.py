@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tracer import fake_world
 from tracer.errors import ForetraceError
 from tracer.graph import (
     NONE,
@@ -47,8 +48,7 @@ from tracer.shape_only.devices import TracedDevice, find_device
 from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError, explained, function_line, unexplained
 from tracer.shape_only.known_values import KnownValues, NumbersInLists
 from tracer.shape_only.recorder import ModuleStack, OperatorRecorder
-from tracer.shape_only.substitutions import CPU, GPU
-from tracer.shape_only.substitutions import operators as host_data
+from tracer.shape_only.substitutions import CPU, GPU, operators
 from tracer.shape_only.substitutions.operators import Site, installed
 from tracer.shape_only.substitutions.placement import DevicePlacement
 from tracer.shape_only.tensors import MemoryTracker, resize_watch
@@ -98,9 +98,7 @@ def trace_step(
         raise ShapeOnlyError(f"steps={steps} and warmup={warmup} are not possible: give 1 or more, and 0 or more.")
     with ExitStack() as stack:
         if world_size is not None:
-            from tracer.fake_world import fake_world
-
-            stack.enter_context(fake_world(world_size, rank))
+            stack.enter_context(fake_world.fake_world(world_size, rank))
         return _traced(fn, target, steps, warmup, rank, world_size, source or getattr(fn, "__name__", "a function"),
                        selected)
 
@@ -122,12 +120,10 @@ def trace_workload(
     """
     plan: Any = None
     if parallel is not None:
-        from tracer.fake_world import check_plan
-
         if world_size is None:
             raise ShapeOnlyError("A parallel plan needs a world: give world_size.")
         plan = ParallelPlan.parse(parallel, world_size) if isinstance(parallel, str) else parallel
-        check_plan(settings, plan)
+        fake_world.check_plan(settings, plan)
         if warmup is None:
             warmup = 2 if plan.ddp else 1
     else:
@@ -138,9 +134,7 @@ def trace_workload(
     def build() -> Step:
         workload: Any = create(placed)
         if plan is not None:
-            from tracer.fake_world import parallelize
-
-            workload = parallelize(workload, plan)
+            workload = fake_world.parallelize(workload, plan)
         batches = iter(workload.batches())
         return lambda: workload.step(next(batches))
 
@@ -174,10 +168,8 @@ def trace_job(
     Raises:
         ShapeOnlyError, FakeWorldError, PlanError: as ``trace_workload``.
     """
-    from tracer.fake_world.classes import rank_classes
-
     plan = ParallelPlan.parse(parallel, world_size) if isinstance(parallel, str) else parallel
-    classes = rank_classes(plan, settings)
+    classes = fake_world.rank_classes(plan, settings)
     graphs = [trace_workload(settings, device, world_size=world_size, rank=each.first, parallel=plan, steps=steps,
                              warmup=warmup) for each in classes]
     return folded_job(graphs, [each.ranks for each in classes], world_size)
@@ -255,7 +247,7 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
         tracker, modules = MemoryTracker(), ModuleStack()
         site.patch(torch.UntypedStorage, "resize_", resize_watch(tracker))
         placement = DevicePlacement(tracker, one_device=world_size is None) if device.is_gpu else None
-        host_data.install(site, placement)
+        operators.install(site, placement)
         if placement is not None:
             placement.install(site)
         recorder = OperatorRecorder(tracker, modules, site.rules, placement, KnownValues(site.note, selected))

@@ -9,12 +9,7 @@ import msgspec
 
 from tracer.columns import MOST_RANKS, NONE
 from tracer.errors import GraphFileError, StepRegionError
-from tracer.graph import (
-    LEAST_STEP_NS,
-    ExecutionGraph,
-    Meta,
-    Thread,
-)
+from tracer.graph import LEAST_STEP_NS, ExecutionGraph, Meta, Thread
 from tracer.input_file import DecodeError, from_json
 from tracer.store.container import (
     MANIFEST,

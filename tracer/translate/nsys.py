@@ -12,14 +12,12 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from tracer.errors import TraceError
+from tracer.lazy import sqlite3
 from tracer.translate.events import complete_event, marked_range, written
-
-if TYPE_CHECKING:
-    import sqlite3
 
 MAGIC = b"SQLite format 3\x00"
 PROCESS_SHIFT = 1 << 24
@@ -47,8 +45,6 @@ class NsysSource:
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the events as text. Raises ``TraceError`` where the file is no export of Nsight Systems."""
-        import sqlite3
-
         try:
             with closing(self._open()) as file:
                 export = _Export(file)
@@ -68,8 +64,6 @@ class NsysSource:
             self._progress(self.stored_bytes, self.stored_bytes)
 
     def _open(self) -> sqlite3.Connection:
-        import sqlite3
-
         file = sqlite3.connect(f"file:{quote(os.path.abspath(self.name))}?mode=ro&immutable=1", uri=True)
         file.execute("PRAGMA trusted_schema = OFF")  # a stranger's file runs no functions of its schema
         budget = iter(range(max(self.stored_bytes * _WORK_A_BYTE // _STEPS_OF_WORK, 1000)))
