@@ -81,6 +81,13 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
+@pytest.fixture
+def quick_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without the script that draws their plots, which takes seconds to be put together."""
+    pytest.importorskip("vl_convert", reason="pages need the extra `report`")
+    monkeypatch.setattr("graph_predictor.pages.page.plot_script", lambda: b"// Vega")
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder of the shared data (it holds `traces/`); skips where it is absent."""

@@ -137,11 +137,10 @@ ZERO = re.compile(r"(?<![\w.])[+-]0(?:\.0+)?(?:%|(?![\w.]))")
 """A zero with a sign."""
 
 
+@pytest.mark.usefixtures("quick_pages")
 @pytest.mark.parametrize(("a", "b", "options"), pairs(), ids=name)
-def test_text_json_and_page_show_b_less_a(a: Path, b: Path, options: tuple[str | int, ...], run: Run, tmp_path: Path,
-                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("vl_convert", reason="pages need the extra `report`")
-    monkeypatch.setattr("graph_predictor.pages.page.plot_script", lambda: b"// Vega")
+def test_text_json_and_page_show_b_less_a(
+        a: Path, b: Path, options: tuple[str | int, ...], run: Run, tmp_path: Path) -> None:
     code, text, error = run("diff", a, b, *options, "--top", 100_000)
     assert code in (0, 2) and "Traceback" not in error
     if code == 2:

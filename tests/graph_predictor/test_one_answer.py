@@ -52,13 +52,6 @@ def _name(path: Path) -> str:
     return "/".join(path.parts[-2:])
 
 
-@pytest.fixture
-def quick_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vega takes seconds to be put together, and none of it is run here."""
-    pytest.importorskip("vl_convert", reason="pages need the extra `report`")
-    monkeypatch.setattr("graph_predictor.pages.page.plot_script", lambda: b"// Vega")
-
-
 @pytest.mark.usefixtures("quick_pages")
 @pytest.mark.parametrize("path", recordings(), ids=_name)
 def test_no_command_and_no_page_contradicts_another(path: Path, run: Run, tmp_path: Path) -> None:
