@@ -31,8 +31,7 @@ from graph_predictor.cli.running import one_sentence
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
-from kernel_models import device_choice
-from kernel_models import op_call as model
+from kernel_models import device_choice, op_call
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
 from planner.parallel import exploration, layer_costs, page, planning, search
 from planner.parallel import space as frameworks
@@ -235,7 +234,7 @@ def _plain_plan(each: search.Ranked, first: search.Ranked, price: float | None) 
         "parts_ms": {name: getattr(e, name) / 1e3 for name in (
             "products", "others", "host", "layers", "pipeline", "data", "optimizer", "fixed", "stragglers", "hidden")},
         "fits": each.fit.value, "memory_parts_gb": {name: size / 1e9 for name, size in m.parts.items()},
-        "sources": {model.Source(source).label: share for source, share in e.sources.items()}}
+        "sources": {op_call.Source(source).label: share for source, share in e.sources.items()}}
 
 
 def heads_text(shape: transformer.TransformerShape, *, sized: bool = False) -> str:

@@ -188,10 +188,12 @@ class _Linear:
 
     def fitted(self, start: CorrectionFactors, rows: Int64) -> CorrectionFactors:
         """Return the factors that fit some of the rows."""
+        # First tokens by how they differ from each other: their mean depends on how a benchmark begins.
+        known = np.isfinite(self.left[rows, 0])
+        middle = np.median(self.left[rows, 0][known]) if known.any() else 0.0
+
         def log_ratios(rates: CorrectionFactors) -> Float64:
             first, between = (column[np.isfinite(column)] for column in self.left_by(rates)[rows].T)
-            # First tokens by how they differ from each other: their mean depends on how a benchmark begins.
-            middle = np.median(first) if len(first) else 0.0
             return -np.concatenate([FIRST_WEIGHT * (first - middle), between])
 
         return fit_factors(log_ratios, start, {name: FACTORS[name] for name in self.names}, ERROR, firm=True)
