@@ -35,7 +35,7 @@ demo: $(CAPTURING)  ## record a training step here, predict three that were neve
 # Each by itself, or at one time with -j2: the type check is of one process, beside which the tests leave no core idle.
 test: lint check suite  ## linters, type check, the recorded traces' baseline and the tests but the slowest
 
-# One process a core, so one thread a process. Tests marked slow, 30 of 6,600, take a quarter of the time.
+# One process a core, so one thread a process. Tests marked slow, 40 of 5,800, take a quarter of the time.
 suite: $(TESTABLE)
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m 'not slow'
 

@@ -22,6 +22,8 @@ import typer.main
 import typer.testing
 from said import Ran, Run
 
+from tracer.job import read_job
+
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("FORETRACE_DATA") or HERE.parents[1] / "shared" / "data")
 
@@ -48,12 +50,28 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--update-golden needs --reason \"...\": say why the results changed.")
 
 
+@functools.lru_cache(maxsize=3)
+def _job(paths: tuple[str, ...], _files: tuple[tuple[str, int, int], ...], window: int, region: str | None) -> Any:
+    return read_job(list(paths), window=window, step_region=region)
+
+
+def _read_once(paths: list[str], window: int, workers: Any, step_region: str | None) -> Any:
+    """Read a job as commands do, but files that have not changed since the last time are not read again."""
+    files = [file for path in map(Path, paths) for file in (path.rglob("*") if path.is_dir() else [path])]
+    if not files or not all(file.exists() for file in files):
+        return read_job(paths, window=window, workers=workers, step_region=step_region)
+    found = sorted((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
+    return _job(tuple(paths), tuple(found), window, step_region)
+
+
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """A function that runs ``foretrace`` with arguments in this process."""
     def call(*arguments: object) -> Ran:
         from foretrace.commands import main
 
+        if not sys.stderr.isatty():
+            monkeypatch.setattr("graph_predictor.cli.console._read", _read_once)
         monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
             sys.exit(main())
@@ -61,6 +79,13 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Ran(left.value.code if isinstance(left.value.code, int) else 0, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def quick_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without the script that draws their plots, which takes seconds to be put together."""
+    pytest.importorskip("vl_convert", reason="pages need the extra `report`")
+    monkeypatch.setattr("graph_predictor.pages.page.plot_script", lambda: b"// Vega")
 
 
 @pytest.fixture(scope="session")

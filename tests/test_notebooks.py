@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forks import run_program
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "notebooks"
 NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
@@ -35,7 +34,7 @@ def test_a_notebook_runs_and_shows_the_same_kinds_of_things(name: str, tmp_path:
             f"notebook = json.load(open({name!r}))\n"
             "save.run_cells(notebook)\n"
             f"json.dump(notebook, open({str(tmp_path / name)!r}, 'w'))\n")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_program(code)
     assert done.returncode == 0, done.stderr
     again = json.loads((tmp_path / name).read_text())
     assert outputs(again) == outputs(kept)

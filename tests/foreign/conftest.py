@@ -1,8 +1,7 @@
-"""Captures of the foreign programs, made once for all processes of a test run."""
+"""Captures of the foreign programs, made once for all tests of them: they are in one file, which one process runs."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,11 +13,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from catalogue import CATALOGUE, OTHER_SIZE, program  # noqa: E402
-from filelock import FileLock  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-
 
 Captured = dict[str, tuple[Path, int, str]]
 """Directory, exit status and output of the capture of each program."""
@@ -38,16 +35,10 @@ def _capture(folder: Path, names: list[str]) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def captures(tmp_path_factory: pytest.TempPathFactory) -> Captured:
     """The captures of the programs whose packages are installed."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "foreign"
-    folder.mkdir(exist_ok=True)
-    done = folder / "done.json"
-    with FileLock(folder / "lock"):
-        if not done.exists():
-            done.write_text(json.dumps(_capture(folder, [
-                *(each.name for each in CATALOGUE if not each.lacking), OTHER_SIZE])))
-    return {name: (folder / name, int(status), (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace"))
-            for name, status in json.loads(done.read_text()).items()}
+    folder = tmp_path_factory.mktemp("foreign")
+    status = _capture(folder, [*(each.name for each in CATALOGUE if not each.lacking), OTHER_SIZE])
+    return {name: (folder / name, int(code), (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace"))
+            for name, code in status.items()}
 
 
 @pytest.fixture(scope="session")

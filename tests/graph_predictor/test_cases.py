@@ -20,12 +20,6 @@ RIGHT = {
 READ = {"record_function_steps": ("--step-region", "train_step")}
 
 
-@pytest.fixture
-def quick_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("vl_convert", reason="pages need the extra `report`")
-    monkeypatch.setattr("graph_predictor.pages.page.plot_script", lambda: b"// Vega")
-
-
 @pytest.mark.usefixtures("quick_pages")
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_case_is_answered_right(name: str, run: Run, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -196,14 +197,18 @@ def test_rows_are_what_a_trace_below_autograd_has(tmp_path: Path) -> None:
     assert usual_step([found, found]).host_ns == found.host_ns == pytest.approx(500e3 - 3 * USUAL_NS, rel=1e-5)
 
 
+@cache
+def rounds(folder: str) -> dict[str, HostStep]:
+    """The host's step of every program of a folder."""
+    return {path.parent.name: recorded_host_steps(read_job(path).graphs)[0]
+            for path in sorted((TRACES / folder).glob("*/round0"))}
+
+
 def test_programs_held_out_are_told_by_the_others() -> None:
     """Every case is in the docs; this holds 19 programs to what those of the other folder make of them."""
-    def rounds(folder: str) -> list[HostStep]:
-        return [recorded_host_steps(read_job(path).graphs)[0] for path in sorted((TRACES / folder).glob("*/round0"))]
-
-    model = fit_host(rounds("host"))
+    model = fit_host([*rounds("host").values()])
     errors = [sum(float(part.sum()) for part in model.estimate(one)) / one.host_ns - 1
-              for one in rounds("host-held-out")]
+              for one in rounds("host-held-out").values()]
     assert len(errors) == 19 and np.median(np.abs(errors)) < 0.12 and np.mean(np.abs(errors)) < 0.15, errors
 
 
@@ -276,6 +281,5 @@ def test_a_traced_step_is_predicted_on_a_host(tmp_path: Path) -> None:
     graph = read_job([str(path)]).graphs[0]
     assert len(traced_host_step(graph)) == len(graph.ops)
     truth = np.median(read_job(TRACES / "host" / "bert" / "round0").graphs[0].meta.unprofiled_step_ns) / 1e3
-    others = [str(one) for one in sorted((TRACES / "host").glob("*/round0")) if "bert" not in one.parent.name]
-    model = host_by_name(",".join(others), lambda path: read_job([path]))
+    model = fit_host([one for name, one in rounds("host").items() if "bert" not in name])
     assert baseline_of([graph], host=model).predict().step_time_us == pytest.approx(truth, rel=0.5)

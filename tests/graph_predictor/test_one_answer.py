@@ -14,7 +14,8 @@ from said_facts import Facts, contradictions, facts_of_page, facts_of_text
 
 DATA = ROOT.parent / "shared" / "data"
 OWN = ["bert-cpu", "cpu-small", "dlrm-cpu", "llama-cpu", "resnet50-cpu"]
-COMMANDS = ("inspect", "replay", "breakdown", "predict", "opportunities", "ranks", "memory")
+COMMANDS = ("inspect", "replay", "opportunities", "ranks", "memory")
+WITH_PAGES = ("breakdown", "predict")
 
 
 def recordings() -> list[Path]:
@@ -36,30 +37,19 @@ def _within(folder: Path) -> list[Path]:
 def said_by(path: Path, run: Run, folder: Path) -> dict[str, Facts]:
     """What each command says of a recording; one that refuses it says nothing, in a sentence."""
     found: dict[str, Facts] = {}
-    for command in COMMANDS:
-        ended, text, error = run(command, path)
+    page = folder / "page.html"
+    for command, *more in (*((each, path) for each in COMMANDS), ("diff", path, path), ("report", path, "-o", page),
+                           *((each, path, "--html", page) for each in WITH_PAGES)):
+        ended, text, error = run(command, *more)
         assert ended in (0, 2) and "Traceback" not in text + error, (command, error)
         found[command] = facts_of_text(text) if ended == 0 else {}
-    ended, text, error = run("diff", path, path)
-    assert ended in (0, 2), error
-    found["diff"] = facts_of_text(text) if ended == 0 else {}
-    for command in ("breakdown", "predict", "report"):
-        page = folder / f"{command}.html"
-        option = "-o" if command == "report" else "--html"
-        if run(command, path, option, page)[0] == 0:
+        if page in more and ended == 0:
             found[f"{command} page"] = facts_of_page(page)
     return found
 
 
 def _name(path: Path) -> str:
     return "/".join(path.parts[-2:])
-
-
-@pytest.fixture
-def quick_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vega takes seconds to be put together, and none of it is run here."""
-    pytest.importorskip("vl_convert", reason="pages need the extra `report`")
-    monkeypatch.setattr("graph_predictor.pages.page.plot_script", lambda: b"// Vega")
 
 
 @pytest.mark.usefixtures("quick_pages")

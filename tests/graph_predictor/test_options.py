@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -248,11 +246,9 @@ def test_devices_and_topologies_are_listed_with_their_sources() -> None:
     ("foretrace predict x --device b2", "b200"), ("foretrace topologies dgx-h2", "dgx-h200"),
     ("foretrace capture --workload lla", "llama")])
 def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", "from foretrace.commands import app; app(prog_name='foretrace')"], capture_output=True,
-        text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT), "_FORETRACE_COMPLETE": "complete_bash",
-                                     "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)})
-    assert expected in ran.stdout.split(), ran.stderr
+    ran = CliRunner().invoke(app, prog_name="foretrace", env={
+        "_FORETRACE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)})
+    assert expected in ran.stdout.split(), ran.output
 
 
 def test_a_recorded_step_goes_by_name_or_number() -> None:

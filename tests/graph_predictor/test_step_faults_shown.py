@@ -67,9 +67,8 @@ def test_an_empty_last_step_of_two_ranks(tmp_path: Path, run: Run) -> None:
     assert "steps left out: almost no work 2" in plain(run("inspect", tmp_path).out)
 
 
-def test_pages_say_the_good_step(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("vl_convert", reason="pages need the extra `report`")
-    monkeypatch.setattr("graph_predictor.pages.page.plot_script", lambda: b"// Vega")
+@pytest.mark.usefixtures("quick_pages")
+def test_pages_say_the_good_step(tmp_path: Path, run: Run) -> None:
     path = planted(tmp_path, [67.8], last=0.012)
     for command, option in (("predict", "--html"), ("breakdown", "--html"), ("report", "-o")):
         page = tmp_path / f"{command}.html"

@@ -47,11 +47,10 @@ RULES = sorted(
     if name.startswith("aten::") and rule.names and name.removeprefix("aten::") not in _DROPPED)
 
 
-@pytest.mark.parametrize(("name", "names"), RULES)
-def test_arguments_stand_where_the_schema_puts_them(name: str, names: tuple[str, ...]) -> None:
-    found = schemas(name)
-    assert found, f"{name} does not exist"
-    assert any(agrees(name, names, schema) for schema in found), (names, [str(schema) for schema in found])
+def test_arguments_stand_where_the_schema_puts_them() -> None:
+    wrong = {name: (names, [str(schema) for schema in schemas(name)]) for name, names in RULES
+             if not any(agrees(name, names, schema) for schema in schemas(name))}
+    assert len(RULES) > 500 and not wrong
 
 
 def test_free_operations_return_views_or_nothing_new() -> None:

@@ -47,6 +47,15 @@ print(torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)).item(),
       torch.optim.Optimizer.zero_grad.__wrapped__.__dict__["__dynamo_disable"].__module__)
 """
 SET = "from torch import _dynamo; _dynamo.config.cache_size_limit = 17"
+FIRST = """
+import sys, torch
+from tracer.shape_only.uncompiled import UncompiledFakeMode, first_operation, without_compiler
+first_operation()
+before = set(sys.modules)
+with without_compiler(), UncompiledFakeMode():
+    torch.ones(3, 2).normal_() @ torch.ones(2)
+print(sorted(set(sys.modules) - before), "torch._dynamo" in sys.modules)
+"""
 PROGRAMS: dict[str, dict[str, object]] = {
     "plain": {}, "compiler first": {"first": True}, **{built: {"built": built} for built in ASKING},
     "optimizer after": {"after": OPTIMIZER},
@@ -63,6 +72,9 @@ def traced() -> dict[str, list[str]]:
         [done] = forks.run([ForkedProgram.of(PROGRAM.format(**{"first": False, "built": "", "after": "", **each}))])
         assert not done.returncode, done.stderr
         found[name] = done.stdout.split()
+    [done] = forks.run([ForkedProgram.of(FIRST)])
+    assert not done.returncode, done.stderr
+    found["first operation"] = done.stdout.split()
     forks.close()
     return found
 
@@ -88,23 +100,8 @@ def test_settings_that_a_program_changed_are_the_compilers(traced: dict[str, lis
     assert traced["setting"][-1] == "17"
 
 
-FIRST = """
-import sys, torch
-from tracer.shape_only.uncompiled import UncompiledFakeMode, first_operation, without_compiler
-first_operation()
-before = set(sys.modules)
-with without_compiler(), UncompiledFakeMode():
-    torch.ones(3, 2).normal_() @ torch.ones(2)
-print(sorted(set(sys.modules) - before), "torch._dynamo" in sys.modules)
-"""
-
-
-def test_after_a_first_operation_the_next_ones_import_nothing() -> None:
-    forks = Forks("torch")
-    [done] = forks.run([ForkedProgram.of(FIRST)])
-    forks.close()
-    assert not done.returncode, done.stderr
-    assert done.stdout.split() == ["[]", "False"]
+def test_after_a_first_operation_the_next_ones_import_nothing(traced: dict[str, list[str]]) -> None:
+    assert traced["first operation"] == ["[]", "False"]
 
 
 def test_tensors_are_found_where_pytorch_finds_them() -> None:

@@ -1,7 +1,8 @@
-"""Every edit that ``foretrace predict`` offers on captures of others' scripts, and every pair of them: see ``edits``.
+"""Scripts of others, captured unchanged: what is recorded closes, commands can read it, and every edit applies.
 
-On all programs that is ``benchmarks/foreign_edits.py``; here on those that take little time. A recording of a CPU has
-no kernels, so that edits of kernels and launches are tried on a step that was traced by shapes for a GPU.
+Every edit that ``foretrace predict`` offers is tried, and every pair of them: see ``edits``. On all programs that is
+``benchmarks/foreign_edits.py``; here on those that take little time. A recording of a CPU has no kernels, so that edits
+of kernels and launches are tried on a step that was traced by shapes for a GPU.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import pytest
-from catalogue import OTHER_SIZE, program
+from catalogue import CATALOGUE, OTHER_SIZE, PROGRAMS, program
 from edits import (
     EDITS,
     MOVES,
@@ -29,10 +31,16 @@ from edits import (
 )
 
 import tracer
+from graph_predictor import breakdown, replay
 from graph_predictor.cli.predict import predict as command
 from graph_predictor.edits.registry import OPTIONS
+from graph_predictor.reports.inspection import inspect_job
 from graph_predictor.request.study import Configuration, read_source
+from tracer.graph import OpKind, Phase
 
+NAMES = [each.name for each in CATALOGUE]
+CLOSES = 0.01
+"""The worst step of a CPU's trace replays within 1%."""
 ATTEMPTS = 3
 ALONE = ("lightning_autoencoder", "cnn_workers", "embedding_ranker")
 IN_PAIRS: dict[str, tuple[int, set[str] | None]] = {
@@ -49,6 +57,42 @@ NO_EDITS = {"source", "from_device", "profile", "step", "step_region", "price", 
 """Options of the command that say what is read or shown."""
 
 Tried = tuple[Predictor, dict[str, Change]]
+
+
+def test_every_program_is_in_the_catalogue_and_none_knows_foretrace() -> None:
+    assert sorted(NAMES) == sorted(path.stem for path in PROGRAMS.glob("*.py")) and len(NAMES) >= 12
+    for each in CATALOGUE:
+        text = each.path.read_text(encoding="utf-8")
+        assert "tracer" not in text and "foretrace" not in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_capture_closes_and_every_view_of_it_can_be_made(name: str, captured: Callable[[str], Path]) -> None:
+    job = tracer.read_job(captured(name))
+    which = program(name)
+    assert len(job.graphs) == which.processes and not job.missing_ranks
+    result = replay(job.graphs)
+    assert len(result.steps) == 2 * which.processes
+    assert result.max_abs_error <= CLOSES
+    for graph in job.graphs:
+        assert len(graph.meta.unprofiled_step_ns) == 4 and min(graph.meta.unprofiled_step_ns) > 0
+    found = breakdown(result)
+    assert found.bound
+    for step in found.steps:
+        assert sum(step.totals.bounds.values()) == pytest.approx(step.simulated_ns, rel=1e-6)
+    assert inspect_job(job)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_backward_and_optimizer_are_told_apart(name: str, captured: Callable[[str], Path]) -> None:
+    """Products belong to the forward or the backward, even where the optimizer calls them (Lightning does)."""
+    for graph in tracer.read_job(captured(name)).graphs:
+        names = np.array(graph.strings)[graph.ops.name]
+        inside = (graph.ops.step >= 0) & (graph.ops.kind == OpKind.OPERATION)
+        products = inside & np.isin(names, ["aten::addmm", "aten::mm", "aten::convolution", "aten::bmm"])
+        phases = set(graph.ops.phase[products].tolist())
+        assert phases and phases <= {Phase.FORWARD, Phase.BACKWARD}
+        assert (graph.ops.phase[inside] == Phase.OPTIMIZER).any()
 
 
 def test_every_option_of_the_command_is_tried() -> None:
