@@ -22,7 +22,7 @@ import typer.main
 import typer.testing
 from said import Ran, Run
 
-from tracer.job import read_job
+from tracer import job as jobs
 
 HERE = Path(__file__).resolve().parent
 DATA = Path(os.environ.get("FORETRACE_DATA") or HERE.parents[1] / "shared" / "data")
@@ -51,7 +51,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @functools.lru_cache(maxsize=3)
-def _job(paths: tuple[str, ...], _files: tuple[tuple[str, int, int], ...], window: int, region: str | None) -> Any:
+def _job(paths: tuple[str, ...], _files: tuple[tuple[str, int, int], ...], window: int, region: str | None,
+         read_job: Callable[..., Any]) -> Any:
     return read_job(list(paths), window=window, step_region=region)
 
 
@@ -59,9 +60,9 @@ def _read_once(paths: list[str], window: int, workers: Any, step_region: str | N
     """Read a job as commands do, but files that have not changed since the last time are not read again."""
     files = [file for path in map(Path, paths) for file in (path.rglob("*") if path.is_dir() else [path])]
     if not files or not all(file.exists() for file in files):
-        return read_job(paths, window=window, workers=workers, step_region=step_region)
+        return jobs.read_job(paths, window=window, workers=workers, step_region=step_region)
     found = sorted((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
-    return _job(tuple(paths), tuple(found), window, step_region)
+    return _job(tuple(paths), tuple(found), window, step_region, jobs.read_job)
 
 
 @pytest.fixture

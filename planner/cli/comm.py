@@ -204,7 +204,7 @@ def fit(
     dtype: Annotated[str, shared("--dtype", "where a log does not say")] = "float32",
     backend: Annotated[str, shared("--backend", "what was measured")] = "nccl",
     gpu: Annotated[str | None, typer.Option(
-        metavar="NAME", help="Only rows of this GPU, as the table names it.")] = None,
+        "--gpu-name", metavar="NAME", help="Only rows of this GPU, as the table names it.")] = None,
     system: Annotated[str | None, typer.Option(metavar="NAME", help="Only rows of this system or cluster, as the table "
                                                                     "names it.")] = None,
     json: Json = False,

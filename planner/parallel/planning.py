@@ -70,7 +70,7 @@ AS_IT_IS = Technology()
 
 
 @dataclass(repr=False, kw_only=True)
-class Plans(Found, Shown):
+class Plans(Shown, Found):
     """Plans of a decoder on a number of GPUs, the fastest first, and why others are not among them.
 
     Attributes:

@@ -244,7 +244,7 @@ def test_health_is_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.Monk
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\ncase \"$*\" in\n*compute-apps*) printf '11, GPU-a\\n12, GPU-a\\n13, GPU-b\\n';;\n"
                     "*) echo 'NVIDIA H200, 580.1, 1200, 3201, 1980, 699.5, 700.00, 81, 0x0000000000000024, "
-                    "143771, 3000, 97, GPU-a';;\nesac\n",
+                    "143771, 3000, 97, GPU-a, 00000000:1B:00.0';;\nesac\n",
                     encoding="utf-8")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -110,7 +110,7 @@ class SimulatedCuda:
         self.current_device, self.device_count, self.memory_allocated = lambda: 0, lambda: 1, lambda *device: 0
         self.is_available = self.is_initialized = lambda: True
         self.empty_cache = self.set_device = lambda *device: None
-        self.max_memory_allocated = self.max_memory_reserved = self.memory_allocated
+        self.max_memory_allocated = self.max_memory_reserved = lambda *device: 512  # what wakes the device up
         self.clock_rate = lambda *device: int(gpu.clock_mhz)
         self.mem_get_info = lambda *device: (gpu.memory_bytes // 2, gpu.memory_bytes)
         self.current_stream = self.Stream
