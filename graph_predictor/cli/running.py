@@ -48,8 +48,14 @@ class LateModule(ModuleType):
                 # These alone import late: elsewhere an import may be there for what it registers.
                 with imported_late() if self.__name__.startswith(LATE_IMPORTING) else imported_at_once():
                     loader.exec_module(self)
-                self.__class__ = ModuleType  # type: ignore[assignment]
+                if type(self) is LateModule:  # else it has chosen a class of its own
+                    self.__class__ = ModuleType  # type: ignore[assignment]
         return ModuleType.__getattribute__(self, name)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call a module that makes itself callable when it runs, as ``tracer.capture`` does."""
+        self.__getattr__("__name__")
+        return self(*arguments, **named)
 
 
 class LateLoader(Loader):

@@ -69,3 +69,13 @@ def test_a_late_module_runs_once_where_imports_go_in_a_circle(tmp_path: Path, mo
     for name in ("first", "second"):
         del sys.modules[f"planner.{name}"], planner.__dict__[name]
     del sys.runs  # type: ignore[attr-defined]
+
+
+def test_a_module_that_is_callable_is_so_when_it_is_late() -> None:
+    code = ("from graph_predictor.cli.running import LateModule, imported_late\n"
+            "with imported_late():\n    import tracer.capture\n"
+            "assert type(tracer.capture) is LateModule\n"
+            "try:\n    tracer.capture('')\n"
+            "except Exception as error:\n    assert type(error).__name__ == 'CaptureError', error\n"
+            "assert type(tracer.capture).__name__ == '_CallableModule'\n")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
