@@ -105,7 +105,7 @@ def with_profile(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoi
 
 
 def judged(cases: Mapping[str, ValidatedCase], scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
-    """Judge predictions beside what was measured."""
+    """Judge predictions against measured times."""
     if not cases:
         yield is_true("predictions", "≥ 1", False, "nothing was predicted")
         return
