@@ -7,11 +7,11 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tracer.errors import ForetraceError
+from tracer.kept_files import scratch_folder
 from tracer.output_file import whole_file
 
 BENCH_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")
@@ -92,7 +92,7 @@ def run_bench(plan: BenchPlan, processes: int, out: str | os.PathLike[str], *, t
         raise ForetraceError(f"A sweep on this host is of 2 to {MOST_PROCESSES} processes, and {processes} was asked "
                              "for.")
     target = Path(out)
-    with tempfile.TemporaryDirectory(prefix="foretrace-comm-bench-") as folder:
+    with scratch_folder("foretrace-comm-bench-") as folder:
         table = Path(folder) / "table.jsonl"
         # One thread a process, so that ranks on one host do not take each other's cores.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
