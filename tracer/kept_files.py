@@ -38,7 +38,7 @@ MOST_FILES = 2000
 OTHERS_WRITE, OTHERS_READ = 0o022, 0o077
 """Modes that let another user change a file; or change or read it."""
 _USERS = hasattr(os, "geteuid")
-_FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+OWN_FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 """Neither through a link nor waiting for the writer of a pipe."""
 _FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", 0)
 """Folders on the way may be entered and not listed (``O_PATH``)."""
@@ -119,11 +119,7 @@ def why_unkept() -> dict[str, str]:
 
 
 def scratch_folder(prefix: str = "foretrace-") -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder for temporary files, below none in which another user could put one of its own in its place.
-
-    Raises:
-        ForetraceError: there is none.
-    """
+    """Return a new folder for temporary files where no other user can swap it. Raises ``ForetraceError``: nowhere."""
     for path, own in ((tempfile.gettempdir(), False), *((path, True) for path in places())):
         with suppress(OSError), _entered(path, make=own, own=own) as place:
             return tempfile.TemporaryDirectory(prefix=prefix, dir=place.path)
@@ -131,28 +127,20 @@ def scratch_folder(prefix: str = "foretrace-") -> tempfile.TemporaryDirectory[st
                          "with TMPDIR.")
 
 
-def no_easier_to_change(path: Path, module: Path) -> bool:
-    """Return whether all who can change a file that came with a module can change the module too, which runs anyway."""
+def read_shipped(path: Path, module: Path) -> bytes:
+    """Return a file that came with a module. Raises ``OSError``: there is none, or it is easier to change than the
+    module, which runs anyway."""
     for file, runs in ((path.stat(), module.stat()), (path.parent.stat(), module.parent.stat())):
         if _USERS and (file.st_uid not in (0, os.geteuid(), runs.st_uid)
                        or file.st_mode & ~runs.st_mode & OTHERS_WRITE):
-            return False
-    return True
+            raise Unsafe(f"{path} is open to more users than {module}")
+    return path.read_bytes()
 
 
 @contextmanager
 def _entered(path: str, make: bool = False, own: bool = True) -> Iterator[_Place]:
-    """Walk to a folder, and leave it again.
-
-    Args:
-        path: of the folder.
-        make: it and folders before it are made where they are missing.
-        own: it is this user's alone; else it only lies where no other user can put another in its place.
-
-    Raises:
-        Unsafe: another user could.
-        OSError: it is not there, or no folder.
-    """
+    """Walk to a folder, and ``make`` what is missing of the way; leave it again. It is this user's ``own`` or, else, on
+    the way to one. Raises ``OSError``: it is not there; ``Unsafe``: another user could put another in its place."""
     if not _USERS:
         if make:
             os.makedirs(path, exist_ok=True)
@@ -182,7 +170,7 @@ def _entered(path: str, make: bool = False, own: bool = True) -> Iterator[_Place
 
 
 def _read(place: _Place, name: str, others: int = OTHERS_WRITE) -> bytes:
-    with os.fdopen(os.open(place.before + name, os.O_RDONLY | _FILE, dir_fd=place.descriptor), "rb") as file:
+    with os.fdopen(os.open(place.before + name, os.O_RDONLY | OWN_FILE, dir_fd=place.descriptor), "rb") as file:
         found = os.fstat(file.fileno())
         check_own(found, name, others)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:  # another name of it may lie anywhere
@@ -191,10 +179,9 @@ def _read(place: _Place, name: str, others: int = OTHERS_WRITE) -> bytes:
 
 
 def _write(place: _Place, name: str, content: bytes) -> None:
-    """Write a file whole or not at all."""
     before, folder = place.before, place.descriptor
     temporary = f"{before}.{secrets.token_hex(8)}.tmp"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=folder)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OWN_FILE, 0o600, dir_fd=folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

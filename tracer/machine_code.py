@@ -28,7 +28,7 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from tracer.kept_files import no_easier_to_change, read_kept, write_kept
+from tracer.kept_files import read_kept, read_shipped, write_kept
 from tracer.lazy import llvm, llvmlite, numba
 
 VERSION = 1
@@ -132,8 +132,8 @@ class KeptLoop:
             ctypes.c_void_p if "[" in kind else numbers[kind] for kind in self.types))
 
     @property
-    def _folder(self) -> Path:
-        return Path(sys.modules[self.function.__module__].__file__ or ".").parent
+    def _module(self) -> Path:
+        return Path(sys.modules[self.function.__module__].__file__ or ".")
 
     def _key_of(self, *surroundings: str) -> str:
         """Return what code is good for: this source and that of what it calls, and what surrounds it."""
@@ -146,7 +146,7 @@ class KeptLoop:
     @property
     def shipped(self) -> Path:
         """Where the bitcode of this very source is shipped, for this kind of system."""
-        return self._folder / SHIPPED / f"{self.__name__}-{self._key_of(llvm.get_process_triple())}.bc.z"
+        return self._module.parent / SHIPPED / f"{self.__name__}-{self._key_of(llvm.get_process_triple())}.bc.z"
 
     def ship(self) -> Path:
         """Compile the loop with numba, and write the bitcode that is shipped."""
@@ -162,16 +162,10 @@ class KeptLoop:
             cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="default",
             codemodel="jitdefault", jit=True)
         try:
-            module = llvm.parse_bitcode(zlib.decompress(self._bitcode()))
-        except (OSError, zlib.error, RuntimeError):  # none shipped, or of a newer LLVM
+            module = llvm.parse_bitcode(zlib.decompress(read_shipped(self.shipped, self._module)))
+        except (OSError, zlib.error, RuntimeError):  # none to be taken, or of a newer LLVM
             module = llvm.parse_assembly(self._assembly())
         return bytes(machine.emit_object(module))
-
-    def _bitcode(self) -> bytes:
-        """Return the bitcode shipped. Raises ``OSError``: there is none, or it is easier to change than the module."""
-        if not no_easier_to_change(self.shipped, Path(sys.modules[self.function.__module__].__file__ or "")):
-            raise PermissionError(self.shipped)
-        return self.shipped.read_bytes()
 
     def _assembly(self) -> str:
         """Compile the loop with numba: LLVM's text of it, whose entry is called ``ENTRY``."""

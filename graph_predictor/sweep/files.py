@@ -21,7 +21,7 @@ import pandas as pd
 from graph_predictor.exports.tables import table_columns
 from graph_predictor.sweep.space import SweepError
 from tracer.input_file import DecodeError, from_json
-from tracer.kept_files import check_own
+from tracer.kept_files import OWN_FILE, check_own
 from tracer.output_file import whole_file
 
 TABLES = (".parquet", ".csv")
@@ -218,10 +218,7 @@ class Journal:
 def _opened(path: Path) -> IO[bytes]:
     """Open it for reading and adding, or make it; neither through a link, nor waiting for the reader of a pipe, nor one
     into which another user could have written points."""
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
-        flags |= getattr(os, name, 0)
-    file = os.fdopen(os.open(path, flags, 0o600), "a+b")
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | OWN_FILE, 0o600), "a+b")
     try:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
