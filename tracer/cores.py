@@ -1,8 +1,12 @@
-"""The processor cores that a process may use."""
+"""The processor cores that a process may use, and how it starts another."""
 
 from __future__ import annotations
 
 import os
+import sys
+
+RUN_MODULE = (sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m")
+"""What runs a module, not first looked for in the current directory: another user may have put one there."""
 
 
 def usable_cores() -> int:

@@ -21,6 +21,7 @@ import pytest
 
 from graph_predictor.sweep.files import Journal, SweepError
 from tracer import kept_files
+from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError
 from tracer.kept_files import KEY, read_kept, scratch_folder, why_unkept, write_kept
 from tracer.kineto.host_loop import gaps_between, nest_rows
@@ -289,3 +290,12 @@ def test_a_command_answers_where_another_user_made_the_cache(base: Path, monkeyp
     ran = subprocess.run([sys.executable, "-m", "foretrace", "inspect", str(ROOT / "traces" / "cpu-small"), "--json"],
                          capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert ran.returncode == 0 and '"ops"' in ran.stdout, ran.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 looks in the current directory first")
+def test_modules_of_the_current_directory_are_not_run(base: Path) -> None:
+    for name in ("foretrace", "typer"):
+        assert _as_other(lambda name=name: (base / "open" / f"{name}.py").write_text("raise SystemExit(3)"))  # type: ignore[misc]
+    ran = subprocess.run([*RUN_MODULE, "foretrace", "--version"], cwd=base / "open", check=False,
+                         env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert ran.returncode == 0
