@@ -204,7 +204,7 @@ def _signature(place: _Place, name: str, content: bytes) -> bytes:
 def _tidy(path: str) -> None:
     """Remove what was kept first, once a process, so that no more than ``MOST_FILES`` are left."""
     with suppress(OSError):  # another process removes them too
-        files = [file for file in os.scandir(path) if file.name != KEY]
+        files = [file for file in os.scandir(path) if file.name != KEY and not file.is_dir()]
         files.sort(key=lambda file: file.stat(follow_symlinks=False).st_mtime)
         for file in files[:max(len(files) - MOST_FILES, 0)]:
             os.unlink(file.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,23 @@ def test_a_file_comes_back_or_is_none(users: bool, place: Path, monkeypatch: pyt
     assert write_kept("one.kept", b"text") and read_kept("one.kept") == b"text"
     (place / KEY).write_bytes(b"another")
     assert read_kept("one.kept") is None and not write_kept("one.kept", b"text")
+
+
+def _link(path: Path) -> None:
+    path.symlink_to(path.rename(path.parent.parent / "elsewhere"))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="this system has no modes of files")
+@pytest.mark.parametrize("spoil", [
+    lambda place: _link(place / "one.kept"), lambda place: os.link(place / "one.kept", place.parent / "another"),
+    lambda place: (place / "one.kept").chmod(0o620), lambda place: (place / KEY).chmod(0o640), _link,
+    lambda place: place.chmod(0o720), lambda place: place.parent.chmod(0o770),
+    lambda place: (place / "one.kept").write_bytes(bytes(32) + b"text")],
+    ids=["link", "hard link", "open file", "known key", "linked folder", "open folder", "open above", "unsigned"])
+def test_what_another_user_could_have_changed_is_not_used(spoil: Callable[[Path], object], place: Path) -> None:
+    assert write_kept("one.kept", b"text") and read_kept("one.kept") == b"text"
+    spoil(place)
+    assert read_kept("one.kept") is None
 
 
 def test_no_folder_is_relative_to_where_a_command_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
