@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from tracer.campaign.plan import CampaignError
-from tracer.campaign.record import Answer, Task
+from tracer.campaign.record import Answer, Task, sentence
 
 START_S = 180.0
 """Longest a worker may take to import torch and wake the device."""
@@ -123,8 +123,6 @@ class Worker:
 
 
 def _last_line(log: Path) -> str:
-    from tracer.campaign.record import sentence
-
     try:
         lines = [line for line in log.read_bytes()[-_LOG_BYTES:].decode(errors="replace").splitlines() if line.strip()]
     except OSError:
