@@ -104,7 +104,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata
+        from importlib import metadata  # slow, and only this option needs it
 
         try:
             number = metadata.version("foretrace")

@@ -207,8 +207,8 @@ class DirectoryLock:
 
     def _taken(self) -> bool:
         try:
-            import fcntl
-        except ImportError:  # Windows
+            import fcntl  # not on Windows
+        except ImportError:
             return True
         # Neither through a link, nor waiting for the reader of a pipe.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

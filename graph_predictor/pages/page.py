@@ -118,8 +118,8 @@ def check_installed() -> None:
 
 def _limited_addresses() -> bool:
     try:
-        import resource
-    except ImportError:  # not on Windows
+        import resource  # not on Windows
+    except ImportError:
         return False
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
