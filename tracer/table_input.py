@@ -27,8 +27,8 @@ _OTHERS = {
 }
 """First bytes of what users give for tables: what it is, and what to do."""
 _NOT_UTF8 = "{name} is named as {format} and is no text in UTF-8; save it in UTF-8."
-_HEAD_BYTES = 4096
-_REASON = 120
+_HEAD_BYTES = 4096  # chosen: enough lines to tell text from another format
+_REASON = 120  # chosen: part of a sentence
 _MORE_FIELDS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 _OPEN_QUOTE = re.compile(r"EOF inside string starting at row (\d+)")
 

@@ -45,7 +45,6 @@ comm = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                    help="Collectives and networks: predict, study, fit, measure, tune, report.")
 
 TopologyName = Annotated[str | None, shared("--topology")]
-RANKS_OF_BENCH = 2
 comm.command("study")(study)
 SWEEP = ("1KiB", "64MiB")
 
@@ -228,7 +227,7 @@ def fit(
 @in_one_sentence
 def bench(
     out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
-    processes: Annotated[int, typer.Option(min=2, help="Ranks on this host.")] = RANKS_OF_BENCH,
+    processes: Annotated[int, typer.Option(min=2, help="Ranks on this host.")] = 2,
     backend: Annotated[str, shared("--backend", "gloo (CPUs) or nccl (GPUs)")] = "gloo",
     collective: Annotated[list[str] | None, shared("--collective", "several times; by default all")] = None,
     smallest: Annotated[str, typer.Option(metavar="SIZE", help="Smallest buffer.")] = SWEEP[0],

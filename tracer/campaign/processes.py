@@ -18,7 +18,7 @@ from tracer.campaign.record import Answer, Task, sentence
 
 START_S = 180.0
 """Longest a worker may take to import torch and wake the device."""
-_LOG_BYTES = 2000
+_LOG_BYTES = 2000  # chosen: a traceback's last lines
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """A worker of the CPU sees no GPU, so that its context is the CPU's and nothing runs elsewhere."""
 _SEES_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"

@@ -31,7 +31,7 @@ from tracer.campaign.record import (
 from tracer.capture.context import collect_context
 from tracer.errors import DiskFullError
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # Linux: sys/prctl.h
 
 
 def main(arguments: list[str]) -> int:

@@ -26,7 +26,7 @@ ADMIN_ONLY = Path("/proc/driver/nvidia/params")
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 BUSY_SHARE = 0.5
 """Load a core above which timed steps measure the machine's other work as well."""
-LEAST_SHARED_BYTES = 1 << 30
+LEAST_SHARED_BYTES = 1 << 30  # chosen: Docker's default is 64 MB, too little for a batch of images a worker
 
 
 class MachineVerdict(Enum):

@@ -194,7 +194,7 @@ MOST_LISTED = 5
 SIMILAR = 0.6
 """Names with at least this share of characters in common are similar: the cutoff of Python's ``difflib``."""
 
-_LONGEST_NAME = 60
+_LONGEST_NAME = 60  # chosen: part of a line
 _ANY = "*"
 _DIGITS = re.compile(r"\d+")
 

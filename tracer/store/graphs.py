@@ -33,7 +33,7 @@ SUFFIX = ".foretrace"
 
 # Real traces unpack to 10-40 times their file. A file that claims far more is refused before memory is taken.
 _MAX_EXPANSION = 1000
-_FREE_BYTES = 256 << 20
+_FREE_BYTES = 256 << 20  # chosen: memory that any machine has
 
 # Some 12 days: a window lasts minutes, and readers drop events more than half a week from the others.
 MOST_NS = 1 << 50
