@@ -28,6 +28,7 @@ from tracer.store.container import (
     unpack,
     write_file,
 )
+from tracer.versions import installed_version
 
 SUFFIX = ".foretrace"
 
@@ -117,22 +118,14 @@ def pack_graphs(kind: str, graphs: list[ExecutionGraph], job: dict[str, Any], la
             if content:
                 members[_member(kind, index, name)] = content
         records.append(_GraphRecord(graph.meta, graph.threads, strings, tables))
-    members[MANIFEST] = msgspec.json.encode(GraphManifest("foretrace", VERSION, kind, _own_version(), records, job))
+    own = installed_version("foretrace") or "unknown"
+    members[MANIFEST] = msgspec.json.encode(GraphManifest("foretrace", VERSION, kind, own, records, job))
     return pack(members)
 
 
 def _member(kind: str, index: int, table: str) -> str:
     """Name of a Parquet member: ``ops.parquet``, in a job ``3/ops.parquet`` for its fourth graph."""
     return f"{table}.parquet" if kind == "graph" else f"{index}/{table}.parquet"
-
-
-def _own_version() -> str:
-    from importlib import metadata  # takes longer to import than a small file to read
-
-    try:
-        return metadata.version("foretrace")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def load_graphs(label: str, step_region: str | None = None) -> tuple[GraphManifest, list[ExecutionGraph]]:
