@@ -45,7 +45,8 @@ from planner.serving.setup import (
     weight_type,
 )
 from planner.serving.source import ServedDecoder, served_decoder
-from planner.serving.steps import PrefillChunk, ServedOperation, ServedStep, ServingModel, StepTime, rates_of
+from planner.serving.step_grids import PrefillChunk
+from planner.serving.steps import ServedOperation, ServedStep, ServingModel, StepTime, rates_of
 from planner.serving.trace_calibration import read_anchor
 from tracer.lazy import pandas
 from tracer.shown import Shown
