@@ -35,7 +35,6 @@ FIRST_WEIGHT = 0.25
 """Weight of a time to the first token beside one between tokens: it strays four times as much."""
 REACH, NOISE, WILD = 2.0, 0.15, math.inf
 """Of what is left, as ``parallel.corrections``: rows a factor of four apart in one figure are alike by half."""
-NUMBERS = ("tp", "ep", "attention_dp", "prompt", "output", "concurrency")
 STEPS, NUDGE = 2, 0.05
 """Times that all rows are served again around the factors found, and how far a factor's logarithm is moved to see what
 it changes."""

@@ -73,7 +73,7 @@ def find_steps(ops: OpTable, op_end: np.ndarray, strings: Interner) -> tuple[Ste
     return StepTable.empty(), NONE
 
 
-def step_of(steps: StepTable, thread: np.ndarray, start: np.ndarray) -> np.ndarray:
+def step_of(steps: StepTable, start: np.ndarray) -> np.ndarray:
     """The step each event starts in: by time, the same for the step's thread and all others (they overlap none)."""
     if len(steps) == 0:
         return np.full(len(start), NONE, np.int32)
