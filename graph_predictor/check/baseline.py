@@ -160,7 +160,7 @@ def _words(before: str, after: str) -> str:
 
 
 FORMAT = "foretrace-baseline"
-VERSION = 1
+VERSION = 1  # of the format; rises when an older reader would misread it
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

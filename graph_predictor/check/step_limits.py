@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from kernel_models.host.model import HostModel
 
 FORMAT = "foretrace-limits"
-VERSION = 1
+VERSION = 1  # of the format; rises when an older reader would misread it
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class StepStore:
             stream.write(text + b"\n")
 
 
-TOP = 5
+TOP = 5  # chosen: more rows are not read in a test's report
 COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "collectives",
            "communicated_bytes": "communicated_bytes"}
 """Names for ``no_added`` beside "memory", and the count behind each ("syncs" are calls that wait)."""

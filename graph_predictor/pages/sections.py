@@ -44,8 +44,8 @@ from tracer.arrays import Float64, Int64
 
 LEAST_SHARE = 0.001
 """Nodes of less than this share of the whole are merged with their neighbours in the icicle."""
-MOST_NODES = 1_500
-ROW_PX = 22
+MOST_NODES = 1_500  # chosen: what a browser draws at once
+ROW_PX = 22  # chosen: a line of text
 TREE_PAGE = 40
 """Rows of the module tree that are seen at once."""
 _PHASES = ("forward", "backward", "optimizer", "data", "other")

@@ -102,7 +102,7 @@ def _check(path: str, known: tuple[str, ...], what: str) -> None:
         raise SweepError(f"{path} cannot be written: {what.lower()}'s name ends with {' or '.join(known)}.")
 
 
-FORMAT = 1
+FORMAT = 1  # of the journal; rises when an older reader would misread it
 _HEAD = b'{"foretrace_sweep":'
 """The first words of every journal."""
 SUFFIX = ".journal"
