@@ -9,7 +9,7 @@ def main() -> None:
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell may have it ignored
     if heeded:
         signal.signal(signal.SIGINT, _stop)
-    from foretrace.commands import main as run
+    from foretrace.commands import main as run  # an interruption of it is answered by now
 
     try:
         if heeded:  # commands have files to put away

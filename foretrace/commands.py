@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.running import LazyCommand, lazy_group, run_program
+from tracer.versions import installed_version
 
 PLANS = frozenset({"plan", "serve", "shapes", "shard", "comm"})
 """Commands of ``planner``; the others are of ``graph_predictor``."""
@@ -95,13 +96,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata
-
-        try:
-            number = metadata.version("foretrace")
-        except metadata.PackageNotFoundError:
-            number = "unknown (not installed)"
-        typer.echo(f"foretrace {number}")
+        typer.echo(f"foretrace {installed_version('foretrace') or 'unknown (not installed)'}")
         raise typer.Exit
 
 

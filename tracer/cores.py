@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-RUN_MODULE = (sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m")
-"""What runs a module, not first looked for in the current directory: another user may have put one there."""
+RUN_MODULE = (sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m")  # -P: not from the folder it is in
 
 
 def usable_cores() -> int:

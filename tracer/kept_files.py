@@ -1,13 +1,10 @@
 """Files kept for the next process, in places where no other user can put one: what was worked out once and stays true.
 
-A place is a folder of this user alone, below folders that no other user can change::
-
-    / ── home ── user ── .cache ── foretrace          each is root's or this user's, and only they can write to it;
-    root root    user    user      user, made 0700    a sticky one, such as /tmp, may be open to all
-
-Each use walks there anew from the root, by descriptors and through no link, and checks owner and mode on the way. A
-file is then opened by its name in that descriptor: what another user puts in the way afterwards is never seen. A place
-or file that fails a check is neither used nor mended; nothing is kept then, and the work is done again.
+A place is a folder of this user alone, made 0700, below folders that are root's or this user's and that only they can
+write to; a sticky one, such as ``/tmp``, may be open to all. Each use walks there anew from the root, by descriptors
+and through no link, and checks owner and mode on the way. A file is then opened by its name in that descriptor: what
+another user puts in the way afterwards is never seen. A place or file that fails a check is neither used nor mended;
+nothing is kept then, and the work is done again.
 
 Each file is the HMAC-SHA-256 of its name and contents, then the contents. The key is this user's secret, in the place:
 a file that was damaged, half written, or made by somebody else is as good as none. Where there are no users to tell
@@ -49,19 +46,14 @@ class Unsafe(OSError):
 
 
 class _Place(NamedTuple):
-    """A folder that was walked to: its path, which no other user can turn elsewhere, and how its files are opened:
-    what goes before their names, and a descriptor."""
-
-    path: str
-    before: str
-    descriptor: int | None
+    path: str  # which no other user can turn elsewhere
+    before: str  # what goes before the names of its files,
+    descriptor: int | None  # and what they are opened in
 
 
 def check_own(found: os.stat_result, name: str, others: int = OTHERS_WRITE, way: bool = False) -> None:
-    """Raise ``Unsafe`` unless what was found is this user's and has none of the modes ``others``; Windows has none.
-
-    A folder on the ``way`` may be root's too, and a sticky one open: what lies there is its owner's to replace.
-    """
+    """Raise ``Unsafe`` unless what was found is this user's and has none of the modes ``others`` (Windows has neither).
+    On the ``way`` root's will do, and a sticky folder: what lies there is its owner's to replace."""
     if _USERS and found.st_uid != os.geteuid() and not (way and found.st_uid == 0):
         raise Unsafe(f"{name} belongs to another user")
     if _USERS and found.st_mode & others and not (way and found.st_mode & stat.S_ISVTX):
@@ -123,13 +115,11 @@ def scratch_folder(prefix: str = "foretrace-") -> tempfile.TemporaryDirectory[st
     for path, own in ((tempfile.gettempdir(), False), *((path, True) for path in places())):
         with suppress(OSError), _entered(path, make=own, own=own) as place:
             return tempfile.TemporaryDirectory(prefix=prefix, dir=place.path)
-    raise ForetraceError("There is no folder for temporary files that other users cannot change; name one of yours "
-                         "with TMPDIR.")
+    raise ForetraceError("No folder for temporary files is safe from other users; name one of yours with TMPDIR.")
 
 
 def read_shipped(path: Path, module: Path) -> bytes:
-    """Return a file that came with a module. Raises ``OSError``: there is none, or it is easier to change than the
-    module, which runs anyway."""
+    """Return a file that came with a module. Raises ``OSError``: it is easier to change than the module, which runs."""
     for file, runs in ((path.stat(), module.stat()), (path.parent.stat(), module.parent.stat())):
         if _USERS and (file.st_uid not in (0, os.geteuid(), runs.st_uid)
                        or file.st_mode & ~runs.st_mode & OTHERS_WRITE):
@@ -142,8 +132,7 @@ def _entered(path: str, make: bool = False, own: bool = True) -> Iterator[_Place
     """Walk to a folder, and ``make`` what is missing of the way; leave it again. It is this user's ``own`` or, else, on
     the way to one. Raises ``OSError``: it is not there; ``Unsafe``: another user could put another in its place."""
     if not _USERS:
-        if make:
-            os.makedirs(path, exist_ok=True)
+        os.makedirs(path, exist_ok=True)
         yield _Place(path, os.path.join(path, ""), None)
         return
     above, name = os.path.split(path)
@@ -153,14 +142,10 @@ def _entered(path: str, make: bool = False, own: bool = True) -> Iterator[_Place
         for name in Path(way).parts[1:]:
             check_own(os.fstat(folder), at, way=True)
             at = os.path.join(at, name)
-            try:
-                inner = os.open(name, _FOLDER, dir_fd=folder)
-            except FileNotFoundError:
-                if not make:
-                    raise
-                with suppress(FileExistsError):
+            if make:
+                with suppress(OSError):  # it is there, mostly; else it cannot be opened either
                     os.mkdir(name, 0o700, dir_fd=folder)
-                inner = os.open(name, _FOLDER, dir_fd=folder)
+            inner = os.open(name, _FOLDER, dir_fd=folder)
             os.close(folder)
             folder = inner
         check_own(os.fstat(folder), at, way=not own)
@@ -205,6 +190,5 @@ def _tidy(path: str) -> None:
     """Remove what was kept first, once a process, so that no more than ``MOST_FILES`` are left."""
     with suppress(OSError):  # another process removes them too
         files = [file for file in os.scandir(path) if file.name != KEY and not file.is_dir()]
-        files.sort(key=lambda file: file.stat(follow_symlinks=False).st_mtime)
-        for file in files[:max(len(files) - MOST_FILES, 0)]:
+        for file in sorted(files, key=lambda file: os.lstat(file).st_mtime)[:-MOST_FILES]:
             os.unlink(file.path)

@@ -23,11 +23,11 @@ pytest.importorskip("jinja2")
 pytest.importorskip("vl_convert", reason="pages need the extra `report`")
 pytest.importorskip("itables", reason="pages need the extra `report`")
 
-from graph_predictor.check.measure import installed_version
 from graph_predictor.figures import milliseconds, part_percent, signed_milliseconds
 from graph_predictor.pages import page as scripts
 from graph_predictor.pages.events import EventNames, Track, pack, safe_json
 from tracer.kept_files import write_kept
+from tracer.versions import installed_version
 
 LIMIT = 5_000_000
 
