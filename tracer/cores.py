@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-RUN_MODULE = (sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m")  # -P: not from the folder it is in
+RUN_MODULE = (sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m")  # -P: not from here
 
 
 def usable_cores() -> int:
