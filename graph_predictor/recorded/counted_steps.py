@@ -263,7 +263,8 @@ def alike_steps(graphs: Sequence[ExecutionGraph], similar: range) -> range:
 
 
 def _runs(ordinary: Bool, work: Int64, turns: int, most: int) -> list[range]:
-    """All runs of at most so many typical steps each of which launches what the one ``turns`` before it does, in whole rounds.
+    """All runs of at most so many typical steps each of which launches what the one ``turns`` before it does, in whole
+    rounds.
 
     That steps take turns is known of two rounds; of one alone, the round before or after it, typical or not, says so.
     """
