@@ -13,7 +13,7 @@ from typing import Any
 
 from graph_predictor.cli.running import one_line, printable, standard_output, tell
 from tracer import cluster, job
-from tracer.cores import free_memory
+from tracer.free_memory import free_memory
 from tracer.lazy import msgspec, rich_box, rich_console, rich_progress, rich_table, rich_text
 
 PLAIN_WIDTH = 100
@@ -182,7 +182,7 @@ def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: s
 
 MANY_EVENTS = 500_000
 """Operations, launches and kernels that take so little memory (0.5 GB) that free memory is not asked for."""
-BYTES_AN_EVENT = {"predict": 600, "report": 900, "opportunities": 900}
+BYTES_AN_EVENT = {"predict": 620, "report": 1_160, "opportunities": 1_090}
 """Peak memory of commands: what recordings of 1.25 and 5 M events took (``benchmarks/event_memory.py``)."""
 
 

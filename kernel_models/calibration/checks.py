@@ -11,8 +11,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tracer.cores import machine_memory, usable_cores
+from tracer.cores import usable_cores
 from tracer.errors import ForetraceError
+from tracer.free_memory import machine_memory
 from tracer.gpu_state import find_gpus, place_in_use
 
 LEAST_FREE_BYTES = {"cuda": 2e9, "cpu": 1e9}
