@@ -33,6 +33,11 @@ REPORTED = "reported by the device's driver"
 _MAKERS = {"amd": re.compile(r"\b(AMD|Radeon|Instinct)\b", re.IGNORECASE),
            "nvidia": re.compile(r"\b(NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID)\b", re.IGNORECASE)}
 _MIG = re.compile(r"(?P<whole>.+?)[ -]MIG[ -](?P<slices>[1-7])g[.-](?P<gb>\d{1,3})gb(\+[a-z.]+)*", re.IGNORECASE)
+_PARTITION = re.compile(r"(?P<whole>.+?)[ -](?P<mode>[DTQC])PX", re.IGNORECASE)
+UNITS_OF_A_DIE = {"cdna3": 38, "cdna4": 32}
+"""Compute units of an accelerator die (AMD CDNA 3 and CDNA 4 white papers); a partition is some whole dies."""
+PARTITIONS = {"D": 2, "T": 3, "Q": 4}
+"""Parts that a mode makes of a device (AMD SMI reference, compute partitions); CPX makes each die one."""
 _AS_ALIKE = {"compute.shared_memory_per_sm_kb", "compute.registers_per_sm_kb", "links.pcie_generation",
              "links.pcie_width", "links.host_gbps", "launch.kernel_floor_us", "launch.latency_us"}
 """Figures that an unknown device has of the known one most alike."""
@@ -186,7 +191,8 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
 
     Where a name fits several devices ("A100"), memory and unit count narrow them down, to those of the nearest memory;
     of several left, a short name means the device whose file says so. An empty name is resolved where memory and unit
-    count fit one device only, variants for export aside. A MIG name ("… MIG 3g.40gb") is a slice of the device before.
+    count fit one device only, variants for export aside. A MIG name ("… MIG 3g.40gb") is a slice of the device before,
+    and so is AMD's compute partition: by its mode ("… CPX"), or where it reports the units of some whole dies.
 
     Args:
         reported_name: As the driver reports it, a name of ours, or a short one.
@@ -199,6 +205,12 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
     if (sliced := _MIG.fullmatch(reported_name.strip())) is not None:
         return _mig_slice(resolve_device(sliced["whole"]), int(sliced["slices"]), int(sliced["gb"]), memory_bytes,
                           sm_count)
+    if (part := _PARTITION.fullmatch(reported_name.strip())) is not None:
+        whole = resolve_device(part["whole"])
+        mode = part["mode"].upper()
+        count = PARTITIONS.get(mode, whole.sm_count // UNITS_OF_A_DIE.get(whole.architecture, whole.sm_count))
+        if _mode_of(whole, whole.sm_count // count) == f"{mode}PX":
+            return _amd_partition(whole, whole.sm_count // count, memory_bytes)
     wanted = _plain(reported_name)
     # A file is decoded where the name is in its text: most of the time would go into the other ones.
     every = [device(path.stem) for path in sorted(FOLDER.glob("*.toml"))
@@ -219,7 +231,9 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
     if len(fitting) == 1:
         return fitting[0]
     if len(matches) == 1:
-        # A partition or a virtual device may report less than the whole; its name decides. More units are of another.
+        if _mode_of(matches[0], sm_count or 0):
+            return _amd_partition(matches[0], sm_count or 0, memory_bytes)
+        # A virtual device may report less than the whole; its name decides. More units are of another.
         if (sm_count or 0) <= matches[0].sm_count:
             return matches[0]
         raise DeviceError(f"The known {reported_name!r} has {matches[0].sm_count} units, and this one {sm_count}.")
@@ -306,26 +320,49 @@ def _mig_slice(whole: DeviceSpec, slices: int, gigabytes: int, memory_bytes: int
     share = min(max(round(gigabytes * 2**30 / 1e9 / whole.memory_gb * MEMORY_SLICES), 1) / MEMORY_SLICES, 1.0)
     units = sm_count if sm_count and sm_count > 0 else MIG_UNITS.get(whole.architecture, {}).get(
         slices, whole.sm_count * slices // (4 if whole.architecture == "rtx-blackwell" else 7))
-    units = min(units, whole.sm_count)
+    name = f"MIG {slices}g.{gigabytes}gb"
+    return _part(whole, name, "MIG slice", min(units, whole.sm_count), share, 0.0, memory_bytes)
+
+
+def _mode_of(whole: DeviceSpec, units: int) -> str:
+    """Return the mode of AMD's compute partition with so many units, such as "CPX"; empty where none has."""
+    die = UNITS_OF_A_DIE.get(whole.architecture, whole.sm_count)
+    if not 0 < units < whole.sm_count or units % die or whole.sm_count % units:
+        return ""
+    modes = {count: mode for mode, count in PARTITIONS.items()} | {whole.sm_count // die: "C"}
+    mode = modes.get(whole.sm_count // units)
+    return f"{mode}PX" if mode else ""
+
+
+def _amd_partition(whole: DeviceSpec, units: int, memory_bytes: int | None) -> DeviceSpec:
+    """A compute partition: some of the dies, with as much of memory, caches and links as is theirs while all work."""
+    share = units / whole.sm_count
+    return _part(whole, _mode_of(whole, units), "compute partition", units, share, share, memory_bytes)
+
+
+def _part(whole: DeviceSpec, part: str, kind: str, units: int, share: float, links: float, memory_bytes: int | None
+          ) -> DeviceSpec:
+    """A part of a device: ``units`` of it, a share of its memory with bandwidth and caches, and one of its links."""
     compute = units / whole.sm_count
     memory_gb = memory_bytes / 1e9 if memory_bytes and memory_bytes > 0 else whole.memory_gb * share
-    name = f"{whole.name}-mig-{slices}g-{gigabytes}gb"
+    name = f"{whole.name}-{re.sub(r'[ .]', '-', part.lower())}"
 
     def times(rates: Mapping[str, float], factor: float) -> Mapping[str, float]:
         return MappingProxyType({key: rate * factor for key, rate in rates.items()})
 
     shares = {"compute.sm_count": compute, "compute.power_w": compute, "matrix_tflops": compute,
               "vector_tflops": compute, "memory.capacity_gb": share, "memory.bandwidth_gbps": share,
-              "memory.l2_mb": share, "links.peer_gbps": 0.0}
+              "memory.l2_mb": share, "memory.l3_mb": share, "links.peer_gbps": links}
     sources = {key: text if (factor := shares.get(key, shares.get(key.partition(".")[0], 1.0))) == 1.0 else
-               f"{text}; the MIG instance's {factor:.0%}" for key, text in whole.sources.items()}
+               f"{text}; the {kind}'s {factor:.0%}" for key, text in whole.sources.items()}
     return replace(
-        whole, name=name, reported_names=(f"{(whole.reported_names or (whole.name,))[0]} MIG {slices}g.{gigabytes}gb",),
+        whole, name=name, reported_names=(f"{(whole.reported_names or (whole.name,))[0]} {part}",),
         short_names=(), default_for=(), sm_count=units, power_w=whole.power_w * compute, memory_gb=memory_gb,
         memory_bandwidth_gbps=whole.memory_bandwidth_gbps * share, l2_mb=whole.l2_mb * share,
-        matrix_tflops=times(whole.matrix_tflops, compute), vector_tflops=times(whole.vector_tflops, compute),
-        peer_gbps=0.0, sources=MappingProxyType(sources),
-        note=f"{name} is a MIG slice of {whole.name}: {units} of its {whole.sm_count} SMs, {memory_gb:.0f} GB and "
+        l3_mb=whole.l3_mb * share, matrix_tflops=times(whole.matrix_tflops, compute),
+        vector_tflops=times(whole.vector_tflops, compute), peer_gbps=whole.peer_gbps * links,
+        sources=MappingProxyType(sources),
+        note=f"{name} is a {kind} of {whole.name}: {units} of its {whole.sm_count} SMs, {memory_gb:.0f} GB and "
              f"{share:.0%} of its memory bandwidth.")
 
 

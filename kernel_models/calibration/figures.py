@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device, unknown_device
+from kernel_models.device import DeviceError, DeviceSpec, device, device_names, resolve_device, unknown_device
 from kernel_models.op_call import Family, OpCall
 
 MEASURED = "measured by foretrace calibrate"
@@ -39,7 +39,9 @@ def spec_of(hardware: Mapping[str, Any], threads: int) -> DeviceSpec:
         spec = resolve_device(name, hardware.get("total_memory"), units)
     except DeviceError:
         return _unknown_gpu(name, hardware)
-    return _unknown_gpu(name, hardware) if units and units != spec.sm_count else spec  # a partition of a device
+    if spec.vendor == "amd" and spec.name not in device_names():
+        return replace(spec, placeholder=True)  # a compute partition, which has more bandwidth while others rest
+    return _unknown_gpu(name, hardware) if units and units != spec.sm_count else spec  # a part of a device
 
 
 def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) -> DeviceSpec:
