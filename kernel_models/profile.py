@@ -123,6 +123,12 @@ class DeviceProfile:
     provenance: dict[str, Any] = field(default_factory=dict)
     host: HostOverheads | None = None
 
+    @property
+    def clock_mhz(self) -> float | None:
+        """Clock at which a GPU's kernels were measured; ``None`` where nothing says it."""
+        found = self.provenance.get("clock_mhz")
+        return float(found) if isinstance(found, int | float) and found > 0 else None
+
     def models_of(self, family: Family) -> Sequence[KernelModel]:
         """The models of a family, the preferred one first."""
         return [entry.model for entry in self.entries if entry.model.family is family]

@@ -65,6 +65,7 @@ def test_sampling_is_in_no_measured_step(nvml: SimulatedNvml, monkeypatch: pytes
     assert [row[0] for row in rows] == [
         "the warm-up steps", "the free-running steps", *["the profiled steps"] * cycles]
     assert context["gpu_samples"]["device"] == 0 and {row[1] for row in rows} == {1200}
+    assert {graph.meta.clock_mhz for graph in job.graphs} == {1200}
     assert not any("without a wait" in note for note in job.notes)
 
 
