@@ -114,7 +114,7 @@ class DeviceProfile:
     Attributes:
         device: what they were fitted to.
         entries: models, of a family the preferred one first.
-        provenance: date, versions of the software that fitted, data.
+        provenance: date, versions of the software that fitted, data, "clock_mhz" of the GPU while it was measured.
         host: overheads of the host beside the device, if they were measured.
     """
 
@@ -122,12 +122,6 @@ class DeviceProfile:
     entries: Sequence[ProfileEntry] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
     host: HostOverheads | None = None
-
-    @property
-    def clock_mhz(self) -> float | None:
-        """Clock at which a GPU's kernels were measured; ``None`` where nothing says it."""
-        found = self.provenance.get("clock_mhz")
-        return float(found) if isinstance(found, int | float) and found > 0 else None
 
     def models_of(self, family: Family) -> Sequence[KernelModel]:
         """The models of a family, the preferred one first."""
@@ -295,6 +289,7 @@ class _Provenance(msgspec.Struct):
     date: str = ""
     data: list[str] = []
     notes: list[str] = []
+    clock_mhz: float | None = None
 
 
 class _Manifest(msgspec.Struct):

@@ -203,7 +203,7 @@ def _report(output: str, folder: Path, found: run.Calibration) -> None:
     report.line()
     rates = ", ".join(f"{name} {rate:.3g}" for name, rate in
                       sorted({**spec.vector_tflops, **spec.matrix_tflops}.items()))
-    clock = profile.clock_mhz
+    clock = profile.provenance.get("clock_mhz")
     report.line(f"Device: memory {spec.memory_bandwidth_gbps:.4g} GB/s; TFLOP/s: {rates}"
                 f"{f'; measured at {clock:,.0f} MHz' if clock else ''}", indent=8)
     if profile.host is not None:

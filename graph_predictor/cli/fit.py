@@ -201,7 +201,7 @@ def list_models(
     for name, profile in found:
         data = profile.provenance.get("data", [])
         date = profile.provenance.get("date", "at an unknown date")
-        clock = profile.clock_mhz
+        clock = profile.provenance.get("clock_mhz")
         report.line(f"{name}: {profile.device.name}, fitted {date} to {', '.join(data) or 'unnamed data'}"
                     f"{f', measured at {clock:,.0f} MHz' if clock else ''}", style="bold")
         models_table(report, profile.entries)

@@ -479,11 +479,9 @@ def _straggling(wanted: Configuration) -> list[int]:
 def _other_clock(profile: DeviceProfile, job: Job) -> str:
     """Say how the clock of a profile's measurements differs from that of a recording; empty where it does not."""
     recorded = [graph.meta.clock_mhz for graph in job.graphs if graph.meta.clock_mhz > 0]
-    if not recorded or profile.clock_mhz is None:
+    measured = profile.provenance.get("clock_mhz")
+    if not recorded or not measured or not are_unlike_clocks(clock := statistics.median(recorded), measured):
         return ""
-    clock = statistics.median(recorded)
-    if not are_unlike_clocks(clock, profile.clock_mhz):
-        return ""
-    return (f"The profile of {profile.device.name} was measured at {profile.clock_mhz:,.0f} MHz and the step recorded "
-            f"at {clock:,.0f} MHz, {clock / profile.clock_mhz:.2f} times that: kernels that the step has not run are "
-            "predicted at the profile's clock.")
+    return (f"The profile of {profile.device.name} was measured at {measured:,.0f} MHz and the step recorded at "
+            f"{clock:,.0f} MHz, {clock / measured:.2f} times that: kernels that the step has not run are predicted at "
+            "the profile's clock.")
