@@ -35,10 +35,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
                          "host.json.gz"),
     "campaign": ("-m", "foretrace", "campaign", "run", "smoke", "--minutes", "1", "--out", "campaign"),
     "doctor": ("-m", "foretrace", "doctor", "--gpu", "--parts", PARTS, "--minutes", "15", "--out", "doctor"),
-    "tests": ("-m", "pytest", "-q", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml"),
-              *(str(ROOT / "tests" / "tracer" / f"test_{name}.py") for name in CAPTURES)),
+    "tests": ("-m", "pytest", "-q", *(f"tests/tracer/test_{name}.py" for name in CAPTURES)),
 }
-"""What is run, by its name in the table: arguments of Python, in an empty directory."""
+"""What is run, by its name in the table: arguments of Python, in an empty directory, but for the tests."""
 
 
 def main() -> None:
@@ -74,7 +73,7 @@ def ran(name: str, python: Path, folder: Path) -> tuple[str, bool, float]:
     sys.stdout.write(f"--- {name}\n")
     sys.stdout.flush()
     begun = time.monotonic()
-    done = subprocess.run([python, *COMMANDS[name]], cwd=folder, check=False,
+    done = subprocess.run([python, *COMMANDS[name]], cwd=ROOT if name == "tests" else folder, check=False,
                           env={"OMP_NUM_THREADS": "1", **os.environ})
     return name, not done.returncode, time.monotonic() - begun
 
