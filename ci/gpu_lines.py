@@ -3,7 +3,7 @@
     pip install coverage && python ci/gpu_lines.py [AREA …]
 
 Runs each area's tests, whose GPUs are simulated, and prints file, lines, function and the first of the lines. Processes
-that tests start count too.
+that tests start count too, unless they are killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "capture": (("tracer/capture/*.py", "tracer/gpu_state.py"),
+    "capture": ((*(f"tracer/capture/{name}.py" for name in ("context", "readiness", "recorder", "session")),
+                 "tracer/gpu_state.py"),
                 ("tests/tracer/test_capture.py", "tests/tracer/test_capture_gpu.py",
                  "tests/tracer/test_capture_interruption.py", "tests/tracer/test_gpu_state.py")),
     "campaign": (("tracer/campaign/*.py",), ("tests/tracer/test_campaign.py", "tests/tracer/test_campaign_gpu.py")),

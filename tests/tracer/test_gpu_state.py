@@ -166,6 +166,27 @@ def test_the_doctor_says_what_hinders_a_gpu(nvml: SimulatedNvml, device: Simulat
     assert bool(found.advice) == (verdict == "note")
 
 
+@pytest.mark.parametrize(("text", "user", "found"), [
+    ("RmProfilingAdminOnly: 1", 1000, "the administrator's alone"), ("RmProfilingAdminOnly: 1", 0, "allowed"),
+    ("RmProfilingAdminOnly: 0", 1000, "allowed"), ("", 1000, "allowed"), (None, 1000, "")])
+def test_the_doctor_says_whose_the_counters_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None,
+                                                user: int, found: str) -> None:
+    monkeypatch.setattr(readiness, "ADMIN_ONLY", tmp_path / "params")
+    monkeypatch.setattr(readiness.os, "geteuid", lambda: user)
+    if text is not None:
+        (tmp_path / "params").write_text(f"EnableMSI: 1\n{text}\n")
+    assert [found in check.found for check in readiness._counters()] == [True] * bool(found)
+
+
+@pytest.mark.parametrize(("governor", "verdict"), [("powersave", "note"), ("performance", "ok")])
+def test_the_doctor_says_if_the_processor_saves_power(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, governor: str,
+                                                      verdict: str) -> None:
+    monkeypatch.setattr(readiness, "GOVERNOR", tmp_path / "governor")
+    (tmp_path / "governor").write_text(f"{governor}\n")
+    (found,) = [check for check in readiness._processor() if check.subject == "processor's clock"]
+    assert (found.verdict.value, found.found) == (verdict, f"governor {governor}")
+
+
 def test_what_a_device_or_an_allocator_does_not_tell_is_no_error(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch
                                                                  ) -> None:
     nvml.devices[0].refuses.add("nvmlDeviceGetUUID")
