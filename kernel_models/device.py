@@ -354,7 +354,7 @@ def _part(whole: DeviceSpec, part: str, kind: str, units: int, share: float, lin
         found, name=name, reported_names=(f"{(whole.reported_names or (whole.name,))[0]} {part}",), short_names=(),
         default_for=(), sm_count=units, memory_gb=memory_gb,
         note=f"{name} is a {kind} of {whole.name}: {units} of its {whole.sm_count} SMs, {memory_gb:.0f} GB and "
-             f"{share:.0%} of its memory bandwidth.")
+             f"{100 * share:.3g}% of its memory bandwidth.")
 
 
 def scaled(spec: DeviceSpec, factors: Mapping[str, float]) -> DeviceSpec:
