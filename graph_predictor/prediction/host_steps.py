@@ -158,6 +158,9 @@ def _tensors(graph: ExecutionGraph, rows: Int64, names: Iterable[str]) -> Iterab
         yield max(listed, default=0) or int(parts[row])
 
 
+TOO_BUSY = "This host is too busy to be calibrated"
+
+
 @dataclass(frozen=True, slots=True)
 class HostCalibration:
     """A host's costs by its small programs.
@@ -198,7 +201,7 @@ def calibrated(steps: Mapping[str, HostStep], name: str) -> HostCalibration:
     if model.suited(True).spread > OTHER_PROGRAM:
         errors = [abs(program.error) for program in programs]
         raise ForetraceError(
-            f"This host is too busy to be calibrated: left out in turn, its small programs are predicted with a MAPE "
+            f"{TOO_BUSY}: left out in turn, its small programs are predicted with a MAPE "
             f"of {np.mean(errors):.0%} (worst {max(errors):.0%}), which is worse than from one recorded program. "
             "Nothing was written; stop what else runs here, or give more --minutes.")
     counted = None if model.counted is None else _for_others(model.counted)
