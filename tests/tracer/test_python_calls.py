@@ -160,6 +160,8 @@ def test_a_traced_plan_calls_what_a_recorded_one_does(name: str) -> None:
     recorded = read_job(TRACES / "host-parallel" / name / "round0").graphs[0]
     # Wrappers of other versions are other Python: FSDP2 of 2.14 calls 10% more functions than that of the recording.
     alike = torch.__version__.partition("+")[0] == recorded.meta.torch_version.partition("+")[0]
+    if plan == "fsdp2" and tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12):
+        pytest.skip("DTensor of this PyTorch propagates shardings anew in every traced step (docs/host_overheads.md)")
     assert int(traced.steps.python_calls[0]) == pytest.approx(
         int(recorded.steps.python_calls[0]), rel=0.05 if alike else 0.2)
 
