@@ -16,6 +16,7 @@ from graph_predictor.cli.running import (
     one_sentence,
     standard_output,
 )
+from tracer.versions import installed_version
 
 PLANS = frozenset({"plan", "serve", "shapes", "shard", "comm"})
 """Commands of ``planner``; the others are of ``graph_predictor``."""
@@ -104,13 +105,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata
-
-        try:
-            number = metadata.version("foretrace")
-        except metadata.PackageNotFoundError:
-            number = "unknown (not installed)"
-        typer.echo(f"foretrace {number}")
+        typer.echo(f"foretrace {installed_version('foretrace') or 'unknown (not installed)'}")
         raise typer.Exit
 
 

@@ -108,7 +108,7 @@ MOST_DEPTH = 64
 """Deepest nesting of untyped values: what goes through them calls itself for each level."""
 MOST_BITS = 1000
 """Most bits of a whole number; a longer one is no floating-point number, and whatever computes with it fails."""
-_DIGITS = 300
+_DIGITS = 300  # fewer cannot be over MOST_BITS (302 digits)
 _LONG = re.compile(rf"[0-9]{{{_DIGITS}}}")
 _LONG_BYTES = re.compile(rb"[0-9]{%d}" % _DIGITS)
 

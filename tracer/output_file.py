@@ -21,7 +21,7 @@ FULL = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT") if hasatt
 """No space, or no quota, left."""
 SCARCE_BYTES = 1 << 30
 """Free bytes below which a trace that broke off is put down to the disk: three steps of a large model take 1 GB."""
-_PROBE_BYTES = 1 << 20
+_PROBE_BYTES = 1 << 20  # chosen: far more than a full disk still takes
 
 
 def full_disk_error(error: BaseException | None) -> OSError | None:
@@ -171,7 +171,7 @@ def _sync_folder(folder: Path) -> None:
 LOCK = ".lock"
 _PATIENCE_S = 1.0
 """Another rank that only checks whether it could write holds the lock for milliseconds."""
-_PAUSE_S = 0.02
+_PAUSE_S = 0.02  # chosen: a fraction of the patience
 
 
 class Busy(Exception):
@@ -207,8 +207,8 @@ class DirectoryLock:
 
     def _taken(self) -> bool:
         try:
-            import fcntl
-        except ImportError:  # Windows
+            import fcntl  # not on Windows
+        except ImportError:
             return True
         # Neither through a link, nor waiting for the reader of a pipe.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -88,11 +88,11 @@ def accuracy(capture: StoredCapture, profiles: Mapping[str, Models] | None = Non
     except ForetraceError as error:
         raise CheckError(f"The capture {capture.name} cannot be predicted: {error}") from error
     device, families = _modelled(job, baseline)
-    return Accuracy(step=_step(job, baseline), replay=_rounded(again.median_abs_error), device=device,
+    return Accuracy(step=_step(baseline), replay=_rounded(again.median_abs_error), device=device,
                     families=families)
 
 
-def _step(job: Job, baseline: Baseline) -> float | None:
+def _step(baseline: Baseline) -> float | None:
     predicted = baseline.predict()
     measured_us = (predicted.recorded_us if predicted.profiled else predicted.unprofiled_us) or 0.0
     return _rounded(predicted.step_time_us / measured_us - 1.0) if measured_us else None

@@ -29,7 +29,7 @@ from tracer.errors import ForetraceError
 from tracer.output_kind import HOST, PROFILE, check_output
 
 DEVICES = ("auto", "cpu", "cuda")
-MOST_MINUTES = 60.0
+MOST_MINUTES = 60.0  # chosen: more is a slip of the finger
 KEEP = 6
 """Rounds, those least disturbed."""
 

@@ -16,7 +16,7 @@ from tracer import machine_code
 from tracer.capture import readiness
 from tracer.errors import ForetraceError
 
-ACCEPTANCE_MINUTES = 10.0
+ACCEPTANCE_MINUTES = 10.0  # chosen: a coffee break; parts left over wait for the next call
 
 
 @in_one_sentence

@@ -266,7 +266,7 @@ BAD_INPUT = 2
 """Something the user can mend: a file, an option, a full disk."""
 FAILED = 1
 """A bug, or too little memory."""
-INTERRUPTED = 130
+INTERRUPTED = 130  # as shells report SIGINT (128 + 2)
 TERMINATED = 143
 """The exit status of a program ended by SIGTERM, as shells report it (128 + 15)."""
 BROKEN_PIPE = 141

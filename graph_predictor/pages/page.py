@@ -22,7 +22,6 @@ from importlib import resources, util
 import jinja2
 from markupsafe import Markup
 
-from graph_predictor.check.measure import installed_version
 from graph_predictor.figures import part_percent
 from graph_predictor.pages.events import columns_element, data_element, packed_element
 from graph_predictor.pages.parts import (
@@ -44,6 +43,7 @@ from tracer.job import Job
 from tracer.lazy import vl_convert
 from tracer.output_file import whole_file
 from tracer.output_kind import PAGE, check_output
+from tracer.versions import installed_version
 
 _SCRIPTS = ("unpack.js", "tables.js", "plots.js", "timeline.js", "page.js")
 SHOWN_NOTES = 6
@@ -118,8 +118,8 @@ def check_installed() -> None:
 
 def _limited_addresses() -> bool:
     try:
-        import resource
-    except ImportError:  # not on Windows
+        import resource  # not on Windows
+    except ImportError:
         return False
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 

@@ -102,7 +102,7 @@ def _check(path: str, known: tuple[str, ...], what: str) -> None:
         raise SweepError(f"{path} cannot be written: {what.lower()}'s name ends with {' or '.join(known)}.")
 
 
-FORMAT = 1
+FORMAT = 1  # of the journal; rises when an older reader would misread it
 _HEAD = b'{"foretrace_sweep":'
 """The first words of every journal."""
 SUFFIX = ".journal"
@@ -169,8 +169,8 @@ class Journal:
 
     def _lock(self) -> None:
         try:
-            import fcntl
-        except ImportError:  # Windows
+            import fcntl  # not on Windows
+        except ImportError:
             return
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -37,7 +37,7 @@ _NAMES = {
     "system": ("system", "cluster", "topology", "machine", "node_type"),
 }
 _TIME = re.compile(r"^(?:(?P<what>median|p50|avg|mean|min|max|latency|time|duration|elapsed)_?)+(?P<unit>us|ms|ns|s)$")
-_TO_US = {"us": 1.0, "ms": 1e3, "ns": 1e-3, "s": 1e6}
+_TO_US = {"us": 1.0, "ms": 1e3, "ns": 1e-3, "s": 1e6}  # by definition
 _TIME_ORDER = ("latency", "median", "p50", "time", "duration", "elapsed", "mean", "avg", "min", "max")
 
 
@@ -118,7 +118,7 @@ def _time(columns: dict[str, Any], name: str) -> tuple[Any, float]:
     return columns[best], _TO_US[timed[best][1]]
 
 
-MOST_INSPECTOR_BYTES = 2 << 30
+MOST_INSPECTOR_BYTES = 2 << 30  # chosen: memory
 _SCALED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
 """Kinds whose payload is counted over all ranks."""
 
@@ -235,7 +235,7 @@ def _converted(value: Any, name: str) -> _Line:
         raise CommError(f"{name} has an entry that is none of the inspector's ({error}).") from None
 
 
-MOST_BYTES = 256 << 20
+MOST_BYTES = 256 << 20  # chosen: memory; a benchmark's log has some kB
 
 
 def read_log(path: str, hints: Hints | None = None) -> CollectiveMeasurements:

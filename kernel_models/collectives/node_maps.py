@@ -27,7 +27,7 @@ LINKS_OF_A_GPU = {"volta": 6, "ampere": 12, "hopper": 18, "blackwell": 18}
 REDUCING = ("hopper", "blackwell")
 """Architectures whose switches add up (NVLink SHARP)."""
 SWITCH_CLASS = "0x068000"
-MOST_BYTES = 64 << 20
+MOST_BYTES = 64 << 20  # chosen: memory; a node's map has some kB
 _CELL = re.compile(r"NV(\d{1,3})$|X$|PIX$|PXB$|PHB$|NODE$|SYS$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LANES = re.compile(r"([\d.]+) GT/s")

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from tracer.campaign.plan import CampaignError
-from tracer.campaign.record import Answer, Task
+from tracer.campaign.record import Answer, Task, sentence
 
 START_S = 180.0
 """Longest a worker may take to import torch and wake the device."""
-_LOG_BYTES = 2000
+_LOG_BYTES = 2000  # chosen: a traceback's last lines
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """A worker of the CPU sees no GPU, so that its context is the CPU's and nothing runs elsewhere."""
 _SEES_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
@@ -123,8 +123,6 @@ class Worker:
 
 
 def _last_line(log: Path) -> str:
-    from tracer.campaign.record import sentence
-
     try:
         lines = [line for line in log.read_bytes()[-_LOG_BYTES:].decode(errors="replace").splitlines() if line.strip()]
     except OSError:

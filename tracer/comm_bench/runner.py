@@ -73,7 +73,7 @@ def sweep_sizes(smallest: int, largest: int, per_octave: int = 1) -> tuple[int, 
 
 MOST_PROCESSES = 256
 """Each is a PyTorch of its own."""
-TAIL = 300
+TAIL = 300  # chosen: characters of an error that are read
 
 
 def run_bench(plan: BenchPlan, processes: int, out: str | os.PathLike[str], *, timeout_s: float = 1800.0) -> Path:

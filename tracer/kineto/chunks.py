@@ -28,10 +28,10 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _EMPTY_ARRAY = re.compile(rb"\s*\]")
-_HEADER_LIMIT = 256 << 20
-_EVENT_LIMIT = 128 << 20
-_CANDIDATES = 256
-_WINDOWS = (1 << 14, 1 << 18, 1 << 62)
+_HEADER_LIMIT = 256 << 20  # chosen: memory for text before or after the events
+_EVENT_LIMIT = 128 << 20  # chosen: no profiler writes an event so long
+_CANDIDATES = 256  # chosen: brackets tried in a damaged tail, each a decoding of what follows
+_WINDOWS = (1 << 14, 1 << 18, 1 << 62)  # chosen: an event, an event with a stack, all of the text
 
 
 class EventStream:

@@ -32,7 +32,7 @@ import numpy as np
 
 from tracer.arrays import Int64
 from tracer.input_file import read_input
-from tracer.lazy import compute, parquet, pyarrow
+from tracer.lazy import arrow_csv, compute, parquet, pyarrow
 from tracer.lookup_data.tables import BAG_QUANTILES, STEEPEST_SKEW, EmbeddingTable, TableError, reuse_histogram
 
 LAW = "zipf:"
@@ -179,10 +179,7 @@ def _unpacked(data: bytes) -> bytes:
 
 def _columns(data: bytes, name: str) -> pyarrow.Table:
     if name.endswith(".csv"):
-        from pyarrow import csv
-
-        return csv.read_csv(io.BytesIO(data))
-
+        return arrow_csv.read_csv(io.BytesIO(data))
     with io.BytesIO(data) as stream:
         return parquet.read_table(stream)
 

@@ -45,7 +45,7 @@ _SERVING = ("import sys; channel, *sys.path = sys.argv[1:]; from tracer.shape_on
             "serve(int(channel))")
 _MOST_BYTES = 1 << 20
 """Of a request."""
-_STREAMS = (0, 1, 2)
+_STREAMS = (0, 1, 2)  # POSIX: standard input, output, error
 
 
 class WaitingTracer:
@@ -169,7 +169,7 @@ def _answer(asked: dict[str, object], streams: list[int]) -> None:
 _REQUEST, _GRAPH, _ERROR = "request.json", "step.pickle", "error.json"
 _PROGRAM = "import sys; folder, *sys.path = sys.argv[1:]; from tracer.shape_only.apart import main; main(folder)"
 """It finds the modules that this process finds, before it imports any."""
-_INTERRUPTED = 130
+_INTERRUPTED = 130  # as shells report SIGINT (128 + 2)
 _WAITING = WaitingTracer()
 
 

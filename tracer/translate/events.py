@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 8 << 20  # chosen: memory for a block of text
 _STEP = re.compile(r"^\W*(?:train(?:ing)?[ _-]?)?(?:step|iteration|iter|batch)[ _#:=-]*(\d{1,9})\W*$", re.IGNORECASE)
 _OPERATION = re.compile(r"^(?P<name>[\w.:<>, ]+?)(?:, seq = (?P<seq>\d+))?(?:, op_id = \d+)?"
                         r"(?:, sizes = (?P<sizes>.*?))?(?:, input_op_ids = .*)?$")

@@ -25,10 +25,10 @@ PROCESS_SHIFT = 1 << 24
 COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
-PUSH_POP, START_END = 59, 60
+PUSH_POP, START_END = 59, 60  # NvtxPushPopRange and NvtxStartEndRange in ENUM_NSYS_EVENT_TYPE
 _VERSION = re.compile(r"_v\d+(?:_ptsz)?$|_ptsz$")
 _KERNELS, _CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
-_STEPS_OF_WORK = 50_000
+_STEPS_OF_WORK = 50_000  # chosen: between two looks at the budget
 _WORK_A_BYTE = 100
 """Instructions of SQLite's machine for each byte of the file, above which a query is no export's."""
 
@@ -155,12 +155,12 @@ class _Export:
                              "registers per thread": row["registersPerThread"] or 0,
                              "shared memory": (row["staticSharedMemory"] or 0) + (row["dynamicSharedMemory"] or 0)}
                 yield _device_event("kernel", self.text(row["demangledName"]) or self.text(row["shortName"])
-                                    or "unnamed kernel", row, process, arguments)
+                                    or "unnamed kernel", row, arguments)
         # Recorded without its parts (--cuda-graph-trace=graph), a graph is one piece of work.
         for row in self.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", ("start", "end", "deviceId", "streamId",
                                                                  "correlationId"), "globalPid"):
             if row["globalPid"] is None or _process(row["globalPid"]) == process:
-                yield _device_event("kernel", "CUDA graph, recorded as a whole", row, process, {})
+                yield _device_event("kernel", "CUDA graph, recorded as a whole", row, {})
 
     def _copies(self, process: int) -> Iterator[dict[str, Any]]:
         needed = ("start", "end", "deviceId", "streamId", "correlationId")
@@ -169,10 +169,10 @@ class _Export:
             if _process(row["globalPid"]) == process:
                 where = [MEMORIES.get(row[end], "Unknown") for end in ("srcKind", "dstKind")]
                 name = f"Memcpy {COPIES.get(row['copyKind'], 'DtoD')} ({where[0]} -> {where[1]})"
-                yield _device_event("gpu_memcpy", name, row, process, {"bytes": row["bytes"] or 0})
+                yield _device_event("gpu_memcpy", name, row, {"bytes": row["bytes"] or 0})
         for row in self.rows("CUPTI_ACTIVITY_KIND_MEMSET", needed, "globalPid", "bytes"):
             if _process(row["globalPid"]) == process:
-                yield _device_event("gpu_memset", "Memset (Device)", row, process, {"bytes": row["bytes"] or 0})
+                yield _device_event("gpu_memset", "Memset (Device)", row, {"bytes": row["bytes"] or 0})
 
     def _syncs(self, process: int) -> Iterator[dict[str, Any]]:
         records: dict[Any, list[tuple[int, int]]] = defaultdict(list)  # of an event: its records, in order of calls
@@ -203,8 +203,7 @@ class _Export:
                     yield marked_range(text, row["start"], row["end"], process, _thread(row["globalTid"]))
 
 
-def _device_event(category: str, name: str, row: dict[str, Any], process: int,
-                  arguments: dict[str, Any]) -> dict[str, Any]:
+def _device_event(category: str, name: str, row: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     return complete_event(category, name, row["start"], row["end"], row["deviceId"], row["streamId"],
                           device=row["deviceId"], stream=row["streamId"], correlation=row["correlationId"], **arguments)
 
