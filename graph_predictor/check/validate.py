@@ -35,6 +35,7 @@ from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models, price
 from kernel_models.profile import load_profile
 from kernel_models.trace_calls import FAMILIES
+from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job, read_job
@@ -163,7 +164,7 @@ def _rounded(value: float) -> float:
 
 
 Sizes = Mapping[str, int]
-FORETRACE = (sys.executable, "-m", "foretrace")
+FORETRACE = (*RUN_MODULE, "foretrace")
 
 
 def size_label(sizes: Sizes) -> str:

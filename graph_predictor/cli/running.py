@@ -14,7 +14,7 @@ import sys
 import tempfile
 import traceback
 import unicodedata
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -252,6 +252,34 @@ def finish_output() -> None:
         sys.stdout.flush()
         if isinstance(sys.stdout, ClosedOutput) and sys.stdout.written:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def run_program(app: Callable[[], object]) -> None:
+    """Run a command line as this process, which it ends."""
+    if sys.stdout is None or sys.stderr is None:
+        _open_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show µ gets a question mark, not a crash.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        with one_sentence(debug=False), standard_output():
+            try:
+                app()
+            except SystemExit as ended:
+                if not ended.code:
+                    finish_output()  # of --help too, which is no command's
+                raise
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+
+
+def _open_closed_streams() -> None:
+    """Put the null device where a shell closed a stream (``>&-``), so that no output file gets its number."""
+    if sys.stdout is None:
+        sys.stdout = ClosedOutput(open(os.devnull, "wb"))  # noqa: SIM115 -- until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def _printable(character: str) -> str:

@@ -6,7 +6,6 @@ Output of ``foretrace comm``: tables and JSON of fits, choices and reports.
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +36,7 @@ from kernel_models.collectives import call as collectives_call
 from kernel_models.collectives import logs as collectives_logs
 from kernel_models.collectives import topology as collectives_topology
 from planner.cli.comm_study import study
-from tracer import comm_bench, output_file
+from tracer import comm_bench, kept_files, output_file
 from tracer.lazy import msgspec
 from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
@@ -250,7 +249,7 @@ def bench(
                   for name in collective) if collective else comm_bench.BENCH_KINDS
     ends = int(traffic.parse_bytes(smallest)), int(traffic.parse_bytes(largest))
     plan = comm_bench.BenchPlan(kinds, comm_bench.sweep_sizes(*ends, per_octave), backend, dtype, rounds)
-    with tempfile.TemporaryDirectory() as folder, working("Measuring"):
+    with kept_files.scratch_folder() as folder, working("Measuring"):
         rows = collectives_logs.read_log(str(comm_bench.run_bench(
             plan, processes, table or os.path.join(folder, "table.jsonl"))))
     profile = collectives.CommProfile.fit(rows, where, [f"swept here with {processes} processes, {rounds} rounds"])

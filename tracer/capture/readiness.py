@@ -6,7 +6,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from tracer.capture import context
 from tracer.capture.recorder import QuietStderr
 from tracer.cores import usable_cores
 from tracer.gpu_state import GpuState, find_gpus
-from tracer.output_file import SCARCE_BYTES, free_bytes
+from tracer.output_file import SCARCE_BYTES, free_bytes, writing_error
 from tracer.versions import installed_version
 
 ADMIN_ONLY = Path("/proc/driver/nvidia/params")
@@ -149,10 +148,7 @@ def _counters() -> Iterator[MachineCheck]:
 
 def _writable(folder: Path) -> Iterator[MachineCheck]:
     subject, folder = "captures' directory", folder.absolute()
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"foretrace")
-    except OSError as error:
+    if (error := writing_error(folder)) is not None:
         yield MachineCheck(subject, MachineVerdict.PROBLEM, f"{folder} cannot be written ({error.strerror})",
                       "Record into another directory: --out DIR.")
         return

@@ -27,7 +27,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +37,7 @@ from tracer import shape_only
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.input_file import from_json
+from tracer.kept_files import scratch_folder
 from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError
 
@@ -206,7 +206,7 @@ def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_s
         UnknownSizeError: the function takes no such argument.
         ShapeOnlyError: as ``trace_script``, or the process ended before it answered.
     """
-    with tempfile.TemporaryDirectory(prefix="foretrace-") as folder:
+    with scratch_folder() as folder:
         place = Path(folder)
         request = _Request(target, device, world_size, rank, dict(arguments or {}))
         (place / _REQUEST).write_bytes(msgspec.json.encode(request))
