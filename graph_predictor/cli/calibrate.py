@@ -31,8 +31,6 @@ DEVICES = ("auto", "cpu", "cuda")
 MOST_MINUTES = 60.0  # chosen: more is a slip of the finger
 KEEP = 6
 """Rounds, those least disturbed."""
-MOSTLY_CALM = 0.5
-"""Share of undisturbed captures below which a host's costs are said to be too high: chosen, most of them."""
 
 
 def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: list[str], *, as_json: bool) -> None:
@@ -63,7 +61,7 @@ def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: lis
 
 
 def _measured(folder: Path, on: str, seconds: float, threads: int, line: ProgressLine) -> tuple[
-        host_steps.HostCalibration, host_rounds.RoundsKept, str]:
+        host_steps.HostCalibration, int, str]:
     """Record rounds into a folder and fit; the calibration, the rounds kept, and the device."""
     device, steps = host_rounds.built_on(on, threads)
     plan = host_rounds.RoundPlan(40, KEEP, seconds)
@@ -72,11 +70,11 @@ def _measured(folder: Path, on: str, seconds: float, threads: int, line: Progres
     return host_steps.calibrated(host_steps.read_rounds(folder), f"this host ({device})"), kept, device
 
 
-def _report_host(out: str, found: host_steps.HostCalibration, kept: host_rounds.RoundsKept, device: str) -> None:
+def _report_host(out: str, found: host_steps.HostCalibration, kept: int, device: str) -> None:
     report = Report()
     errors = [abs(program.error) for program in found.programs]
     report.line(f"Wrote {out}: what operations cost this host, from {count(len(found.programs))} small programs on "
-                f"{device} ({count(kept.rounds)} rounds each, {kept.undisturbed:.0%} of the captures undisturbed).")
+                f"{device} ({count(kept)} rounds each).")
     report.table("Host time of each program, as the others tell it (µs a step)",
                  [Column("program", name=True), Column("measured"), Column("told"), Column("error")],
                  ([program.name, f"{program.measured_ns / 1e3:,.0f}", f"{program.told_ns / 1e3:,.0f}",
@@ -87,9 +85,6 @@ def _report_host(out: str, found: host_steps.HostCalibration, kept: host_rounds.
                 f"{math.exp(found.model.suited(True).spread):.2f} in 80% of the cases.")
     if (ratio := _over_shipped(found, device)) is not None:
         report.line(f"The same operations take {ratio:.2f} times as long as on the host that is shipped.")
-    if kept.undisturbed < MOSTLY_CALM:
-        report.line("Most captures were disturbed by other work of this machine: operations cost less than measured. "
-                    "Calibrate again when it is quiet.")
     report.line(f"Use it: foretrace predict STEP.foretrace --host-from {out}; foretrace plan … --host-from {out}")
 
 
@@ -104,10 +99,8 @@ def _over_shipped(found: host_steps.HostCalibration, device: str) -> float | Non
     return math.exp(apart + found.model.offset - other.offset)
 
 
-def _host_json(out: str, found: host_steps.HostCalibration, kept: host_rounds.RoundsKept, device: str
-               ) -> dict[str, Any]:
-    return {"file": out, "device": device, "rounds": kept.rounds, "undisturbed": kept.undisturbed,
-            "interval_factor": math.exp(found.model.suited(True).spread),
+def _host_json(out: str, found: host_steps.HostCalibration, kept: int, device: str) -> dict[str, Any]:
+    return {"file": out, "device": device, "rounds": kept, "interval_factor": math.exp(found.model.suited(True).spread),
             "over_shipped": _over_shipped(found, device),
             "programs": [{"name": program.name, "measured_us": program.measured_ns / 1e3,
                           "told_us": program.told_ns / 1e3, "error": program.error} for program in found.programs]}

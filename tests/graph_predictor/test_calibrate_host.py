@@ -13,13 +13,10 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from graph_predictor.cli import calibrate
 from graph_predictor.prediction import host_steps
 from kernel_models.host.events import HostStep
-from kernel_models.host.fitting import ToldHost
 from kernel_models.host.model import CPU_HOST, is_host_file, read_host, shipped_host, write_host
 from kernel_models.spreads import OTHER_PROGRAM, SMALL_PROGRAMS
-from tracer.campaign import host_rounds
 from tracer.errors import ForetraceError
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
@@ -57,7 +54,6 @@ def test_the_file_is_a_host(calibrated: tuple[Path, dict[str, object]]) -> None:
     programs = said["programs"]
     assert isinstance(programs, list) and len(programs) == model.programs == 16
     assert said["rounds"] == 1 and said["device"] == "cpu"
-    assert isinstance(said["undisturbed"], float) and 0.0 <= said["undisturbed"] <= 1.0
     assert all(program["told_us"] > 0 and program["measured_us"] > 0 for program in programs)
     assert model.spread > 0.35 and is_host_file(str(path))
     assert model.counted is not None and model.counted.with_calls and model.counted.spread > 0.35
@@ -91,17 +87,6 @@ def test_what_means_nothing_is_refused(arguments: list[str], why: str, tmp_path:
     out = tmp_path / "host.json.gz"
     done = CliRunner().invoke(app, ["calibrate", "--host", "-o", str(out), *arguments])
     assert done.exit_code == 2 and why in plain(done.stderr) and not out.exists()
-
-
-@pytest.mark.parametrize(("undisturbed", "noted"), [(0.4, True), (0.6, False)])
-def test_a_report_says_if_most_captures_were_disturbed(capsys: pytest.CaptureFixture[str], undisturbed: float,
-                                                       noted: bool) -> None:
-    model = shipped_host(CPU_HOST)
-    found = host_steps.HostCalibration(model, [ToldHost("a", 2e6, 1e6, 1.0, True)])
-    calibrate._report_host("mine.gz", found, host_rounds.RoundsKept(6, undisturbed), "cpu")
-    said = " ".join(plain(capsys.readouterr().out).split())
-    assert f"{undisturbed:.0%} of the captures undisturbed" in said
-    assert ("Most captures were disturbed by other work" in said) == noted
 
 
 def test_another_file_is_not_overwritten(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tracer.capture import capture
 from tracer.capture.session import need_torch
@@ -50,13 +50,6 @@ class RoundPlan:
     rounds: int = 12
     keep: int = 6
     seconds: float = float("inf")
-
-
-class RoundsKept(NamedTuple):
-    """How many rounds of each program were kept, and the share of all captures that nothing disturbed."""
-
-    rounds: int
-    undisturbed: float
 
 
 class Core:
@@ -113,8 +106,8 @@ def built_on(on: str, threads: int = 1) -> tuple[str, dict[str, Callable[[], obj
 
 
 def record_rounds(programs: Mapping[str, Program], out: Path, plan: RoundPlan,
-                  say: Callable[[str], None] = lambda text: None) -> RoundsKept:
-    """Warm all programs up, and record them round by round; return what is kept.
+                  say: Callable[[str], None] = lambda text: None) -> int:
+    """Warm all programs up, and record them round by round; return how many rounds are kept.
 
     Args:
         programs: by name, built on this process's device.
@@ -133,7 +126,7 @@ def record_rounds(programs: Mapping[str, Program], out: Path, plan: RoundPlan,
     gc.freeze()  # what was built is not looked through again in the middle of a step
     core, names = Core(), list(programs)
     taken: dict[str, list[float]] = {name: [] for name in names}
-    longest, undisturbed = 0.0, 0
+    longest = 0.0
     for number in range(plan.rounds):
         begun = time.monotonic()
         if number and begun + longest > end:
@@ -141,10 +134,9 @@ def record_rounds(programs: Mapping[str, Program], out: Path, plan: RoundPlan,
         turn = number % len(names)
         calm = [_recorded(programs[name], out / name / f"round{number}", core, taken[name])
                 for name in names[turn:] + names[:turn]]
-        undisturbed += sum(calm)
         longest = max(longest, time.monotonic() - begun)
         say(f"round {number + 1}: {sum(calm)} of {len(names)} programs undisturbed, {longest:.1f} s a round")
-    return RoundsKept(_keep(out, taken, plan.keep), undisturbed / sum(map(len, taken.values())))
+    return _keep(out, taken, plan.keep)
 
 
 def _recorded(program: Program, out: Path, core: Core, taken: list[float]) -> bool:
