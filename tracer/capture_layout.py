@@ -48,8 +48,7 @@ _MOST_STEP_NS = 1 << 50
 RUN_AHEAD = 0.01
 """Share of a step by which one in a loop that does not wait for the device must differ to be worth a note."""
 UNLIKE_CLOCKS = 0.05
-"""Share of a clock by which two must differ to be worth a note: chosen, several times the 15 MHz (0.8% of 1,980) by
-which NVIDIA's clocks move."""
+"""Share of a clock by which two must differ to be worth a note: chosen, a power limit's few percent are usual."""
 BORDER_NS = 1_000_000
 """Time at a step's borders that is worth a note: the profiler itself takes a tenth of that."""
 _PART = re.compile(r"rank(\d{1,8})$")
@@ -386,8 +385,7 @@ def _sampled(context: dict[str, Any], name: str) -> list[Any]:
     columns, rows = samples.get("columns"), samples.get("rows")
     if not isinstance(columns, list) or not isinstance(rows, list) or name not in columns:
         return []
-    place = columns.index(name)
-    return [row[place] for row in rows if isinstance(row, list) and len(row) == len(columns)]
+    return [row[columns.index(name)] for row in rows if isinstance(row, list) and len(row) == len(columns)]
 
 
 def _clock_mhz(context: dict[str, Any]) -> int:
@@ -404,11 +402,9 @@ def are_unlike_clocks(one_mhz: float, other_mhz: float) -> bool:
 def _unlike_clocks(parts: list[CapturePart]) -> str:
     """Say between which ranks the devices' clocks differ most; empty where they do not."""
     medians = {part.rank: clock for part in parts if (clock := _clock_mhz(read_context(part.path))) != NONE}
-    if len(medians) < 2:
+    if not medians or not are_unlike_clocks(min(medians.values()), max(medians.values())):
         return ""
     slow, quick = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
-    if not are_unlike_clocks(medians[slow], medians[quick]):
-        return ""
     return (f"The ranks' GPUs ran at different clocks: rank {slow}'s at {medians[slow]:,.0f} MHz, rank {quick}'s at "
             f"{medians[quick]:,.0f} MHz.")
 
