@@ -37,7 +37,7 @@ KEPT = 6
 """Results of each kind that are kept: points of a sweep come grouped."""
 _PLAIN = frozenset({float, str})
 _BY_VALUE = frozenset({dict, DeviceSpec, TracedDevice})
-_MOST_NUMBERED = 512
+_MOST_NUMBERED = 512  # chosen: beyond what a sweep asks for at one time
 
 T = TypeVar("T")
 

@@ -33,7 +33,7 @@ ENOUGH = 20
 PRIOR_WEIGHT = 0.03
 """Pull towards the wider key, in mean absolute log error for each e-fold of change, times FEW over the calls. Set."""
 _FACTORS = np.exp(np.linspace(-0.4, 0.4, 17))
-_SWEEPS = 12
+_SWEEPS = 12  # chosen: the search ends by itself when a sweep changes nothing
 _BOUNDS = {"compute": (0.005, 2.5), "memory": (0.01, 3.0), "fixed": (0.25, 12.0)}
 """Limits of what is fitted, beyond all defaults (``efficiencies.toml``)."""
 _HOST_BOUNDS = _BOUNDS | {"fixed": (0.25, 200.0)}

@@ -64,8 +64,7 @@ class PlanSpreads:
 PUBLISHED = PlanSpreads()
 """Those of jobs about which nothing is known but what is published."""
 
-REACH = 3.0
-NOISE = 0.1
+REACH, NOISE = 3.0, 0.1
 """Of a plan's steps: the best of five and of four on LLM-Foundry's tables, five rows of which predict the others: 5.4%
 off in the mean of six draws each, 7.1% by factors alone."""
 WILD, LEAST_USUAL = 3.0, 0.01
