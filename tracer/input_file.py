@@ -11,7 +11,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any, BinaryIO, TypeVar, overload
 
-from tracer.errors import ForetraceError, reason_of
+from tracer.errors import reason_of
+from tracer.guard import MOST_DEPTH, check_plain
+from tracer.guard import DecodeError as DecodeError
 from tracer.lazy import fsspec, msgspec
 
 PathLike = str | os.PathLike[str]
@@ -104,17 +106,9 @@ def _check(found: os.stat_result, path: PathLike) -> None:
 
 
 T = TypeVar("T")
-MOST_DEPTH = 64
-"""Deepest nesting of untyped values: what goes through them calls itself for each level."""
-MOST_BITS = 1000
-"""Most bits of a whole number; a longer one is no floating-point number, and whatever computes with it fails."""
 _DIGITS = 300
 _LONG = re.compile(rf"[0-9]{{{_DIGITS}}}")
 _LONG_BYTES = re.compile(rb"[0-9]{%d}" % _DIGITS)
-
-
-class DecodeError(ForetraceError):
-    """The text is not of the wanted form; the message is the reason, to be put into the file's sentence."""
 
 
 @overload
@@ -142,7 +136,7 @@ def from_json(data: bytes | str, kind: Any = Any) -> Any:
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
         raise DecodeError(_reason(error, "JSON")) from None
     if kind is Any or long:
-        _check_plain(plain)
+        check_plain(plain)
     return value
 
 
@@ -155,7 +149,7 @@ def value_of(text: str) -> Any:
     try:
         value = msgspec.json.decode(text)
         if text.count("[") + text.count("{") > MOST_DEPTH or _LONG.search(text):
-            _check_plain(value)
+            check_plain(value)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, DecodeError):
         return None
     return value
@@ -178,7 +172,7 @@ def from_toml(data: bytes) -> dict[str, Any]:
         value: dict[str, Any] = toml.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and TOMLDecodeError are ValueErrors
         raise DecodeError(_reason(error, "TOML")) from None
-    _check_plain(value)
+    check_plain(value)
     return value
 
 
@@ -204,16 +198,3 @@ def _reason(error: BaseException, what: str) -> str:
         return f"its {what} is nested without end"
     text = reason_of(error)
     return text if isinstance(error, msgspec.ValidationError) else f"it is no {what}: {text}"
-
-
-def _check_plain(value: Any) -> None:
-    """Raise ``DecodeError`` where a value is nested deeper than ``MOST_DEPTH``, or a number has hundreds of digits."""
-    level = [value]
-    for _ in range(MOST_DEPTH):
-        if any(type(each) is int and each.bit_length() > MOST_BITS for each in level):
-            raise DecodeError("it has a number of more than three hundred digits")
-        level = [part for each in level if isinstance(each, dict | list)
-                 for part in (each.values() if isinstance(each, dict) else each)]
-        if not level:
-            return
-    raise DecodeError(f"it is nested more than {MOST_DEPTH} levels deep")
