@@ -30,6 +30,8 @@ MOST_BITS = 1000
 """Most bits of a whole number; a longer one is no floating-point number, and whatever computes with it fails."""
 MOST_NAME = 1 << 16
 """Characters of a name that are kept. The longest recorded event, arguments and all, has 40,000."""
+MOST_TEXT = 1 << 20
+"""Characters of a marked range that are looked at: operations on lists of tensors have sizes of 40,000."""
 MOST_PART = 255
 """Characters of a file's or function's name in a stack that are kept: longest file name of common file systems."""
 NAME_TEXT_A_BYTE, FREE_TEXT = 4, 64 << 20
@@ -102,17 +104,23 @@ class Names:
         self.cut = 0
         self._left = max(NAME_TEXT_A_BYTE * stored_bytes, FREE_TEXT)
 
-    def kept(self, text: str) -> str:
-        """Return a name as it is kept. Raises ``DecodeError``: the file's names are longer than the file."""
-        self._left -= len(text)
+    def count(self, characters: int) -> None:
+        """Count text that was read. Raises ``DecodeError``: there is more than the file's bytes can hold."""
+        self._left -= characters
         if self._left < 0:
             raise DecodeError("its names together are longer than the file; one name stands in very many rows")
+
+    def kept(self, text: str) -> str:
+        """Return a name as it is kept. Raises ``DecodeError``: as ``count``."""
+        self.count(min(len(text), MOST_NAME))
         self.cut += len(text) > MOST_NAME
         return well_formed(text)
 
     def notes(self) -> list[str]:
         """Say what was cut, if anything."""
-        return [f"{self.cut} names are longer than {MOST_NAME:,} characters; their ends were left out."] * bool(self.cut)
+        if not self.cut:
+            return []
+        return [f"{self.cut} names are longer than {MOST_NAME:,} characters; their ends were left out."]
 
 
 class RowBudget:
@@ -137,7 +145,8 @@ def parse_xml(text: str) -> ElementTree.Element:
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise DecodeError("it declares entities, which no driver writes")
     if len(text) > MOST_XML_BYTES or text.count("<") > 2 * MOST_XML_ELEMENTS:
-        raise DecodeError(f"it is larger than {MOST_XML_BYTES >> 20} MiB or has more than {MOST_XML_ELEMENTS:,} elements")
+        raise DecodeError(f"it is larger than {MOST_XML_BYTES >> 20} MiB, or has more than {MOST_XML_ELEMENTS:,} "
+                          "elements")
     parser = ElementTree.XMLPullParser(("start", "end"))
     depth = 0
     root: ElementTree.Element | None = None

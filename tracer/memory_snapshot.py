@@ -145,8 +145,8 @@ def snapshot_timeline(path: PathLike, device: int | None = None) -> MemoryTimeli
             if one.get("action") in ("alloc", "free_completed")]
     size = np.array([sign * _size(one.get("size")) for one, sign in rows], np.int64)
     if now + sum(map(abs, size.tolist())) >= 1 << 62:
-        raise SnapshotError(f"{name} is damaged: its sizes add up to more bytes than a number of 64 bits holds; copy it "
-                            "again.")
+        raise SnapshotError(f"{name} is damaged: its sizes add up to more bytes than a number of 64 bits holds; copy "
+                            "it again.")
     address = np.array([_whole(one.get("addr")) for one, _ in rows], np.int64)
     time = np.array([min(_whole(one.get("time_us")), MAX_US) for one, _ in rows], np.int64) * 1000
     stacks = _Stacks()
@@ -177,8 +177,8 @@ def snapshot_timeline(path: PathLike, device: int | None = None) -> MemoryTimeli
     reserved = sum(_size(one.get("total_size")) for one in segments)
     notes.append(f"The allocator had reserved {binary_size(reserved)} when the snapshot was taken, "
                  f"{binary_size(now)} of it handed out.")
-    return timeline_of(f"snapshot of GPU {chosen}", time, size, holds, _snapshot_places(rows, size, stacks), inferred=True,
-                     timed=bool(time.any()), base=base, notes=notes)
+    return timeline_of(f"snapshot of GPU {chosen}", time, size, holds, _snapshot_places(rows, size, stacks),
+                       inferred=True, timed=bool(time.any()), base=base, notes=notes)
 
 
 def _whole(value: object) -> int:
@@ -215,7 +215,8 @@ class _Stacks:
         return found
 
     def _read(self, frames: object) -> tuple[int, str]:
-        there = [self._frame(frame) for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
+        there = [self._frame(frame) for frame in (frames if isinstance(frames, list) else ())
+                 if isinstance(frame, dict)]
         phases = {phase for phase, _, _ in there}
         phase = (Phase.OPTIMIZER if Phase.OPTIMIZER in phases else
                  Phase.BACKWARD if Phase.BACKWARD in phases or not there else Phase.FORWARD)
@@ -233,8 +234,8 @@ class _Stacks:
         phase = (Phase.OPTIMIZER if optimizer or in_optimizer else
                  Phase.BACKWARD if backward or in_backward or name.startswith("backward") else None)
         place = f"{base}:{_whole(frame.get('line'))} {well_formed(name, MOST_PART)}" if file.endswith(".py") else ""
-        found = self._frames[id(frame)] = (phase, place, bool(place) and "site-packages" in file)
-        return found
+        self._frames[id(frame)] = phase, place, bool(place) and "site-packages" in file
+        return self._frames[id(frame)]
 
     def _text(self, text: str) -> tuple[bool, bool, str]:
         """Of a file's or function's name: whether it is the optimizer's or autograd's, and its last part."""

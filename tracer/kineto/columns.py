@@ -23,7 +23,7 @@ from tracer.kineto.events import (
     NameGroup,
     is_accelerator_call,
 )
-from tracer.kineto.scanner import EMPTY_TEXT, EventBatch, Scanner, TokenMap
+from tracer.kineto.scanner import EMPTY_TEXT, EventBatch, HasValues, TokenMap
 
 if TYPE_CHECKING:
     from tracer.kineto.processes import ProcessPart
@@ -154,7 +154,7 @@ class Collector:
         part: takes the events of this process alone, of a file that holds several.
     """
 
-    def __init__(self, loss: LossReport, scanner: Scanner, part: ProcessPart | None = None) -> None:
+    def __init__(self, loss: LossReport, scanner: HasValues, part: ProcessPart | None = None) -> None:
         self._part = part
         self._of_part = TokenMap(scanner, lambda pid: part is None or _text(pid) == part.pid, np.bool_)
         self.loss = loss

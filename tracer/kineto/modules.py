@@ -71,8 +71,10 @@ class ModulePaths:
 
     def notes(self) -> list[str]:
         """Say what was folded, if anything."""
-        return [f"{self.folded:,} calls of modules lie deeper in others than models do (more than {MOST_DEPTH}), or have "
-                "very long names; they count for the module around them."] * bool(self.folded)
+        if not self.folded:
+            return []
+        return [f"{self.folded:,} calls of modules lie deeper in others than models do (more than {MOST_DEPTH}), or "
+                "have very long names; they count for the module around them."]
 
     def lines(self, frames: dict[str, np.ndarray], names: Interner) -> dict[str, str]:
         """Return by module path the program's own function that called it first.
@@ -86,10 +88,11 @@ class ModulePaths:
         order = host_order(frames["thread"], frames["start"], frames["duration"], None)
         own = {name: column[order] for name, column in frames.items()}
         calls = nest(own["thread"], own["start"], own["duration"])
-        caller = innermost(self.rows["thread"], self.rows["start"], self.nesting.end, own["thread"], own["start"], calls)
+        rows = self.rows
+        caller = innermost(rows["thread"], rows["start"], self.nesting.end, own["thread"], own["start"], calls)
         texts = list(names)
         found: dict[str, str] = {}
-        for at in np.argsort(self.rows["start"], kind="stable").tolist():
+        for at in np.argsort(rows["start"], kind="stable").tolist():
             if caller[at] >= 0:
                 found.setdefault(self.texts[self.path[at]], texts[own["name"][caller[at]]])
         return found

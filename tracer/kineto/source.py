@@ -11,7 +11,6 @@ from typing import IO, Any
 
 from tracer.errors import TraceError
 from tracer.input_file import open_anywhere, why_unopened
-from tracer.translate.rocprof import is_rocprof, translated
 
 BLOCK_BYTES = 2 << 20
 """Decompressed bytes handed on at a time: columns of the smallest events in a block take some 10 MB, and smaller blocks
@@ -47,22 +46,29 @@ class TraceSource:
         self.stored_bytes = 0
         """Bytes of the file read so far: of a compressed file fewer than of its text."""
         self._progress = progress
+        self._begun: Iterator[bytes] | None = None
+
+    def whole_if(self, wanted: Callable[[bytes], bool]) -> bytes | None:
+        """Return the whole text if its first block is one that is wanted; else ``None``: ``blocks`` yields it.
+
+        Raises:
+            TraceError: as ``blocks``.
+        """
+        texts = self._texts()
+        first = next(texts, b"")
+        if wanted(first):
+            return b"".join([first, *texts])
+        self._begun = chain([first] if first else [], texts)
+        return None
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the decompressed text; that of rocprofv3's results translated.
+        """Yield the decompressed text.
 
         Raises:
             TraceError: the file cannot be opened or is another format.
         """
-        texts = self._texts()
-        first = next(texts, b"")
-        if not is_rocprof(first):
-            texts = chain([first] if first else [], texts)
-            del first  # what is handed on is not held here too: a block is megabytes
-            yield from texts
-            return
-        blocks, self.notes = translated(b"".join([first, *texts]), self.name)
-        yield from blocks
+        texts, self._begun = self._begun or self._texts(), None
+        yield from texts
 
     def _texts(self) -> Iterator[bytes]:
         try:
