@@ -15,9 +15,9 @@ from tracer.kineto.mending import drop_excess, drop_outliers, mend_device_times
 from tracer.kineto.processes import ProcessPart, processes_of
 from tracer.kineto.scan_loop import place_tokens, scan_events
 from tracer.kineto.scanner import HasValues, Scanner
-from tracer.kineto.source import TraceSource
-from tracer.translate.nsys import NsysSource, local_export
-from tracer.translate.rocprof import RocprofEvents, is_rocprof
+from tracer.kineto.source import TraceSource, is_rocprof, local_export
+from tracer.translate.nsys import NsysSource
+from tracer.translate.rocprof import RocprofEvents
 
 _Events = EventStream | NsysSource | RocprofEvents
 LEAST_STORED_BYTES, _FREE_EVENTS = 2, 1 << 20

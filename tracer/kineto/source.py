@@ -27,6 +27,9 @@ _OTHER_FORMATS = {
 MOST_EXPANSION, _FREE_BYTES = 200, 64 << 20
 """More text than so many times a compressed file, and than the free bytes, is no trace; real ones reach 30."""
 
+_SQLITE = b"SQLite format 3\x00"
+_ROCPROF = b'"rocprofiler-sdk-tool"'
+
 Progress = Callable[[int, int], None]
 
 
@@ -159,3 +162,18 @@ def _until_error(inflater: Any, data: bytes) -> bytes:
         for at in range(0, len(data), _SMALL_READ):
             out += inflater.decompress(data[at:at + _SMALL_READ])
     return bytes(out)
+
+
+def is_rocprof(head: bytes) -> bool:
+    """Return whether the text of a file begins as rocprofv3's results do."""
+    begin = head[:4096]  # a block is megabytes, and stripping copies it
+    return begin.lstrip()[:1] == b"{" and _ROCPROF in begin
+
+
+def local_export(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a local SQLite file."""
+    with contextlib.suppress(OSError):
+        if "://" not in os.fspath(path) and os.path.isfile(path):
+            with open(path, "rb") as file:
+                return file.read(len(_SQLITE)) == _SQLITE
+    return False

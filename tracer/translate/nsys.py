@@ -11,7 +11,7 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
@@ -25,7 +25,6 @@ from tracer.kineto.scanner import EMPTY_TEXT, EventBatch
 from tracer.lazy import sqlite3
 from tracer.translate.events import NOTHING, ForeignBatch, Meaning, Vocabulary
 
-MAGIC = b"SQLite format 3\x00"
 PROCESS_SHIFT = 1 << 24
 """Global thread numbers hold host, process and thread, 24 bits each but the first."""
 COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
@@ -321,17 +320,3 @@ def _text(column: str) -> str:
 
 def _plain(name: str) -> str:
     return "".join(c for c in name if c.isascii() and (c.isalnum() or c == "_"))
-
-
-def is_export(head: bytes) -> bool:
-    """Return whether a file's first bytes are an SQLite file's."""
-    return head.startswith(MAGIC)
-
-
-def local_export(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a local SQLite file."""
-    with suppress(OSError):
-        if "://" not in os.fspath(path) and os.path.isfile(path):
-            with open(path, "rb") as file:
-                return is_export(file.read(len(MAGIC)))
-    return False

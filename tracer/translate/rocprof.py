@@ -15,7 +15,6 @@ from tracer.input_file import from_json
 from tracer.kineto.scanner import EventBatch
 from tracer.translate.events import NOTHING, ForeignBatch, Meaning, Vocabulary, whole_numbers
 
-KEY = b'"rocprofiler-sdk-tool"'
 _COPIES = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD", "HOST_TO_HOST": "HtoH"}
 
 
@@ -115,12 +114,6 @@ class _Process(msgspec.Struct):
 
 class _Results(msgspec.Struct):
     processes: list[_Process] = msgspec.field(name="rocprofiler-sdk-tool", default_factory=list)
-
-
-def is_rocprof(head: bytes) -> bool:
-    """Return whether the text of a file begins as rocprofv3's results do."""
-    begin = head[:4096]  # a block is megabytes, and stripping copies it
-    return begin.lstrip()[:1] == b"{" and KEY in begin
 
 
 class RocprofEvents:
