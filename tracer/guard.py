@@ -4,7 +4,7 @@ Such files come from colleagues and bug reports. A small one may claim, share or
 a name that stands in a million rows, a list that is in itself a thousand times, tuples in tuples without end. What one
 byte of a file may become is bounded here, once for all formats::
 
-    JSON, TOML ─ ``check_plain``            names of all formats ─ ``Names``
+    JSON, TOML ─ ``MOST_DEPTH``             names of all formats ─ ``Names``
     pickle ───── ``check_key``              rows of SQLite ─────── ``RowBudget``
     XML ──────── ``parse_xml``              tables, Parquet ────── ``check_cells``
 
@@ -50,19 +50,6 @@ MOST_XML_BYTES, MOST_XML_ELEMENTS = 4 << 20, 20_000
 
 class DecodeError(ForetraceError):
     """The text is not of the wanted form; the message is the reason, to be put into the file's sentence."""
-
-
-def check_plain(value: Any) -> None:
-    """Raise ``DecodeError`` where a value is nested deeper than ``MOST_DEPTH``, or a number has hundreds of digits."""
-    level = [value]
-    for _ in range(MOST_DEPTH):
-        if any(type(each) is int and each.bit_length() > MOST_BITS for each in level):
-            raise DecodeError("it has a number of more than three hundred digits")
-        level = [part for each in level if isinstance(each, dict | list)
-                 for part in (each.values() if isinstance(each, dict) else each)]
-        if not level:
-            return
-    raise DecodeError(f"it is nested more than {MOST_DEPTH} levels deep")
 
 
 def check_key(key: Any) -> None:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, BinaryIO, TypeVar, overload
 
 from tracer.errors import reason_of
-from tracer.guard import MOST_DEPTH, check_plain
+from tracer.guard import MOST_BITS, MOST_DEPTH
 from tracer.guard import DecodeError as DecodeError
 from tracer.lazy import fsspec, msgspec
 
@@ -136,7 +136,7 @@ def from_json(data: bytes | str, kind: Any = Any) -> Any:
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
         raise DecodeError(_reason(error, "JSON")) from None
     if kind is Any or long:
-        check_plain(plain)
+        _check_plain(plain)
     return value
 
 
@@ -149,7 +149,7 @@ def value_of(text: str) -> Any:
     try:
         value = msgspec.json.decode(text)
         if text.count("[") + text.count("{") > MOST_DEPTH or _LONG.search(text):
-            check_plain(value)
+            _check_plain(value)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, DecodeError):
         return None
     return value
@@ -172,7 +172,7 @@ def from_toml(data: bytes) -> dict[str, Any]:
         value: dict[str, Any] = toml.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and TOMLDecodeError are ValueErrors
         raise DecodeError(_reason(error, "TOML")) from None
-    check_plain(value)
+    _check_plain(value)
     return value
 
 
@@ -198,3 +198,16 @@ def _reason(error: BaseException, what: str) -> str:
         return f"its {what} is nested without end"
     text = reason_of(error)
     return text if isinstance(error, msgspec.ValidationError) else f"it is no {what}: {text}"
+
+
+def _check_plain(value: Any) -> None:
+    """Raise ``DecodeError`` where a value is nested deeper than ``MOST_DEPTH``, or a number has hundreds of digits."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        if any(type(each) is int and each.bit_length() > MOST_BITS for each in level):
+            raise DecodeError("it has a number of more than three hundred digits")
+        level = [part for each in level if isinstance(each, dict | list)
+                 for part in (each.values() if isinstance(each, dict) else each)]
+        if not level:
+            return
+    raise DecodeError(f"it is nested more than {MOST_DEPTH} levels deep")
