@@ -8,6 +8,7 @@ is left with the operations that build plain values; with the first other one th
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import pickletools
 from collections import defaultdict
@@ -74,12 +75,13 @@ def plain_pickle(stream: BinaryIO, name: str) -> Any:
     Raises:
         SnapshotError: it holds anything else, is damaged, or is too large.
     """
-    data = stream.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
+    # Its size is asked for: to read "at most 4 GiB" takes 4 GiB.
+    if stream.seek(0, os.SEEK_END) > MOST_BYTES:
         raise SnapshotError(f"{name} is larger than {MOST_BYTES >> 30} GiB; record less history "
                             "(max_entries of torch.cuda.memory._record_memory_history).")
+    stream.seek(0)
     try:
-        return _PlainUnpickler(io.BytesIO(data), encoding="utf-8", errors="replace").load()
+        return _PlainUnpickler(io.BytesIO(stream.read()), encoding="utf-8", errors="replace").load()
     except KeyError as error:
         if error.args[0] in _NAMES:
             raise SnapshotError(f"{name} holds more than plain values (pickle operation {_NAMES[error.args[0]]}): it "

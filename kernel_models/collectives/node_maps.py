@@ -72,8 +72,8 @@ def read_node_map(path: str, device: DeviceSpec) -> NodeMap:
         raise CommError(why_unopened(Path(path), error)) from None
     name, text = Path(path).name, data.decode("utf-8", "replace")
     if len(data) > MOST_XML_BYTES:
-        raise CommError(f"{name} is larger than {MOST_XML_BYTES >> 20} MiB, which no map of a node is; give the output of "
-                        "nvidia-smi topo -m, or what NCCL wrote to NCCL_TOPO_DUMP_FILE.")
+        raise CommError(f"{name} is larger than {MOST_XML_BYTES >> 20} MiB, which no map of a node is; give the output "
+                        "of nvidia-smi topo -m, or what NCCL wrote to NCCL_TOPO_DUMP_FILE.")
     found = _read_xml(text, name) if text.lstrip().startswith("<") else _read_table(text, name, device)
     if not found.nvlinks:
         raise CommError(f"{name} names no GPU: give the output of nvidia-smi topo -m, or what NCCL wrote to "
@@ -124,7 +124,8 @@ def node_file(found: NodeMap, device: DeviceSpec, name: str) -> str:
     try:
         node_of(from_toml(text.encode()), Path())
     except (DecodeError, ValueError) as error:
-        raise CommError(f"{found.of} has figures that no node has ({error}); write them out again on the node.") from None
+        raise CommError(f"{found.of} has figures that no node has ({error}); write them out again on the node.") \
+            from None
     return text
 
 
@@ -137,8 +138,8 @@ def _read_table(text: str, name: str, device: DeviceSpec) -> NodeMap:
         raise CommError(f"{name} is no map of a node: it has no row of GPU0, GPU1, … as nvidia-smi topo -m prints, and "
                         "is no XML of NCCL's.")
     if len(header) > MOST_GPUS:
-        raise CommError(f"{name} has {len(header):,} columns, which no map of a node has; give nvidia-smi topo -m as it "
-                        "was printed.")
+        raise CommError(f"{name} has {len(header):,} columns, which no map of a node has; give nvidia-smi topo -m as "
+                        "it was printed.")
     columns = [each for each in header if re.fullmatch(r"GPU\d+|NIC\d+|mlx\d+_\w+|hfi1_\d+", each)]
     gpus = [place for place, each in enumerate(columns) if each.startswith("GPU")]
     table = {row[0]: row[1:1 + len(columns)] for row in rows if row[0] in columns and row is not header}

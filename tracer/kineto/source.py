@@ -10,6 +10,7 @@ from itertools import chain
 from typing import IO, Any
 
 from tracer.errors import TraceError
+from tracer.guard import FREE_TEXT, GROWTH
 from tracer.input_file import open_anywhere, why_unopened
 
 BLOCK_BYTES = 2 << 20
@@ -23,9 +24,6 @@ _OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "compressed with zstd", b"\xfd7zXZ": "compressed with xz",
     b"BZh": "compressed with bzip2", b"PAR1": "a Parquet file", b"\x80\x04\x95": "a Python pickle",
 }
-
-MOST_EXPANSION, _FREE_BYTES = 200, 64 << 20
-"""More text than so many times a compressed file, and than the free bytes, is no trace; real ones reach 30."""
 
 _SQLITE = b"SQLite format 3\x00"
 _ROCPROF = b'"rocprofiler-sdk-tool"'
@@ -134,8 +132,8 @@ class TraceSource:
                 self.stored_bytes = done
                 parts, held = [b"".join(parts)], 0
                 yield parts.pop()
-                if self.bytes_read > max(_FREE_BYTES, MOST_EXPANSION * (total or done)):
-                    self.damage = (f"its gzip stream unpacks to more than {MOST_EXPANSION} times its size, where "
+                if self.bytes_read > max(FREE_TEXT, GROWTH * (total or done)):
+                    self.damage = (f"its gzip stream unpacks to more than {GROWTH} times its size, where "
                                    "traces unpack to some 10 to 30 times")
                     return
             if inflater.eof:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 
+from tracer.guard import check_cells
 from tracer.input_file import DecodeError, PathLike, from_json, from_toml, open_input, read_input
 from tracer.lazy import parquet, pyarrow
 from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, EmbeddingTable, TableError
@@ -227,7 +228,9 @@ def _whole(value: Any, name: str) -> int:
 
 
 def _read_csv(path: PathLike) -> tuple[list[Row], int]:
-    reader = csv.DictReader(io.StringIO(read_input(path).decode("utf-8-sig"), newline=""), strict=True)
+    data = read_input(path)
+    check_cells(data.count(b"\n"), data.partition(b"\n")[0].count(b","), len(data))
+    reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
     rows: list[Row] = []
     for row in reader:
         if None in row:

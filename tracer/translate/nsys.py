@@ -208,8 +208,9 @@ class _Export:
             code[code == EMPTY_TEXT] = self._vocabulary.name("unnamed kernel")
             grid, block = (self._vocabulary.extents([rows[name] for name in names])
                            for names in (_EXTENT[:3], _EXTENT[3:]))
-            shared = sum(np.clip(rows[name], -(1 << 40), 1 << 40) for name in ("staticSharedMemory", "dynamicSharedMemory"))
-            yield self._device("kernel", rows, code, {"grid": grid, "block": block}, shared_memory=shared,
+            static, dynamic = (np.clip(rows[name], -(1 << 40), 1 << 40)
+                               for name in ("staticSharedMemory", "dynamicSharedMemory"))
+            yield self._device("kernel", rows, code, {"grid": grid, "block": block}, shared_memory=static + dynamic,
                                registers=rows["registersPerThread"])
         # Recorded without its parts (--cuda-graph-trace=graph), a graph is one piece of work.
         for rows in self.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _WORK, globalPid=process * PROCESS_SHIFT):
