@@ -12,6 +12,7 @@ quickest one's time of the same collective is its transfer. Give the directory o
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,13 +168,15 @@ def read_inspector(files: list[Path], hints: Hints) -> CollectiveMeasurements:
                         "the run.")
     quickest: dict[tuple[str, int], tuple[CollectiveKind, Placement, float, float]] = {}
     ranks: dict[tuple[str, int], int] = {}
+    placements: dict[tuple[int, int], Placement] = {}
     skipped = 0
     for file in files:
         for line in _lines(read_input(file).decode("utf-8", "replace"), file.name):
             done, head = line.coll_perf, line.header
             if done is None:
                 continue
-            if head.n_ranks < 2 or done.coll_exec_time_us <= 0 or done.coll_msg_size_bytes < 0:
+            if (head.n_ranks < 2 or not 0 < done.coll_exec_time_us < math.inf
+                    or not 0 <= done.coll_msg_size_bytes < math.inf or not 0 <= done.coll_algobw_gbs < math.inf):
                 skipped += 1
                 continue
             try:
@@ -183,7 +186,10 @@ def read_inspector(files: list[Path], hints: Hints) -> CollectiveMeasurements:
                 continue
             key = head.id, done.coll_sn
             ranks[key] = ranks.get(key, 0) + 1
-            placement = Placement.even(head.n_ranks, -(-head.n_ranks // max(head.nnodes, 1)))
+            shape = head.n_ranks, -(-head.n_ranks // max(head.nnodes, 1))
+            if shape not in placements:
+                placements[shape] = Placement.even(*shape)
+            placement = placements[shape]
             time = min(done.coll_exec_time_us, quickest[key][3] if key in quickest else done.coll_exec_time_us)
             quickest[key] = kind, placement, _payload(kind, head.n_ranks, done), time
     if not quickest:

@@ -116,6 +116,10 @@ KINDS: dict[str, Kind] = {
         *["topologies mine --from IN --device {device}"] * 2, *["topologies mine --from IN --device h100-sxm"] * 3)),
     "embeddings": Kind(["embeddings.csv", "embeddings.json"], _TABLE, (
         "shard IN --gpus 2", "shard IN --gpus 2 --json", "shard IN --gpus 2 --kinds table_wise")),
+    "indices": Kind(["indices.csv", "indices.parquet"], _TABLE, (
+        "price aten::embedding_bag --shapes 1000x64,128,32 --device h200-sxm --indices IN",)),
+    "inspector": Kind(["inspector.log"], {"": (*[M.json_lines] * 3, *[F.json_bomb] * 2, F.lines_bomb, M.plain_bytes)}, (
+        "comm fit IN -o OUT/c.json --topology dgx-h100", "comm fit IN -o OUT/c.json --topology dgx-h100x2 --json")),
     "job": Kind(["job"], {"": _TRACE}, _STEP),
     # Of a real recording, and files of one's own that are given to ``fuzz_run.py --traces``.
     "recorded": Kind(["recorded"], {"graph.foretrace": _GRAPH, "context.json": (M.json_tree,)},

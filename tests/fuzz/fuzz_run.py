@@ -39,7 +39,7 @@ CODES = {"check": {0, 1, 2, 3}, "plan": {0, 1, 2}, "sweep": {0, 1, 2}, "capture"
 _GONE = 141
 """Exit code where nobody reads the output any more."""
 READING = frozenset({"inspect", "replay", "breakdown", "memory", "topologies", "convert", "export", "diff", "shard",
-                     "comm", "models", "fit", "devices"})
+                     "comm", "models", "fit", "devices", "price"})
 """Commands whose time and memory are to be those of the file."""
 SMALL_SECONDS, SMALL_BYTES, HUNG_SECONDS = 5, 500_000_000, 10
 """What reading may take: of a file of less than 2 MB, of one of less than 1 MB, and of any."""

@@ -408,6 +408,15 @@ def _foreign(folder: Path) -> None:
     (folder / "topo.txt").write_text(TOPO)
     (folder / "topo.xml").write_text(TOPO_XML)
     (folder / "embeddings.csv").write_text(TABLES)
+    (folder / "indices.csv").write_text("table,sample,index\n" + "".join(
+        f"{table},{sample},{7 * sample % 5}\n" for table in "ab" for sample in range(40)))
+    pd.read_csv(folder / "indices.csv").to_parquet(folder / "indices.parquet")
+    (folder / "inspector.log").write_text("".join(json.dumps({
+        "header": {"id": "0x7f", "rank": rank, "n_ranks": 8, "nnodes": 1},
+        "metadata": {"inspector_output_format_version": "v4.0"},
+        "coll_perf": {"coll": "AllReduce", "coll_sn": i, "coll_msg_size_bytes": 1 << (10 + i), "coll_exec_time_us":
+                      20 + (1 << (10 + i)) / 200e3 + rank, "coll_algobw_gbs": 1.0}}) + "\n"
+        for i in range(12) for rank in range(2)))
     rows = list(csv.DictReader(io.StringIO(TABLES)))
     (folder / "embeddings.json").write_text(json.dumps({"tables": [
         {key: int(value) if value.isdigit() else value for key, value in row.items()} for row in rows]}))
