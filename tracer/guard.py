@@ -136,7 +136,7 @@ def parse_xml(text: str) -> ElementTree.Element:
     if len(text) > MOST_XML_BYTES or text.count("<") > 2 * MOST_XML_ELEMENTS:
         raise DecodeError(f"it is larger than {MOST_XML_BYTES >> 20} MiB, or has more than {MOST_XML_ELEMENTS:,} "
                           "elements")
-    parser = ElementTree.XMLPullParser(("start", "end"))
+    parser: Any = ElementTree.XMLPullParser(("start", "end"))
     depth = 0
     root: ElementTree.Element | None = None
     try:

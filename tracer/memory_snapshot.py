@@ -12,7 +12,7 @@ import os
 import pickle
 import pickletools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -48,6 +48,8 @@ _OPERATIONS = frozenset({
     "SETITEM", "SETITEMS", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "BINGET", "LONG_BINGET", "GET", "POP", "PROTO",
     "FRAME", "STOP"})
 """Operations that build plain values of plain values; no other is done."""
+_KEYS = {"DICT": slice(None, None, 2), "SETITEM": slice(-2, -1), "SETITEMS": slice(None, None, 2)}
+"""Where the keys of those that fill dictionaries lie on the stack."""
 
 
 class SnapshotError(TraceError):
@@ -97,29 +99,21 @@ def plain_pickle(stream: BinaryIO, name: str) -> Any:
     raise SnapshotError(f"{name} is damaged, or no pickle ({why}); copy it again.")
 
 
+def _checked(do: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
+    """Return what fills a dictionary so that it looks at the keys on its stack first, before they are hashed."""
+    def checked(unpickler: Any) -> None:
+        for key in unpickler.stack[keys]:
+            check_key(key)
+        do(unpickler)
+
+    return checked
+
+
 class _PlainUnpickler(pickle._Unpickler):
-    """Python's own unpickler, without the operations that are not of plain values: it does not know them.
+    """Python's own unpickler, without the operations that are not of plain values: it does not know them."""
 
-    Keys of dictionaries are looked at before they are hashed.
-    """
-
-    dispatch: ClassVar = {code: do for code, do in pickle._Unpickler.dispatch.items() if _NAMES[code] in _OPERATIONS}
-
-    def load_dict(self) -> None:
-        for key in self.stack[::2]:
-            check_key(key)
-        super().load_dict()
-
-    def load_setitem(self) -> None:
-        check_key(self.stack[-2])
-        super().load_setitem()
-
-    def load_setitems(self) -> None:
-        for key in self.stack[::2]:
-            check_key(key)
-        super().load_setitems()
-
-    dispatch |= {ord(code): do for code, do in (("d", load_dict), ("s", load_setitem), ("u", load_setitems))}
+    dispatch: ClassVar = {code: _checked(do, _KEYS[_NAMES[code]]) if _NAMES[code] in _KEYS else do
+                          for code, do in pickle._Unpickler.dispatch.items() if _NAMES[code] in _OPERATIONS}
 
 
 def snapshot_timeline(path: PathLike, device: int | None = None) -> MemoryTimeline:

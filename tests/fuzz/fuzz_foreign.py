@@ -46,24 +46,25 @@ def _statements(r: Random, file: sqlite3.Connection) -> list[str]:
     tables = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     table = r.choice(tables)
     columns = [row[1] for row in file.execute(f'PRAGMA table_info("{table}")')]
-    column, cell = f'"{r.choice(columns)}"', r.choice(_CELLS)
+    column = f'"{r.choice(columns)}"'
     what = r.randrange(14)
     some = f" WHERE rowid % {r.choice([1, 2, 7])} = 0"
     if what < 5:
-        return [f"UPDATE {table} SET {column} = {cell}" + some]
+        chosen = r.sample(columns, min(len(columns), r.choice([1, 2, 5])))
+        return [f'UPDATE {table} SET "{name}" = {r.choice(_CELLS)}' + some for name in chosen]
     if what == 5:
-        return [f"INSERT INTO {table} SELECT * FROM {table}"] * r.choice([1, 3, 6])
+        return [f"INSERT INTO {table} SELECT * FROM {table}"] * r.choice([1, 3, 10])
     if what == 6:  # one long name for all
         text = f"substr(hex(zeroblob({r.choice(_LONG) // 2})), 1)"
         named = [name for name in ("demangledName", "shortName", "nameId", "textId") if name in columns]
         return [f"UPDATE StringIds SET value = {text} WHERE rowid = 1",
                 *(f"UPDATE {table} SET {name} = (SELECT id FROM StringIds WHERE rowid = 1)" for name in named),
-                *[f"INSERT INTO {table} SELECT * FROM {table}"] * 5]
+                *[f"INSERT INTO {table} SELECT * FROM {table}"] * r.choice([5, 10])]
     if what == 7:  # a long default stands in every row and nowhere
         long = "x" * r.choice(_LONG)
         return [f"ALTER TABLE {table} DROP COLUMN {column}",
                 f"ALTER TABLE {table} ADD COLUMN {column} {r.choice(['TEXT', 'BLOB', ''])} DEFAULT '{long}'",
-                *[f"INSERT INTO {table} SELECT * FROM {table}"] * r.choice([0, 5])]
+                *[f"INSERT INTO {table} SELECT * FROM {table}"] * r.choice([0, 10])]
     if what == 8:
         return [f"ALTER TABLE {table} RENAME TO {r.choice(['x', 'CUPTI_ACTIVITY_KIND_KERNEL', 'NVTX_EVENTS'])}"]
     if what == 9:

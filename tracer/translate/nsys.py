@@ -194,9 +194,9 @@ class _Export:
                 if key not in named:
                     name = _VERSION.sub("", self._texts.get(key, "")) or "INVALID"
                     named[key] = self._vocabulary.name(name), bool(_DRIVER.match(name))
-            kinds = [self._vocabulary.code(kind) for kind in ("cuda_runtime", "cuda_driver")]
+            runtime_kind, driver_kind = (self._vocabulary.code(kind) for kind in ("cuda_runtime", "cuda_driver"))
             code, driver = (np.array([named[key][at] for key in names.tolist()], np.int32)[place] for at in (0, 1))
-            yield self._host(rows, process, code, np.where(driver, *kinds[::-1]).astype(np.int32),
+            yield self._host(rows, process, code, np.where(driver, driver_kind, runtime_kind).astype(np.int32),
                              correlation=rows["correlationId"])
 
     def _kernels(self, process: int) -> Iterator[EventBatch]:
