@@ -12,16 +12,12 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kernel_models.collectives.call import CommError
 from kernel_models.collectives.topology import networks, node_of
 from kernel_models.device import DeviceSpec
 from tracer.guard import MOST_XML_BYTES, DecodeError, parse_xml
 from tracer.input_file import from_toml, open_input, why_unopened
-
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
 
 LINK_GBPS = {"volta": 25.0, "ampere": 25.0, "hopper": 25.0, "blackwell": 50.0}
 """One NVLink one way, 10⁹ bytes/s: NVIDIA's data sheets (V100 300 over 6 links both ways, A100 600 over 12, H100 900
@@ -31,8 +27,8 @@ LINKS_OF_A_GPU = {"volta": 6, "ampere": 12, "hopper": 18, "blackwell": 18}
 REDUCING = ("hopper", "blackwell")
 """Architectures whose switches add up (NVLink SHARP)."""
 SWITCH_CLASS = "0x068000"
-MOST_GPUS = 1024
-"""Columns of a table: more than fit any node, of which the largest join 72 GPUs."""
+MOST_COLUMNS = 1024
+"""Of a table: more than any node has, of which the largest join 72 GPUs."""
 _CELL = re.compile(r"NV(\d{1,3})$|X$|PIX$|PXB$|PHB$|NODE$|SYS$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LANES = re.compile(r"(\d{1,4}(?:\.\d{1,4})?) GT/s", re.ASCII)
@@ -72,8 +68,7 @@ def read_node_map(path: str, device: DeviceSpec) -> NodeMap:
         raise CommError(why_unopened(Path(path), error)) from None
     name, text = Path(path).name, data.decode("utf-8", "replace")
     if len(data) > MOST_XML_BYTES:
-        raise CommError(f"{name} is larger than {MOST_XML_BYTES >> 20} MiB, which no map of a node is; give the output "
-                        "of nvidia-smi topo -m, or what NCCL wrote to NCCL_TOPO_DUMP_FILE.")
+        raise CommError(f"{name} is larger than {MOST_XML_BYTES >> 20} MiB: no map of a node is; write it again.")
     found = _read_xml(text, name) if text.lstrip().startswith("<") else _read_table(text, name, device)
     if not found.nvlinks:
         raise CommError(f"{name} names no GPU: give the output of nvidia-smi topo -m, or what NCCL wrote to "
@@ -85,8 +80,7 @@ def node_file(found: NodeMap, device: DeviceSpec, name: str) -> str:
     """Return the node as the TOML text that ``--topology FILE.toml`` takes, each figure with its source.
 
     Raises:
-        CommError: links of a device whose NVLinks are not known, a name that no node can have, or figures that no node
-            has.
+        CommError: links of a device whose NVLinks are not known, or a name or figures that no node can have.
     """
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
         raise CommError(f"{name!r} is no name of a node: use a-z, 0-9 and -.")
@@ -124,8 +118,7 @@ def node_file(found: NodeMap, device: DeviceSpec, name: str) -> str:
     try:
         node_of(from_toml(text.encode()), Path())
     except (DecodeError, ValueError) as error:
-        raise CommError(f"{found.of} has figures that no node has ({error}); write them out again on the node.") \
-            from None
+        raise CommError(f"{found.of} has figures that no node has ({error}); write it again on the node.") from None
     return text
 
 
@@ -134,12 +127,9 @@ def _read_table(text: str, name: str, device: DeviceSpec) -> NodeMap:
     rows = [[cell.strip() for cell in re.split(r"\t+|\s{2,}", _COLOURS.sub("", line).strip())]
             for line in text.splitlines() if line.strip()]
     header = next((row for row in rows if "GPU0" in row), None)
-    if header is None:
+    if header is None or len(header) > MOST_COLUMNS:
         raise CommError(f"{name} is no map of a node: it has no row of GPU0, GPU1, … as nvidia-smi topo -m prints, and "
                         "is no XML of NCCL's.")
-    if len(header) > MOST_GPUS:
-        raise CommError(f"{name} has {len(header):,} columns, which no map of a node has; give nvidia-smi topo -m as "
-                        "it was printed.")
     columns = [each for each in header if re.fullmatch(r"GPU\d+|NIC\d+|mlx\d+_\w+|hfi1_\d+", each)]
     gpus = [place for place, each in enumerate(columns) if each.startswith("GPU")]
     table = {row[0]: row[1:1 + len(columns)] for row in rows if row[0] in columns and row is not header}
@@ -171,15 +161,15 @@ def _read_xml(text: str, name: str) -> NodeMap:
             counts = [(_whole(link.get("count")), link.get("tclass", "")) for link in gpu.findall("nvlink")]
             links.append(sum(count for count, _ in counts))
             switched = switched or any(kind == SWITCH_CLASS for _, kind in counts)
-            slots.append(_slot_gbps(pci))
+            slots.append(_slot_gbps(pci.get("link_speed", ""), pci.get("link_width")))
     cards = [_whole(net.get("speed")) / 8e3 for net in root.iter("net") if _whole(net.get("speed")) > 0]
     return NodeMap(f"NCCL's dump ({name})", tuple(links), switched, min(filter(None, slots), default=0.0),
                    tuple(cards))
 
 
-def _slot_gbps(pci: Element) -> float:
+def _slot_gbps(rate_of_lane: str, lanes: str | None) -> float:
     """A slot's rate one way: GT/s × lanes, coded 128b/130b from 8 GT/s on, 8b/10b below; 0.0 where not said."""
-    speed, width = _LANES.match(pci.get("link_speed", "")), _whole(pci.get("link_width"))
+    speed, width = _LANES.match(rate_of_lane), _whole(lanes)
     if speed is None or not width:
         return 0.0
     rate = float(speed.group(1))
