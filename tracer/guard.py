@@ -44,6 +44,8 @@ ones 0.5; half a million take 100 MB."""
 CELLS_A_BYTE, FREE_CELLS = 16, 100_000
 """Cells of a table for each stored byte, and those that every table may have. Published tables of measurements hold up
 to 7.4 (by encoding of equal values), most less than one."""
+MOST_COLUMNS = 2000
+"""Of a table of text: published ones have at most 120, and naming those of one name takes the square of them."""
 GROWTH = 200
 """Bytes of text or values for each stored byte of a compressed file; those of real traces reach 30."""
 MOST_XML_BYTES, MOST_XML_ELEMENTS = 4 << 20, 20_000

@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import BinaryIO
 
 from tracer.errors import ForetraceError, reason_of
-from tracer.guard import FREE_CELLS, GROWTH, DecodeError, check_cells
+from tracer.guard import FREE_CELLS, GROWTH, MOST_COLUMNS, DecodeError, check_cells
 from tracer.input_file import PathLike, open_anywhere, why_unopened
 from tracer.lazy import compute, pandas, parquet, pyarrow
 
@@ -127,6 +127,8 @@ def _check_cells(stream: BinaryIO, ending: str, separator: str) -> None:
         columns = len(set(_KEY.findall(data)))
     else:
         columns = data.partition(b"\n")[0].count(separator.encode()) + 1
+    if columns > MOST_COLUMNS:
+        raise DecodeError(f"it has {columns:,} columns, and measurements have at most {MOST_COLUMNS:,}")
     check_cells(data.count(b"\n") + 1, columns, len(data))
 
 

@@ -12,6 +12,7 @@ scanned. So valid files pay nothing for the care invalid ones need.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -20,6 +21,7 @@ import msgspec
 
 from tracer.errors import TraceError
 from tracer.graph import LossReport
+from tracer.guard import FREE_OBJECTS
 from tracer.kineto.events import EVENTS, Event, plain_text
 from tracer.kineto.salvage import ARRAY_END, BOUNDARY, Salvaged, salvage
 from tracer.kineto.scanner import EventBatch, Scanner
@@ -30,7 +32,10 @@ _EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _EMPTY_ARRAY = re.compile(rb"\s*\]")
 _HEADER_LIMIT = 256 << 20
 _EVENT_LIMIT = 128 << 20
-_CANDIDATES = 256
+_LONG_PIECE = 8 << 20
+"""Pieces are of a block, which is a quarter of it, and what waited for it."""
+_CANDIDATES, _MOST_ENDS = 256, 1 << 16
+"""Ends of arrays that may be the events' that are tried, and those that are kept: a footer has a few."""
 _WINDOWS = (1 << 14, 1 << 18, 1 << 62)
 
 
@@ -49,6 +54,7 @@ class EventStream:
         self._footer: list[bytes] = []
 
     def __iter__(self) -> Iterator[EventBatch]:
+        searched = 0
         carry, waiting = self._read_header(), [block for block in (next(self._blocks, None),) if block is not None]
         if waiting:
             # The header's block is a piece of its own, rather than one of two blocks: that would be the largest.
@@ -60,15 +66,16 @@ class EventStream:
                 break
             text = carry + block
             del block, carry  # each is megabytes
-            cut = last_boundary(text)
+            cut = last_boundary(text, searched)
+            searched = 0
             if cut < 0:
                 if len(text) > _EVENT_LIMIT:
                     raise TraceError(f"{self._name} has {len(text) >> 20} MiB of text without the start of an event: "
                                      "it is damaged or no profiler trace; record or copy it again.")
-                carry = text
+                carry, searched = text, len(text)
                 continue
             carry = text[cut + 1:]
-            batch = self._scanner.scan(memoryview(text)[:cut])
+            batch = self._scan(memoryview(text)[:cut])
             if batch is not None:
                 del text  # or it would be there beside the next one
                 yield batch
@@ -125,6 +132,13 @@ class EventStream:
         return (f"{self._name} is JSON but no profiler trace (it has no \"traceEvents\"): "
                 "check that it is the right file.")
 
+    def _scan(self, text: bytes | memoryview) -> EventBatch | None:
+        """Scan a piece. Raises ``TraceError``: a long one has objects alone, whose columns would fill memory."""
+        if len(text) > _LONG_PIECE and bytes(text).count(b"{") > FREE_OBJECTS:
+            raise TraceError(f"{self._name} has {len(text) >> 20} MiB of objects that are no events: it is damaged or "
+                             "no profiler trace; record or copy it again.")
+        return self._scanner.scan(text)
+
     def _plain(self, events: list[Event]) -> EventBatch:
         """Scan events whose text was odd."""
         batch = self._scanner.scan(plain_text(events))
@@ -138,7 +152,7 @@ class EventStream:
         if end >= 0:
             self.complete = True
             inside = text[:end].rstrip().removesuffix(b",")
-            batch = self._scanner.scan(inside)
+            batch = self._scan(inside)
             if batch is not None:
                 self._footer = [footer]
                 return batch
@@ -182,16 +196,18 @@ class EventStream:
                                     "could be read.")
 
 
-def last_boundary(text: bytes) -> int:
-    """Position of the comma of the last event boundary of ``text``, -1 if there is none."""
+def last_boundary(text: bytes, searched: int = 0) -> int:
+    """Position of the comma of the last event boundary of ``text``, -1 if there is none; its first ``searched`` bytes
+    have none."""
+    least = max(0, searched - _WINDOWS[0])
     for window in _WINDOWS:
-        start = max(0, len(text) - window)
+        start = max(least, len(text) - window)
         last = None
         for last in BOUNDARY.finditer(text, start):  # noqa: B007  (the last match is what is wanted)
             pass
         if last is not None:
             return last.start("comma")
-        if start == 0:
+        if start == least:
             break
     return -1
 
@@ -215,14 +231,15 @@ def find_array_end(text: bytes, is_list: bool) -> tuple[int, bytes]:
         return (len(stripped) - 1, b"") if stripped.endswith(b"]") else (-1, b"")
     if _EMPTY_ARRAY.match(text):
         return text.index(b"]"), text[text.index(b"]") + 1:]
-    best, failures = -1, 0
-    for match in reversed(list(ARRAY_END.finditer(text))):
+    best, failures, looked_at = -1, 0, 0
+    for match in reversed(deque(ARRAY_END.finditer(text), _MOST_ENDS)):
         footer = text[match.end():].strip()
+        looked_at += len(footer)
         if footer == b"}" or (footer.startswith(b",") and _completes(footer)):
             best, failures = match.end() - 1, 0
             continue
         failures += 1
-        if failures > (_CANDIDATES if best < 0 else _CANDIDATES // 16):
+        if failures > (_CANDIDATES if best < 0 else _CANDIDATES // 16) or looked_at > _EVENT_LIMIT:
             break
     return (best, text[best + 1:]) if best >= 0 else (-1, b"")
 

@@ -65,7 +65,7 @@ class NsysSource:
         """Yield the events. Raises ``TraceError`` where the file is no export of Nsight Systems."""
         try:
             with closing(self._open()) as file:
-                export = _Export(file, self.stored_bytes, self.vocabulary, self._names)
+                export = _Export(file, self.stored_bytes, self.vocabulary)
                 if not export.has(_CALLS, "correlationId") and not export.has(_KERNELS, "correlationId"):
                     raise TraceError(f"{self.name} is an SQLite file without CUDA calls or kernels: give what 'nsys "
                                      "export --type sqlite' wrote of a recording with --trace cuda,nvtx.")
@@ -88,16 +88,20 @@ class NsysSource:
         file.execute("PRAGMA trusted_schema = OFF")  # a stranger's file runs no functions of its schema
         budget = iter(range(max(self.stored_bytes * _WORK_A_BYTE // _STEPS_OF_WORK, 1000)))
         file.set_progress_handler(lambda: next(budget, None) is None, _STEPS_OF_WORK)
-        file.text_factory = lambda text: text.decode("utf-8", "replace")
+        file.text_factory = self._text
         return file
+
+    def _text(self, text: bytes) -> str:
+        """A text that a query gives, each time it does."""
+        self._names.count(len(text))
+        return text.decode("utf-8", "replace")
 
 
 class _Export:
     """Tables of an export, by the columns that are there."""
 
-    def __init__(self, file: sqlite3.Connection, stored_bytes: int, vocabulary: Vocabulary, texts: Names) -> None:
+    def __init__(self, file: sqlite3.Connection, stored_bytes: int, vocabulary: Vocabulary) -> None:
         self._file = file
-        self._names = texts
         self._code_of: dict[int, int] = {}
         self._budget = RowBudget(stored_bytes)
         self._vocabulary = vocabulary
@@ -109,7 +113,6 @@ class _Export:
             for key, text in file.execute(f"SELECT id, {_text('value')} FROM StringIds WHERE typeof(id) = 'integer' "
                                           "AND typeof(value) = 'text'"):
                 self._budget.take(1)
-                self._names.count(len(text))
                 self._texts[key] = text
 
     def has(self, table: str, *columns: str) -> bool:
@@ -140,7 +143,6 @@ class _Export:
         while rows := found.fetchmany(_ROWS):
             self._budget.take(len(rows))
             texts = [row[-1] for row in rows]
-            self._names.count(sum(len(each) for each in texts if each is not None))
             columns = np.array([row[:-1] for row in rows], np.int64).T
             yield {**{name: np.full(len(rows), value, np.int64) for name, value in more.items()},
                    **dict(zip((*needed, *there), np.ascontiguousarray(columns), strict=True))}, texts
