@@ -11,6 +11,7 @@ import io
 import os
 import pickle
 import pickletools
+import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, ClassVar
@@ -94,7 +95,7 @@ def plain_pickle(stream: BinaryIO, name: str) -> Any:
         raise SnapshotError(f"{name} is no snapshot of CUDA memory: {error}; ask for it again, as "
                             "torch.cuda.memory._dump_snapshot writes it.") from None
     except (pickle.UnpicklingError, EOFError, ValueError, IndexError, TypeError, OverflowError, MemoryError,
-            AttributeError) as error:
+            AttributeError, struct.error) as error:
         why = type(error).__name__
     raise SnapshotError(f"{name} is damaged, or no pickle ({why}); copy it again.")
 

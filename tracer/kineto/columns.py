@@ -12,6 +12,7 @@ import numpy as np
 
 from tracer.columns import grouped, is_constant
 from tracer.graph import NONE, LossReport
+from tracer.guard import well_formed
 from tracer.kineto.events import (
     CATEGORY_GROUPS,
     DEVICE_KINDS,
@@ -181,8 +182,8 @@ class Collector:
         self.frames = Interner()
         """Names of ``NameGroup.FRAME``, of which few are kept."""
         json, extents = JsonInterner(self.strings), JsonInterner(self.extents)
-        self._texts = TokenMap(scanner, self.strings.__getitem__)
-        self._some_texts = TokenMap(scanner, lambda text: self.strings[text] if text else NONE)
+        self._texts = TokenMap(scanner, lambda text: self.strings[well_formed(text)])
+        self._some_texts = TokenMap(scanner, lambda text: self.strings[well_formed(text)] if text else NONE)
         self._json = TokenMap(scanner, json.__getitem__)
         self._extents = TokenMap(scanner, extents.__getitem__)
         self._frames = TokenMap(scanner, self.frames.__getitem__)
