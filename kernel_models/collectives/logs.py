@@ -187,9 +187,7 @@ def read_inspector(files: list[Path], hints: Hints) -> CollectiveMeasurements:
             key = head.id, done.coll_sn
             ranks[key] = ranks.get(key, 0) + 1
             shape = head.n_ranks, -(-head.n_ranks // max(head.nnodes, 1))
-            if shape not in placements:
-                placements[shape] = Placement.even(*shape)
-            placement = placements[shape]
+            placement = placements[shape] = placements.get(shape) or Placement.even(*shape)
             time = min(done.coll_exec_time_us, quickest[key][3] if key in quickest else done.coll_exec_time_us)
             quickest[key] = kind, placement, _payload(kind, head.n_ranks, done), time
     if not quickest:
