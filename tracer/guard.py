@@ -29,8 +29,8 @@ deepest modules of recordings nest 14 levels, files of our own 6."""
 MOST_BITS = 1000
 """Most bits of a whole number; a longer one is no floating-point number, and whatever computes with it fails."""
 MOST_NAME = 1 << 13
-"""Characters of a name that are kept. The longest name of a recorded kernel has 5,123. What is written of each row, such
-as a timeline, has the name again."""
+"""Characters of a name that are kept. The longest name of a recorded kernel has 5,123. What is written row by row (a
+timeline) has a name again for each."""
 MOST_TEXT = 1 << 20
 """Characters of a marked range that are looked at: operations on lists of tensors have sizes of 40,000."""
 MOST_PART = 255

@@ -103,7 +103,7 @@ def _read(name: str, stream: BinaryIO, ending: str, comment: str | None) -> pand
         _check_cells(stream, ending, separator)
         if ending == ".jsonl":
             return pandas.read_json(stream, lines=True)
-        frame = pandas.read_csv(stream, sep=separator, comment=comment, encoding="utf-8-sig")
+        frame = pandas.read_csv(stream, sep=separator, comment=comment, encoding="utf-8-sig", low_memory=False)
     except pandas.errors.EmptyDataError:
         raise TableInputError(f"{name} is empty: it has no line of column names; was it written whole? Write the table "
                               "again.") from None
