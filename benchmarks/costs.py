@@ -320,8 +320,8 @@ def first_run(folder: Path) -> float:
     for package in ("foretrace", "graph_predictor", "kernel_models", "tracer"):
         shutil.copytree(ROOT / package, place / package, ignore=shutil.ignore_patterns("*.o", "*.nbi", "*.nbc"))
     program = f"import sys; sys.path.insert(0, {str(place)!r}); from foretrace.commands import main; main()"
-    times = [run([sys.executable, "-c", program, "predict", str(SMALL)], HOME=str(folder), XDG_CACHE_HOME="",
-                 NUMBA_CACHE_DIR="").cpu_s for _ in range(2)]
+    times = [run([sys.executable, "-c", program, "predict", str(SMALL)], HOME=str(folder),
+                 XDG_CACHE_HOME="").cpu_s for _ in range(2)]
     return times[0] / times[1]
 
 

@@ -38,7 +38,7 @@ def traced() -> dict[str, bytes]:
                 except ForetraceError as error:
                     sys.stdout.write(f"{source} on {gpus}: {error}\n")
         for file in Path(folder).rglob("piece-*.kept"):
-            content = read_kept(file)
+            content = read_kept(file.name)
             assert content is not None
             found[file.stem.rpartition("-")[2]] = content
     return found

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Annotated
 
 import typer
 
-from graph_predictor.cli.running import (
-    ClosedOutput,
-    LazyCommand,
-    finish_output,
-    lazy_group,
-    one_sentence,
-    standard_output,
-)
+from graph_predictor.cli.running import LazyCommand, lazy_group, run_program
+from tracer.versions import installed_version
 
 PLANS = frozenset({"plan", "serve", "shapes", "shard", "comm"})
 """Commands of ``planner``; the others are of ``graph_predictor``."""
@@ -104,13 +96,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib import metadata
-
-        try:
-            number = metadata.version("foretrace")
-        except metadata.PackageNotFoundError:
-            number = "unknown (not installed)"
-        typer.echo(f"foretrace {number}")
+        typer.echo(f"foretrace {installed_version('foretrace') or 'unknown (not installed)'}")
         raise typer.Exit
 
 
@@ -123,35 +109,8 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; ends the process with 0, or 2 for bad input (see ``errors.one_sentence``)."""
-    if sys.stdout is None or sys.stderr is None:
-        _open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show µ gets a question mark, not a crash.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    try:
-        with one_sentence(debug=False), standard_output():
-            _run()
-    except typer.Exit as ended:
-        sys.exit(ended.exit_code)
-
-
-def _run() -> None:
-    try:
-        app()
-    except SystemExit as ended:
-        if not ended.code:
-            finish_output()  # of --help too, which is no command's
-        raise
-
-
-def _open_closed_streams() -> None:
-    """Put the null device where a shell closed a stream (``>&-``), so that no output file gets its number."""
-    if sys.stdout is None:
-        sys.stdout = ClosedOutput(open(os.devnull, "wb"))  # noqa: SIM115 -- until the process ends
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    """Run the command line; ends the process with 0, or 2 for bad input (see ``running.one_sentence``)."""
+    run_program(app)
 
 
 __all__ = ["COMMANDS", "app", "main"]

@@ -55,7 +55,7 @@ class StepLimits:
         Returns:
             The prediction (``graph_predictor.Prediction``).
         """
-        from tracer.errors import ForetraceError
+        from tracer.errors import ForetraceError  # pytest loads this module in every run
 
         try:
             prediction, told = self._check(build, limits)
@@ -66,13 +66,14 @@ class StepLimits:
                 raise
             told = "tracing a step needs PyTorch; install it with: pip install 'foretrace[capture]'."
         if told:  # outside of the except clauses, whose exceptions pytest would print too
-            from graph_predictor.cli.running import printable
+            from graph_predictor.cli.running import printable  # as above
 
             pytest.fail(printable(f"foretrace: {told}"), pytrace=False)
         return prediction
 
     def _check(self, build: Callable[[], Callable[[], Any]], limits: dict[str, Any]) -> tuple[Any, str]:
         """The prediction, and what is broken."""
+        # pytest loads this module in every run.
         from graph_predictor.check.step_limits import StepBounds, StepStore, broken_limits, predict_step
 
         self._calls += 1

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ from kernel_models.profile import DeviceProfile, ProfileEntry
 from kernel_models.scores import Errors, errors_of
 from kernel_models.threads import in_threads
 from tracer.arrays import Float64
+from tracer.versions import installed_version
 
 LEAST_ROWS = 60
 """Fewer distinct calls are left to the formulas: trees of ten rows a leaf could not tell them apart."""
@@ -331,12 +331,5 @@ def _provenance(
 def stamp() -> dict[str, Any]:
     """When and with which software something was fitted."""
     return {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-            "software": {name: _version(name) for name in ("foretrace", "numpy", "numba")}
+            "software": {name: installed_version(name) or "not installed" for name in ("foretrace", "numpy", "numba")}
             | {"python": platform.python_version()}}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -32,7 +32,7 @@ from tracer.shape_only.devices import device_names
 from tracer.store.container import read_file, write_file
 
 _KINDS = "biuf"
-_MOST_HEADER = 4096
+_MOST_HEADER = 4096  # chosen: of an array; real ones have some 100 bytes
 
 
 def array_from(data: bytes) -> npt.NDArray[Any]:
@@ -68,8 +68,8 @@ ENDING = ".profile"
 """Folder of the profiles that come with foretrace."""
 MANIFEST = "profile.json"
 _COMMENT = re.compile(rb"foretrace-profile (\d+) crc32 ([0-9a-f]{8})\Z")
-_CHECKSUM_BYTES = 8
-_COMMENT_BYTES = 64
+_CHECKSUM_BYTES = 8  # 32 bits in hexadecimal
+_COMMENT_BYTES = 64  # more than the longest comment
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the same models give the same bytes
 _FREE_BYTES, _MOST_EXPANSION = 64 << 20, 50
 """Most bytes that all members together may unpack to: so many in any case, or so many times the file's size."""

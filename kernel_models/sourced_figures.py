@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _ENTRY = '{ value = …, source = "…" }'
-_SHOWN = 60
-_MOST_NAMES = 8
+_SHOWN = 60  # chosen: part of a sentence
+_MOST_NAMES = 8  # chosen: names that a sentence holds
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _MAX_SKIP = 1 << 14
 _MAX_PAIRS = 2_000_000
 # Diagonals compared by their marks, best voted first: more than the iterations of any window seen.
 _MAX_DIAGONALS = 512
-_GOOD_VOTES = 0.8
+_GOOD_VOTES = 0.8  # chosen: a share of the best diagonal's votes that repeats of a period still get
 # Diagonals this close show the same alignment with a few tokens missing.
 _DRIFT = 8
 
@@ -162,7 +162,7 @@ CELLS = 16_000_000
 in length."""
 MOST_CELLS = 200_000_000
 """A byte each: a band is no wider than this allows."""
-LEAST_BAND = 256
+LEAST_BAND = 256  # chosen: operations that either side may lack beyond the difference in length
 SAME_NAME, SAME_INSIDE, SAME_MODULE, SAME_SHAPES = 4, 3, 2, 1
 """The worth of a pair. The parts after the first together outweigh one more pair, so that pairs of the right module
 win over more pairs of the wrong one."""

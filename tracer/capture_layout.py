@@ -27,8 +27,10 @@ import numpy as np
 
 from tracer import kineto, workloads
 from tracer.errors import ForetraceError, StepRegionError, TraceError
+from tracer.fake_world.streams import note_overlap
 from tracer.graph import LEAST_STEP_NS, NONE, ExecutionGraph
 from tracer.input_file import DecodeError, PathLike, from_json, read_input, why_not_read
+from tracer.join import join_execution_trace
 from tracer.lookup_data.noted import note_tables, tables_of
 from tracer.ranks import Span, checked_classes
 from tracer.store.graphs import load_graph
@@ -343,12 +345,11 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
     if path.suffix == ".foretrace":
         graph = load_graph(path, step_region=step_region)
     else:
+        # Its package imports this module.
         from tracer.capture.merge import merge_collectives, merge_lookups, merge_python
 
         graph = kineto.read_kineto(path, progress=progress, step_region=step_region)
         if part.execution_trace is not None:
-            from tracer.join import join_execution_trace
-
             try:
                 join_execution_trace(graph, part.execution_trace)
             except TraceError as error:
@@ -364,8 +365,6 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
                      f"{graph.meta.step_region!r}; their times are left out.")
     _note_law(graph)
     if context.get("fake_world") is True:
-        from tracer.fake_world.streams import note_overlap
-
         note_overlap(graph)
     for note in (_slowed(context), _ran_ahead(context, graph.meta.unprofiled_step_ns),
                  "" if step_region else _at_borders(context, graph.steps.duration_ns, window)):

@@ -1,8 +1,11 @@
-"""The processor cores that a process may use."""
+"""The processor cores that a process may use, and how it starts another."""
 
 from __future__ import annotations
 
 import os
+import sys
+
+RUN_MODULE = (sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m")  # -P: not from here
 
 
 def usable_cores() -> int:

@@ -20,7 +20,7 @@ SLOWED = {0x4: "its power limit", 0x8: "a hardware slow-down", 0x20: "its temper
 _SMI = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit",
         "temperature.gpu", "clocks_throttle_reasons.active", "memory.total", "memory.used", "utilization.gpu", "uuid",
         "pci.bus_id")
-_SMI_SECONDS = 10
+_SMI_SECONDS = 10  # chosen: a driver that hangs does not answer at all
 _AMD_SLOWED = {"active_ppt_pwr": "its power limit", "active_socket_thrm": "its temperature (socket)",
                "active_vr_thrm": "its temperature (voltage regulator)", "active_hbm_thrm": "its temperature (memory)",
                "active_prochot_thrm": "a hardware slow-down"}

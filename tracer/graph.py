@@ -499,13 +499,13 @@ class ExecutionGraph(Shown):
             KeyError: There is no such table.
             IndexError: There is no such row.
         """
-        from tracer.views import row
+        from tracer.views import row  # imports this module
 
         return row(self, table, index)
 
     def arguments(self, op: int) -> list[Argument]:
         """Shapes, dtypes, strides and scalar values of the inputs of a row of ``ops``."""
-        from tracer.views import arguments
+        from tracer.views import arguments  # imports this module
 
         return arguments(self, op)
 
@@ -517,7 +517,7 @@ class ExecutionGraph(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
         """Return its tables' makers: DataFrames with strings as categoricals, times in ns from the window's start."""
-        from tracer.views import to_pandas
+        from tracer.views import to_pandas  # imports this module
 
         return {name: partial(to_pandas, self, name) for name in self.TABLES}
 
@@ -528,7 +528,7 @@ class ExecutionGraph(Shown):
 
     def to_networkx(self) -> networkx.DiGraph:
         """Return the dependencies of operations, calls and device work as an acyclic graph, to explore."""
-        from tracer.views import dependency_graph
+        from tracer.views import dependency_graph  # imports this module
 
         return dependency_graph(self)
 
@@ -538,7 +538,7 @@ class ExecutionGraph(Shown):
         Raises:
             GraphFileError: The file cannot be written.
         """
-        from tracer.store import save_graph
+        from tracer.store import save_graph  # imports this module
 
         save_graph(self, path)
 
@@ -549,7 +549,7 @@ class ExecutionGraph(Shown):
         Raises:
             GraphFileError: The file is corrupt, holds another thing, or is of a newer version.
         """
-        from tracer.store import load_graph
+        from tracer.store import load_graph  # imports this module
 
         return load_graph(path)
 

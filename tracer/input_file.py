@@ -106,7 +106,7 @@ def _check(found: os.stat_result, path: PathLike) -> None:
 
 
 T = TypeVar("T")
-_DIGITS = 300
+_DIGITS = 300  # fewer cannot be over MOST_BITS (302 digits)
 _LONG = re.compile(rf"[0-9]{{{_DIGITS}}}")
 _LONG_BYTES = re.compile(rb"[0-9]{%d}" % _DIGITS)
 

@@ -23,6 +23,7 @@ from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError
 from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
 from tracer.input_file import DecodeError, PathLike, convert
+from tracer.join import join_execution_trace
 from tracer.lazy import pandas
 from tracer.ranks import FAKE, RankClass, Span, all_alike, missing_of, rank_in_name, renumbered, spans, work_digest
 from tracer.shown import Chart, Shown, time_chart
@@ -469,8 +470,6 @@ def _join_execution_traces(graphs: list[ExecutionGraph], files: list[FoundFile],
     """Join each rank's first execution trace; pairs go by the rank in the file names, else by order."""
     if not files:
         return
-    from tracer.join import join_execution_trace
-
     by_rank: dict[int, list[FoundFile]] = {}
     for file in files:
         by_rank.setdefault(rank_in_name(file.path), []).append(file)

@@ -39,8 +39,8 @@ STEP_PREFIX = "ProfilerStep#"
 
 # Below this share of agreeing names an offset between the ids is chance.
 _OFFSET_AGREEMENT = 0.98
-_PAIRS_FOR_OFFSET = 1_000_000
-_THREADS_TRIED = 3
+_PAIRS_FOR_OFFSET = 1_000_000  # chosen: 8 MB of differences
+_THREADS_TRIED = 3  # chosen: those with most names in common
 # How far from its place an operation may be that equal (microsecond) timestamps put out of order.
 _SWAP_REACH = 8
 

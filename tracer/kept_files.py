@@ -1,83 +1,194 @@
-"""Files kept for the next process, in places where nobody else can put one: what was worked out once and stays true.
+"""Files kept for the next process, in places where no other user can put one: what was worked out once and stays true.
 
-Each is the SHA-256 of its contents, then the contents: a damaged or half-written one is as good as none.
+A place is a folder of this user alone, made 0700, below folders that are root's or this user's and that only they can
+write to; a sticky one, such as ``/tmp``, may be open to all. Each use walks there anew from the root, by descriptors
+and through no link, and checks owner and mode on the way. A file is then opened by its name in that descriptor: what
+another user puts in the way afterwards is never seen. A place or file that fails a check is neither used nor mended;
+nothing is kept then, and the work is done again.
+
+Each file is the HMAC-SHA-256 of its name and contents, then the contents. The key is this user's secret, in the place:
+a file that was damaged, half written, or made by somebody else is as good as none. Where there are no users to tell
+apart (Windows), the user's own cache is the place and nothing is checked.
 """
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
-_DIGEST = 32
-"""Bytes of a SHA-256."""
+from tracer.errors import ForetraceError
+
+KEY = "key"
+"""File of the secret."""
+_KEY_BYTES = _DIGEST = 32
+"""Bytes of an HMAC-SHA-256; its key has as many."""
+MOST_FILES = 2000
+"""Kept at a time, of some kilobytes each: a search for a plan keeps tens."""
+OTHERS_WRITE, OTHERS_READ = 0o022, 0o077
+"""Modes that let another user change a file; or change or read it."""
+_USERS = hasattr(os, "geteuid")
+OWN_FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Neither through a link nor waiting for the writer of a pipe."""
+_FOLDER = getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_PATH", 0)
+"""Folders on the way may be entered and not listed (``O_PATH``)."""
 
 
-def kept_folders() -> Iterator[Path]:
-    """Yield the folders in which files may be kept, the best first: the user's cache, and the private one."""
+class Unsafe(OSError):
+    """Another user could have made or changed what was found, or could yet."""
+
+
+class _Place(NamedTuple):
+    path: str  # which no other user can turn elsewhere
+    before: str  # what goes before the names of its files,
+    descriptor: int | None  # and what they are opened in
+
+
+def check_own(found: os.stat_result, name: str, others: int = OTHERS_WRITE, way: bool = False) -> None:
+    """Raise ``Unsafe`` unless what was found is this user's and has none of the modes ``others`` (Windows has neither).
+    On the ``way`` root's will do, and a sticky folder: what lies there is its owner's to replace."""
+    if _USERS and found.st_uid != os.geteuid() and not (way and found.st_uid == 0):
+        raise Unsafe(f"{name} belongs to another user")
+    if _USERS and found.st_mode & others and not (way and found.st_mode & stat.S_ISVTX):
+        raise Unsafe(f"{name} is open to other users")
+
+
+def places() -> Iterator[str]:
+    """Yield the folders in which files may be kept, the best first: the user's cache, and one for temporary files."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(home):  # as the XDG specification says
         home = os.path.join(os.path.expanduser("~"), ".cache")
     # Without a home there is none: a folder of the working directory may be anybody's.
     if os.path.isabs(home):
-        yield Path(home) / "foretrace"
-    if (private := private_folder()) is not None:
-        yield Path(private)
+        yield os.path.join(home, "foretrace")
+    if _USERS:
+        with suppress(OSError):
+            yield os.path.join(tempfile.gettempdir(), f"foretrace-{os.geteuid()}")
 
 
-def private_folder() -> str | None:
-    """Return a folder in the temporary directory that nobody else can write to: machine code is loaded from it."""
-    if not hasattr(os, "getuid"):
-        return None
+def read_kept(name: str) -> bytes | None:
+    """Return what is kept under a name, in the first place that has it; ``None`` where none has."""
+    for path in places():
+        with suppress(OSError), _entered(path) as place:
+            kept = _read(place, name)
+            if hmac.compare_digest(kept[:_DIGEST], _signature(place, name, kept[_DIGEST:])):
+                return kept[_DIGEST:]
+    return None
+
+
+def write_kept(name: str, content: bytes) -> bool:
+    """Keep a file under a name, whole or not at all, in the first place that can; returns whether one could."""
+    for path in places():
+        with suppress(OSError), _entered(path, make=True) as place:
+            try:
+                _signature(place, name, content)
+            except FileNotFoundError:  # of two processes that make one, the later's stays
+                _write(place, KEY, secrets.token_bytes(_KEY_BYTES))
+            _write(place, name, _signature(place, name, content) + content)
+            _tidy(place.path)
+            return True
+    return False
+
+
+def why_unkept() -> dict[str, str]:
+    """Return each place with why nothing is kept there; empty of one that is in use."""
+    found = {}
+    for path in places():
+        try:
+            with _entered(path, make=True) as place, suppress(FileNotFoundError):
+                _signature(place, "", b"")
+            found[path] = "" if os.access(path, os.W_OK) else "it cannot be written"
+        except OSError as error:
+            found[path] = error.strerror or str(error)
+    return found
+
+
+def scratch_folder(prefix: str = "foretrace-") -> tempfile.TemporaryDirectory[str]:
+    """Return a new folder for temporary files where no other user can swap it. Raises ``ForetraceError``: nowhere."""
+    for path, own in ((tempfile.gettempdir(), False), *((path, True) for path in places())):
+        with suppress(OSError), _entered(path, make=own, own=own) as place:
+            return tempfile.TemporaryDirectory(prefix=prefix, dir=place.path)
+    raise ForetraceError("No folder for temporary files is safe from other users; name one of yours with TMPDIR.")
+
+
+def read_shipped(path: Path, module: Path) -> bytes:
+    """Return a file that came with a module. Raises ``OSError``: it is easier to change than the module, which runs."""
+    for file, runs in ((path.stat(), module.stat()), (path.parent.stat(), module.parent.stat())):
+        if _USERS and (file.st_uid not in (0, os.geteuid(), runs.st_uid)
+                       or file.st_mode & ~runs.st_mode & OTHERS_WRITE):
+            raise Unsafe(f"{path} is open to more users than {module}")
+    return path.read_bytes()
+
+
+@contextmanager
+def _entered(path: str, make: bool = False, own: bool = True) -> Iterator[_Place]:
+    """Walk to a folder, and ``make`` what is missing of the way; leave it again. It is this user's ``own`` or, else, on
+    the way to one. Raises ``OSError``: it is not there; ``Unsafe``: another user could put another in its place."""
+    if not _USERS:
+        os.makedirs(path, exist_ok=True)
+        yield _Place(path, os.path.join(path, ""), None)
+        return
+    above, name = os.path.split(path)
+    way = os.path.join(os.path.realpath(above), name) if own else os.path.realpath(path)
+    at, folder = "/", os.open("/", _FOLDER)
     try:
-        path = os.path.join(tempfile.gettempdir(), f"foretrace-{os.getuid()}")
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        found = os.lstat(path)
-    except OSError:
-        return None
-    private = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077
-    return path if private else None
+        for name in Path(way).parts[1:]:
+            check_own(os.fstat(folder), at, way=True)
+            at = os.path.join(at, name)
+            if make:
+                with suppress(OSError):  # it is there, mostly; else it cannot be opened either
+                    os.mkdir(name, 0o700, dir_fd=folder)
+            inner = os.open(name, _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        check_own(os.fstat(folder), at, way=not own)
+        yield _Place(way, "", folder)
+    finally:
+        os.close(folder)
 
 
-def read_kept(path: Path) -> bytes | None:
-    """Return what a kept file holds, or ``None`` where there is none or it is damaged."""
-    try:
-        if not path.is_file():  # reading a pipe would wait for a writer
-            return None
-        kept = path.read_bytes()
-    except OSError:
-        return None
-    return kept[_DIGEST:] if hashlib.sha256(kept[_DIGEST:]).digest() == kept[:_DIGEST] else None
+def _read(place: _Place, name: str, others: int = OTHERS_WRITE) -> bytes:
+    with os.fdopen(os.open(place.before + name, os.O_RDONLY | OWN_FILE, dir_fd=place.descriptor), "rb") as file:
+        found = os.fstat(file.fileno())
+        check_own(found, name, others)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:  # another name of it may lie anywhere
+            raise Unsafe(f"{name} is no file of its own")
+        return file.read()
 
 
-def write_kept(folder: Path, name: str, content: bytes) -> bool:
-    """Keep a file in a folder, whole or not at all; returns whether that went well."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor, written = tempfile.mkstemp(dir=folder)
-    except OSError:
-        return False
+def _write(place: _Place, name: str, content: bytes) -> None:
+    before, folder = place.before, place.descriptor
+    temporary = f"{before}.{secrets.token_hex(8)}.tmp"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OWN_FILE, 0o600, dir_fd=folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(hashlib.sha256(content).digest() + content)
-        os.chmod(written, 0o644)
-        os.replace(written, folder / name)
+            file.write(content)
+        os.replace(temporary, before + name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:  # a full disk, above all
         with suppress(OSError):
-            os.unlink(written)
-        return False
-    return True
+            os.unlink(temporary, dir_fd=folder)
+        raise
 
 
-def drop_oldest(folder: Path, pattern: str, most: int) -> None:
-    """Remove the oldest files of a folder that match a pattern, so that no more than ``most`` are left."""
-    try:
-        found = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)
-        for path in found[:max(len(found) - most, 0)]:
-            path.unlink()
-    except OSError:  # another process removes them too
-        return
+def _signature(place: _Place, name: str, content: bytes) -> bytes:
+    """Return the HMAC of a file. Raises ``FileNotFoundError``: there is no key; ``Unsafe``: it is no secret."""
+    key = _read(place, KEY, OTHERS_READ)
+    if len(key) != _KEY_BYTES:
+        raise Unsafe(f"{KEY} is no key")
+    return hmac.digest(key, name.encode() + b"\0" + content, "sha256")
+
+
+@lru_cache(maxsize=8)
+def _tidy(path: str) -> None:
+    """Remove what was kept first, once a process, so that no more than ``MOST_FILES`` are left."""
+    with suppress(OSError):  # another process removes them too
+        files = [file for file in os.scandir(path) if file.name != KEY and not file.is_dir()]
+        for file in sorted(files, key=lambda file: os.lstat(file).st_mtime)[:-MOST_FILES]:
+            os.unlink(file.path)

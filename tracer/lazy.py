@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     import vl_convert
     from llvmlite import binding as llvm
     from pyarrow import compute, parquet
+    from pyarrow import csv as arrow_csv
     from rich import box as rich_box
     from rich import console as rich_console
     from rich import markup as rich_markup
@@ -78,16 +79,17 @@ if TYPE_CHECKING:
     from sklearn import ensemble
 
 _HOMES = {
-    "llvm": "llvmlite.binding", "compute": "pyarrow.compute", "parquet": "pyarrow.parquet",
+    "llvm": "llvmlite.binding", "compute": "pyarrow.compute", "arrow_csv": "pyarrow.csv", "parquet": "pyarrow.parquet",
     **{f"rich_{name}": f"rich.{name}" for name in ("box", "console", "markup", "progress", "table", "text")},
     **{name: f"scipy.{name}" for name in ("optimize", "sparse", "special")}, "csgraph": "scipy.sparse.csgraph",
     "ensemble": "sklearn.ensemble"}
 """Where packages are whose names here are other ones."""
 
 __all__ = [
-    "compute", "csgraph", "ensemble", "fsspec", "late", "lazily", "llvm", "llvmlite", "msgspec", "networkx", "numba",
-    "numpy", "optimize", "pandas", "parquet", "pyarrow", "rich_box", "rich_console", "rich_markup", "rich_progress",
-    "rich_table", "rich_text", "sparse", "special", "sqlite3", "threadpoolctl", "vl_convert",
+    "arrow_csv", "compute", "csgraph", "ensemble", "fsspec", "late", "lazily", "llvm", "llvmlite", "msgspec",
+    "networkx", "numba", "numpy", "optimize", "pandas", "parquet", "pyarrow", "rich_box", "rich_console",
+    "rich_markup", "rich_progress", "rich_table", "rich_text", "sparse", "special", "sqlite3", "threadpoolctl",
+    "vl_convert",
 ]
 
 if not TYPE_CHECKING:

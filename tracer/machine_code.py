@@ -7,21 +7,20 @@ commands have to do. A loop is given as a function over arrays and numbers, with
     bitcode --llvmlite, once after installation, 0.1 s a loop--> machine code, kept
     machine code --llvmlite, in each process, 0.01 s--> called
 
-Machine code is kept beside the module or, where that cannot be written, in the user's cache or a private folder of the
-temporary directory; without any place each process makes it anew. Where the bitcode shipped is of another source, of
-another system (it is of 64-bit x86 and Linux) or of a newer LLVM, numba compiles the source, once.
+Machine code is kept where no other user can put any (``tracer.kept_files``); without such a place each process makes it
+anew. Where the bitcode shipped is of another source, of another system (it is of 64-bit x86 and Linux), of a newer LLVM
+or easier to change than its module, numba compiles the source, once.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import sys
 import threading
 import zlib
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from types import FunctionType
@@ -29,7 +28,7 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
-from tracer.kept_files import kept_folders, read_kept, write_kept
+from tracer.kept_files import read_kept, read_shipped, write_kept
 from tracer.lazy import llvm, llvmlite, numba
 
 VERSION = 1
@@ -120,11 +119,10 @@ class KeptLoop:
     def _made(self) -> Callable[..., int]:
         """Load or compile the entry point."""
         name = f"{self.function.__module__}.{self.__name__}-{self._key_of(*_surroundings())}.o"
-        folders = list(_folders(self._folder))
-        code = next((code for folder in folders if (code := read_kept(folder / name)) is not None), None)
+        code = read_kept(name)
         if code is None:
             code = self._compiled()
-            next((True for folder in folders if write_kept(folder, name, code)), False)
+            write_kept(name, code)
         self._engine, address = _loaded(code)
         return self._signature()(address)  # type: ignore[no-any-return]
 
@@ -134,8 +132,8 @@ class KeptLoop:
             ctypes.c_void_p if "[" in kind else numbers[kind] for kind in self.types))
 
     @property
-    def _folder(self) -> Path:
-        return Path(sys.modules[self.function.__module__].__file__ or ".").parent
+    def _module(self) -> Path:
+        return Path(sys.modules[self.function.__module__].__file__ or ".")
 
     def _key_of(self, *surroundings: str) -> str:
         """Return what code is good for: this source and that of what it calls, and what surrounds it."""
@@ -148,7 +146,7 @@ class KeptLoop:
     @property
     def shipped(self) -> Path:
         """Where the bitcode of this very source is shipped, for this kind of system."""
-        return self._folder / SHIPPED / f"{self.__name__}-{self._key_of(llvm.get_process_triple())}.bc.z"
+        return self._module.parent / SHIPPED / f"{self.__name__}-{self._key_of(llvm.get_process_triple())}.bc.z"
 
     def ship(self) -> Path:
         """Compile the loop with numba, and write the bitcode that is shipped."""
@@ -164,15 +162,15 @@ class KeptLoop:
             cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, reloc="default",
             codemodel="jitdefault", jit=True)
         try:
-            module = llvm.parse_bitcode(zlib.decompress(self.shipped.read_bytes()))
-        except (OSError, zlib.error, RuntimeError):  # none shipped, or of a newer LLVM
+            module = llvm.parse_bitcode(zlib.decompress(read_shipped(self.shipped, self._module)))
+        except (OSError, zlib.error, RuntimeError):  # none to be taken, or of a newer LLVM
             module = llvm.parse_assembly(self._assembly())
         return bytes(machine.emit_object(module))
 
     def _assembly(self) -> str:
         """Compile the loop with numba: LLVM's text of it, whose entry is called ``ENTRY``."""
         if sys.stderr is not None and sys.stderr.isatty():
-            sys.stderr.write(f"Compiling {self.__name__}, once after installation ...\n")
+            sys.stderr.write(f"Compiling {self.__name__} ...\n")
         scope = {name: value for one in (*self.inner, self.function) for name, value in one.__globals__.items()}
         # Nothing is allocated: counting references to arrays would take longer than the loops over records do.
         for one in self.inner:
@@ -246,20 +244,3 @@ def _loaded(code: bytes) -> tuple[Any, int]:
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     return engine, int(engine.get_function_address(ENTRY))
-
-
-def _folders(beside: Path) -> Iterator[Path]:
-    """Folders in which machine code may be kept, the best first."""
-    if named := os.environ.get("NUMBA_CACHE_DIR"):
-        yield Path(named)
-    yield beside / "__pycache__"
-    yield from kept_folders()
-
-
-def kept_in() -> Path | None:
-    """Return the folder in which machine code of modules like this one is kept; ``None`` if none can be written."""
-    for folder in _folders(Path(__file__).parent):
-        there = next((each for each in (folder, *folder.parents) if each.exists()), None)
-        if there is not None and os.access(there, os.W_OK):
-            return folder
-    return None

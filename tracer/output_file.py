@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 import stat
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +23,7 @@ FULL = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT") if hasatt
 """No space, or no quota, left."""
 SCARCE_BYTES = 1 << 30
 """Free bytes below which a trace that broke off is put down to the disk: three steps of a large model take 1 GB."""
-_PROBE_BYTES = 1 << 20
+_PROBE_BYTES = 1 << 20  # chosen: far more than a full disk still takes
 
 
 def full_disk_error(error: BaseException | None) -> OSError | None:
@@ -64,6 +66,8 @@ def free_text(folder: Path) -> str:
     return "" if free is None else f"{free / 1e6:,.1f} MB are free there"
 
 
+_ABANDONED_S = 86400.0
+"""Chosen: no export goes a day without writing. Of another machine's process nothing else is known."""
 _SYSTEM_LINKS = ("/dev/", "/proc/")
 """``/dev/stdout`` is a link too: the system's own, to what the shell opened for writing."""
 
@@ -100,7 +104,9 @@ def replaced_file(path: PathLike) -> Iterator[BinaryIO]:
     """
     target = Path(path)
     mode = _mode_of(target)
-    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(6)}.tmp")
+    here = f"{zlib.crc32(os.uname().nodename.encode()) if hasattr(os, 'uname') else 0:08x}"
+    _remove_leftovers(target, here)
+    temporary = target.with_name(f".{target.name[:200]}.{here}-{os.getpid()}-{secrets.token_hex(6)}.tmp")
     try:
         with open(temporary, "xb") as stream:  # never an existing file, nor through a link
             if mode is not None and hasattr(os, "fchmod"):
@@ -114,6 +120,20 @@ def replaced_file(path: PathLike) -> Iterator[BinaryIO]:
         with suppress(OSError):  # mostly it is not there
             temporary.unlink()
     _sync_folder(target.parent)
+
+
+def _remove_leftovers(target: Path, here: str) -> None:
+    """Remove temporary files of this user's runs that were killed while they wrote a file, here or long ago."""
+    names = re.compile(rf"\.{re.escape(target.name[:200])}\.([0-9a-f]{{8}})-(\d{{1,9}})-[0-9a-f]{{12}}\.tmp")
+    with suppress(OSError, AttributeError):  # Windows has neither owners nor process groups
+        for file in os.scandir(target.parent):
+            if (named := names.fullmatch(file.name)) and (found := os.lstat(file)).st_uid == os.geteuid():
+                with suppress(ProcessLookupError):
+                    if named[1] == here:
+                        os.getpgid(int(named[2]))
+                    if time.time() - found.st_mtime < _ABANDONED_S:
+                        continue
+                os.unlink(file)
 
 
 def is_stream(path: PathLike) -> bool:
@@ -171,7 +191,7 @@ def _sync_folder(folder: Path) -> None:
 LOCK = ".lock"
 _PATIENCE_S = 1.0
 """Another rank that only checks whether it could write holds the lock for milliseconds."""
-_PAUSE_S = 0.02
+_PAUSE_S = 0.02  # chosen: a fraction of the patience
 
 
 class Busy(Exception):
@@ -207,8 +227,8 @@ class DirectoryLock:
 
     def _taken(self) -> bool:
         try:
-            import fcntl
-        except ImportError:  # Windows
+            import fcntl  # not on Windows
+        except ImportError:
             return True
         # Neither through a link, nor waiting for the reader of a pipe.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -224,9 +244,7 @@ class DirectoryLock:
             is_current = self._path.exists() and os.path.samestat(os.fstat(file.fileno()), self._path.stat())
         except OSError as error:
             file.close()
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                return False
-            if isinstance(error, FileNotFoundError):
+            if error.errno in (errno.EACCES, errno.EAGAIN, errno.ENOENT):
                 return False
             with suppress(OSError):
                 self._path.unlink()

@@ -13,7 +13,7 @@ from tracer.files import find_files
 from tracer.input_file import open_input
 from tracer.output_file import is_stream
 
-_HEAD_BYTES = 512
+_HEAD_BYTES = 512  # chosen: more than each kind's mark needs
 _ZIP_HEAD, _ZIP_NAME = b"PK\x03\x04", 30
 """A zip's first bytes, and where its first member's name is."""
 

@@ -81,7 +81,7 @@ _KNOWN = ("ddp, fsdp2, tp, pp, cp, ep, etp, microbatches, bucket_mb, dp with sha
           "schedule, recompute, recompute_layers, replicate, sequence_parallel, tensor_overlap, overlap, first_layers, "
           "last_layers, embedding_layer, loss_layer, half_gradients and offload_optimizer; such as fsdp2=8,tp=8, "
           "ddp=4,pp=2,microbatches=8 or dp=8,sharding=1")
-_MOST_DIGITS = 9
+_MOST_DIGITS = 9  # such numbers fit into 32 bits
 
 
 @dataclass(frozen=True, slots=True)

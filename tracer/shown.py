@@ -11,7 +11,7 @@ from typing import Any
 from tracer.errors import ForetraceError
 from tracer.lazy import pandas as pd
 
-MOST_BARS = 15
+MOST_BARS = 15  # chosen: more names are not read by eye
 _INTERVAL = "80% interval"
 
 

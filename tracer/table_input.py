@@ -6,10 +6,12 @@ Parquet is read only if it holds no more than its bytes can, as a few bytes may 
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tracer.errors import ForetraceError, reason_of
 from tracer.guard import FREE_CELLS, GROWTH, MOST_COLUMNS, DecodeError, check_cells
@@ -28,8 +30,8 @@ _OTHERS = {
 }
 """First bytes of what users give for tables: what it is, and what to do."""
 _NOT_UTF8 = "{name} is named as {format} and is no text in UTF-8; save it in UTF-8."
-_HEAD_BYTES = 4096
-_REASON = 120
+_HEAD_BYTES = 4096  # chosen: enough lines to tell text from another format
+_REASON = 120  # chosen: part of a sentence
 _MORE_FIELDS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
 _KEY = re.compile(rb'"[^"\\]*"(?=\s*:)')
 _OPEN_QUOTE = re.compile(r"EOF inside string starting at row (\d+)")
@@ -37,6 +39,26 @@ _OPEN_QUOTE = re.compile(r"EOF inside string starting at row (\d+)")
 
 class TableInputError(ForetraceError):
     """A table cannot be read."""
+
+
+def check_columns(frame: pandas.DataFrame, needed: Iterable[str], what: str, page: str,
+                  error: type[ForetraceError]) -> None:
+    """Raise ``error`` where a table lacks a column; ``what`` says which table of what it is, ``page`` explains it."""
+    if lacking := [name for name in needed if name not in frame]:
+        raise error(f"{what}: it lacks the column {lacking[0]} (it has {', '.join(map(str, frame.columns[:6]))}); see "
+                    f"{page}.")
+
+
+def positive_ms(row: Mapping[Any, Any], column: str, where: str, error: type[ForetraceError]) -> float:
+    """Return a row's time. Raises ``error``: it is no positive number."""
+    try:
+        value = float(row[column])
+    except (TypeError, ValueError):
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise error(f"{where} holds {str(row[column])[:40]!r} as {column}, which is no positive number of "
+                    "milliseconds; correct or remove it.")
+    return value
 
 
 def read_frame(path: PathLike, known: tuple[str, ...] = TABLES, *, comment: str | None = None) -> pandas.DataFrame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from graph_predictor.acceptance.worker import part_folder
 from graph_predictor.check.validate import FORETRACE
 from graph_predictor.prediction.replay import replay
 from kernel_models.host.model import read_host
-from tracer.cores import usable_cores
+from tracer.cores import RUN_MODULE, usable_cores
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 
@@ -36,7 +35,7 @@ def collectives(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoin
 
 def _job(own: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
     ranks = 1 if scale.is_cuda else min(MOST_RANKS, usable_cores())
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
+    launch = [*RUN_MODULE, "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
     yield _ran(f"torchrun, {ranks} ranks, {'nccl' if scale.is_cuda else 'gloo'}", [
         *launch, "foretrace", "capture", "--out", str(own / "job"), "--replace", "--form", "foretrace",
         "--workload", "gpt2", "--preset", "tiny", f"--set=device={scale.device}", "--parallel", f"ddp={ranks}"])

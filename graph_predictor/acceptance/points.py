@@ -12,7 +12,7 @@ from tracer.errors import reason_of
 
 Shown = Callable[[float], str]
 """Writes a figure with its unit."""
-MOST_REASON = 300
+MOST_REASON = 300  # chosen: characters of an error that are read
 
 
 class PointVerdict(str, Enum):

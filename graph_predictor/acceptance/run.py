@@ -25,17 +25,18 @@ from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, ver
 from graph_predictor.acceptance.worker import POINTS, part_folder
 from tracer.campaign.processes import torch_sees_gpu
 from tracer.capture.interruption import termination_unwinds
+from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError
 from tracer.output_file import whole_file
 
 RESULTS = "results.json"
-VERSION = 1
+VERSION = 1  # of the format; rises when an older reader would misread it
 OUTPUT = "output.txt"
-TAIL_LINES, BEFORE_CRASH, TAIL_CHARACTERS = 6, 2, 800
+TAIL_LINES, BEFORE_CRASH, TAIL_CHARACTERS = 6, 2, 800  # chosen: a crash and what led to it
 NOISE = ("USDT:", "Extension modules:")
 """Beginnings of lines of PyTorch's profiler, and of Python's report of a crash, that say nothing."""
-MOST_MINUTES = 24 * 60.0
-WORKER = (sys.executable, "-X", "faulthandler", "-m", "graph_predictor.acceptance.worker")
+MOST_MINUTES = 24 * 60.0  # chosen: a day
+WORKER = (*RUN_MODULE[:-1], "-X", "faulthandler", "-m", "graph_predictor.acceptance.worker")
 """The process of a part, which takes its number, the folder and the scale."""
 
 

@@ -27,7 +27,6 @@ from graph_predictor.check.measure import (
     Environment,
     Run,
     StoredCapture,
-    installed_version,
 )
 from graph_predictor.check.validate import Accuracy
 from graph_predictor.simulation.host_slices import exclusive_time
@@ -35,6 +34,7 @@ from tracer.graph import ExecutionGraph, KernelKind, OpKind
 from tracer.input_file import DecodeError, convert, from_json, read_input
 from tracer.job import Job
 from tracer.output_file import whole_file
+from tracer.versions import installed_version
 
 LEAST_SHARE = 0.004
 """Controls have at least this share of the time: shorter ones measure the clock."""
@@ -160,7 +160,7 @@ def _words(before: str, after: str) -> str:
 
 
 FORMAT = "foretrace-baseline"
-VERSION = 1
+VERSION = 1  # of the format; rises when an older reader would misread it
 
 
 class BaselineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -18,7 +18,6 @@ What is counted is compared as with a baseline.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +41,7 @@ from graph_predictor.check.verdict import GateOutcome, Status, Verdict, in_unit
 from graph_predictor.figures import signed_percent
 from kernel_models.pricing import Models
 from tracer.arrays import Float64
+from tracer.kept_files import scratch_folder
 
 Explain = Callable[[StoredCapture, StoredCapture], list[str]]
 """A function that explains the difference between an old and a new capture in lines, the largest cause first."""
@@ -237,7 +237,7 @@ def check_script(script: str, base: str, arguments: Sequence[str] = (), *, pairs
     if pairs < FEWEST:
         raise CheckError(f"{pairs} pairs cannot show with {1 - LEVEL:.0%} confidence that a program got slower: give "
                          f"--pairs {FEWEST} or more.")
-    with tempfile.TemporaryDirectory(prefix="foretrace-check-") as folder, other_tree(base) as trees:
+    with scratch_folder("foretrace-check-") as folder, other_tree(base) as trees:
         old, new = run_in_turns(script, arguments, trees, pairs, Path(folder))
         both = Pair(script, old, new)
         before, now = ([measure(capture) for capture in side] for side in (old, new))

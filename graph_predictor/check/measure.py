@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,14 +31,6 @@ different programs. An added or a lost fusion keeps the operations around it; ot
 
 class CheckError(ForetraceError):
     """A check cannot be made."""
-
-
-def installed_version(package: str) -> str:
-    """Return the version of a package; empty where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,6 @@ import os
 import subprocess
 import sys
 import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +49,7 @@ from graph_predictor.check.measure import CheckError, StoredCapture
 from tracer.capture import Capture, CaptureOptions
 from tracer.capture.script import run_script
 from tracer.errors import ForetraceError
+from tracer.kept_files import scratch_folder
 from tracer.lazy import special
 
 Samples = npt.NDArray[np.float64]
@@ -190,7 +190,7 @@ def other_tree(base: str) -> Iterator[tuple[Tree, Tree]]:
     archive = _git(root, "archive", "--format=tar", commit.decode().strip())
     if archive is None:
         raise CheckError(f"git cannot give the files of {base}; check the repository with git archive {base}.")
-    with tempfile.TemporaryDirectory(prefix="foretrace-base-") as folder, tarfile.open(
+    with scratch_folder("foretrace-base-") as folder, tarfile.open(
             fileobj=io.BytesIO(archive)) as files:
         # Python 3.10 and 3.11 have the filters from some patch release on.
         if hasattr(tarfile, "data_filter"):

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from graph_predictor.check.baseline import check_kind
-from graph_predictor.check.measure import CheckError, count_steps, installed_version
+from graph_predictor.check.measure import CheckError, count_steps
 from graph_predictor.check.verdict import in_unit
 from graph_predictor.prediction.explain import OUTSIDE
 from graph_predictor.prediction.host_steps import host_by_name
@@ -35,12 +35,13 @@ from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
 from tracer.input_file import DecodeError, convert, from_json, read_input
 from tracer.job import assemble_job, read_job
 from tracer.output_file import whole_file
+from tracer.versions import installed_version
 
 if TYPE_CHECKING:
     from kernel_models.host.model import HostModel
 
 FORMAT = "foretrace-limits"
-VERSION = 1
+VERSION = 1  # of the format; rises when an older reader would misread it
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +85,7 @@ class StepStore:
             stream.write(text + b"\n")
 
 
-TOP = 5
+TOP = 5  # chosen: more rows are not read in a test's report
 COUNTED = {"launches": "launches", "syncs": "blocking_syncs", "collectives": "collectives",
            "communicated_bytes": "communicated_bytes"}
 """Names for ``no_added`` beside "memory", and the count behind each ("syncs" are calls that wait)."""

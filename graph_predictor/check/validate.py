@@ -35,6 +35,7 @@ from kernel_models.operation import Operation, calls_of
 from kernel_models.pricing import Models, price
 from kernel_models.profile import load_profile
 from kernel_models.trace_calls import FAMILIES
+from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job, read_job
@@ -88,11 +89,11 @@ def accuracy(capture: StoredCapture, profiles: Mapping[str, Models] | None = Non
     except ForetraceError as error:
         raise CheckError(f"The capture {capture.name} cannot be predicted: {error}") from error
     device, families = _modelled(job, baseline)
-    return Accuracy(step=_step(job, baseline), replay=_rounded(again.median_abs_error), device=device,
+    return Accuracy(step=_step(baseline), replay=_rounded(again.median_abs_error), device=device,
                     families=families)
 
 
-def _step(job: Job, baseline: Baseline) -> float | None:
+def _step(baseline: Baseline) -> float | None:
     predicted = baseline.predict()
     measured_us = (predicted.recorded_us if predicted.profiled else predicted.unprofiled_us) or 0.0
     return _rounded(predicted.step_time_us / measured_us - 1.0) if measured_us else None
@@ -163,7 +164,7 @@ def _rounded(value: float) -> float:
 
 
 Sizes = Mapping[str, int]
-FORETRACE = (sys.executable, "-m", "foretrace")
+FORETRACE = (*RUN_MODULE, "foretrace")
 
 
 def size_label(sizes: Sizes) -> str:

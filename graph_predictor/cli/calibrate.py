@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,13 +22,13 @@ from kernel_models.calibration import run
 from kernel_models.calibration.checks import CalibrationError
 from kernel_models.host import model, segments
 from kernel_models.host import overheads as host_overheads
-from tracer import graph, job
+from tracer import graph, job, kept_files
 from tracer.campaign import host_rounds
 from tracer.errors import ForetraceError
 from tracer.output_kind import HOST, PROFILE, check_output
 
 DEVICES = ("auto", "cpu", "cuda")
-MOST_MINUTES = 60.0
+MOST_MINUTES = 60.0  # chosen: more is a slip of the finger
 KEEP = 6
 """Rounds, those least disturbed."""
 
@@ -46,7 +45,7 @@ def calibrate_host(out: str, on: str, minutes: float, threads: int, refused: lis
     check_output(out, [], HOST)
     line = ProgressLine()
     try:
-        with tempfile.TemporaryDirectory(prefix="foretrace-host-") as folder:
+        with kept_files.scratch_folder("foretrace-host-") as folder:
             found, kept, device = _measured(Path(folder), on, 60.0 * minutes, threads, line)
     except KeyboardInterrupt:
         line.end()

@@ -17,7 +17,7 @@ from tracer.lazy import msgspec, rich_box, rich_console, rich_progress, rich_tab
 
 PLAIN_WIDTH = 100
 """Columns of tables in a file or pipe, and the most on a terminal that is wider."""
-_PIECE = 1 << 14
+_PIECE = 1 << 14  # chosen: characters that a reader takes in one write
 MOST_NOTES = 60
 """Notes that are shown."""
 _UNPRINTABLE = re.compile(r"[^\x00-\x7e]")

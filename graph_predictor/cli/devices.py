@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from tracer.errors import ForetraceError
 from tracer.shape_only import devices as shape_only_devices
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 Toml = Annotated[bool, typer.Option("--toml", help="Print its file, to change and give as FILE.toml.")]
@@ -37,12 +38,8 @@ def devices(
     _only_with_name(name, toml)
     if name is not None:
         spec = device_choice.find_device(name)
-        if toml:
-            _print_file(shape_only_devices.FOLDER / f"{spec.name}.toml", name)
-        elif json:
-            print_json(spec.to_json())
-        else:
-            _show_device(spec)
+        _print_one(name, shape_only_devices.FOLDER / f"{spec.name}.toml", spec.to_json(), lambda: _show_device(spec),
+                   toml=toml, json=json)
         return
     found = [kernel_models_device.device(each) for each in shape_only_devices.device_names()]
     if json:
@@ -86,14 +83,9 @@ def topologies(
     _only_with_name(name, toml)
     if name is not None:
         where = topology.find_topology(name)
-        if toml:
-            _print_file(topology.FOLDER / f"{where.node.name}.toml", name)
-        elif json:
-            print_json({"name": where.name, "nodes": where.nodes,
-                        "node": topology.figures_of(where.node),
-                        "network": topology.figures_of(where.network)})
-        else:
-            _show_topology(where)
+        _print_one(name, topology.FOLDER / f"{where.node.name}.toml",
+                   {"name": where.name, "nodes": where.nodes, "node": topology.figures_of(where.node),
+                    "network": topology.figures_of(where.network)}, lambda: _show_topology(where), toml=toml, json=json)
         return
     nodes, nets = [topology.node_type(each)
                    for each in topology.node_names()], list(topology.networks().values())
@@ -130,11 +122,18 @@ def _only_with_name(name: str | None, toml: bool) -> None:
         raise ForetraceError("--toml prints one file; name which.")
 
 
-def _print_file(path: Path, name: str) -> None:
-    if not path.is_file():
-        raise ForetraceError(f"{name} is no shipped one; its file is one's own.")
-    with standard_output():
-        sys.stdout.write(path.read_text(encoding="utf-8"))
+def _print_one(name: str, path: Path, values: dict[str, Any], show: Callable[[], None], *, toml: bool, json: bool
+               ) -> None:
+    """Print its file, or its values as JSON, or let ``show`` print it."""
+    if toml:
+        if not path.is_file():
+            raise ForetraceError(f"{name} is no shipped one; its file is one's own.")
+        with standard_output():
+            sys.stdout.write(path.read_text(encoding="utf-8"))
+    elif json:
+        print_json(values)
+    else:
+        show()
 
 
 def _show_device(spec: kernel_models_device.DeviceSpec) -> None:

@@ -12,11 +12,11 @@ from graph_predictor.acceptance import run
 from graph_predictor.cli.console import Column, ProgressLine, Report, print_json, working
 from graph_predictor.cli.options import Json, in_one_sentence, shared
 from graph_predictor.cli.running import FAILED
-from tracer import machine_code
+from tracer import kept_files
 from tracer.capture import readiness
 from tracer.errors import ForetraceError
 
-ACCEPTANCE_MINUTES = 10.0
+ACCEPTANCE_MINUTES = 10.0  # chosen: a coffee break; parts left over wait for the next call
 
 
 @in_one_sentence
@@ -54,13 +54,15 @@ def doctor(
 
 
 def _compiled_code() -> readiness.MachineCheck:
-    place = machine_code.kept_in()
+    refused = kept_files.why_unkept()
+    place = next((path for path, why in refused.items() if not why), None)
+    why = "; ".join(f"{path}: {why}" for path, why in refused.items() if why)
     if place is None:
-        return readiness.MachineCheck("compiled code", readiness.MachineVerdict.NOTE, "cannot be kept anywhere",
-                                      "Each command compiles its simulator anew, for some seconds: set NUMBA_CACHE_DIR "
-                                      "to a "
-                                      "directory that can be written.")
-    return readiness.MachineCheck("compiled code", readiness.MachineVerdict.OK, f"kept in {place}")
+        return readiness.MachineCheck("compiled code", readiness.MachineVerdict.NOTE, f"is kept nowhere ({why})",
+                                      "Each command compiles its simulator anew, for some seconds: set XDG_CACHE_HOME "
+                                      "to a directory that you alone can write.")
+    return readiness.MachineCheck("compiled code", readiness.MachineVerdict.OK,
+                                  f"kept in {place}" + (f" (not in {why})" if why else ""))
 
 
 def _print(found: list[readiness.MachineCheck]) -> None:

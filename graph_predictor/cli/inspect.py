@@ -8,7 +8,7 @@ from graph_predictor.figures import count, milliseconds, percent
 from graph_predictor.reports import inspection
 from tracer import job
 
-_SHOWN_CLASSES = 8
+_SHOWN_CLASSES = 8  # chosen: more are not read by eye
 _GAPS = {"blocked": "waiting for other threads (autograd, communication)"}
 """Kinds of host time outside operations whose name does not say what it is."""
 

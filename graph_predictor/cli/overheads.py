@@ -14,8 +14,8 @@ from kernel_models.host import overheads as host_overheads
 from kernel_models.host import segments
 from tracer.errors import ForetraceError
 
-TOP_OPERATIONS = 20
-ALL = 1_000_000
+TOP_OPERATIONS = 20  # chosen: more rows are not read by eye
+ALL = 1_000_000  # more operations than any program has
 SYMBOLS = ("T1", "T2", "T3", "T4", "T5\nbetween", "T5\nwhole")
 FEW_SHARED = 30
 """Fewer operations and calls in common than this say little of two hosts."""

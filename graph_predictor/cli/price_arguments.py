@@ -17,8 +17,8 @@ from tracer.errors import ForetraceError
 
 MOST = 2**40
 """Sizes and numbers are below this."""
-_MOST_ELEMENTS = 2**60
-_MOST_DIGITS = 20
+_MOST_ELEMENTS = 2**60  # of up to 8 bytes each: their bytes fit into 64 bits
+_MOST_DIGITS = 20  # those of 2**64; a longer number is read as floating point
 _NUMBER = re.compile(r"[+-]?([0-9]{1,400}\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DECISIVE = frozenset(("hidden_size", "kernel_size", "output_size", "scale_factors", "input_size", "input_sizes",
                        "size", "split_sizes"))

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import traceback
 import unicodedata
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -254,6 +254,34 @@ def finish_output() -> None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
+def run_program(app: Callable[[], object]) -> None:
+    """Run a command line as this process, which it ends."""
+    if sys.stdout is None or sys.stderr is None:
+        _open_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show µ gets a question mark, not a crash.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        with one_sentence(debug=False), standard_output():
+            try:
+                app()
+            except SystemExit as ended:
+                if not ended.code:
+                    finish_output()  # of --help too, which is no command's
+                raise
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+
+
+def _open_closed_streams() -> None:
+    """Put the null device where a shell closed a stream (``>&-``), so that no output file gets its number."""
+    if sys.stdout is None:
+        sys.stdout = ClosedOutput(open(os.devnull, "wb"))  # noqa: SIM115 -- until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
 def _printable(character: str) -> str:
     if character.isprintable() or character == "\n":
         return character
@@ -266,7 +294,7 @@ BAD_INPUT = 2
 """Something the user can mend: a file, an option, a full disk."""
 FAILED = 1
 """A bug, or too little memory."""
-INTERRUPTED = 130
+INTERRUPTED = 130  # as shells report SIGINT (128 + 2)
 TERMINATED = 143
 """The exit status of a program ended by SIGTERM, as shells report it (128 + 15)."""
 BROKEN_PIPE = 141

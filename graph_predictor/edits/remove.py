@@ -14,7 +14,7 @@ from tracer.arrays import Bool
 from tracer.columns import within
 from tracer.graph import ExecutionGraph, OpKind
 
-MOST_NAMES = 3
+MOST_NAMES = 3  # chosen: names that a sentence holds
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from kernel_models.collectives import CollectiveModel, CommError, price_calls, t
 from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
 
-MOST_RANKS = 1 << 20
+MOST_RANKS = 1 << 20  # chosen: more than any machine has
 
 
 @dataclass(frozen=True)

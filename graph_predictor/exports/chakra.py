@@ -50,6 +50,7 @@ COLLECTIVES = {"all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scat
                "all_to_all": 6, "reduce_scatter": 7, "barrier": 9}
 """``CollectiveCommType`` of the schema by foretrace's names."""
 
+# FieldDescriptorProto.Type of protobuf; fields and kinds of nodes are those of Chakra's schema.
 _DOUBLE, _UINT64, _INT32, _BOOL, _STRING, _MESSAGE, _ENUM, _INT64 = 1, 4, 5, 8, 9, 11, 14, 3
 _ATTRIBUTES = (("double_val", 3, _DOUBLE), ("int32_val", 7, _INT32), ("int64_val", 9, _INT64),
                ("uint64_val", 13, _UINT64), ("bool_val", 27, _BOOL), ("string_val", 29, _STRING))

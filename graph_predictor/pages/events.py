@@ -84,7 +84,7 @@ def _valid(value: Any) -> Any:
 
 MOST_EVENTS = 120_000
 """Events of one timeline."""
-_CELLS = 1 << 32
+_CELLS = 1 << 32  # times are packed into 32 bits
 _STEPS = 40
 """Lengths that are tried, each 1.6 times the one before."""
 

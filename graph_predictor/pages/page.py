@@ -22,7 +22,6 @@ from importlib import resources, util
 import jinja2
 from markupsafe import Markup
 
-from graph_predictor.check.measure import installed_version
 from graph_predictor.figures import part_percent
 from graph_predictor.pages.events import columns_element, data_element, packed_element
 from graph_predictor.pages.parts import (
@@ -41,11 +40,15 @@ from graph_predictor.pages.parts import PageColumn as Column
 from graph_predictor.prediction.result import Prediction
 from tracer.errors import ForetraceError
 from tracer.job import Job
+from tracer.kept_files import read_kept, write_kept
 from tracer.lazy import vl_convert
 from tracer.output_file import whole_file
 from tracer.output_kind import PAGE, check_output
+from tracer.versions import installed_version
 
 _SCRIPTS = ("unpack.js", "tables.js", "plots.js", "timeline.js", "page.js")
+ENGINE_BYTES = 128 << 30
+"""Of address space that vl-convert-python's JavaScript engine is given; version 1.9 reserves 67 GB."""
 SHOWN_NOTES = 6
 """PageNotes that are not folded."""
 
@@ -73,7 +76,7 @@ def render(page: ReportPage) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html.jinja").render(
         page=page, sections=sections, style=Markup(own_text("page.css")), script=Markup(script), digest=digest,
-        data=list(_data(sections)), shown_notes=SHOWN_NOTES)
+        data=list(_data(sections)), shown_notes=SHOWN_NOTES, plot_script=plot_script)
 
 
 def _data(sections: list[PageSection]) -> Iterator[Markup]:
@@ -91,8 +94,8 @@ def _data(sections: list[PageSection]) -> Iterator[Markup]:
             yield data_element(f"data-{long.key}", long.data())
     if tables:
         yield packed_element("library-tables", table_script(), "module")
-    if plots:
-        yield packed_element("library-plots", plot_script(), "module")
+    if plots and (vega := plot_script()) is not None:
+        yield packed_element("library-plots", vega, "module")
 
 
 def notes_part(notes: list[str]) -> list[PageNotes]:
@@ -110,25 +113,28 @@ def check_installed() -> None:
     if missing:
         raise ForetraceError(f"HTML reports need {' and '.join(missing)}; install what is missing with: pip install "
                              "'foretrace[report]'.")
-    if _limited_addresses():
-        raise ForetraceError("HTML reports cannot be made under a limit on address space (ulimit -v): the JavaScript "
-                             "engine in vl-convert-python reserves more and would be killed. Lift the limit for this "
-                             "command: ulimit -v unlimited.")
 
 
 def _limited_addresses() -> bool:
     try:
-        import resource
-    except ImportError:  # not on Windows
+        import resource  # not on Windows
+    except ImportError:
         return False
-    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    return 0 <= resource.getrlimit(resource.RLIMIT_AS)[0] < ENGINE_BYTES
 
 
 @functools.cache
-def plot_script() -> bytes:
-    """Return Vega, Vega-Lite and Vega-Embed as one module, which leaves them on ``window``."""
-    # Without a snippet the bundle leaves vegaEmbed on window; the stub does not know that it may be left out.
-    return str(vl_convert.javascript_bundle(None)).encode()  # type: ignore[arg-type]
+def plot_script() -> bytes | None:
+    """Return Vega, Vega-Lite and Vega-Embed as one module, which leaves them on ``window``. It is kept: its engine
+    takes seconds to make it, and under a limit on address space (``ulimit -v``) is killed; ``None`` there if none is.
+    """
+    name = f"vega-{installed_version('vl-convert-python')}.js"
+    script = read_kept(name)
+    if script is None and not _limited_addresses():
+        # Without a snippet the bundle leaves vegaEmbed on window; the stub does not know that it may be left out.
+        script = str(vl_convert.javascript_bundle(None)).encode()  # type: ignore[arg-type]
+        write_kept(name, script)
+    return script
 
 
 @functools.cache

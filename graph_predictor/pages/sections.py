@@ -44,8 +44,8 @@ from tracer.arrays import Float64, Int64
 
 LEAST_SHARE = 0.001
 """Nodes of less than this share of the whole are merged with their neighbours in the icicle."""
-MOST_NODES = 1_500
-ROW_PX = 22
+MOST_NODES = 1_500  # chosen: what a browser draws at once
+ROW_PX = 22  # chosen: a line of text
 TREE_PAGE = 40
 """Rows of the module tree that are seen at once."""
 _PHASES = ("forward", "backward", "optimizer", "data", "other")
@@ -128,7 +128,7 @@ def icicle(tree: CallTree, what: str, name: str) -> PagePlot | None:
     whole = tree.inclusive(what)
     if whole[0] <= 0:
         return None
-    kept = _kept(tree, whole)
+    kept = _kept(whole)
     values: list[dict[str, Any]] = []
     depth: dict[int, int] = {}
     phase: dict[int, str] = {}
@@ -162,7 +162,7 @@ def icicle(tree: CallTree, what: str, name: str) -> PagePlot | None:
             Column("share")], rows, folded=True), vega=True)
 
 
-def _kept(tree: CallTree, whole: list[int]) -> list[int]:
+def _kept(whole: list[int]) -> list[int]:
     """Return the nodes that are large enough, the largest ``MOST_NODES``, parents before children."""
     least = whole[0] * LEAST_SHARE
     large = [at for at, ns in enumerate(whole) if ns > least or at == 0]

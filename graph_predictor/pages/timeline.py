@@ -93,7 +93,7 @@ class _Shown:
         times, graph = self.times, self.times.graphs[window.rank]
         rows = times.graph_row(window.kernels)
         items = self._items(window)
-        calls = self._calls(window.rank, items)
+        calls = self._calls(items)
         steps = np.unique(np.concatenate([graph.kernels.step[rows], graph.launches.step[calls]]).astype(np.int64))
         steps = steps[steps >= 0]
         named = [graph.string(code) for code in graph.steps.name.tolist()]
@@ -115,7 +115,7 @@ class _Shown:
         at = times.simulated.item_end
         return np.flatnonzero(mine & (at >= window.start_ns) & (at <= window.end_ns))
 
-    def _calls(self, rank: int, items: Int64) -> Int64:
+    def _calls(self, items: Int64) -> Int64:
         """Return the rows of ``launches`` of those items that are calls."""
         program = self.times.program
         return program.item_row[items[program.item_kind[items] == ItemKind.CALL]].astype(np.int64)
@@ -211,7 +211,7 @@ class _Shown:
             if own is None:
                 start, end = start + shift, end + shift
             else:
-                start, end, keep = self._moved(graph, own, start, end)
+                start, end, keep = self._moved(own, start, end)
                 mine, start, end = mine[keep], start[keep], end[keep]
             these = np.flatnonzero(of_call == thread)
             level = np.concatenate([depth[mine], np.where(graph.launches.op[calls[these]] >= 0,
@@ -235,7 +235,7 @@ class _Shown:
         built = self.times.built.program
         return np.searchsorted(built.thread_ptr, self.times.item[items], side="right") - 1
 
-    def _moved(self, graph: ExecutionGraph, items: Int64, start: Int64, end: Int64) -> tuple[Int64, Int64, Bool]:
+    def _moved(self, items: Int64, start: Int64, end: Int64) -> tuple[Int64, Int64, Bool]:
         """Return operations carried along by the simulated host time around them, and which lie in the window."""
         times = self.times
         rank = int(times.program.thread_rank[self.thread_of[items[0]]])

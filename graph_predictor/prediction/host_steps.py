@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.unprofiled import profiler_share
 from graph_predictor.recorded.facts import damage_notes
 from graph_predictor.simulation.program import whole_ns
+from kernel_models.datasets.traces import HostWork
 from kernel_models.host.events import LISTS, HostStep, is_flat
 from kernel_models.host.fitting import ENOUGH_PROGRAMS, ToldHost, fit_few, fit_host, left_out
 from kernel_models.host.model import HostModel, host_names, is_host_file, read_host, shipped_host
@@ -23,9 +23,6 @@ from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph
 from tracer.job import Job, read_job
-
-if TYPE_CHECKING:
-    from kernel_models.datasets.traces import HostWork
 
 
 def recorded_host_steps(graphs: Sequence[ExecutionGraph]) -> list[HostStep]:
@@ -91,8 +88,6 @@ def host_model(steps: Sequence[HostStep], name: str) -> HostModel:
 def recorded_host_work(graph: ExecutionGraph) -> HostWork:
     """Return what each operation of a recorded step computes on the host, mean of the steps that repeat, without waits
     and the profiler. Raises ``ForetraceError`` where there are no steps."""
-    from kernel_models.datasets.traces import HostWork
-
     costs, _ = _measured(Baseline.recorded([graph]))
     return HostWork(costs.op, costs.compute.mean(axis=0))
 

@@ -31,7 +31,7 @@ from kernel_models.pricing import price
 from kernel_models.step_fit import MeasuredStep
 from kernel_models.step_profile import NamedStep
 from tracer.job import read_job
-from tracer.table_input import read_frame
+from tracer.table_input import check_columns, positive_ms, read_frame
 
 TRACE, STEP_MS = "trace", "step_ms"
 BUSY = 0.8
@@ -160,10 +160,7 @@ def _step(work: StepWork, spec: DeviceSpec, measured_us: float) -> MeasuredStep 
 def _rows(path: Path, software: str) -> list[tuple[str, str, str, float]]:
     """Trace, device, software and milliseconds of each row."""
     frame = read_frame(path)
-    lacking = [name for name in (TRACE, STEP_MS) if name not in frame]
-    if lacking:
-        raise DataError(f"{path} is no table of steps: it lacks the column {lacking[0]} (it has "
-                        f"{', '.join(map(str, frame.columns[:6]))}); see docs/kernel_models.md.")
+    check_columns(frame, (TRACE, STEP_MS), f"{path} is no table of steps", "docs/kernel_models.md", DataError)
     if not len(frame):
         raise DataError(f"{path} is an empty table; there is nothing to learn from it.")
     found = []
@@ -171,13 +168,7 @@ def _rows(path: Path, software: str) -> list[tuple[str, str, str, float]]:
         trace, device_name, named = (
             "" if row.get(name) is None or row.get(name) != row.get(name) else str(row[name]).strip()
             for name in (TRACE, "device", "software"))
-        try:
-            step_ms = float(row[STEP_MS])
-        except (TypeError, ValueError):
-            step_ms = np.nan
-        if not (np.isfinite(step_ms) and step_ms > 0):
-            raise DataError(f"{path} holds {str(row[STEP_MS])[:40]!r} as {STEP_MS} in row {number:,}, which is no "
-                            "positive number of milliseconds; correct or remove that row.")
+        step_ms = positive_ms(row, STEP_MS, f"Row {number:,} of {path}", DataError)
         if not trace:
             raise DataError(f"{path} names no trace in row {number:,}; correct or remove that row.")
         if software in named:

@@ -23,12 +23,12 @@ from tracer.graph import ExecutionGraph
 from tracer.lazy import pandas as pd
 from tracer.shown import Chart, ChartSeries, Shown
 
-MOST_TRIES = 40
+MOST_TRIES = 40  # chosen: each traces a step
 FARTHEST = 64
 """No size is tried that is more than so many times the largest one before."""
 FIRST = 8
 """The size to begin with where nothing says what the program takes."""
-_HALVE = 2
+_HALVE = 2  # chosen: every third try, where estimates approach slowly
 
 
 @dataclass(frozen=True, repr=False)

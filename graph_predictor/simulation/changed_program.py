@@ -51,7 +51,7 @@ def without_cycles(program: Program) -> tuple[Program, dict[str, int]]:
     """
     left_out: dict[str, int] = {}
     found = _dependencies(program)
-    while len(inside := _on_cycles(program, found)):
+    while len(inside := _on_cycles(found)):
         guessed = inside[found.kind[inside] != FACT]
         if not len(guessed):
             break
@@ -123,7 +123,7 @@ def _add_queue(p: Program, found: _Dependencies, kernel_node: Int64, first: int)
     found.add(first + slot[at], kernel_node[kernel], QUEUE, waits[at], backward[at])
 
 
-def _on_cycles(p: Program, found: _Dependencies) -> Int64:
+def _on_cycles(found: _Dependencies) -> Int64:
     """Rows of the dependencies that lie on a cycle."""
     if not len(found.source):
         return np.zeros(0, np.int64)

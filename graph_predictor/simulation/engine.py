@@ -22,7 +22,7 @@ import numpy as np
 from graph_predictor.simulation.engine_loop import Workspace, run
 from graph_predictor.simulation.path_loop import AT_ITEM, AT_KERNEL, AT_NOTHING, PathSegments, Walks, walk_back
 from graph_predictor.simulation.program import Bound, Program, Simulated, Structure
-from tracer.arrays import Bool, Int8, Int64
+from tracer.arrays import Int8, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.machine_code import columns
@@ -94,16 +94,8 @@ _AT = {"item": AT_ITEM, "kernel": AT_KERNEL}
 
 
 @dataclass(slots=True)
-class Path:
-    """Segments in time order (ns of the simulated clock). ``item`` or ``kernel`` is what ran (the other is -1)."""
-
-    start_ns: Int64
-    end_ns: Int64
-    bound: Int8
-    item: Int64
-    kernel: Int64
-    is_work: Bool
-    """True where the segment is host work before ``item`` rather than ``item`` itself."""
+class Path(PathSegments):
+    """Segments in time order (ns of the simulated clock)."""
 
     @property
     def total_ns(self) -> int:

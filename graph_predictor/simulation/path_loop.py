@@ -58,7 +58,8 @@ class Walks:
 
 @dataclass(slots=True)
 class PathSegments:
-    """Room for the segments of paths, columns as of ``critical_path.Path``; none where only sums are asked for."""
+    """Room for the segments of paths; none where only sums are asked for. ``item`` or ``kernel`` is what ran (the other
+    is -1)."""
 
     start_ns: Int64
     end_ns: Int64
@@ -66,6 +67,7 @@ class PathSegments:
     item: Int64
     kernel: Int64
     is_work: Bool
+    """True where the segment is host work before ``item`` rather than ``item`` itself."""
 
 
 def _segment(start, bound, item, kernel, work, walk, time, w, found, sums):

@@ -22,6 +22,7 @@ import pandas as pd
 from graph_predictor.exports.tables import table_columns
 from graph_predictor.sweep.space import SweepError
 from tracer.input_file import DecodeError, from_json
+from tracer.kept_files import OWN_FILE, check_own
 from tracer.output_file import whole_file
 
 TABLES = (".parquet", ".csv")
@@ -103,7 +104,7 @@ def _check(path: str, known: tuple[str, ...], what: str) -> None:
         raise SweepError(f"{path} cannot be written: {what.lower()}'s name ends with {' or '.join(known)}.")
 
 
-FORMAT = 1
+FORMAT = 1  # of the journal; rises when an older reader would misread it
 _HEAD = b'{"foretrace_sweep":'
 """The first words of every journal."""
 SUFFIX = ".journal"
@@ -130,7 +131,7 @@ class Journal:
         try:
             self._file: IO[bytes] = _opened(self.path)
         except OSError as error:
-            raise SweepError(f"{self.path} cannot be written ({error.strerror}); check the folder.") from None
+            raise SweepError(f"{self.path} cannot be written ({error.strerror or error}); check the folder.") from None
         try:
             self._lock()
             self._read()
@@ -172,8 +173,8 @@ class Journal:
 
     def _lock(self) -> None:
         try:
-            import fcntl
-        except ImportError:  # Windows
+            import fcntl  # not on Windows
+        except ImportError:
             return
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,14 +225,17 @@ class Journal:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Open it for reading and adding, or make it; neither through a link nor waiting for the reader of a pipe."""
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"):
-        flags |= getattr(os, name, 0)
-    file = os.fdopen(os.open(path, flags, 0o666), "a+b")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    """Open it for reading and adding, or make it; neither through a link, nor waiting for the reader of a pipe, nor one
+    into which another user could have written points."""
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | OWN_FILE, 0o600), "a+b")
+    try:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        check_own(found, "it")
+    except OSError:
         file.close()
-        raise OSError(errno.EINVAL, "it is not a regular file")
+        raise
     return file
 
 

@@ -17,7 +17,7 @@ from tracer.errors import ForetraceError
 
 Value = str | int | float
 
-MOST_POINTS = 1_000_000
+MOST_POINTS = 1_000_000  # chosen: days of work, more likely a slip
 SIZE = "set:"
 """Prefix of the name of a size, so that a size called "device" is none."""
 WORLD_SIZE, SWITCHES, NO_SWITCH = "world_size", "edits", "none"

@@ -169,11 +169,11 @@ def lines(topology: Topology, kind: CollectiveKind, group: RankGroup) -> list[Li
     if kind is CollectiveKind.BARRIER:
         kind = CollectiveKind.ALL_REDUCE
     if kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV):
-        return [_direct(topology, kind, group, protocol) for protocol in _protocols(topology, group)]
-    found = [_ring(topology, kind, group, protocol) for protocol in _protocols(topology, group)]
+        return [_direct(topology, kind, group, protocol) for protocol in _protocols(topology)]
+    found = [_ring(topology, kind, group, protocol) for protocol in _protocols(topology)]
     if kind is CollectiveKind.ALL_REDUCE and topology.node.link != "loopback":
         if group.nodes > 1:
-            found += [_tree(topology, group, protocol) for protocol in _protocols(topology, group)]
+            found += [_tree(topology, group, protocol) for protocol in _protocols(topology)]
         if topology.node.in_switch_reduction and group.widest > 2 and group.narrowest == group.widest:
             found.append(_nvls(topology, group))
         if group.nodes > 1 and group.widest == group.narrowest > 1:
@@ -181,7 +181,7 @@ def lines(topology: Topology, kind: CollectiveKind, group: RankGroup) -> list[Li
     return found
 
 
-def _protocols(topology: Topology, group: RankGroup) -> tuple[Protocol, ...]:
+def _protocols(topology: Topology) -> tuple[Protocol, ...]:
     """LL128 needs NVLink everywhere in a node."""
     if topology.node.link == "loopback":
         return (Protocol.SIMPLE,)

@@ -39,7 +39,7 @@ _NAMES = {
     "system": ("system", "cluster", "topology", "machine", "node_type"),
 }
 _TIME = re.compile(r"^(?:(?P<what>median|p50|avg|mean|min|max|latency|time|duration|elapsed)_?)+(?P<unit>us|ms|ns|s)$")
-_TO_US = {"us": 1.0, "ms": 1e3, "ns": 1e-3, "s": 1e6}
+_TO_US = {"us": 1.0, "ms": 1e3, "ns": 1e-3, "s": 1e6}  # by definition
 _TIME_ORDER = ("latency", "median", "p50", "time", "duration", "elapsed", "mean", "avg", "min", "max")
 
 
@@ -90,8 +90,8 @@ def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
         by_origin.setdefault(origin, []).append(
             (kinds[raw], dtype, placement, float(size), float(time) * scale))
     if len(by_origin) > MOST_ORIGINS:
-        raise CommError(f"{name}: the table has {len(by_origin):,} backends, devices and systems, and one of measurements "
-                        f"has at most {MOST_ORIGINS}; give those of one at a time.")
+        raise CommError(f"{name}: the table is of {len(by_origin):,} backends, devices and systems together, more than "
+                        f"{MOST_ORIGINS}; give those of one at a time.")
     if not by_origin:
         raise CommError(f"{name}: the table has no rows; give one with measurements.")
     return join(make_measurements(rows, *origin) for origin, rows in by_origin.items())
@@ -131,10 +131,8 @@ def _time(columns: dict[str, Any], name: str) -> tuple[Any, float]:
     return columns[best], _TO_US[timed[best][1]]
 
 
-MOST_SHAPES, MOST_ORIGINS = 500, 100
-"""Numbers of ranks and nodes, and backends, devices and systems, of one file: each is fitted by itself. Published tables
-have at most 24 of one and 3 of the other."""
-MOST_INSPECTOR_BYTES = 2 << 30
+MOST_SHAPES, MOST_ORIGINS = 500, 100  # chosen: each shape of groups, backend and device of a file is fitted by itself
+MOST_INSPECTOR_BYTES = 2 << 30  # chosen: memory
 _SCALED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
 """Kinds whose payload is counted over all ranks."""
 
@@ -254,7 +252,7 @@ def _converted(value: Any, name: str) -> _Line:
         raise CommError(f"{name} has an entry that is none of the inspector's ({error}).") from None
 
 
-MOST_BYTES = 256 << 20
+MOST_BYTES = 256 << 20  # chosen: memory; a benchmark's log has some kB
 
 
 def read_log(path: str, hints: Hints | None = None) -> CollectiveMeasurements:

@@ -175,7 +175,7 @@ def _end_slope(h0: float, h1: float, d0: float, d1: float) -> float:
 
 FLOOR = 0.02
 """No interval is narrower than ±2%: what identical measurements scatter by (H100 repeats: 2% median)."""
-LOW, HIGH = 0.1, 0.9
+LOW, HIGH = 0.1, 0.9  # ends of an 80% interval
 RANKS_DEFAULT, RANKS_SHARED = 0.15, 0.6
 """Log half-width between group sizes where a table is too small to leave one out, and where ranks share a bridge; see
 benchmarks/collectives.py."""

@@ -35,7 +35,7 @@ from tracer.input_file import DecodeError, convert, from_json, read_input
 from tracer.output_file import replaced_file, why_unwritten
 
 FORMAT = "foretrace-comm"
-VERSION = 1
+VERSION = 1  # of the format; rises when an older reader would misread it
 DEFAULT_BACKEND = "nccl"
 
 

@@ -27,11 +27,11 @@ from tracer.input_file import DecodeError, convert, from_toml, read_input, why_u
 
 FOLDER = Path(__file__).resolve().parents[1] / "topologies"
 NETWORKS = "networks"
-MOST_NODES = 100_000
+MOST_NODES = 100_000  # chosen: more than any cluster has
 _OWN = re.compile(r"(?P<file>.+\.toml)(?:x(?P<count>\d{1,9}))?(?:@(?P<network>[A-Za-z0-9-]+))?", re.IGNORECASE)
 """A file of one's own as the node: "mine.toml", "mine.tomlx4", "mine.tomlx4@roce-100"."""
-MOST_OVERSUBSCRIPTION = 1e6
-_MOST_OF_A_NODE = 10_000
+MOST_OVERSUBSCRIPTION = 1e6  # chosen: against slips of the finger
+_MOST_OF_A_NODE = 10_000  # chosen: more than any node has
 _NODE_TEXTS = ("name", "device", "architecture", "link", "network")
 _NODE: Mapping[str, Figure] = MappingProxyType({
     "gpus": Figure(1, _MOST_OF_A_NODE, "GPUs", whole=True),

@@ -124,7 +124,7 @@ def _binary(op: Inputs) -> Iterator[OpCall]:
         dtype = "fp32"
     stored = op.stored_entries("other") if op.short_name in ("add", "sub") else None
     if stored is not None:  # an optimizer's step with the gradient of look-ups: the rows that were looked up
-        from kernel_models.families.index import index
+        from kernel_models.families.index import index  # imports this module
 
         row = prod(tensors[0].shape[1:])
         yield from index("index_add", stored * row, row, tensors[0].elements, tensors[0].dtype)

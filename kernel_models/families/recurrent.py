@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from kernel_models.families.registry import Inputs, Unpriceable, both, forward
 from kernel_models.op_call import Family, OpCall, itemsize
 
-_GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+_GATES = {"rnn": 1, "gru": 3, "lstm": 4}  # by definition
 _MODES = ("rnn", "rnn", "lstm", "gru")
 
 

@@ -61,7 +61,7 @@ BATCHES = 4.0
 CORE_CACHE, CORE_SPEEDUP = 512.0 * 2**10, 8.0
 """Bytes of a core's own cache, and its bandwidth over the memory's. These are of `benchmarks/dlrm_lookups.py` on
 an AMD EPYC (one thread)."""
-_GATES = {"rnn": 1.0, "gru": 3.0, "lstm": 4.0}
+_GATES = {"rnn": 1.0, "gru": 3.0, "lstm": 4.0}  # by definition
 
 
 @work_of(Family.GEMM, on_host=True)

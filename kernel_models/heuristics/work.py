@@ -130,7 +130,7 @@ A100, A40 and H100 (Vidur) and PyTorch's on H100 (TraceLens' video model).
 L2_USABLE = 0.5
 """Share of the last-level cache that holds a kernel's data: it is split in partitions and shared with older data.
 Chosen with ``L2_SPEEDUP``."""
-GB_PER_S_IN_BYTES_PER_US = 1e3
+GB_PER_S_IN_BYTES_PER_US = 1e3  # by definition
 SHARPNESS = 4.0
 """Power of the norm in which arithmetic and traffic of a kernel overlap (``overlapped``). Set: at most 19% above the
 roofline's maximum. Corrections were fitted with it (``step_fit``)."""

@@ -6,7 +6,6 @@ Output of ``foretrace comm``: tables and JSON of fits, choices and reports.
 from __future__ import annotations
 
 import os
-import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,12 +31,12 @@ from graph_predictor.figures import count, milliseconds, percent
 from graph_predictor.prediction import tuned_workload
 from graph_predictor.simulation import build
 from kernel_models import collectives, device_choice
-from kernel_models.collectives import CollectiveKind, call, datasheet, logs, measurements, price, recorded, tuner
+from kernel_models.collectives import CollectiveKind, datasheet, logs, measurements, price, recorded, tuner
 from kernel_models.collectives import call as collectives_call
 from kernel_models.collectives import logs as collectives_logs
 from kernel_models.collectives import topology as collectives_topology
 from planner.cli.comm_study import study
-from tracer import comm_bench, output_file
+from tracer import comm_bench, kept_files, output_file
 from tracer.lazy import msgspec
 from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output
 
@@ -45,7 +44,10 @@ comm = typer.Typer(no_args_is_help=True, rich_markup_mode=None,
                    help="Collectives and networks: predict, study, fit, measure, tune, report.")
 
 TopologyName = Annotated[str | None, shared("--topology")]
-RANKS_OF_BENCH = 2
+ProfileOut = Annotated[str, shared("--out", "a profile (JSON)", short="-o")]
+UnsaidRanks = Annotated[int | None, shared("--ranks", "where a log does not say", least=1)]
+UnsaidCollective = Annotated[str | None, shared("--collective", "where a log does not say")]
+UnsaidDtype = Annotated[str, shared("--dtype", "where a log does not say")]
 comm.command("study")(study)
 SWEEP = ("1KiB", "64MiB")
 
@@ -56,11 +58,11 @@ def backends(
     files: Annotated[list[str], typer.Argument(
         metavar="[NAME=]FILE...", help="Profiles of 'comm fit', or logs and tables as it takes them; NAME is the "
                                        "backend of a FILE that names none.")],
-    out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
+    out: ProfileOut,
     topology: Annotated[str | None, shared("--topology", "where it was measured; by default a profile's")] = None,
-    ranks: Annotated[int | None, shared("--ranks", "where a log does not say", least=1)] = None,
-    collective: Annotated[str | None, shared("--collective", "where a log does not say")] = None,
-    dtype: Annotated[str, shared("--dtype", "where a log does not say")] = "float32",
+    ranks: UnsaidRanks = None,
+    collective: UnsaidCollective = None,
+    dtype: UnsaidDtype = "float32",
     json: Json = False,
 ) -> None:
     """Join measured backends of one cluster: each is an option that --comm-choices has for every collective.
@@ -75,8 +77,7 @@ def backends(
         where = collectives_topology.find_topology(topology)
     if where is None:
         raise collectives.CommError("Nothing says where the collectives were measured; give --topology.")
-    hints = measurements.Hints(ranks, None, collectives.collective_kind(collective) if collective else None,
-                               call.dtype_name(dtype))
+    hints = _hints(ranks, collective, dtype)
     joined = collectives.CommProfile(where)
     with working("Fitting"):
         for name, path in named:
@@ -196,12 +197,12 @@ def fit(
     logs: Annotated[list[str], typer.Argument(
         metavar="LOG...", help="Output of nccl-tests, rccl-tests, PARAM, OSU's MPI benchmarks or ucc_perftest, tables, "
                             "traces.")],
-    out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
+    out: ProfileOut,
     topology: Annotated[str, shared("--topology", "where it was measured")],
-    ranks: Annotated[int | None, shared("--ranks", "where a log does not say", least=1)] = None,
+    ranks: UnsaidRanks = None,
     per_node: Annotated[int | None, typer.Option(min=1, help="Ranks of a node, where a log does not say.")] = None,
-    collective: Annotated[str | None, shared("--collective", "where a log does not say")] = None,
-    dtype: Annotated[str, shared("--dtype", "where a log does not say")] = "float32",
+    collective: UnsaidCollective = None,
+    dtype: UnsaidDtype = "float32",
     backend: Annotated[str, shared("--backend", "what was measured")] = "nccl",
     gpu: Annotated[str | None, typer.Option(
         "--gpu-name", metavar="NAME", help="Only rows of this GPU, as the table names it.")] = None,
@@ -212,8 +213,7 @@ def fit(
     """Fit a profile of collectives to measurements."""
     check_output(out, logs, COMM_PROFILE)
     where = collectives_topology.find_topology(topology)
-    hints = measurements.Hints(ranks, per_node, collectives.collective_kind(collective) if collective else None,
-                               collectives_call.dtype_name(dtype), backend)
+    hints = replace(_hints(ranks, collective, dtype), per_node=per_node, backend=backend)
     with working("Reading"):
         parts = [read_measurements(path, hints, where) for path in logs]
     rows, notes = measurements.of_cluster(measurements.join(parts), where, gpu, system)
@@ -227,8 +227,8 @@ def fit(
 @comm.command("bench")
 @in_one_sentence
 def bench(
-    out: Annotated[str, shared("--out", "a profile (JSON)", short="-o")],
-    processes: Annotated[int, typer.Option(min=2, help="Ranks on this host.")] = RANKS_OF_BENCH,
+    out: ProfileOut,
+    processes: Annotated[int, typer.Option(min=2, help="Ranks on this host.")] = 2,
     backend: Annotated[str, shared("--backend", "gloo (CPUs) or nccl (GPUs)")] = "gloo",
     collective: Annotated[list[str] | None, shared("--collective", "several times; by default all")] = None,
     smallest: Annotated[str, typer.Option(metavar="SIZE", help="Smallest buffer.")] = SWEEP[0],
@@ -249,7 +249,7 @@ def bench(
                   for name in collective) if collective else comm_bench.BENCH_KINDS
     ends = int(traffic.parse_bytes(smallest)), int(traffic.parse_bytes(largest))
     plan = comm_bench.BenchPlan(kinds, comm_bench.sweep_sizes(*ends, per_octave), backend, dtype, rounds)
-    with tempfile.TemporaryDirectory() as folder, working("Measuring"):
+    with kept_files.scratch_folder() as folder, working("Measuring"):
         rows = collectives_logs.read_log(str(comm_bench.run_bench(
             plan, processes, table or os.path.join(folder, "table.jsonl"))))
     profile = collectives.CommProfile.fit(rows, where, [f"swept here with {processes} processes, {rounds} rounds"])
@@ -380,9 +380,10 @@ def report_fit(profile: collectives.CommProfile, rows: collectives.CollectiveMea
                json: bool) -> None:
     """Show what was fitted."""
     found: list[dict[str, Any]] = [{
-              "backend": name, "collective": CollectiveKind(kind).label, "dtype": call.DTYPES[dtype], "ranks": ranks,
-              "nodes": nodes, "sizes": len(size), "smallest_bytes": float(size[0]), "largest_bytes": float(size[-1]),
-              "latency_us": float(time_us[0]), "algbw_gbps": float(size[-1] / time_us[-1] * 1e-3)}
+              "backend": name, "collective": CollectiveKind(kind).label, "dtype": collectives_call.DTYPES[dtype],
+              "ranks": ranks, "nodes": nodes, "sizes": len(size), "smallest_bytes": float(size[0]),
+              "largest_bytes": float(size[-1]), "latency_us": float(time_us[0]),
+              "algbw_gbps": float(size[-1] / time_us[-1] * 1e-3)}
              for name in profile.backend_names() for (kind, dtype, ranks, nodes, *_), (size, time_us) in sorted(
                  rows.of_backend(name).aggregated().curves().items())]
     held_out = {name: np.abs(np.expm1(each.measured.residual)) for name, each in profile.backends.items()}
@@ -530,6 +531,11 @@ def _is_profile(path: str) -> bool:
             return COMM_PROFILE.ours(file.read(64))
     except OSError:
         return False
+
+
+def _hints(ranks: int | None, collective: str | None, dtype: str) -> measurements.Hints:
+    return measurements.Hints(ranks, None, collectives.collective_kind(collective) if collective else None,
+                              collectives_call.dtype_name(dtype))
 
 
 def _fitted(path: str, hints: measurements.Hints, where: collectives.Topology) -> collectives.CommProfile:

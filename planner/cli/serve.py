@@ -27,8 +27,8 @@ from planner.serving import serve as serving
 from planner.serving import steps
 from planner.serving.setup import ServingError
 
-MOST_OPERATIONS = 8
-MOST_CHOICES = 10
+MOST_OPERATIONS = 8  # chosen: the rest is small, and more rows are not read by eye
+MOST_CHOICES = 10  # chosen: more rows are not read by eye
 
 
 def report(found: serving.Served, top: int | None) -> None:

@@ -36,7 +36,7 @@ from tracer.arrays import Float64
 from tracer.errors import ForetraceError
 from tracer.parallel_plan import ParallelPlan
 from tracer.shape_only.transformer import TransformerShape
-from tracer.table_input import read_frame
+from tracer.table_input import check_columns, positive_ms, read_frame
 
 SPREADS: Mapping[str, float] = {"products": 0.3, "others": 0.3, "collectives": 0.5, "network": 0.5, "host_us": 0.7,
                                 "host_collective_us": 0.7, "meet": 0.5}
@@ -167,10 +167,8 @@ def read_measured_plans(path: str, model: Model, pieces: LayerCosts,
         ForetraceError: the table cannot be read.
     """
     frame = read_frame(path)
-    lacking = [name for name in (PLAN, STEP_MS) if name not in frame]
-    if lacking:
-        raise MeasuredPlanError(f"{path} is no table of measured plans: it lacks the column {lacking[0]} (it has "
-                               f"{', '.join(map(str, frame.columns[:6]))}); see docs/parallel.md.")
+    check_columns(frame, (PLAN, STEP_MS), f"{path} is no table of measured plans", "docs/parallel.md",
+                  MeasuredPlanError)
     if unknown := [str(name) for name in frame.columns if name in ("device", "seq", "batch", "layers", "dtype")]:
         raise MeasuredPlanError(f"{path} has a column {unknown[0]}, which is not read; the runs of a table are of one "
                                "device, and what else a model was set to stands in the column set, as seq=4096.")
@@ -181,13 +179,7 @@ def read_measured_plans(path: str, model: Model, pieces: LayerCosts,
 def _step(where: str, row: dict[Any, Any], model: Model, pieces: LayerCosts,
           cluster: Callable[[int], CollectiveModel]) -> MeasuredPlan:
     text, gpus, name, preset, settings = (_text(row.get(column)) for column in (PLAN, *OPTIONAL))
-    try:
-        us = float(row[STEP_MS]) * 1e3
-    except (TypeError, ValueError):
-        us = np.nan
-    if not (np.isfinite(us) and us > 0):
-        raise MeasuredPlanError(f"{where} holds {str(row[STEP_MS])[:40]!r} as {STEP_MS}, which is no positive number "
-                                "of milliseconds; correct or remove it.")
+    us = positive_ms(row, STEP_MS, where, MeasuredPlanError) * 1e3
     if not text:
         raise MeasuredPlanError(f"{where} names no plan; correct or remove it.")
     if gpus and not (gpus.removesuffix(".0").isdecimal() and int(float(gpus))):

@@ -19,6 +19,7 @@ from kernel_models.device_choice import find_device
 from planner.parallel.config_families import FAMILIES, HYBRIDS, IMBALANCE, MOST_LAYERS, ConfigFields, by_fields
 from planner.parallel.published_configs import CONFIGS
 from planner.parallel.stages import spread
+from tracer import workloads
 from tracer.errors import ForetraceError, reason_of
 from tracer.input_file import DecodeError, from_json, open_input, why_unopened
 from tracer.job import Job, read_job
@@ -369,8 +370,6 @@ def read_decoder(source: str | Job, assignments: Sequence[str] = (),
                  preset: str | None = None) -> tuple[str, TransformerShape, int, tuple[str, ...]]:
     """Return what is planned, the decoder of a workload's or a model's name, a config or a trace, the sequences of its
     step, and what was assumed."""
-    from tracer import workloads
-
     if isinstance(source, str) and (model := config_model(source, assignments)) is not None:
         if preset is not None:
             raise PlanError(f"{source} says itself which sizes its model has; leave --preset {preset} out.")

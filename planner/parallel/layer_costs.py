@@ -42,7 +42,7 @@ from kernel_models.pricing import Models, PricedCalls, price, sustained
 from kernel_models.spreads import STATE_SPACE_KERNELS
 from tracer.capture.context import tf32_in_use
 from tracer.graph import ExecutionGraph, Phase
-from tracer.kept_files import drop_oldest, kept_folders, read_kept, write_kept
+from tracer.kept_files import read_kept, write_kept
 from tracer.parallel_plan import PlanError, Recomputation
 from tracer.shape_only.transformer import LINEARS, SCAN, Piece, TransformerPart, TransformerShape
 
@@ -86,8 +86,6 @@ def ship(pieces: dict[str, bytes]) -> None:
 
 
 Traced = TypeVar("Traced")
-MOST_FILES = 2000
-"""Kept at a time, of some kilobytes each."""
 USUAL = (True, True, True, True, False, True, "torch.float32")
 """``_settings`` of a process that set nothing."""
 
@@ -107,12 +105,12 @@ class KeptLayers:
         piece = self._piece(what, shape, part)
         content = _shipped().get(piece) if _settings() == USUAL else None
         if content is None and (name := _file_name(piece)):
-            content = next((kept for folder in kept_folders() if (kept := read_kept(folder / name)) is not None), None)
+            content = read_kept(name)
         if content is None:
             return None
         try:
             return msgspec.msgpack.decode(content, type=kind)
-        except msgspec.MsgspecError:  # somebody else's
+        except msgspec.MsgspecError:  # of another version's types
             return None
 
     def of(self, what: str, shape: TransformerShape, part: TransformerPart, kind: type[Traced],
@@ -127,10 +125,7 @@ class KeptLayers:
     def put(self, what: str, shape: TransformerShape, part: TransformerPart, traced: object) -> None:
         """Keep what was traced, where anything can be written."""
         if name := _file_name(self._piece(what, shape, part)):
-            content = msgspec.msgpack.encode(traced)
-            folder = next((folder for folder in kept_folders() if write_kept(folder, name, content)), None)
-            if folder is not None:
-                _tidy(folder)
+            write_kept(name, msgspec.msgpack.encode(traced))
 
     def _piece(self, what: str, shape: TransformerShape, part: TransformerPart) -> str:
         """Return a digest of what piece it is."""
@@ -168,12 +163,6 @@ def _settings() -> tuple[object, ...]:
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.cudnn_sdp_enabled(), cudnn.enabled,
             *tf32_in_use(), str(torch.get_default_dtype()))
-
-
-@lru_cache(maxsize=8)
-def _tidy(folder: Path) -> None:
-    """Remove what was kept first, once a process."""
-    drop_oldest(folder, "piece-*.kept", MOST_FILES)
 
 
 _WIDTH = {"fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "mxfp8": 1.0 + 1 / 32, "nvfp4": 0.5 + 1 / 16}

@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 
 from planner.serving.setup import CacheAccount, Mixing, Requests, ServingError, ServingSetup
-from planner.serving.steps import PrefillChunk
+from planner.serving.step_grids import PrefillChunk
 from tracer.arrays import Float64, Int64
 
 

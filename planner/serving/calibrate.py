@@ -25,7 +25,7 @@ from planner.serving.setup import CacheAccount, Lengths, Requests, ServingError,
 from planner.serving.steps import ServingModel
 from tracer.arrays import Float64, Int64
 from tracer.shape_only.transformer import TransformerShape
-from tracer.table_input import read_frame
+from tracer.table_input import check_columns, positive_ms, read_frame
 
 FACTORS: Mapping[str, float] = {"products": 0.25, "others": 0.4, "collectives": 0.4, "host_us": 0.7, "step_us": 0.7}
 """What is fitted, and the standard deviation of its logarithm around where it starts."""
@@ -35,7 +35,6 @@ FIRST_WEIGHT = 0.25
 """Weight of a time to the first token beside one between tokens: it strays four times as much."""
 REACH, NOISE, WILD = 2.0, 0.15, math.inf
 """Of what is left, as ``parallel.corrections``: rows a factor of four apart in one figure are alike by half."""
-NUMBERS = ("tp", "ep", "attention_dp", "prompt", "output", "concurrency")
 STEPS, NUDGE = 2, 0.05
 """Times that all rows are served again around the factors found, and how far a factor's logarithm is moved to see what
 it changes."""
@@ -224,9 +223,8 @@ def read_measured_rows(path: str, shape: TransformerShape, setup: ServingSetup, 
         ForetraceError: the table cannot be read.
     """
     frame = read_frame(path)
-    if lacking := [name for name in ("concurrency", "prompt", "output") if name not in frame]:
-        raise ServingError(f"{path} is no table of measured rows: it lacks the column {lacking[0]} (it has "
-                           f"{', '.join(map(str, frame.columns[:6]))}); see docs/serving.md.")
+    check_columns(frame, ("concurrency", "prompt", "output"), f"{path} is no table of measured rows",
+                  "docs/serving.md", ServingError)
     if not {"ttft_ms", "tpot_ms"} & set(frame):
         raise ServingError(f"{path} has neither ttft_ms nor tpot_ms, of which one or both are needed.")
     known: dict[ServingSetup, ServingModel] = {}
@@ -241,11 +239,9 @@ def read_measured_rows(path: str, shape: TransformerShape, setup: ServingSetup, 
         prompt, output = (Lengths.parse(str(row[key]).removesuffix(".0"), f"{name}: {key}")
                           for key in ("prompt", "output"))
         load = Requests(prompt, output, _whole(row["concurrency"], name, "concurrency"))
-        times = [float(row[key]) if key in row and _is_time(row[key]) else math.nan for key in ("ttft_ms", "tpot_ms")]
-        for key, value in zip(("ttft_ms", "tpot_ms"), times, strict=True):
-            if key in row and row[key] == row[key] and row[key] is not None and not math.isfinite(value):
-                raise ServingError(f"{name} holds {str(row[key])[:40]!r} as {key}, which is no positive number of "
-                                   "milliseconds; correct or remove it.")
+        times = [positive_ms(row, key, name, ServingError)
+                 if key in row and row[key] == row[key] and row[key] is not None else math.nan
+                 for key in ("ttft_ms", "tpot_ms")]
         if not any(map(math.isfinite, times)):
             raise ServingError(f"{name} has no time; correct or remove it.")
         tokens = load.prompt.longest + load.output.longest
@@ -256,14 +252,6 @@ def read_measured_rows(path: str, shape: TransformerShape, setup: ServingSetup, 
         cache.check(1, tokens, f"{name}: the model")
         found.append(MeasuredRow(name, known[own], cache, load, times[0], times[1]))
     return found
-
-
-def _is_time(value: object) -> bool:
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False
-    return math.isfinite(number) and number > 0
 
 
 def _whole(value: object, name: str, key: str) -> int:

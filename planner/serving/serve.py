@@ -45,7 +45,8 @@ from planner.serving.setup import (
     weight_type,
 )
 from planner.serving.source import ServedDecoder, served_decoder
-from planner.serving.steps import PrefillChunk, ServedOperation, ServedStep, ServingModel, StepTime, rates_of
+from planner.serving.step_grids import PrefillChunk
+from planner.serving.steps import ServedOperation, ServedStep, ServingModel, StepTime, rates_of
 from planner.serving.trace_calibration import read_anchor
 from tracer.lazy import pandas
 from tracer.shown import Shown
@@ -687,7 +688,7 @@ def serve_search(request: ServeSearchRequest) -> ServingChoices:
     check_length(decoder, longest)
     start = request.setup(decoder)
     choices, refused, tried = [], [], 0
-    for setup in _splits(decoder, start, gpus, spec):
+    for setup in _splits(decoder, start, gpus):
         try:
             setup.check(decoder.shape)
             cache = cache_account(decoder.shape, setup, spec, longest)
@@ -714,7 +715,7 @@ def serve_search(request: ServeSearchRequest) -> ServingChoices:
                           tuple(refused), decoder.notes)
 
 
-def _splits(decoder: ServedDecoder, start: ServingSetup, gpus: int, spec: DeviceSpec) -> Iterator[ServingSetup]:
+def _splits(decoder: ServedDecoder, start: ServingSetup, gpus: int) -> Iterator[ServingSetup]:
     """Splits of a replica: attention over powers of two of a node's GPUs, experts whole or shared, attention groups."""
     routed = any(kind.experts for kind in decoder.shape.kinds)
     sizes = [1 << power for power in range(4) if gpus % (1 << power) == 0]

@@ -135,7 +135,7 @@ _BYTES = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "fp8": 1.0, "fp8_block": 1.0 + 
           "mxfp4": 0.5 + 1 / 32, "int8": 1.0, "int4": 0.5 + 2 / 128}
 """Bytes of a weight with its share of a scale: blocks of 128 × 128 (DeepSeek-V3, 2024), 16, 32, and 128 in a row."""
 _MATRIX = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "mxfp4": "fp4", "int8": "int8", "int4": ""}
-_MOST = 1 << 20
+_MOST = 1 << 20  # chosen: against slips of the finger
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,9 @@ from kernel_models.op_call import Family
 from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.layer_costs import PRODUCTS
 from planner.serving.setup import ServingError
-from planner.serving.steps import PrefillChunk, ServedStep, ServingModel, StepExchange, StepOperation
+from planner.serving.step_grids import PrefillChunk
+from planner.serving.step_operations import StepExchange, StepOperation
+from planner.serving.steps import ServedStep, ServingModel
 from tracer.graph import ExecutionGraph, KernelKind, LaunchKind
 from tracer.job import read_job
 

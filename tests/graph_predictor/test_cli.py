@@ -373,6 +373,28 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     child.stderr.close()
 
 
+INTERRUPTED = """
+import atexit, os, runpy, signal, sys
+when = sys.argv.pop(1)
+interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(lambda event, names: event == "import" and names[0] == when and interrupt())
+if when == "the end":
+    atexit.register(interrupt)
+runpy.run_module("foretrace", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no signals")
+def test_an_interruption_is_one_sentence_however_early_or_late() -> None:
+    moments = ["foretrace.commands", "typer", "tempfile", "graph_predictor.cli.console", "numpy", "the end"]
+    running = [subprocess.Popen([sys.executable, "-c", INTERRUPTED, when, "inspect", TRACE], stdout=subprocess.DEVNULL,
+                                stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+               for when in moments]
+    found = {when: (one.communicate()[1], one.returncode) for when, one in zip(moments, running, strict=True)}
+    said = "foretrace: Interrupted.\n"
+    assert found == {when: ("" if when.endswith("console") else said, 130) for when in moments}  # typer says nothing
+
+
 def test_a_terminal_without_unicode_is_no_error() -> None:
     child = process("breakdown", TRACE, PYTHONIOENCODING="ascii")
     out, err = child.communicate(timeout=120)

@@ -15,6 +15,7 @@ from kernel_models.device import device
 from planner.parallel import layer_costs as kept_layers
 from planner.parallel.layer_costs import LayerCosts, TracedCalls
 from planner.parallel.planning import plan
+from tracer import kept_files
 from tracer.shape_only import transformer_parts
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
 
@@ -100,16 +101,16 @@ def test_the_usual_settings_are_those_of_a_fresh_process() -> None:
 
 
 def test_the_oldest_files_go(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_layers, "MOST_FILES", 2)
+    monkeypatch.setattr(kept_files, "MOST_FILES", 2)
     pieces = kept_layers.KeptLayers(H200)
     for hidden in (64, 128, 192):
-        kept_layers._tidy.cache_clear()
+        kept_files._tidy.cache_clear()
         pieces.put("saved", replace(SHAPE, hidden=hidden), BLOCK, hidden)
     assert len(list(kept.glob("piece-*"))) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_layers, "kept_folders", lambda: iter(()))
+    monkeypatch.setattr(kept_files, "places", lambda: iter(()))
     kept_layers.KeptLayers(H200).put("saved", SHAPE, BLOCK, 1)
     assert kept_layers.KeptLayers(H200).get("saved", SHAPE, BLOCK, int) is None
 
@@ -120,7 +121,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own, empty."""
-    monkeypatch.setattr(kept_layers, "kept_folders", lambda: iter([tmp_path]))
+    monkeypatch.setattr(kept_files, "places", lambda: iter([str(tmp_path)]))
     return tmp_path
 
 

@@ -11,7 +11,8 @@ from kernel_models.device_choice import find_device
 from planner.serving.serve import prompt_time, serve
 from planner.serving.setup import ServingError, ServingSetup, Speculation, cache_account, engine_of, weight_type
 from planner.serving.source import published_name, served_decoder, types_of_config
-from planner.serving.steps import PrefillChunk, ServedStep, ServingModel
+from planner.serving.step_grids import PrefillChunk
+from planner.serving.steps import ServedStep, ServingModel
 
 H200 = find_device("h200-sxm")
 

@@ -11,7 +11,8 @@ from kernel_models.device_choice import find_device
 from planner.serving.serve import cluster_for, serve
 from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.source import served_decoder
-from planner.serving.steps import PrefillChunk, ServedStep, ServingModel
+from planner.serving.step_grids import PrefillChunk
+from planner.serving.steps import ServedStep, ServingModel
 from planner.serving.trace_calibration import read_anchor, step_of
 
 

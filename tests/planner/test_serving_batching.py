@@ -12,7 +12,7 @@ import pytest
 from planner.serving.batching import ServedRequests, simulate_serving
 from planner.serving.serve import LatencyTarget, serve_search
 from planner.serving.setup import ENGINES, CacheAccount, Engine, Lengths, Mixing, Requests, ServingError, ServingSetup
-from planner.serving.steps import PrefillChunk
+from planner.serving.step_grids import PrefillChunk
 
 BARE = dataclasses.replace(ENGINES["vllm"], request_us=0.0, reply_us=0.0, step_us=0.0, sequence_us=0.0, chunk=100)
 ROOMY = CacheAccount(1e9, 0.0, 0.0, 1e9, 0.0, 1.0, 1)

@@ -15,7 +15,9 @@ from kernel_models.op_call import Family
 from planner.serving.serve import cluster_for
 from planner.serving.setup import ServingError, ServingSetup
 from planner.serving.source import served_decoder
-from planner.serving.steps import PrefillChunk, ServedStep, ServingModel, StepExchange, StepOperation
+from planner.serving.step_grids import PrefillChunk
+from planner.serving.step_operations import StepExchange, StepOperation
+from planner.serving.steps import ServedStep, ServingModel
 from planner.serving.trace_calibration import (
     KernelRole,
     RecordedKernel,

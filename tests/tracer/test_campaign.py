@@ -600,13 +600,13 @@ def test_a_hanging_and_a_dying_worker_cost_one_item_each(torch: Any, tmp_path: P
         "import sys\n"
         "if any('campaign.worker' in a for a in sys.orig_argv):\n"
         "    import os, time\n"
-        "    import tracer.campaign.micro as micro\n"
-        "    real = micro.measure\n"
+        "    from tracer.campaign import record\n"
+        "    real = record.measure\n"
         "    def measure(family, settings, lab, visit=1):\n"
         "        if settings.get('k') == 48 and settings['m'] == 16: os.abort()\n"
         "        if settings.get('k') == 48: time.sleep(60)\n"
         "        return real(family, settings, lab)\n"
-        "    micro.measure = measure\n", encoding="utf-8")
+        "    record.measure = measure\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), str(ROOT)]))
     monkeypatch.setattr(runner, "LEAST_TIMEOUT_S", 12.0)  # of which a busy machine needs some to begin
     monkeypatch.setattr(runner, "TIMEOUT_FACTOR", 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 import stat
 from pathlib import Path
 
@@ -149,6 +150,29 @@ def test_a_failed_output_leaves_what_was_there(tmp_path: Path) -> None:
         stream.write(b"half")
         raise KeyboardInterrupt
     assert target.read_text() == "old" and os.listdir(tmp_path) == ["out"]
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_one_of_the_same_file(tmp_path: Path) -> None:
+    def killed(name: str) -> Path:
+        child = os.fork()
+        if not child:
+            with whole_file(tmp_path / name):
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+        [left] = tmp_path.glob(f".{name}.*.tmp")
+        return left
+
+    other, left = killed("other"), killed("out")
+    host, _, rest = left.name.removeprefix(".out.").partition("-")
+    elsewhere = [tmp_path / f".out.{int(host, 16) ^ 1:08x}-{rest[:-5]}{digit}.tmp" for digit in "01"]
+    running = tmp_path / f".out.{host}-{os.getpid()}-{rest.partition('-')[2]}"
+    for path in (*elsewhere, running):
+        path.touch()
+    os.utime(elsewhere[0], (0, 0))
+    (tmp_path / ".out.mine.tmp").touch()
+    with whole_file(tmp_path / "out") as stream:
+        stream.write(b"whole")
+    assert {*tmp_path.iterdir()} == {tmp_path / "out", tmp_path / ".out.mine.tmp", other, running, elsewhere[1]}
 
 
 @pytest.mark.parametrize("make", [lambda path: path.write_text("mine"), lambda path: path.symlink_to("victim"),

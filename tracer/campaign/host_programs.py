@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 Step = Callable[[], object]
 Build = Callable[[str], Step]
-BATCH, LONG, WIDTH, WORDS = 2, 16, 32, 50
+BATCH, LONG, WIDTH, WORDS = 2, 16, 32, 50  # chosen: so small that a host's calls take longer than its arithmetic
 
 
 def _trained(model: nn.Module, loss: Callable[[], Tensor], optimizer: Any) -> Step:

@@ -24,14 +24,14 @@ from tracer.capture import capture
 from tracer.capture.session import need_torch
 from tracer.errors import CaptureError
 
-STEPS, TIMED, WARM_UP, FIRST_STEPS = 3, 9, 2, 20
-TRIES = 4
+STEPS, TIMED, WARM_UP, FIRST_STEPS = 3, 9, 2, 20  # chosen: of a capture, and before the first one
+TRIES = 4  # chosen: then a disturbed capture is kept
 PROBE_ROUNDS = 4000
 """Rounds of the loop whose time tells the core's speed; about 0.1 ms."""
-SLOW = 1.2
+SLOW = 1.2  # chosen: above it the loop counts as disturbed
 SLOW_STEPS = 1.1
 """A program's steps that take longer than so many times those of its quickest round are recorded again."""
-SETTLE_S = 0.5
+SETTLE_S = 0.5  # chosen: a pause in which other work may end
 
 Program = tuple[Callable[[], object], Mapping[str, Any]]
 """A step, and what its captures say of it."""

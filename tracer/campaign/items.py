@@ -16,7 +16,7 @@ from tracer.workloads.registry import HELD_OUT_ONE_IN
 from tracer.workloads.settings import SizeRole
 
 Split = Literal["fit", "held-out"]
-_ID_LETTERS = 12
+_ID_LETTERS = 12  # 48 bits: no two of a plan's thousands of items share them
 
 
 class Item(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ from typing import Any
 
 _FLUSH_MULTIPLE = 4
 """The buffer that evicts L2 is so many times its size."""
-_LEAST_FLUSH_BYTES = 8 << 20
-_UNKNOWN_L2_BYTES = 128 << 20
+_LEAST_FLUSH_BYTES = 8 << 20  # chosen: more than the caches of small devices and cores
+_UNKNOWN_L2_BYTES = 128 << 20  # more than the largest known (B200, B300: 126 MB)
 _BEHIND_L2_BYTES = 256 << 20
 """AMD's Infinity Cache, which lies behind the L2 of MI300X and its like and which the driver does not report."""
 _FLUSH_SHARE = 1 / 16

@@ -24,8 +24,8 @@ from tracer.lazy import numpy as np
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
 
-WARM_UP_RUNS = 3
-LEAST_RUNS, MOST_RUNS = 10, 200
+WARM_UP_RUNS = 3  # chosen: the first compiles and allocates, the next touch what it made
+LEAST_RUNS, MOST_RUNS = 10, 200  # chosen: enough for a median, and for quantiles
 SLOW_RUNS = 3
 """Runs of something so slow that the least number of runs would exceed the budget."""
 STEADY = 0.005
@@ -34,10 +34,10 @@ CUDA_BUDGET_S, HOST_BUDGET_S = 0.1, 0.01
 """Longest a variant is repeated, seconds."""
 HOST_FLUSHED_BUDGET_S = 0.005
 """The same for a host's flushed variant, whose flush takes longer than most runs."""
-PROFILED_RUNS = 3
+PROFILED_RUNS = 3  # chosen: runs launch the same kernels
 HOLD_FACTOR, HOLD_US = 1.5, 30.0
 """The stream is held for this multiple of the host's time to queue a run, plus so many microseconds."""
-_QUANTILES = (10, 25, 50, 75, 90)
+_QUANTILES = (10, 25, 50, 75, 90)  # per cent, as the columns' names say
 
 
 class Ran(NamedTuple):

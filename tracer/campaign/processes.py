@@ -14,14 +14,15 @@ from pathlib import Path
 import msgspec
 
 from tracer.campaign.plan import CampaignError
-from tracer.campaign.record import Answer, Task
+from tracer.campaign.record import Answer, Task, sentence
+from tracer.cores import RUN_MODULE
 
 START_S = 180.0
 """Longest a worker may take to import torch and wake the device."""
-_LOG_BYTES = 2000
+_LOG_BYTES = 2000  # chosen: a traceback's last lines
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """A worker of the CPU sees no GPU, so that its context is the CPU's and nothing runs elsewhere."""
-_SEES_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+_SEES_GPU = "import sys; sys.path[:] = filter(None, sys.path); import torch; sys.exit(not torch.cuda.is_available())"
 
 
 def torch_sees_gpu() -> bool:
@@ -43,15 +44,12 @@ class Worker:
     def __init__(self, device: str, threads: int, log: Path) -> None:
         task_read, self._tasks = os.pipe()
         self._answers, answer_write = os.pipe()
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH", "")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1",
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUNBUFFERED": "1",
                        **(dict.fromkeys(_VISIBLE, "-1") if device == "cpu" else {})}
         self._log = log
         with open(log, "wb") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tracer.campaign.worker", str(task_read), str(answer_write), device,
-                 str(threads)],
+                [*RUN_MODULE, "tracer.campaign.worker", str(task_read), str(answer_write), device, str(threads)],
                 pass_fds=(task_read, answer_write), stdin=subprocess.DEVNULL, stdout=file, stderr=file,
                 env=environment, start_new_session=True)
         os.close(task_read)
@@ -123,8 +121,6 @@ class Worker:
 
 
 def _last_line(log: Path) -> str:
-    from tracer.campaign.record import sentence
-
     try:
         lines = [line for line in log.read_bytes()[-_LOG_BYTES:].decode(errors="replace").splitlines() if line.strip()]
     except OSError:

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tracer import workloads
 from tracer.campaign.items import Item
+from tracer.campaign.micro import measure
+from tracer.capture import Capture, CaptureOptions, CaptureWarning
+from tracer.capture.script import run_workload
+from tracer.capture_layout import read_context
 from tracer.errors import DiskFullError, GraphFileError, cut_text
+from tracer.job import read_job
 from tracer.lazy import pandas
 from tracer.output_file import full_disk_error
 
@@ -85,11 +91,6 @@ def capture_workload(task: Task) -> tuple[dict[str, Any], Path]:
 
     The model is gone when this returns; the files are not converted yet, so that the next worker can start meanwhile.
     """
-    from tracer import workloads
-    from tracer.capture import Capture, CaptureOptions, CaptureWarning
-    from tracer.capture.script import run_workload
-    from tracer.capture_layout import read_context
-
     item = task.item
     out = Path(task.folder) / item.id
     settings = workloads.configure(item.name, **item.settings)
@@ -113,8 +114,6 @@ def capture_workload(task: Task) -> tuple[dict[str, Any], Path]:
 
 def convert(task: Task, part: Path) -> dict[str, Any]:
     """The capture as one file in the task's folder: ``{"file": …, "content": …, "notes": […]}``."""
-    from tracer.job import read_job
-
     job = read_job(part)
     graph = job.graphs[0]
     # That there are more windows than the one kept is the plan's choice, not news.
@@ -137,8 +136,6 @@ def convert(task: Task, part: Path) -> dict[str, Any]:
 
 def measure_kernel(task: Task, lab: Lab) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Measure a micro-benchmark: fields of its result, and its rows."""
-    from tracer.campaign.micro import measure
-
     try:
         rows = measure(task.item.name, task.item.settings, lab, task.item.visit)
     finally:

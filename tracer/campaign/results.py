@@ -21,7 +21,7 @@ LINES = "items.jsonl"
 SCRATCH = ".work"
 MARK = ".foretrace"
 """In the scratch directory: a run made it, and may remove it."""
-VERSION = 1
+VERSION = 1  # of the format; rises when an older reader would misread it
 
 Status = Literal["ok", "unsupported", "failed"]
 Content = Literal["graph", "summary", "times", "kernels", "none"]

@@ -13,10 +13,11 @@ import shutil
 import signal
 import sys
 from contextlib import suppress
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import msgspec
 
+from tracer.campaign.lab import Lab
 from tracer.campaign.record import (
     Answer,
     Task,
@@ -27,12 +28,10 @@ from tracer.campaign.record import (
     measure_kernel,
     sentence,
 )
+from tracer.capture.context import collect_context
 from tracer.errors import DiskFullError
 
-if TYPE_CHECKING:
-    from tracer.campaign.lab import Lab
-
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # Linux: sys/prctl.h
 
 
 def main(arguments: list[str]) -> int:
@@ -52,8 +51,6 @@ def main(arguments: list[str]) -> int:
         try:
             if task.item.kind == "kernel":
                 if lab is None:
-                    from tracer.campaign.lab import Lab
-
                     lab = Lab(device)
                 values, rows = measure_kernel(task, lab)
                 _say(answers, Answer("done", values=values, rows=rows))
@@ -86,8 +83,6 @@ def _workload(task: Task, answers: IO[bytes]) -> None:
 def _start(device: str, threads: int) -> dict[str, Any]:
     """Import torch, wake the device up, and describe both."""
     import torch
-
-    from tracer.capture.context import collect_context
 
     if threads:
         torch.set_num_threads(threads)

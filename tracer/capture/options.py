@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Literal, get_args
 
 from tracer.errors import CaptureError
+from tracer.fake_world.fit import FakeWorldError, check_world
 
 Form = Literal["json", "foretrace"]
 Observed = Literal["apart", "all", "none"]
@@ -100,8 +101,6 @@ def world_of(world_size: int | None, rank: int) -> tuple[int, int] | None:
             raise CaptureError(f"rank={rank} is of a fake world; give its world_size too. (A rank of a real job is "
                                "known from torch.distributed.)")
         return None
-    from tracer.fake_world.fit import FakeWorldError, check_world
-
     try:
         check_world(world_size, rank)
     except FakeWorldError as error:

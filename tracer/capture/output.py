@@ -44,7 +44,7 @@ _SCRATCH = ".scratch-"
 _OWN_SCRATCH = re.compile(r"\.scratch-\d+$")
 _ATTEMPTS = 20
 """Tries to make a directory that other ranks, which only check whether they could write, remove again."""
-_LINES_BYTES = 1 << 22
+_LINES_BYTES = 1 << 22  # chosen: memory for a block of lines
 _COMPRESSION = 6
 """gzip's own default: level 9 takes four times as long for 3% on these files."""
 

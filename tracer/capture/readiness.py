@@ -6,12 +6,11 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,15 @@ from tracer.capture import context
 from tracer.capture.recorder import QuietStderr
 from tracer.cores import usable_cores
 from tracer.gpu_state import GpuState, find_gpus
-from tracer.output_file import SCARCE_BYTES, free_bytes
+from tracer.output_file import SCARCE_BYTES, free_bytes, writing_error
+from tracer.versions import installed_version
 
 ADMIN_ONLY = Path("/proc/driver/nvidia/params")
 """Where NVIDIA's driver says who may use its performance counters (``RmProfilingAdminOnly``)."""
 GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 BUSY_SHARE = 0.5
 """Load a core above which timed steps measure the machine's other work as well."""
-LEAST_SHARED_BYTES = 1 << 30
+LEAST_SHARED_BYTES = 1 << 30  # chosen: Docker's default is 64 MB, too little for a batch of images a worker
 
 
 class MachineVerdict(Enum):
@@ -79,10 +79,7 @@ def _found(subject: str, found: str, amiss: bool, advice: str, verdict: MachineV
 
 
 def _python() -> Iterator[MachineCheck]:
-    try:
-        version = metadata.version("foretrace")
-    except metadata.PackageNotFoundError:
-        version = "not installed as a package"
+    version = installed_version("foretrace") or "not installed as a package"
     yield MachineCheck("foretrace", MachineVerdict.OK,
                        f"{version}, Python {platform.python_version()} on {platform.system()}")
 
@@ -108,7 +105,7 @@ def _torch() -> Iterator[MachineCheck]:
         yield MachineCheck("PyTorch", MachineVerdict.NOTE, "not installed",
                       "Reading and predicting need none; to record: pip install 'foretrace[capture]'.")
         return
-    version = metadata.version("torch")
+    version = installed_version("torch")
     numbers = [int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit()]
     yield _found("PyTorch", version, numbers < [2, 6], "Captures need 2.6 or newer.", MachineVerdict.PROBLEM)
 
@@ -151,10 +148,7 @@ def _counters() -> Iterator[MachineCheck]:
 
 def _writable(folder: Path) -> Iterator[MachineCheck]:
     subject, folder = "captures' directory", folder.absolute()
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"foretrace")
-    except OSError as error:
+    if (error := writing_error(folder)) is not None:
         yield MachineCheck(subject, MachineVerdict.PROBLEM, f"{folder} cannot be written ({error.strerror})",
                       "Record into another directory: --out DIR.")
         return

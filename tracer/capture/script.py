@@ -24,6 +24,7 @@ from tracer.capture.interruption import termination_unwinds
 from tracer.capture.options import CaptureWarning, by_optimizer
 from tracer.capture.session import Capture, need_torch
 from tracer.errors import CaptureError
+from tracer.fake_world.fit import check_plan
 from tracer.workloads import Settings
 from tracer.workloads.places import check_alone
 
@@ -217,8 +218,6 @@ def run_workload(settings: Settings, capture: Capture, plan: ParallelPlan | None
     if plan is None:
         check_alone(settings)
         return _run_workload(settings, capture, lambda workload: workload)
-    from tracer.fake_world import check_plan
-
     check_plan(settings, plan)
     capture.facts["parallel"] = {"plan": str(plan)}
     if world is not None:

@@ -341,7 +341,7 @@ class Capture:
             self._finish("")
 
     def _begin_profile(self) -> None:
-        from tracer.capture import notes
+        from tracer.capture import notes  # imports torch
 
         assert self._output is not None
         if self._output.path.name != part_name(rank_and_world()[0]):  # torch.distributed has come up meanwhile

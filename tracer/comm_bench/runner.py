@@ -7,11 +7,12 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError
+from tracer.kept_files import scratch_folder
 from tracer.output_file import whole_file
 
 BENCH_KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")
@@ -73,7 +74,7 @@ def sweep_sizes(smallest: int, largest: int, per_octave: int = 1) -> tuple[int, 
 
 MOST_PROCESSES = 256
 """Each is a PyTorch of its own."""
-TAIL = 300
+TAIL = 300  # chosen: characters of an error that are read
 
 
 def run_bench(plan: BenchPlan, processes: int, out: str | os.PathLike[str], *, timeout_s: float = 1800.0) -> Path:
@@ -92,16 +93,16 @@ def run_bench(plan: BenchPlan, processes: int, out: str | os.PathLike[str], *, t
         raise ForetraceError(f"A sweep on this host is of 2 to {MOST_PROCESSES} processes, and {processes} was asked "
                              "for.")
     target = Path(out)
-    with tempfile.TemporaryDirectory(prefix="foretrace-comm-bench-") as folder:
+    with scratch_folder("foretrace-comm-bench-") as folder:
         table = Path(folder) / "table.jsonl"
         # One thread a process, so that ranks on one host do not take each other's cores.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(processes),
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [*RUN_MODULE, "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(processes),
                    "--master-addr", "127.0.0.1", "--master-port", str(_free_port()), "-m", "tracer.comm_bench.worker",
                    plan.to_text(), os.fspath(table)]
         try:
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s,
-                                  check=False)
+            done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True,
+                                  timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired:
             raise ForetraceError(f"The sweep was not done after {timeout_s:.0f} s; give fewer sizes.") from None
         if done.returncode or not table.is_file():

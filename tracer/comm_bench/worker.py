@@ -28,8 +28,8 @@ from tracer.campaign.lab import CudaMachine, HostMachine, Machine
 from tracer.campaign.micro import HOLD_FACTOR, HOLD_US
 from tracer.comm_bench.runner import BenchPlan
 
-WARMUP = 2
-MOST_LOOP = 200
+WARMUP = 2  # chosen: the first call makes connections
+MOST_LOOP = 200  # chosen: on a host no launch queue limits the calls
 MOST_QUEUED = 100
 """Calls behind a held stream: each is some entries of the launch queue, which takes about a thousand."""
 

@@ -84,8 +84,8 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     else:
         steps, found_by = find_steps(ops, nesting.end, collected.strings)
         meta.step_source = int(found_by)
-    ops.step = step_of(steps, ops.thread, ops.start_ns)
-    calls.step = step_of(steps, calls.thread, calls.start_ns)
+    ops.step = step_of(steps, ops.start_ns)
+    calls.step = step_of(steps, calls.start_ns)
     if linked.any():
         kernels.step = np.where(linked, calls.step[launch], NONE).astype(np.int32)
     steps, meta.step_source = drop_step_faults(steps, meta.step_source, ops, calls, kernels,
@@ -108,7 +108,7 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
                           "gradient sums and count for the backward function before them.")
     overheads = _overheads(collected)
     gaps = find_gaps(ops, nesting.end, calls, steps, overheads, texts)
-    gaps.step = step_of(steps, gaps.thread, gaps.start_ns)
+    gaps.step = step_of(steps, gaps.start_ns)
     syncs = _syncs(collected, calls, texts)
     collectives = find_collectives(ops, kernels, _by_row(collected.operation_comms, op_rank),
                                    _by_row(collected.device_comms, kernel_rank), collected.strings)

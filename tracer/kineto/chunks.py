@@ -30,13 +30,13 @@ DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _EMPTY_ARRAY = re.compile(rb"\s*\]")
-_HEADER_LIMIT = 256 << 20
-_EVENT_LIMIT = 128 << 20
+_HEADER_LIMIT = 256 << 20  # chosen: memory for text before or after the events
+_EVENT_LIMIT = 128 << 20  # chosen: no profiler writes an event so long
 _LONG_PIECE = 8 << 20
 """Pieces are of a block, which is a quarter of it, and what waited for it."""
-_CANDIDATES, _MOST_ENDS = 256, 1 << 16
-"""Ends of arrays that may be the events' that are tried, and those that are kept: a footer has a few."""
-_WINDOWS = (1 << 14, 1 << 18, 1 << 62)
+_CANDIDATES = 256  # chosen: brackets tried in a damaged tail, each a decoding of what follows
+_MOST_ENDS = 1 << 16  # chosen: brackets that are kept; a footer has a few
+_WINDOWS = (1 << 14, 1 << 18, 1 << 62)  # chosen: an event, an event with a stack, all of the text
 
 
 class EventStream:

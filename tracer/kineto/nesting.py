@@ -26,7 +26,7 @@ ROUNDING_NS = 1000
 """Overlap that rounding of timestamps alone explains: one microsecond."""
 
 
-_NEVER = 2**63 - 1
+_NEVER = 2**63 - 1  # the largest of 64 bits
 _FEW = 32
 """Levels that are gone up one by one: what real traces need."""
 

@@ -21,9 +21,10 @@ AS_TEXT, AS_SCALAR, AS_JSON = 0, 1, 2
 """Kinds of tokens: those of different kinds have different codes."""
 LIMIT_US = 9_000_000_000_000_000
 """``numbers.MAX_US``."""
+# A byte's lowest and highest bit, eight times; the characters below likewise.
 _ONES, _HIGHS = 0x0101010101010101, -0x7F7F7F7F7F7F7F80
-_QUOTES, _BACKSLASHES, _SPACES = 0x2222222222222222, 0x5C5C5C5C5C5C5C5C, 0x2020202020202020
-_MIX = -0x61C8864680B583EB
+_QUOTES, _BACKSLASHES, _SPACES = 0x2222222222222222, 0x5C5C5C5C5C5C5C5C, 0x2020202020202020  # as above
+_MIX = -0x61C8864680B583EB  # 2**64 over the golden ratio (Fibonacci hashing), as signed
 
 
 def word(text, at):

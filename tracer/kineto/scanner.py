@@ -30,7 +30,7 @@ EMPTY_TEXT, NULL, NO_JSON = 0, 1, 2
 _FIRST = ((b'""', loop.AS_TEXT, ""), (b"null", loop.AS_SCALAR, None), (b"", loop.AS_JSON, b""))
 _DEEPEST = 1 << 11
 """Brackets in one another: more than the typed decoder takes."""
-_LEAST_EVENTS, _LEAST_TOKENS, _LEAST_POOL = 64, 1 << 12, 1 << 18
+_LEAST_EVENTS, _LEAST_TOKENS, _LEAST_POOL = 64, 1 << 12, 1 << 18  # chosen: what a small trace needs; they grow
 _ARGS_DECODER = msgspec.json.Decoder(Args)
 _ENCODED = {info.name: info.encode_name for info in msgspec.structs.fields(Args)} | {"thread_name": "name"}
 

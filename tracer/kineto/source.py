@@ -17,8 +17,8 @@ BLOCK_BYTES = 2 << 20
 """Decompressed bytes handed on at a time: columns of the smallest events in a block take some 10 MB, and smaller blocks
 cost more time."""
 
-_COMPRESSED_READ = 1 << 20
-_SMALL_READ = 128
+_COMPRESSED_READ = 1 << 20  # chosen: memory for a piece of a packed file
+_SMALL_READ = 128  # chosen: so much is lost at most before the damage
 _GZIP = b"\x1f\x8b"
 _OTHER_FORMATS = {
     b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "compressed with zstd", b"\xfd7zXZ": "compressed with xz",

@@ -73,7 +73,7 @@ def find_steps(ops: OpTable, op_end: np.ndarray, strings: Interner) -> tuple[Ste
     return StepTable.empty(), NONE
 
 
-def step_of(steps: StepTable, thread: np.ndarray, start: np.ndarray) -> np.ndarray:
+def step_of(steps: StepTable, start: np.ndarray) -> np.ndarray:
     """The step each event starts in: by time, the same for the step's thread and all others (they overlap none)."""
     if len(steps) == 0:
         return np.full(len(start), NONE, np.int32)
@@ -194,7 +194,7 @@ MOST_LISTED = 5
 SIMILAR = 0.6
 """Names with at least this share of characters in common are similar: the cutoff of Python's ``difflib``."""
 
-_LONGEST_NAME = 60
+_LONGEST_NAME = 60  # chosen: part of a line
 _ANY = "*"
 _DIGITS = re.compile(r"\d+")
 

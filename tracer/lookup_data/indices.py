@@ -33,7 +33,7 @@ import numpy as np
 from tracer.arrays import Int64
 from tracer.guard import FREE_TEXT, GROWTH, DecodeError, check_cells
 from tracer.input_file import read_input
-from tracer.lazy import compute, pyarrow
+from tracer.lazy import arrow_csv, compute, pyarrow
 from tracer.lookup_data.tables import BAG_QUANTILES, STEEPEST_SKEW, EmbeddingTable, TableError, reuse_histogram
 from tracer.table_input import read_parquet
 
@@ -184,10 +184,7 @@ def _unpacked(data: bytes) -> bytes:
 
 def _columns(data: bytes, name: str) -> pyarrow.Table:
     if name.endswith(".csv"):
-        from pyarrow import csv
-
-        return csv.read_csv(io.BytesIO(data))
-
+        return arrow_csv.read_csv(io.BytesIO(data))
     with io.BytesIO(data) as stream:
         return read_parquet(stream)
 

@@ -31,7 +31,7 @@ from tracer.lookup_data.tables import EmbeddingTable, TableError
 from tracer.views import list_of
 
 _MARK = "lookups:"
-_DIGITS = 5
+_DIGITS = 5  # chosen: more only lengthen the file
 FORWARD = {"aten::embedding": (0, 1), "aten::embedding_bag": (0, 1), "aten::_embedding_bag": (0, 1),
            "aten::_embedding_bag_forward_only": (0, 1)}
 """Look-ups → positions of the weight and of the indices among their arguments."""
@@ -41,7 +41,7 @@ BACKWARD = frozenset({
     "aten::embedding_backward", "aten::embedding_dense_backward", "aten::embedding_sparse_backward",
     "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward", "aten::_embedding_bag_sparse_backward"})
 """Gradients; their second argument is the indices."""
-_OF_BACKWARD = 1
+_OF_BACKWARD = 1  # the place among the arguments
 _NAMES = {part.name: part for part in fields(EmbeddingTable)}
 
 

@@ -27,7 +27,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +37,7 @@ from tracer import shape_only
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.input_file import from_json
+from tracer.kept_files import scratch_folder
 from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError
 
@@ -45,7 +45,7 @@ _SERVING = ("import sys; channel, *sys.path = sys.argv[1:]; from tracer.shape_on
             "serve(int(channel))")
 _MOST_BYTES = 1 << 20
 """Of a request."""
-_STREAMS = (0, 1, 2)
+_STREAMS = (0, 1, 2)  # POSIX: standard input, output, error
 
 
 class WaitingTracer:
@@ -169,7 +169,7 @@ def _answer(asked: dict[str, object], streams: list[int]) -> None:
 _REQUEST, _GRAPH, _ERROR = "request.json", "step.pickle", "error.json"
 _PROGRAM = "import sys; folder, *sys.path = sys.argv[1:]; from tracer.shape_only.apart import main; main(folder)"
 """It finds the modules that this process finds, before it imports any."""
-_INTERRUPTED = 130
+_INTERRUPTED = 130  # as shells report SIGINT (128 + 2)
 _WAITING = WaitingTracer()
 
 
@@ -206,7 +206,7 @@ def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_s
         UnknownSizeError: the function takes no such argument.
         ShapeOnlyError: as ``trace_script``, or the process ended before it answered.
     """
-    with tempfile.TemporaryDirectory(prefix="foretrace-") as folder:
+    with scratch_folder() as folder:
         place = Path(folder)
         request = _Request(target, device, world_size, rank, dict(arguments or {}))
         (place / _REQUEST).write_bytes(msgspec.json.encode(request))

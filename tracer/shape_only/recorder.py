@@ -94,8 +94,8 @@ class WaitPoints:
         self.pending: dict[int, set[int]] = {}
         """Number of a storage → collectives that write it."""
 
-    def started(self, collective: int, row: int, storages: list[int]) -> None:
-        """A collective began at ``row``, and will write these storages."""
+    def started(self, collective: int, storages: list[int]) -> None:
+        """A collective began, and will write these storages."""
         for storage in storages:
             if storage != NONE:
                 self.pending.setdefault(storage, set()).add(collective)
@@ -352,7 +352,7 @@ class OperatorRecorder(TorchDispatchMode):
         if len(self.notes.rows) > before:
             self.collective_ops.append(row)
             filled = received_tensors(func, args, kwargs, result)
-            self.waits.started(len(self.notes.rows) - 1, row, [self.tracker.number(t) for t in filled])
+            self.waits.started(len(self.notes.rows) - 1, [self.tracker.number(t) for t in filled])
         elif name.endswith("::wait_tensor"):
             self.waits.waited(row, [self.tracker.number(t) for t in tensors_in((args, kwargs))])
 

@@ -57,6 +57,7 @@ _TYPES: dict[Any, str] = {
     torch.uint8: "unsigned char", torch.bool: "bool", torch.complex64: "c10::complex<float>",
     torch.complex128: "c10::complex<double>",
 }
+# c10/core/ScalarType.h.
 _SCALAR_TYPES: dict[Any, int] = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
     torch.float64: 7, torch.complex64: 9, torch.complex128: 10, torch.bool: 11, torch.bfloat16: 15,
@@ -67,6 +68,7 @@ for _name, _type, _code in (("float8_e5m2", "c10::Float8_e5m2", 23), ("float8_e4
     if hasattr(torch, _name):
         _TYPES[getattr(torch, _name)], _SCALAR_TYPES[getattr(torch, _name)] = _type, _code
 _WRAPPED = {int: "long int", float: "double", bool: "bool"}
+# c10/core/MemoryFormat.h.
 _FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2, torch.channels_last_3d: 3}
 
 Texts = tuple[str, str, str, str]

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from tracer.shape_only.transformer import Latent, StateSpace, TransformerPart, TransformerShape
 
-EPSILON = 1e-5
+EPSILON = 1e-5  # any: no value is computed
 
 
 class Resized(torch.autograd.Function):

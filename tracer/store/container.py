@@ -30,7 +30,7 @@ VERSION = 1
 MANIFEST = "manifest.json"
 
 _COMMENT = re.compile(rb"foretrace (\d+) crc32 ([0-9a-f]{8})\Z")
-_CHECKSUM_BYTES = 8
+_CHECKSUM_BYTES = 8  # 32 bits in hexadecimal
 _COMMENT_BYTES = 64  # more than the longest comment
 _ZIP_HEAD = b"PK\x03\x04"
 _OWN_HEAD = 30  # bytes of a zip member's header before its name
@@ -152,14 +152,14 @@ MAX_ROWS = (1 << 31) - 1
 _ENCODINGS = frozenset({"PLAIN", "RLE", "BYTE_STREAM_SPLIT"})
 # Headers of a column's pages, at most: a page holds about a megabyte.
 _PAGE_BYTES = 1 << 16
-_MAX_COLUMNS = 64
+_MAX_COLUMNS = 64  # chosen: more than any table has
 # Numbers that are decoded at a time, beside the columns made of them: 4 MB. Each reading more costs 0.1 ms.
 _READ_VALUES = 1 << 19
 # zstd sets up its decoder for each column, which doubles the time to open a table of 1,000 rows; LZ4 costs such a
 # table a sixth more bytes. Higher levels of zstd win under 2% on the real traces.
 _SMALL_ROWS = 2048
 _SMALL: dict[str, Any] = {"compression": "lz4"}
-_LARGE: dict[str, Any] = {"compression": "zstd", "compression_level": 9}
+_LARGE: dict[str, Any] = {"compression": "zstd", "compression_level": 9}  # chosen: graphs are written once and kept
 
 
 class TableRecord(msgspec.Struct, omit_defaults=True):

@@ -28,12 +28,13 @@ from tracer.store.container import (
     unpack,
     write_file,
 )
+from tracer.versions import installed_version
 
 SUFFIX = ".foretrace"
 
 # Real traces unpack to 10-40 times their file. A file that claims far more is refused before memory is taken.
 _MAX_EXPANSION = 1000
-_FREE_BYTES = 256 << 20
+_FREE_BYTES = 256 << 20  # chosen: memory that any machine has
 
 # Some 12 days: a window lasts minutes, and readers drop events more than half a week from the others.
 MOST_NS = 1 << 50
@@ -117,22 +118,14 @@ def pack_graphs(kind: str, graphs: list[ExecutionGraph], job: dict[str, Any], la
             if content:
                 members[_member(kind, index, name)] = content
         records.append(_GraphRecord(graph.meta, graph.threads, strings, tables))
-    members[MANIFEST] = msgspec.json.encode(GraphManifest("foretrace", VERSION, kind, _own_version(), records, job))
+    own = installed_version("foretrace") or "unknown"
+    members[MANIFEST] = msgspec.json.encode(GraphManifest("foretrace", VERSION, kind, own, records, job))
     return pack(members)
 
 
 def _member(kind: str, index: int, table: str) -> str:
     """Name of a Parquet member: ``ops.parquet``, in a job ``3/ops.parquet`` for its fourth graph."""
     return f"{table}.parquet" if kind == "graph" else f"{index}/{table}.parquet"
-
-
-def _own_version() -> str:
-    from importlib import metadata  # takes longer to import than a small file to read
-
-    try:
-        return metadata.version("foretrace")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def load_graphs(label: str, step_region: str | None = None) -> tuple[GraphManifest, list[ExecutionGraph]]:

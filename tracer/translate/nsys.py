@@ -30,17 +30,16 @@ PROCESS_SHIFT = 1 << 24
 COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
-PUSH_POP, START_END = 59, 60
+PUSH_POP, START_END = 59, 60  # NvtxPushPopRange and NvtxStartEndRange in ENUM_NSYS_EVENT_TYPE
 _VERSION = re.compile(r"_v\d+(?:_ptsz)?$|_ptsz$")
 _DRIVER = re.compile(r"cu[A-Z]")
 _KERNELS, _CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
 _WORK = ("start", "end", "deviceId", "streamId", "correlationId")
 _EXTENT = [f"{kind}{axis}" for kind in ("grid", "block") for axis in "XYZ"]
-_STEPS_OF_WORK = 50_000
+_STEPS_OF_WORK = 50_000  # chosen: between two looks at the budget
 _WORK_A_BYTE = 100
 """Instructions of SQLite's machine for each byte of the file, above which a query is no export's."""
-_ROWS = 1 << 15
-"""Rows that are columns at a time."""
+_ROWS = 1 << 15  # chosen: memory for rows that become columns at a time
 
 Columns = Mapping[str, Int64]
 

@@ -30,7 +30,7 @@ Place = int | str
 PLAN = ".json"
 """Ending of the name of a plan's file, in the place of places."""
 _FOR = "@"
-_DIGITS = 9
+_DIGITS = 9  # such numbers fit into 32 bits
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-WIDTH, BATCH, STEPS, FAILS_AT = 512, 64, 32, 8
-NO_MEMORY_HAS = 1 << 50
+WIDTH, BATCH, STEPS, FAILS_AT = 512, 64, 32, 8  # chosen: steps of milliseconds, a few before the one that fails
+NO_MEMORY_HAS = 1 << 50  # a petabyte
 
 Step = Callable[[Tensor], object]
 

@@ -19,9 +19,9 @@ from tracer.workloads.settings import DtypeMode, OptimizerKind, Settings, Worklo
 
 DEFINITIONS = {**language.DEFINITIONS, **recommendation.DEFINITIONS, **vision.DEFINITIONS}
 """Of the workloads, by name."""
-LEARNING_RATE = {"sgd": 0.01, "adamw": 1e-3}
-MOMENTUM = 0.9
-WEIGHT_DECAY = 0.01
+LEARNING_RATE = {"sgd": 0.01, "adamw": 1e-3}  # chosen: a usual one of SGD, AdamW's default in PyTorch
+MOMENTUM = 0.9  # chosen: usual
+WEIGHT_DECAY = 0.01  # PyTorch's default of AdamW
 
 _MAKERS: dict[OptimizerKind, Callable[[Any], torch.optim.Optimizer]] = {
     OptimizerKind.SGD: lambda groups: torch.optim.SGD(

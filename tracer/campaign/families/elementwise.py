@@ -30,6 +30,7 @@ _CPU = {"rows": Span(8, 4096), "width": Span(32, 4096, (1, 16))}
 _TWO_INPUTS = ("add", "mul", "gelu_backward")
 _ONE_INPUT = ("gelu", "silu", "exp", "sqrt", "copy", "add_scalar", "add_inplace")
 _CASTS = {"cast_fp32": "fp32", "cast_bf16": "bf16", "cast_fp16": "fp16"}
+# Chosen: per element, by a usual formula of each.
 _FLOPS = {"gelu": 10.0, "gelu_backward": 15.0, "silu": 5.0, "exp": 4.0, "copy": 0.0}
 
 
@@ -89,8 +90,11 @@ def _random(settings: Settings) -> Called:
 _LISTS = {"add_": (2, 1), "mul_": (1, 1), "addcmul_": (3, 1), "addcdiv_": (3, 1), "lerp_": (2, 1), "sqrt": (1, 1),
           "norm": (1, 0), "fused_adamw_": (4, 3), "fused_sgd_": (3, 2)}
 """Lists each operation reads, and writes."""
+# Per element, counted in each formula.
 _LIST_FLOPS = {"addcmul_": 3.0, "addcdiv_": 3.0, "lerp_": 3.0, "norm": 2.0, "fused_adamw_": 13.0, "fused_sgd_": 4.0}
+# Chosen: so small that any number of runs leaves numbers finite.
 _RATES = {"lr": 1e-6, "weight_decay": 0.01, "maximize": False, "grad_scale": None, "found_inf": None}
+# Rates as above, else PyTorch's defaults.
 _LIST_OPTIONS: dict[str, dict[str, Any]] = {
     "add_": {"alpha": 1e-6}, "mul_": {"scalar": 1.000001}, "addcmul_": {"value": 1e-6}, "addcdiv_": {"value": 1e-6},
     "lerp_": {"weight": 1e-6},

@@ -16,16 +16,16 @@ from tracer.campaign.families.family import Bench, CampaignFamily, Settings
 if TYPE_CHECKING:
     from tracer.campaign.lab import Lab
 
-REPEATS = 200
+REPEATS = 200  # chosen: enough for quantiles
 CHAIN = 50
 """Kernels in a chain whose mean distance is measured."""
 BUSY_US = 2_000.0
 """Time for which the stream is kept busy while launches onto it are timed."""
-QUEUE_US = 100_000.0
+QUEUE_US = 100_000.0  # chosen: longer than filling a queue takes
 BLOCKED_US = 25_000.0
 """A launch that takes this long waited for the busy stream: a full queue blocks it for what is left of ``QUEUE_US``,
 some 90 ms after a thousand launches of 5 µs; a host's hiccup is shorter."""
-MOST_LAUNCHES = 5_000
+MOST_LAUNCHES = 5_000  # chosen: several times what a queue takes
 OVERLAP_SIZES = {True: 4096, False: 64}
 """Of the product that a copy overlaps, on a GPU and on a host."""
 

@@ -193,7 +193,7 @@ _CONVOLUTION = CampaignFamily(
     fit=_grouped, traits=lambda settings: "groups" if settings["groups"] > 1 else "")
 
 
-_GATES = {"lstm": 4, "gru": 3}
+_GATES = {"lstm": 4, "gru": 3}  # by definition
 
 
 def _recurrent(settings: Settings) -> Called:

@@ -14,8 +14,8 @@ _FLASH_HEAD = 256
 """Flash attention takes heads of up to 256 features."""
 _MOST_BATCH = {True: 880801, False: 65535}
 """Samples cuDNN takes, in training and in evaluation."""
-_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
-_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
+_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # by definition
 _KEPT = 1
 """Values of a unit and step that cuDNN keeps for backward beside its gates. An estimate: the reserve's size is cuDNN's
 own, and only a GPU can be asked for it."""

@@ -322,7 +322,7 @@ def _keeping_rows(operator: Any, *, in_place: bool) -> Callable[..., Any]:
 
 
 _SAMPLERS = ("RandomSampler", "SubsetRandomSampler")
-_NO_WORKERS = {"num_workers": 0, "timeout": 0, "prefetch_factor": None}
+_NO_WORKERS = {"num_workers": 0, "timeout": 0, "prefetch_factor": None}  # PyTorch's defaults without workers
 
 
 def install(site: Site, placement: DevicePlacement | None) -> None:

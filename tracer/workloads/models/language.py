@@ -30,11 +30,11 @@ from tracer.workloads.models.parts import (
 
 BERT_EPSILON = 1e-12
 """Epsilon of BERT's layer norms, as published."""
-SEGMENTS = 2
-MASK_TOKEN = 0
+SEGMENTS = 2  # BERT's: sentence A and B
+MASK_TOKEN = 0  # any one: the text is random
 IGNORED = -100
 """Target of a token that is not scored (what ``cross_entropy`` leaves out)."""
-EPSILON = 1e-5
+EPSILON = 1e-5  # of RMS norms, as in the published Llama 2
 ROTARY_BASE = 10_000.0
 """Base of the rotary angles, as in the published Llama and Llama 2."""
 BALANCE_WEIGHT = 0.01
