@@ -51,7 +51,7 @@ MOST_COLUMNS = 2000
 GROWTH = 200
 """Bytes of text or values for each stored byte of a compressed file; those of real traces reach 30."""
 MOST_XML_BYTES, MOST_XML_ELEMENTS = 4 << 20, 20_000
-"""Of a map of a node. One of eight GPUs has some 5 KB and 50 elements (``tests/kernel_models/test_node_maps.py``)."""
+"""Of a map of a node. One of eight GPUs has 4 KB and 60 elements (``tests/kernel_models/test_node_maps.py``)."""
 
 
 class DecodeError(ForetraceError):
