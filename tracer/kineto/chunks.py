@@ -15,6 +15,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -254,6 +255,7 @@ def _completes(footer: bytes) -> bool:
 
 _FIELD = re.compile(rb'"(baseTimeNanoseconds|schemaVersion|displayTimeUnit|traceName|record_shapes|with_stack|'
                     rb'profile_memory|with_flops|with_modules)"\s*:\s*(-?\d+|"[^"\\]*")')
+_OBJECTS = 16  # chosen: a trace has two
 _OBJECT = re.compile(rb'"(distributedInfo|deviceProperties)"\s*:\s*')
 
 
@@ -263,8 +265,8 @@ def _fields_one_by_one(text: bytes) -> dict[str, Any]:
     for match in _FIELD.finditer(text):
         with suppress(*DECODE_ERRORS):
             found[match.group(1).decode()] = msgspec.json.decode(match.group(2))
-    for match in _OBJECT.finditer(text):
-        for end in re.finditer(rb"[}\]]", text[match.end():match.end() + (1 << 20)]):
+    for match in islice(_OBJECT.finditer(text), _OBJECTS):
+        for end in islice(re.finditer(rb"[}\]]", text[match.end():match.end() + (1 << 20)]), _CANDIDATES):
             try:
                 found[match.group(1).decode()] = msgspec.json.decode(text[match.end():match.end() + end.end()])
                 break
