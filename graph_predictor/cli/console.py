@@ -13,6 +13,7 @@ from typing import Any
 
 from graph_predictor.cli.running import one_line, printable, standard_output, tell
 from tracer import cluster, job
+from tracer.free_memory import free_memory
 from tracer.lazy import msgspec, rich_box, rich_console, rich_progress, rich_table, rich_text
 
 PLAIN_WIDTH = 100
@@ -172,7 +173,27 @@ def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: s
     """
 
     with cluster.open_workers(workers, scheduler) as found:
-        return _read(paths, window, found, step_region)
+        made = _read(paths, window, found, step_region)
+    events = sum(len(graph.ops) + len(graph.launches) + len(graph.kernels) for graph in made.graphs)
+    if events >= MANY_EVENTS and (said := too_large(events, free_memory())):
+        tell(f"Warning: {said}")
+    return made
+
+
+MANY_EVENTS = 500_000
+"""Operations, launches and kernels that take so little memory (0.5 GB) that free memory is not asked for."""
+BYTES_AN_EVENT = {"predict": 620, "report": 1_160, "opportunities": 1_090}
+"""Peak memory of commands: what recordings of 1.25 and 5 M events took (``benchmarks/event_memory.py``)."""
+
+
+def too_large(events: int, free: float | None) -> str:
+    """What to do where free memory is less than commands are likely to take; empty where there is enough."""
+    most = events * max(BYTES_AN_EVENT.values())
+    if free is None or most <= free:
+        return ""
+    each = ", ".join(f"{name} {events * size / 1e9:.1f}" for name, size in BYTES_AN_EVENT.items())
+    return (f"This recording has {events / 1e6:,.1f} million events and {free / 1e9:.1f} GB of memory are free; it "
+            f"takes some GB: {each}. If that is too much, give fewer ranks or record fewer steps.")
 
 
 def _read(paths: list[str], window: int, workers: cluster.TaskWorkers, step_region: str | None) -> job.Job:

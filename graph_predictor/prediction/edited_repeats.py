@@ -25,7 +25,7 @@ from graph_predictor.prediction.rewriting import Rewritten, replaced_host
 from graph_predictor.prediction.scenario import Gone, Loading, Scenario
 from graph_predictor.simulation.changed_program import same_order, without
 from graph_predictor.simulation.engine import structure_of
-from graph_predictor.simulation.host_slices import HostLanes, HostRows, Lanes, WorkingOrder, lanes, with_host
+from graph_predictor.simulation.host_slices import HostRows, HostVariants, Lanes, WorkingOrder, lanes, with_host
 from graph_predictor.simulation.program import (
     NEVER,
     ItemKind,
@@ -295,7 +295,7 @@ class EditedRepeats:
     def __init__(self, repeated: Repeated, scenario: Scenario, host: EditedHost) -> None:
         self.repeated, self.scenario, self.host = repeated, scenario, host
         self._shared: Shared = repeated.shared
-        self._lanes: tuple[tuple[float, ...], HostLanes] | None = None
+        self._variants: tuple[tuple[float, ...], HostVariants] | None = None
 
     @classmethod
     def once(cls, repeated: Repeated, scenario: Scenario, host: EditedHost) -> EditedRepeats:
@@ -393,7 +393,7 @@ class EditedRepeats:
     def periods_ns(self, kernels: KernelRows, host_factors: Sequence[float]) -> Int64:
         """Periods of the slowest rank of variants, with a factor on the host's time each, ns."""
         factors = tuple(host_factors)
-        ends = self._order.ends(self._lags, self._host_lanes(factors, kernels), kernels.lanes,
+        ends = self._order.ends(self._lags, self._host_variants(factors, kernels), kernels.lanes,
                                 self._floor(factors, kernels))
         found = np.concatenate([end[:, 1] - end[:, 0] for end in ends]).max(axis=0)
         return found[:len(factors)]  # type: ignore[no-any-return]
@@ -427,15 +427,15 @@ class EditedRepeats:
         work[:, rows.begins] = 0
         return HostRows(work, cost), program
 
-    def _host_lanes(self, factors: tuple[float, ...], kernels: KernelRows) -> HostLanes:
+    def _host_variants(self, factors: tuple[float, ...], kernels: KernelRows) -> HostVariants:
         """Host time with factors on it, of variants with kernels; the last is kept where it rests on no kernels."""
         if kernels.fed.any():
             found, program = self._host_rows(factors)
             cost = self.rows.fed.changed(found.cost[program], kernels.fed)
-            return self._order.host_lanes(HostRows(found.work[program], cost), np.arange(len(factors)))
-        if self._lanes is None or self._lanes[0] != factors:
-            self._lanes = factors, self._order.host_lanes(*self._host_rows(factors))
-        return self._lanes[1]
+            return self._order.host_variants(HostRows(found.work[program], cost), np.arange(len(factors)))
+        if self._variants is None or self._variants[0] != factors:
+            self._variants = factors, self._order.host_variants(*self._host_rows(factors))
+        return self._variants[1]
 
     def _floor(self, factors: tuple[float, ...], kernels: KernelRows) -> Lanes:
         """When the first items of the copies end at the earliest, where a cycle takes each rank no less than what is

@@ -123,6 +123,9 @@ def _falls_behind(graph: ExecutionGraph, lengths: StepLengths, end: Int64) -> bo
 
 MOST_STEPS = 6
 """Recorded steps a prediction rests on by default."""
+MOST_REPEATED = 300_000
+"""Operations, launches and kernels of all ranks in them, so that large steps are fewer: their copies take some 2 kB of
+memory each. The largest public recording tried has 36,000 a step."""
 LIKE_WORK = 0.01
 """Steps whose launches and kernels differ in number by no more than this share do the same work."""
 
@@ -217,7 +220,8 @@ def _or_all(chosen: Bool) -> Bool:
 
 
 def similar_steps(graphs: Sequence[ExecutionGraph], counted: CountedSteps | None = None) -> range | None:
-    """Return the consecutive steps that count and are repeated, as many as possible and at most ``MOST_STEPS``.
+    """Return the consecutive steps that count and are repeated, as many as possible: at most ``MOST_STEPS``, with at
+    most ``MOST_REPEATED`` events where they are more than one.
 
     They launch the same work (±1%), or take turns that they keep to; of turns, whole rounds are repeated. Of several
     such runs it is the one whose mean is nearest to that of all typical steps, the time that every report states.
@@ -230,7 +234,9 @@ def similar_steps(graphs: Sequence[ExecutionGraph], counted: CountedSteps | None
     ordinary[counted.common] = True
     mean = float(longest[ordinary].mean())
     work = _work(graphs)
-    runs = [run for turns in range(1, MOST_STEPS + 1) for run in _runs(ordinary, work, turns)]
+    events = sum(len(graph.ops) + len(graph.launches) + len(graph.kernels) for graph in graphs)
+    most = min(max(MOST_REPEATED * fewest // max(events, 1), 1), MOST_STEPS)
+    runs = [run for turns in range(1, most + 1) for run in _runs(ordinary, work, turns, most)]
     return min(runs, key=lambda run: (-len(run), abs(float(longest[run].mean()) - mean), -run.start))
 
 
@@ -256,15 +262,16 @@ def alike_steps(graphs: Sequence[ExecutionGraph], similar: range) -> range:
     return range(start, stop)
 
 
-def _runs(ordinary: Bool, work: Int64, turns: int) -> list[range]:
-    """All runs of typical steps each of which launches what the one ``turns`` before it does, in whole rounds.
+def _runs(ordinary: Bool, work: Int64, turns: int, most: int) -> list[range]:
+    """All runs of at most so many typical steps each of which launches what the one ``turns`` before it does, in whole
+    rounds.
 
     That steps take turns is known of two rounds; of one alone, the round before or after it, typical or not, says so.
     """
     steps, same = len(ordinary), _same_as_before(work, turns)
     found = []
     for start in range(steps):
-        for stop in range(start + turns, min(start + MOST_STEPS, steps) + 1, turns):
+        for stop in range(start + turns, min(start + most, steps) + 1, turns):
             if not ordinary[start:stop].all() or not same[start + turns:stop].all():
                 break
             alone = turns > 1 and stop - start == turns

@@ -29,6 +29,7 @@ Copies of one item or kernel take their times from one row.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
@@ -369,20 +370,6 @@ def lanes(rows: Int64) -> Lanes:
     return [np.ascontiguousarray(rows[:, at:at + LANES]) for at in range(0, rows.shape[1], LANES)]
 
 
-def _lanes_of(rows: Int64, program: Int64) -> Lanes:
-    """Return rows of programs, [programs, rows], as ``Lanes`` of variants, each one of the programs; most are the
-    first one's."""
-    program = np.append(program, np.repeat(program[-1:], -len(program) % LANES))
-    found = []
-    for of in program.reshape(-1, LANES):
-        some: Int64 = np.empty((rows.shape[1], LANES), np.int64)
-        some[:] = rows[of[0], :, None]
-        for lane in np.flatnonzero(of != of[0]).tolist():
-            some[:, lane] = rows[of[lane]]
-        found.append(some)
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class HostRows:
     """Host time of programs that take it from the same rows, ns, [programs, rows] each: work before items, and their
@@ -393,11 +380,33 @@ class HostRows:
 
 
 @dataclass(frozen=True, slots=True)
-class HostLanes:
-    """The same of the items that have taken in others, as ``Lanes``."""
+class HostVariants:
+    """Host time of variants, each that of one of a few programs, of the items that have taken in others.
 
-    work: Lanes
-    cost: Lanes
+    Attributes:
+        work, cost: of the programs, ns, [programs, rows] each.
+        program: the program of each variant; most are the first one.
+    """
+
+    work: Int64
+    cost: Int64
+    program: Int64
+
+    def lanes(self) -> Iterator[tuple[Int64, Int64]]:
+        """Return work and cost, [rows, LANES] each, of ``LANES`` variants after the other; the last one is repeated.
+        They are made as they are asked for: together they would be the largest arrays of a prediction."""
+        program = np.append(self.program, np.repeat(self.program[-1:], -len(self.program) % LANES))
+        for of in program.reshape(-1, LANES):
+            yield _side_by_side(self.work, of), _side_by_side(self.cost, of)
+
+
+def _side_by_side(rows: Int64, of: Int64) -> Int64:
+    """Return such programs of rows, [programs, rows], side by side, [rows, programs]."""
+    found: Int64 = np.empty((rows.shape[1], len(of)), np.int64)
+    found[:] = rows[of[0], :, None]
+    for lane in np.flatnonzero(of != of[0]).tolist():
+        found[:, lane] = rows[of[lane]]
+    return found
 
 
 class WorkingOrder:
@@ -455,18 +464,17 @@ class WorkingOrder:
             kernel_start=times[kernels], kernel_end=times[t.kernel_end:t.left], kernel_cause=cause[kernels],
             kernel_source=source[kernels], group_last=source[t.met:], order=self._nodes)
 
-    def host_lanes(self, host: HostRows, program: Int64) -> HostLanes:
+    def host_variants(self, host: HostRows, program: Int64) -> HostVariants:
         """Return the host time of variants, each that of one of the programs, as ``ends`` takes it."""
-        work, cost = self._tape.summed(host)
-        return HostLanes(_lanes_of(work, program), _lanes_of(cost, program))
+        return HostVariants(*self._tape.summed(host), program)
 
-    def ends(self, lags: Int64, host: HostLanes, duration: Lanes, floor: Lanes) -> tuple[Int64, Int64]:
+    def ends(self, lags: Int64, host: HostVariants, duration: Lanes, floor: Lanes) -> tuple[Int64, Int64]:
         """When the items and kernels that are asked for end in variants, ns, [*rows, variants] each. Arguments as of
         ``simulate``, each with the variants side by side."""
         shared = self._tape
         times = _WORKSPACE.rows(shared.places)
         found = []
-        for work, cost, length, least in zip(host.work, host.cost, duration, floor, strict=True):
+        for (work, cost), length, least in zip(host.lanes(), duration, floor, strict=True):
             play_variants(shared.placed.operations, lags, work, cost, length, least, self.program.edge_fraction,
                           times)
             found.append((times[shared.at_items], times[shared.at_kernels]))

@@ -79,7 +79,7 @@ class Tape:
     """
 
     operations: Int32
-    constant: Int64
+    constant: Int32
 
     @classmethod
     def of(cls, program: Program, nodes: Int64, structure: Structure, rows: Rows, follows: Int64) -> Tape:
@@ -156,7 +156,7 @@ class _Sheet:
         self._kernels(launches, alone)
         key = np.concatenate([key for key, _ in self.parts]) if self.parts else np.zeros(0, np.int64)
         operations: Int32 = np.full((len(key), op.COLUMNS), NONE, np.int32)
-        constant: Int64 = np.zeros((len(key), op.CONSTANTS), np.int64)
+        constant: Int32 = np.zeros((len(key), op.CONSTANTS), np.int32)
         at = 0
         for keys, columns in self.parts:
             for name, values in columns.items():

@@ -7,14 +7,13 @@ not complained of.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from tracer.cores import usable_cores
 from tracer.errors import ForetraceError
+from tracer.free_memory import machine_memory
 from tracer.gpu_state import find_gpus, place_in_use
 
 LEAST_FREE_BYTES = {"cuda": 2e9, "cpu": 1e9}
@@ -138,14 +137,11 @@ def _load(health: Health, own: float) -> list[Finding]:
 
 
 def _cpu() -> Health:
-    free = total = None
-    with suppress(OSError, ValueError, KeyError):
-        facts = dict(re.findall(r"^(\w+):\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE))
-        free, total = float(facts["MemAvailable"]) * 1024, float(facts["MemTotal"]) * 1024
+    memory = machine_memory()
     load = None
     with suppress(OSError, AttributeError):
         load = os.getloadavg()[0] / max(usable_cores(), 1)
-    return Health("cpu", "CPU", total_bytes=total, free_bytes=free, load=load)
+    return Health("cpu", "CPU", total_bytes=memory.get("MemTotal"), free_bytes=memory.get("MemAvailable"), load=load)
 
 
 def _gpu() -> Health:

@@ -160,7 +160,7 @@ def test_variants_are_worked_out_together_as_each_alone(program: Program, seed: 
     duration = random.integers(0, 40, (kernels, count))
     held = np.flatnonzero(order.rows.floor >= 0)
     floor = random.integers(0, 400, (len(held), count))
-    ends = order.ends(order.lags(other), order.host_lanes(host, of), lanes(duration), lanes(floor))
+    ends = order.ends(order.lags(other), order.host_variants(host, of), lanes(duration), lanes(floor))
     for number in range(count):
         external = program.item_external.copy()
         external[held] = np.maximum(external[held], floor[order.rows.floor[held], number])
