@@ -4,7 +4,7 @@ Such files come from colleagues and bug reports. A small one may claim, share or
 a name that stands in a million rows, a list that is in itself a thousand times, tuples in tuples without end. What one
 byte of a file may become is bounded here, once for all formats::
 
-    JSON, TOML ─ ``MOST_DEPTH``             names of all formats ─ ``Names``
+    JSON, TOML ─ ``MOST_DEPTH``             names of all formats ─ ``NameBudget``
     pickle ───── ``check_key``              rows of SQLite ─────── ``RowBudget``
     XML ──────── ``parse_xml``              tables, Parquet ────── ``check_cells``
 
@@ -86,7 +86,7 @@ def well_formed(text: str, most: int = MOST_NAME) -> str:
     return kept if kept.isascii() else kept.encode("utf-8", "replace").decode()
 
 
-class Names:
+class NameBudget:
     """The names of one file, each made well-formed; counts those that were cut.
 
     Args:

@@ -19,7 +19,7 @@ from said import Run
 
 from tracer.errors import ForetraceError, TraceError
 from tracer.graph import ExecutionGraph
-from tracer.guard import MOST_DEPTH, MOST_NAME, DecodeError, Names, RowBudget, check_cells, parse_xml, well_formed
+from tracer.guard import MOST_DEPTH, MOST_NAME, DecodeError, NameBudget, RowBudget, check_cells, parse_xml, well_formed
 from tracer.kineto import read_kineto
 from tracer.memory_snapshot import SnapshotError, snapshot_timeline
 
@@ -147,7 +147,7 @@ def test_names_that_are_no_utf8_are_mended(tmp_path: Path) -> None:
 
 
 def test_limits() -> None:
-    names = Names(0)
+    names = NameBudget(0)
     names.count(64 << 20)
     with pytest.raises(DecodeError, match="longer than the file"):
         names.kept("a")

@@ -3,7 +3,7 @@
 Each distinct name is looked at once and is a number from then on: a name of a megabyte that stands in a million rows
 costs a megabyte. ::
 
-    rows of an export ──> ``Vocabulary`` (texts as numbers) ──> ``ForeignBatch`` (columns) ──> ``Collector``
+    rows of an export ──> ``ForeignTexts`` (texts as numbers) ──> ``ForeignBatch`` (columns) ──> ``Collector``
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from tracer.arrays import Bool, Int32, Int64
 from tracer.graph import NONE
-from tracer.guard import Names
+from tracer.guard import NameBudget
 from tracer.input_file import value_of
 from tracer.kineto.events import MAX_US, NO_ARGS, Args
 from tracer.kineto.scanner import EMPTY_TEXT, NO_JSON, NULL, EventBatch
@@ -86,10 +86,10 @@ def whole_numbers(values: list[int]) -> Int64:
         return np.array([value if -(1 << 63) <= value < 1 << 63 else NONE for value in values], np.int64)
 
 
-class Vocabulary:
+class ForeignTexts:
     """Texts, numbers and JSON of one recording as codes. ``values`` are theirs, as a ``Scanner`` has them."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: NameBudget) -> None:
         self.values: list[Any] = ["", None, b""]  # in the order of EMPTY_TEXT, NULL, NO_JSON
         self._names = names
         self._codes: dict[Any, int] = {"": EMPTY_TEXT, None: NULL, b"": NO_JSON}

@@ -20,10 +20,10 @@ import numpy as np
 from tracer.arrays import Bool, Int32, Int64
 from tracer.errors import TraceError, reason_of
 from tracer.graph import NONE
-from tracer.guard import MOST_TEXT, DecodeError, Names, RowBudget
+from tracer.guard import MOST_TEXT, DecodeError, NameBudget, RowBudget
 from tracer.kineto.scanner import EMPTY_TEXT, EventBatch
 from tracer.lazy import sqlite3
-from tracer.translate.events import NOTHING, ForeignBatch, Meaning, Vocabulary
+from tracer.translate.events import NOTHING, ForeignBatch, ForeignTexts, Meaning
 
 PROCESS_SHIFT = 1 << 24
 """Global thread numbers hold host, process and thread, 24 bits each but the first."""
@@ -56,8 +56,8 @@ class NsysSource:
         self.stored_bytes = os.path.getsize(path)
         self.notes: list[str] = []
         self.metadata: dict[str, Any] = {}
-        self._names = Names(self.stored_bytes)
-        self.vocabulary = Vocabulary(self._names)
+        self._names = NameBudget(self.stored_bytes)
+        self.vocabulary = ForeignTexts(self._names)
         self._progress = progress
 
     def __iter__(self) -> Iterator[EventBatch]:
@@ -99,7 +99,7 @@ class NsysSource:
 class _Export:
     """Tables of an export, by the columns that are there."""
 
-    def __init__(self, file: sqlite3.Connection, stored_bytes: int, vocabulary: Vocabulary) -> None:
+    def __init__(self, file: sqlite3.Connection, stored_bytes: int, vocabulary: ForeignTexts) -> None:
         self._file = file
         self._code_of: dict[int, int] = {}
         self._budget = RowBudget(stored_bytes)

@@ -10,10 +10,10 @@ import numpy as np
 
 from tracer.arrays import Int32, Int64
 from tracer.errors import TraceError
-from tracer.guard import MOST_PART, DecodeError, Names, check_objects, well_formed
+from tracer.guard import MOST_PART, DecodeError, NameBudget, check_objects, well_formed
 from tracer.input_file import from_json
 from tracer.kineto.scanner import EventBatch
-from tracer.translate.events import NOTHING, ForeignBatch, Meaning, Vocabulary, whole_numbers
+from tracer.translate.events import NOTHING, ForeignBatch, ForeignTexts, Meaning, whole_numbers
 
 _COPIES = {"HOST_TO_DEVICE": "HtoD", "DEVICE_TO_HOST": "DtoH", "DEVICE_TO_DEVICE": "DtoD", "HOST_TO_HOST": "HtoH"}
 
@@ -127,8 +127,8 @@ class RocprofEvents:
     complete = True
 
     def __init__(self, text: bytes, name: str, stored_bytes: int) -> None:
-        self._names = Names(stored_bytes)
-        self.vocabulary = Vocabulary(self._names)
+        self._names = NameBudget(stored_bytes)
+        self.vocabulary = ForeignTexts(self._names)
         self.notes: list[str] = []
         self._file = name
         try:
@@ -232,7 +232,7 @@ class RocprofEvents:
 class _Operations:
     """Codes of the names of a process's calls and copies: each is looked up once."""
 
-    def __init__(self, process: _Process, vocabulary: Vocabulary) -> None:
+    def __init__(self, process: _Process, vocabulary: ForeignTexts) -> None:
         self._kinds = {each.kind: each.operations for each in process.strings.buffer_records}
         self._operations = [each.operations for each in process.strings.buffer_records]
         self._vocabulary = vocabulary
