@@ -22,7 +22,7 @@ INSTALL = $(PIP) install -qq --no-compile -c constraints.txt -e '.$(1)' && { \
 	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/|/transformers/models/|/ray/rllib/' $(VENV)/lib || true; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test suite slow fuzz lint check costs loops pieces bench docs ledger dist clean
+.PHONY: help setup demo test suite slow newest fuzz lint check costs loops pieces bench docs ledger dist clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ suite: $(TESTABLE)
 
 slow: $(TESTABLE)  ## the slowest tests: campaigns and calibrations that are killed and resumed, compiled workloads
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+
+newest:  ## captures, calibrations and a campaign with the newest releases of all packages, in an environment of their own
+	$(PYTHON) ci/newest.py $(if $(TORCH),--torch $(TORCH))
 
 # Other inputs each time; `make fuzz SEED=7` makes the same again.
 fuzz: $(TESTABLE)  ## damaged inputs and odd options through every command: make fuzz CASES=100000

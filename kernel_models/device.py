@@ -18,7 +18,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from kernel_models.device_figures import check_texts, figures_in
+from kernel_models.device_figures import FIGURES, check_texts, figures_in
 from kernel_models.sourced_figures import number_of
 from tracer.errors import ForetraceError
 from tracer.input_file import DecodeError, from_toml, read_input, why_unopened
@@ -33,6 +33,14 @@ REPORTED = "reported by the device's driver"
 _MAKERS = {"amd": re.compile(r"\b(AMD|Radeon|Instinct)\b", re.IGNORECASE),
            "nvidia": re.compile(r"\b(NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID)\b", re.IGNORECASE)}
 _MIG = re.compile(r"(?P<whole>.+?)[ -]MIG[ -](?P<slices>[1-7])g[.-](?P<gb>\d{1,3})gb(\+[a-z.]+)*", re.IGNORECASE)
+_PARTITION = re.compile(r"(?P<whole>.+?)[ -](?P<mode>[DTQC]PX)", re.IGNORECASE)
+UNITS_OF_A_DIE = {"cdna3": 38, "cdna4": 32}
+"""Compute units of an accelerator die (AMD CDNA 3 and CDNA 4 white papers); a partition is some whole dies."""
+PARTITIONS = {"DPX": 2, "TPX": 3, "QPX": 4}
+"""Parts that a mode makes of a device (AMD SMI reference, compute partitions); CPX makes each die one."""
+_ATTRIBUTES = {"memory.capacity_gb": "memory_gb", "memory.bandwidth_gbps": "memory_bandwidth_gbps",
+               "launch.latency_us": "launch_latency_us"}
+"""Names of figures that are not those of their keys."""
 _AS_ALIKE = {"compute.shared_memory_per_sm_kb", "compute.registers_per_sm_kb", "links.pcie_generation",
              "links.pcie_width", "links.host_gbps", "launch.kernel_floor_us", "launch.latency_us"}
 """Figures that an unknown device has of the known one most alike."""
@@ -186,7 +194,8 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
 
     Where a name fits several devices ("A100"), memory and unit count narrow them down, to those of the nearest memory;
     of several left, a short name means the device whose file says so. An empty name is resolved where memory and unit
-    count fit one device only, variants for export aside. A MIG name ("… MIG 3g.40gb") is a slice of the device before.
+    count fit one device only, variants for export aside. A MIG name ("… MIG 3g.40gb") is a slice of the device before,
+    and so is AMD's compute partition: by its mode ("… CPX"), or where it reports the units of some whole dies.
 
     Args:
         reported_name: As the driver reports it, a name of ours, or a short one.
@@ -199,6 +208,10 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
     if (sliced := _MIG.fullmatch(reported_name.strip())) is not None:
         return _mig_slice(resolve_device(sliced["whole"]), int(sliced["slices"]), int(sliced["gb"]), memory_bytes,
                           sm_count)
+    if (part := _PARTITION.fullmatch(reported_name.strip())) is not None:
+        whole, mode = resolve_device(part["whole"]), part["mode"].upper()
+        if mode in _amd_partitions(whole):
+            return _amd_partition(whole, mode, memory_bytes)
     wanted = _plain(reported_name)
     # A file is decoded where the name is in its text: most of the time would go into the other ones.
     every = [device(path.stem) for path in sorted(FOLDER.glob("*.toml"))
@@ -219,7 +232,10 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
     if len(fitting) == 1:
         return fitting[0]
     if len(matches) == 1:
-        # A partition or a virtual device may report less than the whole; its name decides. More units are of another.
+        for mode, units in _amd_partitions(matches[0]).items():
+            if units == sm_count:
+                return _amd_partition(matches[0], mode, memory_bytes)
+        # A virtual device may report less than the whole; its name decides. More units are of another.
         if (sm_count or 0) <= matches[0].sm_count:
             return matches[0]
         raise DeviceError(f"The known {reported_name!r} has {matches[0].sm_count} units, and this one {sm_count}.")
@@ -267,21 +283,21 @@ def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int |
 
     def each(figure: Callable[[DeviceSpec], float]) -> float:
         """The median over the units of known devices, times this one's units."""
-        return _rounded(median(figure(spec) / spec.sm_count for spec in kin) * sm_count)
+        return rounded(median(figure(spec) / spec.sm_count for spec in kin) * sm_count)
 
     clock = clock_mhz or median(spec.boost_clock_mhz for spec in kin)
 
     def rates(of: Callable[[DeviceSpec], Mapping[str, float]]) -> Mapping[str, float]:
         names = [name for name in dict.fromkeys(name for spec in kin for name in of(spec))
                  if 2 * sum(name in of(spec) for spec in kin) > len(kin)]
-        return MappingProxyType({name: _rounded(clock * sm_count * median(
+        return MappingProxyType({name: rounded(clock * sm_count * median(
             of(spec)[name] / spec.sm_count / spec.boost_clock_mhz for spec in kin if name in of(spec)))
             for name in names})
 
     host_gbps = median(spec.host_gbps for spec in kin)
     like = min(kin, key=lambda spec: (abs(spec.host_gbps - host_gbps), abs(math.log(spec.sm_count / sm_count))))
     matrix, vector = rates(lambda spec: spec.matrix_tflops), rates(lambda spec: spec.vector_tflops)
-    memory_gb = _rounded(memory_bytes / 1e9) if memory_bytes and memory_bytes > 0 else each(lambda spec: spec.memory_gb)
+    memory_gb = rounded(memory_bytes / 1e9) if memory_bytes and memory_bytes > 0 else each(lambda spec: spec.memory_gb)
     reported = {"compute.sm_count": sm_count, "memory.capacity_gb": (memory_bytes or 0) > 0, "memory.l2_mb": l2_mb,
                 "compute.boost_clock_mhz": clock_mhz, "memory.bandwidth_gbps": bandwidth_gbps}
     guess = f"median of the {len(kin)} known devices {which}, for each unit and clock"
@@ -306,27 +322,54 @@ def _mig_slice(whole: DeviceSpec, slices: int, gigabytes: int, memory_bytes: int
     share = min(max(round(gigabytes * 2**30 / 1e9 / whole.memory_gb * MEMORY_SLICES), 1) / MEMORY_SLICES, 1.0)
     units = sm_count if sm_count and sm_count > 0 else MIG_UNITS.get(whole.architecture, {}).get(
         slices, whole.sm_count * slices // (4 if whole.architecture == "rtx-blackwell" else 7))
-    units = min(units, whole.sm_count)
+    name = f"MIG {slices}g.{gigabytes}gb"
+    return _part(whole, name, "MIG slice", min(units, whole.sm_count), share, 0.0, memory_bytes)
+
+
+def _amd_partitions(whole: DeviceSpec) -> dict[str, int]:
+    """Units of a compute partition by each of the device's modes; empty of a device with one die."""
+    dies = whole.sm_count // UNITS_OF_A_DIE.get(whole.architecture, whole.sm_count)
+    counts = {**PARTITIONS, "CPX": dies} if dies > 1 else {}
+    return {mode: whole.sm_count // parts for mode, parts in counts.items() if dies % parts == 0}
+
+
+def _amd_partition(whole: DeviceSpec, mode: str, memory_bytes: int | None) -> DeviceSpec:
+    """A compute partition: some of the dies, with as much of memory, caches and links as is theirs while all work."""
+    units = _amd_partitions(whole)[mode]
+    share = units / whole.sm_count
+    return _part(whole, mode, "compute partition", units, share, share, memory_bytes)
+
+
+def _part(whole: DeviceSpec, part: str, kind: str, units: int, share: float, links: float, memory_bytes: int | None
+          ) -> DeviceSpec:
+    """A part of a device: ``units`` of it, a share of its memory with bandwidth and caches, and one of its links."""
     compute = units / whole.sm_count
     memory_gb = memory_bytes / 1e9 if memory_bytes and memory_bytes > 0 else whole.memory_gb * share
-    name = f"{whole.name}-mig-{slices}g-{gigabytes}gb"
-
-    def times(rates: Mapping[str, float], factor: float) -> Mapping[str, float]:
-        return MappingProxyType({key: rate * factor for key, rate in rates.items()})
-
-    shares = {"compute.sm_count": compute, "compute.power_w": compute, "matrix_tflops": compute,
-              "vector_tflops": compute, "memory.capacity_gb": share, "memory.bandwidth_gbps": share,
-              "memory.l2_mb": share, "links.peer_gbps": 0.0}
-    sources = {key: text if (factor := shares.get(key, shares.get(key.partition(".")[0], 1.0))) == 1.0 else
-               f"{text}; the MIG instance's {factor:.0%}" for key, text in whole.sources.items()}
+    name = f"{whole.name}-{re.sub(r'[ .]', '-', part.lower())}"
+    found = scaled(whole, {
+        "compute.sm_count": compute, "compute.power_w": compute, "matrix_tflops": compute, "vector_tflops": compute,
+        "memory.capacity_gb": share, "memory.bandwidth_gbps": share, "memory.l2_mb": share, "memory.l3_mb": share,
+        "links.peer_gbps": links})
     return replace(
-        whole, name=name, reported_names=(f"{(whole.reported_names or (whole.name,))[0]} MIG {slices}g.{gigabytes}gb",),
-        short_names=(), default_for=(), sm_count=units, power_w=whole.power_w * compute, memory_gb=memory_gb,
-        memory_bandwidth_gbps=whole.memory_bandwidth_gbps * share, l2_mb=whole.l2_mb * share,
-        matrix_tflops=times(whole.matrix_tflops, compute), vector_tflops=times(whole.vector_tflops, compute),
-        peer_gbps=0.0, sources=MappingProxyType(sources),
-        note=f"{name} is a MIG slice of {whole.name}: {units} of its {whole.sm_count} SMs, {memory_gb:.0f} GB and "
-             f"{share:.0%} of its memory bandwidth.")
+        found, name=name, reported_names=(f"{(whole.reported_names or (whole.name,))[0]} {part}",), short_names=(),
+        default_for=(), sm_count=units, memory_gb=memory_gb,
+        note=f"{name} is a {kind} of {whole.name}: {units} of its {whole.sm_count} SMs, {memory_gb:.0f} GB and "
+             f"{100 * share:.3g}% of its memory bandwidth.")
+
+
+def scaled(spec: DeviceSpec, factors: Mapping[str, float]) -> DeviceSpec:
+    """The device with figures times factors, by "table.key" or, of rates, by table; each source says its factor."""
+    def source(key: str, text: str) -> str:
+        factor = factors.get(key, factors.get(key.partition(".")[0], 1.0))
+        return text if factor == 1.0 else f"{text}, × {factor:g}"
+
+    figures: dict[str, Any] = {}
+    for key, factor in factors.items():
+        name = _ATTRIBUTES.get(key, key.rpartition(".")[2])
+        value = getattr(spec, name)
+        figures[name] = (MappingProxyType({dtype: rate * factor for dtype, rate in value.items()})
+                         if isinstance(value, Mapping) else value * factor)
+    return replace(spec, **figures, sources=MappingProxyType({k: source(k, text) for k, text in spec.sources.items()}))
 
 
 def read_device(path: Path) -> DeviceSpec:
@@ -357,25 +400,20 @@ def _spec(data: Mapping[str, Any], values: Mapping[str, float], sources: Mapping
         return MappingProxyType({name.partition(".")[2]: value for name, value in values.items()
                                  if name.startswith(f"{table}.")})
 
+    figures: dict[str, Any] = {
+        _ATTRIBUTES.get(key, key.partition(".")[2]): int(values[key]) if figure.whole else values.get(key, 0.0)
+        for key, figure in FIGURES.items()}
     return DeviceSpec(
         name=data["name"], vendor=data["vendor"].lower(), architecture=data["architecture"].lower(),
         compute_capability=data["compute_capability"], reported_names=tuple(data["reported_names"]),
         short_names=tuple(data["short_names"]), default_for=tuple(data.get("default_for", ())),
         placeholder=data.get("placeholder", False),
-        sm_count=int(values["compute.sm_count"]), boost_clock_mhz=values["compute.boost_clock_mhz"],
-        shared_memory_per_sm_kb=values["compute.shared_memory_per_sm_kb"],
-        registers_per_sm_kb=values["compute.registers_per_sm_kb"], power_w=values["compute.power_w"],
-        memory_kind=data["memory"]["kind"], memory_gb=values["memory.capacity_gb"],
-        memory_bandwidth_gbps=values["memory.bandwidth_gbps"], l2_mb=values["memory.l2_mb"],
-        l3_mb=values.get("memory.l3_mb", 0.0),
-        matrix_tflops=rates("matrix_tflops"), vector_tflops=rates("vector_tflops"),
-        pcie_generation=int(values["links.pcie_generation"]), pcie_width=int(values["links.pcie_width"]),
-        host_gbps=values["links.host_gbps"], peer_gbps=values["links.peer_gbps"],
-        kernel_floor_us=values["launch.kernel_floor_us"], launch_latency_us=values["launch.latency_us"],
-        sources=MappingProxyType(dict(sources)))
+        memory_kind=data["memory"]["kind"], matrix_tflops=rates("matrix_tflops"), vector_tflops=rates("vector_tflops"),
+        sources=MappingProxyType(dict(sources)), **figures)
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
+    """Return a figure's four digits that mean something."""
     return float(f"{value:.4g}")
 
 

@@ -114,7 +114,7 @@ class DeviceProfile:
     Attributes:
         device: what they were fitted to.
         entries: models, of a family the preferred one first.
-        provenance: date, versions of the software that fitted, data.
+        provenance: date, versions of the software that fitted, data, "clock_mhz" of the GPU while it was measured.
         host: overheads of the host beside the device, if they were measured.
     """
 
@@ -289,6 +289,7 @@ class _Provenance(msgspec.Struct):
     date: str = ""
     data: list[str] = []
     notes: list[str] = []
+    clock_mhz: float | None = None
 
 
 class _Manifest(msgspec.Struct):

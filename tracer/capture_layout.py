@@ -48,7 +48,7 @@ _MOST_STEP_NS = 1 << 50
 RUN_AHEAD = 0.01
 """Share of a step by which one in a loop that does not wait for the device must differ to be worth a note."""
 UNLIKE_CLOCKS = 0.05
-"""Share of a clock by which ranks' devices must differ to be worth a note."""
+"""Share of a clock by which two must differ to be worth a note: chosen, a power limit's few percent are usual."""
 BORDER_NS = 1_000_000
 """Time at a step's borders that is worth a note: the profiler itself takes a tenth of that."""
 _PART = re.compile(r"rank(\d{1,8})$")
@@ -231,6 +231,7 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
             meta.device_memory_bytes = _whole(hardware, "total_memory")
         if meta.sm_count == NONE:
             meta.sm_count = _whole(hardware, "multi_processor_count")
+        meta.clock_mhz = _clock_mhz(context)
     elif hardware.get("device") == "CPU" and not len(graph.kernels):  # the profiler lists unused devices too
         meta.device, meta.compute_capability, meta.device_count = "", "", 0
         meta.device_memory_bytes = meta.sm_count = NONE
@@ -384,20 +385,26 @@ def _sampled(context: dict[str, Any], name: str) -> list[Any]:
     columns, rows = samples.get("columns"), samples.get("rows")
     if not isinstance(columns, list) or not isinstance(rows, list) or name not in columns:
         return []
-    place = columns.index(name)
-    return [row[place] for row in rows if isinstance(row, list) and len(row) == len(columns)]
+    return [row[columns.index(name)] for row in rows if isinstance(row, list) and len(row) == len(columns)]
+
+
+def _clock_mhz(context: dict[str, Any]) -> int:
+    """Return the median clock of a rank's GPU after it began to work; ``NONE`` where it was not sampled."""
+    clocks = [mhz for mhz in _sampled(context, "sm_mhz")[1:] if type(mhz) is int and 0 < mhz < 1 << 31]
+    return int(np.median(clocks)) if clocks else NONE
+
+
+def are_unlike_clocks(one_mhz: float, other_mhz: float) -> bool:
+    """Return whether two clocks differ by more than ``UNLIKE_CLOCKS`` of the higher one."""
+    return abs(one_mhz - other_mhz) > UNLIKE_CLOCKS * max(one_mhz, other_mhz)
 
 
 def _unlike_clocks(parts: list[CapturePart]) -> str:
     """Say between which ranks the devices' clocks differ most; empty where they do not."""
-    found = {part.rank: clocks for part in parts
-             if (clocks := [mhz for mhz in _sampled(read_context(part.path), "sm_mhz")[1:] if type(mhz) is int])}
-    if len(found) < 2:
+    medians = {part.rank: clock for part in parts if (clock := _clock_mhz(read_context(part.path))) != NONE}
+    if not medians or not are_unlike_clocks(min(medians.values()), max(medians.values())):
         return ""
-    medians = {rank: float(np.median(clocks)) for rank, clocks in found.items()}
     slow, quick = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
-    if medians[quick] - medians[slow] <= UNLIKE_CLOCKS * medians[quick]:
-        return ""
     return (f"The ranks' GPUs ran at different clocks: rank {slow}'s at {medians[slow]:,.0f} MHz, rank {quick}'s at "
             f"{medians[quick]:,.0f} MHz.")
 

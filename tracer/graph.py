@@ -402,6 +402,7 @@ class Meta:
     device_memory_bytes: int = NONE
     sm_count: int = NONE
     compute_capability: str = ""
+    clock_mhz: int = NONE  # the median around the measured steps
     rank: int = NONE
     world_size: int = NONE
     backend: str = ""

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from graph_predictor.acceptance.parts import AcceptanceScale
-from graph_predictor.acceptance.points import AcceptancePoint, guarded, is_true, noted
+from graph_predictor.acceptance.points import AcceptancePoint, absent, guarded, is_true, noted
 from graph_predictor.acceptance.worker import part_folder
 from graph_predictor.check.validate import FORETRACE
+from graph_predictor.prediction.host_steps import TOO_BUSY
 from graph_predictor.prediction.replay import replay
 from kernel_models.host.model import read_host
 from tracer.cores import RUN_MODULE, usable_cores
@@ -25,12 +26,17 @@ def collectives(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoin
     """Capture a data-parallel job, and calibrate the host."""
     own = part_folder(folder, 7)
     yield from guarded("job", _job(own, scale))
-    host = own / "host.gz"
-    yield _ran("calibrate --host", [*FORETRACE, "calibrate", "--host", "--on", scale.device, "--minutes",
+    yield from guarded("the host's model", _host(own / "host.gz", scale))
+
+
+def _host(host: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
+    ran = _ran("calibrate --host", [*FORETRACE, "calibrate", "--host", "--on", scale.device, "--minutes",
                                     str(scale.host_minutes), "--out", str(host)])
-    yield from guarded("the host's model", (
-        is_true("the host's model", "it can be read", True, f"{len(read_host(path).pools):,} kinds of operations")
-        for path in [host]))
+    if TOO_BUSY in ran.measured:
+        yield absent(ran.name, f"{TOO_BUSY}: stop what else runs here, and give --parts 7")
+        return
+    yield ran
+    yield is_true("the host's model", "it can be read", True, f"{len(read_host(host).pools):,} kinds of operations")
 
 
 def _job(own: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
@@ -45,7 +51,7 @@ def _job(own: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
 def _ran(what: str, command: Sequence[str]) -> AcceptancePoint:
     ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False,
                          env={"OMP_NUM_THREADS": "1", **os.environ})
-    said = " | ".join(ran.stderr.strip().splitlines()[-3:])[-300:]
+    said = " | ".join(ran.stderr.strip().splitlines()[-3:])[-400:]
     return is_true(what, "it ends with 0", not ran.returncode, f"{ran.returncode}{f' ({said})' * bool(ran.returncode)}")
 
 

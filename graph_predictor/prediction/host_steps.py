@@ -18,7 +18,7 @@ from kernel_models.datasets.traces import HostWork
 from kernel_models.host.events import LISTS, HostStep, is_flat
 from kernel_models.host.fitting import ENOUGH_PROGRAMS, ToldHost, fit_few, fit_host, left_out
 from kernel_models.host.model import HostModel, host_names, is_host_file, read_host, shipped_host
-from kernel_models.spreads import SMALL_PROGRAMS
+from kernel_models.spreads import OTHER_PROGRAM, SMALL_PROGRAMS
 from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph
@@ -153,6 +153,9 @@ def _tensors(graph: ExecutionGraph, rows: Int64, names: Iterable[str]) -> Iterab
         yield max(listed, default=0) or int(parts[row])
 
 
+TOO_BUSY = "This host is too busy to be calibrated"
+
+
 @dataclass(frozen=True, slots=True)
 class HostCalibration:
     """A host's costs by its small programs.
@@ -185,11 +188,19 @@ def calibrated(steps: Mapping[str, HostStep], name: str) -> HostCalibration:
         name: how to call the host.
 
     Raises:
-        ForetraceError: there is no host time in them.
+        ForetraceError: there is no host time in them, or they tell less of each other than one program of another:
+            something else kept the host busy.
     """
     model = fit_host(list(steps.values()), name)
+    programs = left_out(steps)
+    if model.suited(True).spread > OTHER_PROGRAM:
+        errors = [abs(program.error) for program in programs]
+        raise ForetraceError(
+            f"{TOO_BUSY}: left out in turn, its small programs are predicted with a MAPE "
+            f"of {np.mean(errors):.0%} (worst {max(errors):.0%}), which is worse than from one recorded program. "
+            "Nothing was written; stop what else runs here, or give more --minutes.")
     counted = None if model.counted is None else _for_others(model.counted)
-    return HostCalibration(replace(_for_others(model), counted=counted), left_out(steps))
+    return HostCalibration(replace(_for_others(model), counted=counted), programs)
 
 
 def _for_others(model: HostModel) -> HostModel:

@@ -8,6 +8,7 @@ replay of those steps.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +32,7 @@ from graph_predictor.prediction.edited_repeats import (
 from graph_predictor.prediction.explain import HOST, Explained, bottleneck_rank, explain, path_entries, time_sources
 from graph_predictor.prediction.interval import ActiveErrors, FamilyRows, KernelVariants, TimeErrors, spread_by
 from graph_predictor.prediction.pricing import KernelTimes, measured_times, price_kernels
-from graph_predictor.prediction.repeat import KEPT, Cycle, Repeated, choose_steps, steps_of
+from graph_predictor.prediction.repeat import KEPT, MOST_KEPT, Cycle, Repeated, choose_steps, steps_of
 from graph_predictor.prediction.replay import ReplayErrors, check_recorded, replay_error
 from graph_predictor.prediction.result import (
     Prediction,
@@ -53,7 +54,7 @@ from graph_predictor.prediction.scenario import (
     Work,
     is_edit,
 )
-from graph_predictor.prediction.steady_state import Steady, matters, slowed, steady_shares, steady_state
+from graph_predictor.prediction.steady_state import FIRST_COPIES, Steady, matters, slowed, steady_shares, steady_state
 from graph_predictor.prediction.step_spread import (
     StepKinds,
     drift,
@@ -311,7 +312,19 @@ class Baseline:
             scenario = edit.apply(scenario)
         if edits and (lacking := lacking_memory(scenario)) is not None:
             raise EditError(lacking)
+        if edits and FIRST_COPIES * int(self.cycle.item.sum() + self.cycle.kernel.sum()) > MOST_KEPT:
+            self._let_others_go()
         return _Run(self, scenario, [*self.changes, *(edit.describe() for edit in edits)])
+
+
+    def _let_others_go(self) -> None:
+        """Work out what edited steps are compared with, and keep no other step: of a large recording each takes
+        hundreds of MB. Copies and what they share refer to each other, so that only a collection finds them."""
+        _ = self.replay_error, self.scatter, self.unlike_measured
+        if self.known_contention is not None:
+            _ = self.unedited_shares
+        vars(self).pop("_unedited", None)
+        gc.collect()
 
 
 @dataclass(frozen=True, slots=True)

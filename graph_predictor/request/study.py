@@ -9,6 +9,7 @@ What the configurations of one source share (a trace under a plan, a host, a clu
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -44,6 +45,7 @@ from kernel_models.collectives.topology import Topology, find_topology
 from kernel_models.device_choice import find_device, shape_device
 from kernel_models.host.model import HostModel, host_names, is_host_file
 from tracer import shape_only
+from tracer.capture_layout import are_unlike_clocks
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY
 from tracer.job import Job, assemble_job, read_job
@@ -286,7 +288,12 @@ class Study:
         known = self._recorded_on
         models = None if known is None else self._profiles.get(known.name)
         found = baseline_of(job, self._step, device=known, models=models, profiled=self._profiled)
-        return found.with_models(self._profiles)
+        found.with_models(self._profiles)
+        source = found.scenario.devices.source
+        profile = None if source is None else self._profiles.get(source.name)
+        if profile is not None and (note := _other_clock(profile, job)):
+            found.scenario = found.scenario.with_note(note)
+        return found
 
     # -- a source that never ran --------------------------------------------------------------------------------------
 
@@ -467,3 +474,14 @@ class Study:
 def _straggling(wanted: Configuration) -> list[int]:
     """Return the ranks that are slower than others, which none stands for."""
     return [edit.rank for edit in made(wanted.edits) if isinstance(edit, Straggler)]
+
+
+def _other_clock(profile: DeviceProfile, job: Job) -> str:
+    """Say how the clock of a profile's measurements differs from that of a recording; empty where it does not."""
+    recorded = [graph.meta.clock_mhz for graph in job.graphs if graph.meta.clock_mhz > 0]
+    measured = profile.provenance.get("clock_mhz")
+    if not recorded or not measured or not are_unlike_clocks(clock := statistics.median(recorded), measured):
+        return ""
+    return (f"The profile of {profile.device.name} was measured at {measured:,.0f} MHz and the step recorded at "
+            f"{clock:,.0f} MHz, {clock / measured:.2f} times that: kernels that the step has not run are predicted at "
+            "the profile's clock.")

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device, unknown_device
+from kernel_models.device import DeviceError, DeviceSpec, device, device_names, resolve_device, rounded, unknown_device
 from kernel_models.op_call import Family, OpCall
 
 MEASURED = "measured by foretrace calibrate"
@@ -39,7 +39,9 @@ def spec_of(hardware: Mapping[str, Any], threads: int) -> DeviceSpec:
         spec = resolve_device(name, hardware.get("total_memory"), units)
     except DeviceError:
         return _unknown_gpu(name, hardware)
-    return _unknown_gpu(name, hardware) if units and units != spec.sm_count else spec  # a partition of a device
+    if spec.vendor == "amd" and spec.name not in device_names():
+        return replace(spec, placeholder=True)  # a compute partition, which has more bandwidth while others rest
+    return _unknown_gpu(name, hardware) if units and units != spec.sm_count else spec  # a part of a device
 
 
 def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) -> DeviceSpec:
@@ -69,38 +71,29 @@ def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) ->
         base = rates.get("fp32") or max(rates.values())
         vector = {name: base * share for name, share in _OTHER_DTYPES.items()} | {"bf16": base, "fp32": base} | rates
         if spec.vendor != "host":  # narrower types multiply on matrix units, which vectors do not compute on
-            matrix = {name: _rounded(rate) for name, rate in sorted(rates.items()) if name != "fp32"}
+            matrix = {name: rounded(rate) for name, rate in sorted(rates.items()) if name != "fp32"}
             changes["matrix_tflops"] = MappingProxyType(matrix)
             sources |= {f"matrix_tflops.{name}": MEASURED for name in matrix}
             vector = dict.fromkeys(("bf16", "fp16", "fp32"), base) | {"fp64": _OTHER_DTYPES["fp64"] * base}
-        changes["vector_tflops"] = MappingProxyType({name: _rounded(rate) for name, rate in sorted(vector.items())})
+        changes["vector_tflops"] = MappingProxyType({name: rounded(rate) for name, rate in sorted(vector.items())})
         sources |= {f"vector_tflops.{name}": MEASURED if name in rates and rates[name] == rate else
                     f"share of fp32, which was {MEASURED}" for name, rate in vector.items()}
     link = link or bandwidth * (spec.vendor == "host")
-    if bandwidth:
-        changes["memory_bandwidth_gbps"] = _rounded(bandwidth)
-        sources["memory.bandwidth_gbps"] = MEASURED
-    if link:
-        changes["host_gbps"] = _rounded(link)
-        sources["links.host_gbps"] = MEASURED
-    if floor < float("inf"):
-        changes["kernel_floor_us"] = _rounded(floor)
-        sources["launch.kernel_floor_us"] = MEASURED
+    for name, key, value in (("memory_bandwidth_gbps", "memory.bandwidth_gbps", bandwidth),
+                             ("host_gbps", "links.host_gbps", link),
+                             ("kernel_floor_us", "launch.kernel_floor_us", floor)):
+        if 0 < value < float("inf"):
+            changes[name], sources[key] = rounded(value), MEASURED
     complete = bool(rates) and bool(bandwidth)
-    if complete:
-        changes["note"] = ""
-    return replace(spec, placeholder=not complete, sources=MappingProxyType(sources), **changes)
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
+    return replace(spec, placeholder=not complete, note="" if complete else spec.note,
+                   sources=MappingProxyType(sources), **changes)
 
 
 def _caches() -> dict[str, float]:
     """Last cache and memory of this machine, where Linux tells them."""
     found: dict[str, float] = {}
     with suppress(OSError, ValueError, AttributeError):
-        found["memory_gb"] = _rounded(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9)
+        found["memory_gb"] = rounded(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9)
     sizes = []
     for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         with suppress(OSError, ValueError):
@@ -125,5 +118,5 @@ def _unknown_gpu(name: str, hardware: Mapping[str, Any]) -> DeviceSpec:
         int(figure("multi_processor_count") or 0), str(hardware.get("compute_capability", "")),
         l2_mb=figure("l2_cache_size", 2.0**-20),
         clock_mhz=(hardware.get("clocks") or {}).get("max_sm_mhz") or figure("clock_rate", 1e-3),
-        bandwidth_gbps=_rounded(2 * clock_khz * 1e3 * width / 8 / 1e9) if width and clock_khz else None)
+        bandwidth_gbps=rounded(2 * clock_khz * 1e3 * width / 8 / 1e9) if width and clock_khz else None)
     return replace(spec, matrix_tflops=MappingProxyType({}))

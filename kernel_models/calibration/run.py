@@ -33,12 +33,11 @@ from tracer.campaign.results import Results
 from tracer.campaign.runner import BOX_ENDED, CampaignOutcome, RunOptions, run_items
 from tracer.campaign.source import Setup
 from tracer.campaign.tables import KERNELS, quickest_visits, read_kernels
+from tracer.capture_layout import are_unlike_clocks
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.store import load_graph
 
-SLOW_CLOCK = 0.95
-"""A median clock below this share of the highest is said: chosen, a power limit's few percent are usual."""
 NAME = "calibration"
 """Name of the measurements' directory, as ``campaign.json`` has it."""
 START_S, FAMILY_S = 12.0, 2.0
@@ -205,7 +204,7 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
     overheads = _overheads(results, host, notes)
     clock_mhz = _clock_mhz(work)
     highest = (sessions[-1]["hardware"].get("clocks") or {}).get("max_sm_mhz") or spec.boost_clock_mhz
-    if clock_mhz is not None and clock_mhz < SLOW_CLOCK * highest:
+    if clock_mhz is not None and clock_mhz < highest and are_unlike_clocks(clock_mhz, highest):
         notes.append(f"The measurements ran at {clock_mhz:,.0f} MHz (median) of at most {highest:,.0f}: the profile's "
                      "times are those of that clock.")
     provenance = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -157,6 +158,18 @@ def test_times_of_a_cpu_that_is_busy_are_told_and_not_judged(scale: str, load: f
 def test_a_program_on_the_wrong_device_or_with_another_peak_fails(context: dict[str, Any], peak: int | None,
                                                                   what: list[str]) -> None:
     assert failed(programs.judged_context("x", context, "cpu", peak)) == what
+
+
+@pytest.mark.parametrize(("said", "verdicts"), [
+    ("foretrace: This host is too busy to be calibrated: left out in turn, its small programs …", ["not here"]),
+    ("foretrace: no", ["FAIL", "FAIL"])])
+def test_a_busy_host_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, verdicts: list[str]
+                                   ) -> None:
+    ended = subprocess.CompletedProcess([], 2, "", f"round 1\n{said}\n")
+    monkeypatch.setattr(collectives.subprocess, "run", lambda *_, **__: ended)
+    monkeypatch.setattr(collectives, "_job", lambda *_: iter(()))
+    points = collectives.collectives(tmp_path, SCALES["tiny"])
+    assert [point.verdict.value for point in points] == verdicts
 
 
 def test_collectives_without_a_name_or_size_fail() -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
+from graph_predictor.prediction import host_steps
+from kernel_models.host.events import HostStep
 from kernel_models.host.model import CPU_HOST, is_host_file, read_host, shipped_host, write_host
+from kernel_models.spreads import OTHER_PROGRAM, SMALL_PROGRAMS
 from tracer.errors import ForetraceError
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
@@ -22,10 +27,25 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
     """One round of all programs on this host, and what the command says of it."""
     pytest.importorskip("torch")
     path = tmp_path_factory.mktemp("host") / "mine.json.gz"
-    done = CliRunner().invoke(app, ["calibrate", "--host", "--on", "cpu", "--minutes", "0.01", "-o", str(path),
-                                    "--json"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_steps, "OTHER_PROGRAM", math.inf)  # other tests may run at the same time
+        done = CliRunner().invoke(app, ["calibrate", "--host", "--on", "cpu", "--minutes", "0.01", "-o", str(path),
+                                        "--json"])
     assert done.exit_code == 0, done.stderr
     return path, json.loads(done.stdout)
+
+
+def test_a_busy_host_is_not_calibrated() -> None:
+    """Programs whose operations cost the same, and the same where each took a time of its own."""
+    def programs(slower: float) -> dict[str, HostStep]:
+        names, zeros = np.array(["aten::add", "aten::mul"] * 4, object), np.zeros(8, np.int64)
+        return {f"program{n}": HostStep(names, zeros, zeros, np.full(9, 1e3 * slower**n), np.full(8, 2e3 * slower**n),
+                                        np.zeros(8), 0.0) for n in range(6)}
+
+    calm = host_steps.calibrated(programs(1.1), "calm")
+    assert calm.model.spread < math.hypot(OTHER_PROGRAM, SMALL_PROGRAMS) and len(calm.programs) == 6
+    with pytest.raises(ForetraceError, match=r"too busy to be calibrated.*MAPE of \d+% \(worst \d+%\).*Nothing"):
+        host_steps.calibrated(programs(2.0), "busy")
 
 
 def test_the_file_is_a_host(calibrated: tuple[Path, dict[str, object]]) -> None:

@@ -292,6 +292,8 @@ def test_a_mig_slice_is_said_to_be_one(tmp_path: Path) -> None:
     assert any("h100-sxm-mig-3g-40gb is a MIG slice of h100-sxm" in note for note in same.notes)
     whole = predict(graph, [Device("h100-sxm")])
     assert whole.step_time_us < same.step_time_us
+    graph.meta.device, graph.meta.device_memory_bytes, graph.meta.sm_count = "AMD Instinct MI300X", 24 * 10**9, 38
+    assert any("mi300x-cpx is a compute partition of mi300x" in note for note in predict(graph).notes)
 
 
 def test_steps_can_be_chosen(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from micro import Micro
 from typer.testing import CliRunner
 
 from foretrace.commands import app
@@ -17,6 +18,7 @@ from graph_predictor.request.study import Configuration, Study, is_script, read_
 from kernel_models.device import device
 from kernel_models.profile import DeviceProfile, ProfileError, save_profile
 from tracer.errors import ForetraceError
+from tracer.graph import NONE
 from tracer.job import assemble_job, read_job
 from tracer.shape_only.apart import trace_apart
 from tracer.shape_only.trace import trace_script
@@ -147,6 +149,27 @@ def test_a_profile_of_the_recorded_device_goes_with_another_target() -> None:
     Study(job, profiles=[own, other]).check_profiles([*wanted, Configuration(device="rtx-3090")])
     with pytest.raises(ProfileError, match="is of rtx-3090, but what is priced is cpu, h200-sxm"):
         Study(job, profiles=[own, other]).check_profiles(wanted)
+
+
+@pytest.mark.parametrize(("recorded", "measured", "ratio"), [
+    ((1410,), 1980, "0.71 times"), ((1980, 1410, 1380), 1980.0, "0.71 times"), ((1980,), 1410, "1.40 times"),
+    ((1900,), 1980, ""), ((NONE,), 1980, ""), ((1410,), None, ""), ((1410,), 0, "")])
+def test_a_profile_of_another_clock_is_noted(tmp_path: Path, recorded: tuple[int, ...], measured: object, ratio: str
+                                             ) -> None:
+    graphs = []
+    for rank, clock in enumerate(recorded):
+        trace = Micro(rank=rank, world_size=len(recorded)).step(0, 100).step(100, 200, 2)
+        for start in (10, 110):
+            trace.launch(start, 3, (7, start + 10, 30))
+        graph = trace.read(tmp_path)
+        graph.meta.device, graph.meta.clock_mhz = "NVIDIA H100 80GB HBM3", clock
+        graphs.append(graph)
+    profile = DeviceProfile(device("h100-sxm"), provenance={"clock_mhz": measured})
+    plain = Study(assemble_job(graphs)).predict(Configuration())
+    found = Study(assemble_job(graphs), profiles=[profile]).predict(Configuration())
+    notes = [note for note in found.notes if "MHz" in note]
+    assert len(notes) == bool(ratio) and all(ratio in note and "of h100-sxm" in note for note in notes)
+    assert found.interval_us == plain.interval_us
 
 
 def test_a_step_traced_for_a_cpu_of_any_name_computes_there(script: str) -> None:

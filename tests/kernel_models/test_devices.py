@@ -183,6 +183,9 @@ def test_dense_peak_rates(dtype: str, name: str, tflops: float) -> None:
     ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", None, None, "h100-sxm-mig-3g-40gb"),
     ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None, None, "a100-sxm-40g-mig-1g-5gb"),
     ("h100-sxm-mig-1g-10gb", None, None, "h100-sxm-mig-1g-10gb"),
+    ("AMD Instinct MI300X", 205822885888, 304, "mi300x"),
+    ("AMD Instinct MI300X", 205822885888, 300, "mi300x"),  # no whole dies: a virtual device
+    ("AMD Instinct MI210", 68702699520, 52, "mi210"),  # has one die, and no partitions
 ])
 def test_reported_names_resolve(reported: str, memory: int | None, units: int | None, name: str) -> None:
     assert resolve_device(reported, memory, units).name == name
@@ -264,6 +267,30 @@ def test_a_mig_name_is_a_slice_of_its_parent(reported: str, units: int, memory_g
     assert spec.peer_gbps == 0 and resolve_device(spec.name) == spec
     measured = resolve_device(reported, 5_000_000_000, 10)
     assert (measured.sm_count, measured.memory_gb) == (10, 5.0)
+
+
+@pytest.mark.parametrize(("reported", "units", "mode", "parts"), [
+    ("AMD Instinct MI300X", 38, "CPX", 8), ("AMD Instinct MI300X VF", 76, "QPX", 4),
+    ("AMD Instinct MI325X", 152, "DPX", 2),
+    ("AMD Instinct MI355X", 32, "CPX", 8), ("AMD Instinct MI300A", 76, "TPX", 3), ("AMD Instinct MI300A", 38, "CPX", 6),
+])
+def test_whole_dies_are_a_partition_of_their_device(reported: str, units: int, mode: str, parts: int) -> None:
+    whole = resolve_device(reported)
+    memory = round(whole.memory_gb * 1e9 / parts)
+    spec = resolve_device(reported, memory, units)
+    assert (spec.name, spec.sm_count, spec.memory_gb) == (f"{whole.name}-{mode.lower()}", units, memory / 1e9)
+    for figure in ("memory_bandwidth_gbps", "l2_mb", "l3_mb", "peer_gbps", "power_w"):
+        assert getattr(spec, figure) == pytest.approx(getattr(whole, figure) / parts)
+    assert spec.peak_tflops("bf16", matrix=True) == pytest.approx(whole.peak_tflops("bf16", matrix=True) / parts)
+    assert f"{spec.name} is a compute partition of {whole.name}: {units} of its {whole.sm_count} SMs" in spec.note
+    named = resolve_device(f"{reported} {mode}")
+    assert resolve_device(spec.name) == named and named.memory_gb == pytest.approx(spec.memory_gb)
+
+
+@pytest.mark.parametrize("name", ["MI300X TPX", "MI300A QPX", "H100 CPX", "MI210 CPX"])
+def test_a_mode_that_a_device_has_not_is_no_device(name: str) -> None:
+    with pytest.raises(DeviceError, match="No known device"):
+        resolve_device(name)
 
 
 def test_names_of_tables_resolve(data_folder: Path) -> None:

@@ -15,6 +15,7 @@ from tracer.campaign import lab as lab_module
 from tracer.campaign import micro
 from tracer.campaign.families import FAMILIES, Bench, overheads
 from tracer.campaign.lab import CudaMachine, Lab
+from tracer.campaign.plan import CampaignError
 from tracer.campaign.processes import Worker, torch_sees_gpu
 from tracer.campaign.record import is_device_error, is_unsupported
 
@@ -207,6 +208,41 @@ def test_a_worker_of_the_gpu_tells_its_memory(start: Start) -> None:
     start()
     hardware = _start("cuda", 0)["hardware"]
     assert (hardware["device"], hardware["free_memory"]) == ("NVIDIA H100 80GB HBM3", 42_500_000_000)
+
+
+def test_a_worker_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from tracer.campaign.worker import _start
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"torch [\d.]+.* sees no CUDA device"):
+        _start("cuda", 0)
+
+
+def test_a_worker_gives_a_devices_memory_back(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tracer.campaign.worker import _free_device_memory
+
+    _, torch = start()
+    given: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given.append(True), raising=False)
+    for initialized in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda there=initialized: there, raising=False)
+        _free_device_memory()
+        assert len(given) == initialized
+
+
+@pytest.mark.parametrize(("settings", "why"), [
+    ({"layout": "nn"}, "layout=nt only"), ({"op": "addmm"}, "layout=nt only"), ({"n": 24}, "multiples of 16"),
+    ({"k": 8}, "multiples of 16"), ({}, "")])
+def test_products_in_fp8_are_those_that_torch_has(settings: dict[str, Any], why: str) -> None:
+    wanted = {"m": 5, "n": 32, "k": 64, "dtype": "fp8", "layout": "nt", **settings}
+    if not why:
+        called = FAMILIES["gemm"].called(FAMILIES["gemm"].checked(wanted))
+        assert called.name == "aten::_scaled_mm" and called.flops == 2 * 5 * 32 * 64
+        return
+    with pytest.raises(CampaignError, match=why):
+        FAMILIES["gemm"].checked(wanted)
 
 
 @pytest.mark.parametrize(("reason", "broken"), [

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ torch = pytest.importorskip("torch")
 
 import tracer  # noqa: E402
 from tracer.capture import CaptureOptions  # noqa: E402
-from tracer.capture.context import FreeRunning  # noqa: E402
+from tracer.capture.context import FreeRunning, tf32_in_use  # noqa: E402
 from tracer.capture_layout import read_context  # noqa: E402
 from tracer.graph import NONE  # noqa: E402
 
@@ -65,6 +66,7 @@ def test_sampling_is_in_no_measured_step(nvml: SimulatedNvml, monkeypatch: pytes
     assert [row[0] for row in rows] == [
         "the warm-up steps", "the free-running steps", *["the profiled steps"] * cycles]
     assert context["gpu_samples"]["device"] == 0 and {row[1] for row in rows} == {1200}
+    assert {graph.meta.clock_mhz for graph in job.graphs} == {1200}
     assert not any("without a wait" in note for note in job.notes)
 
 
@@ -205,23 +207,27 @@ def test_the_device_is_where_the_program_ran(nvml: SimulatedNvml, monkeypatch: p
     assert (graph.meta.device_memory_bytes == NONE) == (device == "CPU")
 
 
-def test_cupti_is_kept_between_windows(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    started = []
+@pytest.mark.parametrize(("device", "cycles"), [("cpu", 1), ("cuda", 1), ("cuda", 2)])
+def test_cupti_is_kept_between_windows(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                       device: str, cycles: int) -> None:
+    """Whether or not a graph is captured, which a profiler cannot know before."""
     import torch.profiler
 
-    true = torch.profiler.profile.start
+    wanted = {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"} if device == "cuda" else {}
+    names, prepared = ("TEARDOWN_CUPTI", "DISABLE_CUPTI_LAZY_REINIT"), []
+    true = torch.profiler.profile.prepare_trace
 
-    def start(self: Any) -> None:
-        started.append((os.environ.get("TEARDOWN_CUPTI"), os.environ.get("DISABLE_CUPTI_LAZY_REINIT")))
+    def prepare_trace(self: Any) -> None:
+        prepared.append({name: os.environ[name] for name in names if name in os.environ})
         true(self)
 
-    monkeypatch.setattr(torch.profiler.profile, "start", start)
-    record(tmp_path / "cpu", lambda: None)
-    gpus = simulate_cuda(monkeypatch, [SimulatedProperties("a")])
-    record(tmp_path / "gpu", lambda: gpus.clock.wait(STEP_S))
-    assert started == [(None, None), ("0", "1")]
-    assert [read_context(tmp_path / name / "rank0")["profiler"]["cupti_kept"] for name in ("cpu", "gpu")] == [
-        False, True]
+    monkeypatch.setattr(torch.profiler.profile, "prepare_trace", prepare_trace)
+    if device == "cuda":
+        monkeypatch.setenv("TEARDOWN_CUPTI", "1")  # the program's own choice would crash its second window
+        gpus = simulate_cuda(monkeypatch, [SimulatedProperties("a")])
+    record(tmp_path, lambda: gpus.clock.wait(STEP_S) if wanted else None, cycles=cycles)
+    assert prepared == [wanted] * cycles
+    assert read_context(tmp_path / "rank0")["profiler"]["cupti_kept"] == bool(wanted)
 
 
 def test_an_amd_gpu_is_sampled(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -235,6 +241,28 @@ def test_an_amd_gpu_is_sampled(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPa
     assert samples["device"] == 1 and gpus.current == 0
     assert samples["rows"][0] == ["the warm-up steps", 1400, 1300, 710.0, 64, ["its power limit"]]
     assert any("held back by its power limit in 3 of 3 samples" in note for note in tracer.read_job(tmp_path).notes)
+
+
+@pytest.mark.parametrize("lacks", ["the class", "the option"])
+def test_a_torch_without_synchronisation_events_records(monkeypatch: pytest.MonkeyPatch, lacks: str) -> None:
+    from torch._C import _profiler
+
+    from tracer.capture import recorder
+
+    assert recorder._experimental_config() is not None
+    if lacks == "the class":
+        monkeypatch.delattr(_profiler, "_ExperimentalConfig")
+    else:
+        monkeypatch.setattr(_profiler, "_ExperimentalConfig", lambda verbose=False: None)
+    assert recorder._experimental_config() is None
+
+
+@pytest.mark.parametrize(("matmul", "cudnn"), [(True, False), (False, True)])
+def test_tf32_before_torch_2_9_is_what_the_older_switches_say(monkeypatch: pytest.MonkeyPatch, matmul: bool,
+                                                              cudnn: bool) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(allow_tf32=matmul))
+    monkeypatch.setattr(torch.backends, "cudnn", SimpleNamespace(allow_tf32=cudnn))
+    assert tf32_in_use() == (matmul, cudnn)
 
 
 def test_options_of_steps_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

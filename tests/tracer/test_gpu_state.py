@@ -135,6 +135,58 @@ def test_the_command_tells_the_place_too(nvml: SimulatedNvml, monkeypatch: pytes
     assert (state.bus, state.processes, state.slowed_by) == ("0000:86:00", 1, ("a hardware slow-down",))
 
 
+def test_words_in_the_place_of_numbers_are_not_known(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch,
+                                                     tmp_path: Path) -> None:
+    """As ``nvidia-smi`` writes them of a virtual GPU, of one that is lost, and of older drivers."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setitem(sys.modules, "amdsmi", None)
+    row = ("NVIDIA A2, 550.1, [N/A], [Not Supported], [Unknown Error], ERR!, 60.0, , Active, 15000, [N/A], 3, GPU-a, "
+           "00000000:3B:00.0")
+    command = tmp_path / "nvidia-smi"
+    command.write_text(f"#!/bin/sh\ncase $1 in --query-gpu*) echo '{row}';; *) exit 6;; esac\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    devices = find_gpus()
+    assert devices is not None
+    state = devices.state(0)
+    assert (state.name, state.sm_mhz, state.max_sm_mhz, state.power_w, state.temperature_c, state.processes) == (
+        "NVIDIA A2", 0, 0, 0, 0, -1)
+    assert state.power_limit_w == 60.0 and state.slowed_by == () and state.used_bytes == -1
+
+
+@pytest.mark.parametrize(("device", "verdict", "said"), [
+    (SimulatedDevice("GPU-a"), "note", "1200 of 1980 MHz, 700 of 700 W; 2 processes compute on it"),
+    (SimulatedDevice("GPU-a", reasons=0x4), "note", "slowed by its power limit"),
+    (SimulatedDevice("GPU-a", refuses={"all"}), "ok", "NVIDIA H200, driver 580.1")])
+def test_the_doctor_says_what_hinders_a_gpu(nvml: SimulatedNvml, device: SimulatedDevice, verdict: str, said: str
+                                            ) -> None:
+    nvml.devices[:] = [device]
+    (found,) = readiness._gpus()
+    assert (found.subject, found.verdict.value) == ("GPU 0", verdict) and said in found.found
+    assert bool(found.advice) == (verdict == "note")
+
+
+@pytest.mark.parametrize(("text", "user", "found"), [
+    ("RmProfilingAdminOnly: 1", 1000, "the administrator's alone"), ("RmProfilingAdminOnly: 1", 0, "allowed"),
+    ("RmProfilingAdminOnly: 0", 1000, "allowed"), ("", 1000, "allowed"), (None, 1000, "")])
+def test_the_doctor_says_whose_the_counters_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None,
+                                                user: int, found: str) -> None:
+    monkeypatch.setattr(readiness, "ADMIN_ONLY", tmp_path / "params")
+    monkeypatch.setattr(readiness.os, "geteuid", lambda: user)
+    if text is not None:
+        (tmp_path / "params").write_text(f"EnableMSI: 1\n{text}\n")
+    assert [found in check.found for check in readiness._counters()] == [True] * bool(found)
+
+
+@pytest.mark.parametrize(("governor", "verdict"), [("powersave", "note"), ("performance", "ok")])
+def test_the_doctor_says_if_the_processor_saves_power(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, governor: str,
+                                                      verdict: str) -> None:
+    monkeypatch.setattr(readiness, "GOVERNOR", tmp_path / "governor")
+    (tmp_path / "governor").write_text(f"{governor}\n")
+    (found,) = [check for check in readiness._processor() if check.subject == "processor's clock"]
+    assert (found.verdict.value, found.found) == (verdict, f"governor {governor}")
+
+
 def test_what_a_device_or_an_allocator_does_not_tell_is_no_error(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch
                                                                  ) -> None:
     nvml.devices[0].refuses.add("nvmlDeviceGetUUID")

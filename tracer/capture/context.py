@@ -35,7 +35,6 @@ _DEVICE_PROPERTIES = ("total_memory", "multi_processor_count", "L2_cache_size", 
                       "shared_memory_per_multiprocessor", "regs_per_multiprocessor", "warp_size", "clock_rate",
                       "memory_clock_rate", "memory_bus_width", "gcnArchName")
 
-
 _CLOCK_FACTS = ("driver", "sm_mhz", "memory_mhz", "max_sm_mhz", "power_w", "power_limit_w", "temperature_c",
                 "slowed_by")
 
@@ -69,10 +68,9 @@ def collect_context() -> dict[str, Any]:
         found["fake_world"] = True
     for name, part in (("hardware", _hardware), ("software", _software), ("switches", _switches),
                        ("process_groups", _process_groups), ("backend", _backend)):
-        value = _try(part)
-        if value:
+        if value := _try(part):
             found[name] = value
-    found["torch_threads"] = _try(_threads)
+    found["torch_threads"] = _try(lambda: int(sys.modules["torch"].get_num_threads()))
     return found
 
 
@@ -224,12 +222,6 @@ def tf32_in_use() -> tuple[bool, bool]:
     if hasattr(matmul, "fp32_precision"):
         return matmul.fp32_precision == "tf32", cudnn.conv.fp32_precision == "tf32"
     return bool(matmul.allow_tf32), bool(cudnn.allow_tf32)
-
-
-def _threads() -> int:
-    import torch
-
-    return int(torch.get_num_threads())
 
 
 def _backend() -> str:
