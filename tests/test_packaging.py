@@ -105,6 +105,10 @@ def test_the_github_gate_says_why_it_could_not_tell_and_runs_nothing_of_its_inpu
     assert ran.returncode == 2 and not (tmp_path / "run").exists()
     assert "verdict=refused" in (tmp_path / "output").read_text()
     assert "foretrace check could not tell" in (tmp_path / "summary").read_text()
+    for settings in ({"GATE_WHAT": "--help"}, {"GATE_WHAT": "x", "GATE_BASE": "--help"},
+                     {"GATE_WHAT": "x", "GATE_ARGUMENTS": "--help"}):
+        ran = gate(tools, tmp_path, **settings)
+        assert ran.returncode == 2 and (tmp_path / "output").read_text().endswith("verdict=refused\n")
     executable(tools / "foretrace", "exit 3\n")
     ran = gate(tools, tmp_path, GATE_WHAT="x")
     assert ran.returncode == 0 and "inconclusive" in (tmp_path / "output").read_text()

@@ -76,9 +76,10 @@ class Table:
 
     def writable(self, name: str) -> np.ndarray:
         """A column to write to: one that is a single value, kept once, is written out first."""
-        if is_constant(getattr(self, name)):
-            setattr(self, name, getattr(self, name).copy())
         column: np.ndarray = getattr(self, name)
+        if not column.flags.writeable:  # also one without a row
+            column = column.copy()
+            setattr(self, name, column)
         return column
 
     def take(self, rows: np.ndarray) -> Any:

@@ -11,7 +11,9 @@ from functools import cache
 from importlib import import_module
 from typing import Any, BinaryIO, TypeVar, overload
 
-from tracer.errors import ForetraceError, reason_of
+from tracer.errors import reason_of
+from tracer.guard import MOST_BITS, MOST_DEPTH
+from tracer.guard import DecodeError as DecodeError
 from tracer.lazy import fsspec, msgspec
 
 PathLike = str | os.PathLike[str]
@@ -104,17 +106,9 @@ def _check(found: os.stat_result, path: PathLike) -> None:
 
 
 T = TypeVar("T")
-MOST_DEPTH = 64
-"""Deepest nesting of untyped values: what goes through them calls itself for each level."""
-MOST_BITS = 1000
-"""Most bits of a whole number; a longer one is no floating-point number, and whatever computes with it fails."""
 _DIGITS = 300  # fewer cannot be over MOST_BITS (302 digits)
 _LONG = re.compile(rf"[0-9]{{{_DIGITS}}}")
 _LONG_BYTES = re.compile(rb"[0-9]{%d}" % _DIGITS)
-
-
-class DecodeError(ForetraceError):
-    """The text is not of the wanted form; the message is the reason, to be put into the file's sentence."""
 
 
 @overload

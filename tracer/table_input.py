@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Any, BinaryIO
 
 from tracer.errors import ForetraceError, reason_of
+from tracer.guard import FREE_CELLS, GROWTH, MOST_COLUMNS, DecodeError, check_cells
 from tracer.input_file import PathLike, open_anywhere, why_unopened
 from tracer.lazy import compute, pandas, parquet, pyarrow
 
@@ -32,6 +33,7 @@ _NOT_UTF8 = "{name} is named as {format} and is no text in UTF-8; save it in UTF
 _HEAD_BYTES = 4096  # chosen: enough lines to tell text from another format
 _REASON = 120  # chosen: part of a sentence
 _MORE_FIELDS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
+_KEY = re.compile(rb'"[^"\\]*"(?=\s*:)')
 _OPEN_QUOTE = re.compile(r"EOF inside string starting at row (\d+)")
 
 
@@ -118,17 +120,18 @@ def _read(name: str, stream: BinaryIO, ending: str, comment: str | None) -> pand
             why = reason_of(error, _REASON) if whole else "its end is missing"
             raise TableInputError(f"{name} is a damaged Parquet file ({why}): was it copied whole? Write or fetch "
                              "it again.") from error
+    separator = "\t" if ending == ".tsv" else ","
     try:
+        _check_cells(stream, ending, separator)
         if ending == ".jsonl":
             return pandas.read_json(stream, lines=True)
-        separator = "\t" if ending == ".tsv" else ","
-        frame = pandas.read_csv(stream, sep=separator, comment=comment, encoding="utf-8-sig")
+        frame = pandas.read_csv(stream, sep=separator, comment=comment, encoding="utf-8-sig", low_memory=False)
     except pandas.errors.EmptyDataError:
         raise TableInputError(f"{name} is empty: it has no line of column names; was it written whole? Write the table "
                               "again.") from None
     except UnicodeError as error:
         raise TableInputError(_NOT_UTF8.format(name=name, format=FORMATS[ending])) from error
-    except (ValueError, OverflowError) as error:  # pandas' errors of parsing are ValueErrors
+    except (ValueError, OverflowError, RecursionError, DecodeError) as error:  # pandas' errors are ValueErrors
         raise TableInputError(f"{name} cannot be read as {FORMATS[ending]}: {_why_unparsed(error)}.") from error
     other = next((each for each in ";\t," if each != separator and each in str(frame.columns[0])), None)
     if len(frame.columns) == 1 and other is not None:
@@ -136,6 +139,19 @@ def _read(name: str, stream: BinaryIO, ending: str, comment: str | None) -> pand
         raise TableInputError(f"{name} separates its columns by {named[other]}, where {FORMATS[ending]} has "
                               f"{named[separator]}; save it with {named[separator]}.")
     return frame
+
+
+def _check_cells(stream: BinaryIO, ending: str, separator: str) -> None:
+    """Raise ``DecodeError`` where the rows of a text, each with all columns, are more cells than its bytes hold."""
+    data = stream.read()
+    stream.seek(0)
+    if ending == ".jsonl":
+        columns = len(set(_KEY.findall(data)))
+    else:
+        columns = data.partition(b"\n")[0].count(separator.encode()) + 1
+    if columns > MOST_COLUMNS:
+        raise DecodeError(f"it has {columns:,} columns, and measurements have at most {MOST_COLUMNS:,}")
+    check_cells(data.count(b"\n") + 1, columns, len(data))
 
 
 def _is_text(head: bytes) -> bool:
@@ -163,14 +179,6 @@ def _either(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-CELLS_A_BYTE = 16
-"""Published tables of measurements hold up to 7.4 (by encoding of equal values), most less than one."""
-GROWTH = 200
-"""Bytes of values for each stored byte; as for traces."""
-_SMALL = 100_000
-"""Cells and bytes that every file may have."""
-
-
 def read_parquet(stream: BinaryIO) -> pyarrow.Table:
     """Return the table of an open file.
 
@@ -187,15 +195,18 @@ def read_parquet(stream: BinaryIO) -> pyarrow.Table:
     # Texts as the numbers that stand for them: a long one may stand in every row.
     file = parquet.ParquetFile(stream, read_dictionary=texts)
     meta = file.metadata
-    cells = meta.num_rows * meta.num_columns
+    try:
+        check_cells(meta.num_rows, meta.num_columns, size)
+    except DecodeError as error:
+        raise pyarrow.ArrowInvalid(str(error)) from None
     unpacked = sum(meta.row_group(i).total_byte_size for i in range(meta.num_row_groups))
-    if cells > CELLS_A_BYTE * size + _SMALL or unpacked > GROWTH * size + _SMALL:
+    if unpacked > GROWTH * size + FREE_CELLS:
         raise pyarrow.ArrowInvalid(f"{meta.num_rows:,} rows in {size:,} bytes are more than measurements take")
     table = file.read()
     for name in texts:
         column = table.column(name)
         longest = max((compute.max(compute.binary_length(chunk.dictionary)).as_py() or 0
                        for chunk in column.chunks if pyarrow.types.is_dictionary(chunk.type)), default=0)
-        if longest * meta.num_rows > GROWTH * size + _SMALL:
+        if longest * meta.num_rows > GROWTH * size + FREE_CELLS:
             raise pyarrow.ArrowInvalid(f"a text of {longest:,} bytes stands in {meta.num_rows:,} rows")
     return table.cast(plain)

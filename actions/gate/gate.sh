@@ -8,7 +8,15 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 report=$folder/report.md
 
-command=(foretrace check "${GATE_WHAT:?name captures or a script in GATE_WHAT}" --markdown "$report")
+# What a pull request may have named is no option: --help would end with 0, as a gate that has passed does.
+for named in "${GATE_WHAT:?name captures or a script in GATE_WHAT}" "${GATE_BASE:-}" "${GATE_AGAINST:-}"; do
+  case $named in
+    -*) printf 'foretrace gate: %s is an option, not a path or a commit; write a path as ./%s\n' "$named" "$named" >&2
+        [ -z "${GITHUB_OUTPUT:-}" ] || printf 'verdict=refused\n' >> "$GITHUB_OUTPUT"
+        exit 2 ;;
+  esac
+done
+command=(foretrace check "$GATE_WHAT" --markdown "$report")
 [ -z "${GATE_BASE:-}" ] || command+=(--base "$GATE_BASE")
 [ -z "${GATE_AGAINST:-}" ] || command+=(--against "$GATE_AGAINST")
 # Options are split at blanks, as a shell would; nothing in them is run.
@@ -18,7 +26,9 @@ command+=(${more[@]+"${more[@]}"})
 "${command[@]}" 2> >(tee "$folder/errors" >&2)
 code=$?
 case $code in
-  0) verdict=passed ;;
+  0) verdict=passed
+     # A check that passed has written its report; --help among the arguments has not.
+     [ -s "$report" ] || { code=2; verdict=refused; } ;;
   1) verdict=failed ;;
   3) verdict=inconclusive ;;
   *) verdict=refused ;;

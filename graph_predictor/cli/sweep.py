@@ -189,7 +189,8 @@ def _shown(found: graph_predictor_sweep.Sweep, goal: graph_predictor_sweep.Goal 
 def _plain(table: pd.DataFrame, found: graph_predictor_sweep.Sweep) -> dict[str, object]:
     rows = [{name: None if isinstance(value, float) and value != value else value for name, value in row.items()}
             for row in table.to_dict("records")]
-    return {"axes": list(found.axes), "points": len(found.table), "resumed": found.resumed, "rows": rows}
+    return {"axes": list(found.axes), "points": len(found.table), "resumed": found.resumed, "notes": list(found.notes),
+            "rows": rows}
 
 
 def _report(found: graph_predictor_sweep.Sweep, shown: pd.DataFrame, goal: graph_predictor_sweep.Goal | None,
@@ -205,7 +206,7 @@ def _report(found: graph_predictor_sweep.Sweep, shown: pd.DataFrame, goal: graph
     which = "".join(f", step {times}" for times in priced["times"].unique())
     report.table(f"{what}: {min(len(priced), top):,} of {len(table):,}{which}", columns,
                  (_cells(row, found.axes, known) for row in priced.head(top).to_dict("records")))
-    report.notes(_warnings(priced))
+    report.notes([*found.notes, *_warnings(priced)])
     if priced.empty:
         report.line()
         report.line("No point is feasible.")

@@ -11,7 +11,7 @@ from graph_predictor.figures import as_shown
 from graph_predictor.prediction.result import which_times
 from graph_predictor.recorded.facts import RecordedFacts
 from tracer.lazy import pandas as pd
-from tracer.shown import MOST_BARS, Chart, ChartSeries, Shown
+from tracer.shown import MOST_BARS, Chart, ChartSeries, Shown, frame_of
 
 
 class DifferenceKind(Enum):
@@ -41,6 +41,10 @@ class DifferenceKind(Enum):
 
 UNEXPLAINED = (DifferenceKind.IRREGULAR, DifferenceKind.REPLAY)
 """Kinds that name what is left over rather than a cause."""
+
+
+PART_COLUMNS = ("kind", "what", "module", "places", "time_us", "certain_us", "hidden_us", "before_us", "after_us")
+"""Columns of the table of parts, which it has without a row too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class Difference(Shown):
 
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``parts``: every cause, times in µs."""
-        return {"parts": lambda: pd.DataFrame([part.to_json() for part in self.parts])}
+        return {"parts": lambda: frame_of((part.to_json() for part in self.parts), PART_COLUMNS)}
 
     def chart(self) -> Chart:
         """Return the two steps, and below them the causes of their difference."""

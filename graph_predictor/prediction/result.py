@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from tracer.device_memory import PEAK, MemoryAccount, memory_moments, scaled_acc
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.input_file import list_of
 from tracer.lazy import pandas as pd
-from tracer.shown import Chart, ChartSeries, Shown
+from tracer.shown import Chart, ChartSeries, Shown, frame_of
 
 SIZES = "sizes"
 """The edit whose factor temporaries share; recomputation's is on activations alone."""
@@ -246,7 +246,7 @@ class Prediction(SteadyStep, Shown):
             return pd.DataFrame({key: list(values), value: list(values.values())})
 
         return {
-            "critical_path": lambda: pd.DataFrame([asdict(each) for each in self.critical_path]),
+            "critical_path": lambda: frame_of(map(asdict, self.critical_path), [one.name for one in fields(PathItem)]),
             "bounds": lambda: by_name("bound", "time_us", self.bounds_us),
             "families": lambda: by_name("family", "time_us", self.families_us),
             "sources": lambda: by_name("source", "share", self.sources),

@@ -26,7 +26,7 @@ from graph_predictor.simulation.program import Bound
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.lazy import pandas as pd
-from tracer.shown import Chart, ChartSeries, Shown
+from tracer.shown import Chart, ChartSeries, Shown, frame_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +251,9 @@ class Breakdown(Shown):
         """
         found = self.to_json()
         totals = self.total().to_json()
-        return {"critical_path": partial(pd.DataFrame, found["critical_path"]),
-                **{name: partial(pd.DataFrame, totals[name]) for name in ("operations", "modules", "kernels")},
-                "steps": lambda: pd.DataFrame(found["steps"])[["rank", "step", "measured_us", "simulated_us", "counts",
-                                                               "why_not"]]}
+        rows = {"critical_path": found["critical_path"], **{name: totals[name] for name in (
+            "operations", "modules", "kernels")}, "steps": found["steps"]}
+        return {name: partial(frame_of, rows[name], columns) for name, columns in _TABLES.items()}
 
     def chart(self) -> Chart:
         """Return the critical path by bound."""
@@ -284,6 +283,13 @@ class Breakdown(Shown):
                  **s.totals.to_json(top)} for s in self.steps],
             "notes": self.notes,
         }
+
+
+_HOST_COLUMNS = ("calls", "host_us", "waiting_us", "gpu_us")
+_TABLES = {"critical_path": ("operation", "bound", "time_us", "share"), "operations": ("operation", *_HOST_COLUMNS),
+           "modules": ("module", *_HOST_COLUMNS), "kernels": ("kernel", "count", "total_us", "mean_us", "share"),
+           "steps": ("rank", "step", "measured_us", "simulated_us", "counts", "why_not")}
+"""Columns of a breakdown's tables, which they have without a row too."""
 
 
 def breakdown(replay: Replay, *, step: str | None = None, spans: bool = True) -> Breakdown:

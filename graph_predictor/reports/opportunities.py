@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from graph_predictor.edits.registry import OPTIONS
@@ -20,7 +21,7 @@ from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job
 from tracer.lazy import pandas as pd
-from tracer.shown import Chart, ChartSeries, Shown
+from tracer.shown import Chart, ChartSeries, Shown, frame_of
 
 NOTHING = 5e-4
 """A gain of less than this share of the step is none."""
@@ -66,6 +67,11 @@ class Opportunity:
     notes: tuple[str, ...] = ()
 
 
+_TABLES = {"opportunities": ("name", "option", "is_bound", "gain_us", "gain", "interval_us", "step_time_us", "bound",
+                             "sources", "notes"), "left_out": ("name", "reason")}
+"""Columns of the tables, which they have without a row too."""
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Opportunities(Shown):
     """The edits of a step that save most, and those left out.
@@ -91,8 +97,7 @@ class Opportunities(Shown):
     def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
         """``opportunities``, times in µs, and ``left_out`` with the reasons."""
         found = self.to_json()
-        return {"opportunities": lambda: pd.DataFrame(found["opportunities"]),
-                "left_out": lambda: pd.DataFrame(found["left_out"])}
+        return {name: partial(frame_of, found[name], columns) for name, columns in _TABLES.items()}
 
     def chart(self) -> Chart:
         """Return what each change saves, with its interval."""

@@ -421,8 +421,11 @@ def _count(process: TrackList, name: str, up: Int64, down: Int64) -> CountBlock:
     return CountBlock(process, name, at[last], value[last])
 
 
+MOST_LANES = 100  # chosen: nobody looks at more; a lane more for each kernel would take the square of them
+
+
 def lanes(start: Int64, end: Int64) -> Int64:
-    """The first lane in which each interval overlaps no other."""
+    """The first lane in which each interval overlaps no other; the last of ``MOST_LANES`` where each has one."""
     order = np.argsort(start, kind="stable")
     reached = np.maximum.accumulate(end[order])
     lanes = np.zeros(len(start), np.int64)
@@ -430,9 +433,9 @@ def lanes(start: Int64, end: Int64) -> Int64:
         return lanes
     free: list[int] = []
     for row, begin, finish in zip(order.tolist(), start[order].tolist(), end[order].tolist(), strict=True):
-        lane = next((i for i, until in enumerate(free) if until <= begin), len(free))
+        lane = next((i for i, until in enumerate(free) if until <= begin), min(len(free), MOST_LANES - 1))
         if lane == len(free):
             free.append(finish)
-        free[lane] = finish
+        free[lane] = max(free[lane], finish)
         lanes[row] = lane
     return lanes

@@ -2,7 +2,8 @@
 
 The journal of a sweep: every finished point, one line each, so that a sweep that was ended goes on where it was.
 
-The first line says what the points are of. A line that was cut off by a killed process is left out and written again.
+The first line says what the points are of. A line that was cut off by a killed process is left out and written again;
+one that is damaged is named, and its point predicted again.
 """
 
 from __future__ import annotations
@@ -125,6 +126,8 @@ class Journal:
         self._about = about
         self.rows: dict[str, dict[str, Any]] = {}
         """Finished points' rows by their keys."""
+        self.notes: list[str] = []
+        """Says which lines are damaged."""
         try:
             self._file: IO[bytes] = _opened(self.path)
         except OSError as error:
@@ -191,11 +194,17 @@ class Journal:
             self._write(msgspec.json.encode({"foretrace_sweep": FORMAT, "about": self._about}) + b"\n")
             return
         self._check(_decoded(lines[0]))
-        for line in lines[1:]:
+        damaged = []
+        for number, line in enumerate(lines[1:], 2):
             entry = _decoded(line)
-            if not isinstance(entry, dict) or not isinstance(entry.get("row"), dict) or "key" not in entry:
-                raise self._broken()
-            self.rows[str(entry["key"])] = entry["row"]
+            if isinstance(entry, dict) and isinstance(entry.get("row"), dict) and "key" in entry:
+                self.rows[str(entry["key"])] = entry["row"]
+            else:
+                damaged.append(str(number))
+        if damaged:
+            are, whose = ("is", "its point was") if len(damaged) == 1 else ("are", "their points were")
+            named = ", ".join(damaged[:8]) + (", …" if len(damaged) > 8 else "")
+            self.notes.append(f"{self.path}: line {named} {are} damaged; {whose} predicted again.")
         if len(whole) < len(data):
             self._file.truncate(len(whole))
 

@@ -159,6 +159,7 @@ class Sweep(Shown):
         table: a row a point, in the order of the space: the axes' columns, then ``rows.COLUMNS``.
         axes: names of the axes' columns.
         resumed: points that an earlier run had finished.
+        notes: what is to be known of the run.
     """
 
     table: pd.DataFrame
@@ -239,7 +240,7 @@ def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[s
         if output is not None and journal is not None:
             write_frame(table, output)
             journal.remove()
-    return Sweep(table, axes, resumed)
+    return Sweep(table, axes, resumed, tuple(journal.notes) if journal is not None else ())
 
 
 def _run(source: SweepSource, study: Study, points: Sequence[Point], price: float | None, backend: str,

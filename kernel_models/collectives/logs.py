@@ -12,6 +12,7 @@ quickest one's time of the same collective is its transfer. Give the directory o
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ import msgspec
 from kernel_models.collectives.call import CollectiveKind, CommError, Placement, collective_kind, dtype_name
 from kernel_models.collectives.measurements import CollectiveMeasurements, Hints, join, make_measurements
 from kernel_models.collectives.text_logs import is_mpi, is_nccl_tests, is_param, read_mpi, read_nccl_tests, read_param
+from tracer.columns import MOST_RANKS
 from tracer.input_file import read_input
 from tracer.table_input import FORMATS, read_frame
 
@@ -77,8 +79,7 @@ def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
                 kinds[raw] = raw if isinstance(raw, CollectiveKind) else collective_kind(str(raw))
             ranks = int(values["ranks"][i]) if "ranks" in values else hints.ranks or 1
             per_node = int(values["per_node"][i]) if "per_node" in values else hints.per_node or ranks
-            if (ranks, per_node) not in placements:
-                placements[ranks, per_node] = Placement.even(ranks, per_node)
+            placement = _placement(placements, ranks, per_node)
             dtype = dtype_name(str(values["dtype"][i])) if "dtype" in values else hints.dtype
             if not (float(size) >= 0 and float(time) > 0):
                 raise ValueError(f"{size} bytes in {time}")
@@ -87,10 +88,22 @@ def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
         backend = _text(values, "backend", i) or hints.backend
         origin = (backend, _text(values, "device", i), _text(values, "system", i))
         by_origin.setdefault(origin, []).append(
-            (kinds[raw], dtype, placements[ranks, per_node], float(size), float(time) * scale))
+            (kinds[raw], dtype, placement, float(size), float(time) * scale))
+    if len(by_origin) > MOST_ORIGINS:
+        raise CommError(f"{name}: the table is of {len(by_origin):,} backends, devices and systems together, more than "
+                        f"{MOST_ORIGINS}; give those of one at a time.")
     if not by_origin:
         raise CommError(f"{name}: the table has no rows; give one with measurements.")
     return join(make_measurements(rows, *origin) for origin, rows in by_origin.items())
+
+
+def _placement(known: dict[tuple[int, int], Placement], ranks: int, per_node: int) -> Placement:
+    """Where the ranks of a group lie, each shape of groups once. Raises ``CommError``: no cluster has so many."""
+    if (ranks, per_node) not in known:
+        known[ranks, per_node] = Placement.even(ranks, per_node)
+        if len(known) > MOST_SHAPES or sum(-(-all_ranks // node) for all_ranks, node in known) > MOST_RANKS:
+            raise CommError(f"the groups have more than {MOST_SHAPES} shapes, or more nodes than any cluster has")
+    return known[ranks, per_node]
 
 
 def _text(values: dict[str, list[Any]], key: str, row: int) -> str:
@@ -118,6 +131,7 @@ def _time(columns: dict[str, Any], name: str) -> tuple[Any, float]:
     return columns[best], _TO_US[timed[best][1]]
 
 
+MOST_SHAPES, MOST_ORIGINS = 500, 100  # chosen: each shape of groups, backend and device of a file is fitted by itself
 MOST_INSPECTOR_BYTES = 2 << 30  # chosen: memory
 _SCALED = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
 """Kinds whose payload is counted over all ranks."""
@@ -167,13 +181,15 @@ def read_inspector(files: list[Path], hints: Hints) -> CollectiveMeasurements:
                         "the run.")
     quickest: dict[tuple[str, int], tuple[CollectiveKind, Placement, float, float]] = {}
     ranks: dict[tuple[str, int], int] = {}
+    placements: dict[tuple[int, int], Placement] = {}
     skipped = 0
     for file in files:
         for line in _lines(read_input(file).decode("utf-8", "replace"), file.name):
             done, head = line.coll_perf, line.header
             if done is None:
                 continue
-            if head.n_ranks < 2 or done.coll_exec_time_us <= 0 or done.coll_msg_size_bytes < 0:
+            if (head.n_ranks < 2 or not 0 < done.coll_exec_time_us < math.inf
+                    or not 0 <= done.coll_msg_size_bytes < math.inf or not 0 <= done.coll_algobw_gbs < math.inf):
                 skipped += 1
                 continue
             try:
@@ -183,7 +199,8 @@ def read_inspector(files: list[Path], hints: Hints) -> CollectiveMeasurements:
                 continue
             key = head.id, done.coll_sn
             ranks[key] = ranks.get(key, 0) + 1
-            placement = Placement.even(head.n_ranks, -(-head.n_ranks // max(head.nnodes, 1)))
+            shape = head.n_ranks, -(-head.n_ranks // max(head.nnodes, 1))
+            placement = _placement(placements, *shape)
             time = min(done.coll_exec_time_us, quickest[key][3] if key in quickest else done.coll_exec_time_us)
             quickest[key] = kind, placement, _payload(kind, head.n_ranks, done), time
     if not quickest:

@@ -9,15 +9,15 @@ source of the figure in the file says so.
 from __future__ import annotations
 
 import re
-import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_models.collectives.call import CommError
-from kernel_models.collectives.topology import networks
+from kernel_models.collectives.topology import networks, node_of
 from kernel_models.device import DeviceSpec
-from tracer.input_file import read_input, why_unopened
+from tracer.guard import MOST_XML_BYTES, DecodeError, parse_xml
+from tracer.input_file import from_toml, open_input, why_unopened
 
 LINK_GBPS = {"volta": 25.0, "ampere": 25.0, "hopper": 25.0, "blackwell": 50.0}
 """One NVLink one way, 10⁹ bytes/s: NVIDIA's data sheets (V100 300 over 6 links both ways, A100 600 over 12, H100 900
@@ -27,10 +27,11 @@ LINKS_OF_A_GPU = {"volta": 6, "ampere": 12, "hopper": 18, "blackwell": 18}
 REDUCING = ("hopper", "blackwell")
 """Architectures whose switches add up (NVLink SHARP)."""
 SWITCH_CLASS = "0x068000"
-MOST_BYTES = 64 << 20  # chosen: memory; a node's map has some kB
+MOST_COLUMNS = 1024
+"""Of a table: more than any node has, of which the largest join 72 GPUs."""
 _CELL = re.compile(r"NV(\d{1,3})$|X$|PIX$|PXB$|PHB$|NODE$|SYS$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_LANES = re.compile(r"([\d.]+) GT/s")
+_LANES = re.compile(r"(\d{1,4}(?:\.\d{1,4})?) GT/s", re.ASCII)
 _USUAL = {12.5: "ib-edr", 25.0: "ib-hdr", 50.0: "ib-ndr", 100.0: "ib-xdr"}
 """Networks by the rate of a card."""
 
@@ -61,12 +62,13 @@ def read_node_map(path: str, device: DeviceSpec) -> NodeMap:
         CommError: the file cannot be read, is neither, or says nothing of GPUs.
     """
     try:
-        text = read_input(Path(path)).decode("utf-8", "replace")
+        with open_input(path) as stream:
+            data = stream.read(MOST_XML_BYTES + 1)
     except OSError as error:
         raise CommError(why_unopened(Path(path), error)) from None
-    name = Path(path).name
-    if len(text) > MOST_BYTES:
-        raise CommError(f"{name} is larger than {MOST_BYTES >> 20} MiB: no map of a node is.")
+    name, text = Path(path).name, data.decode("utf-8", "replace")
+    if len(data) > MOST_XML_BYTES:
+        raise CommError(f"{name} is larger than {MOST_XML_BYTES >> 20} MiB: no map of a node is; write it again.")
     found = _read_xml(text, name) if text.lstrip().startswith("<") else _read_table(text, name, device)
     if not found.nvlinks:
         raise CommError(f"{name} names no GPU: give the output of nvidia-smi topo -m, or what NCCL wrote to "
@@ -78,7 +80,7 @@ def node_file(found: NodeMap, device: DeviceSpec, name: str) -> str:
     """Return the node as the TOML text that ``--topology FILE.toml`` takes, each figure with its source.
 
     Raises:
-        CommError: links of a device whose NVLinks are not known, or a name that no node can have.
+        CommError: links of a device whose NVLinks are not known, or a name or figures that no node can have.
     """
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
         raise CommError(f"{name!r} is no name of a node: use a-z, 0-9 and -.")
@@ -104,7 +106,7 @@ def node_file(found: NodeMap, device: DeviceSpec, name: str) -> str:
     reduces = kind == "nvswitch" and device.architecture in REDUCING
     sources["switch"] = "NVIDIA H100 architecture whitepaper, 2023: NVLink SHARP in switches since Hopper"
     quoted = "\n".join(f"{key} = {_quoted(text)}" for key, text in sources.items())
-    return (f"# {len(found.nvlinks)} GPUs as {found.of} says.\n"
+    text = (f"# {len(found.nvlinks)} GPUs as {found.of} says.\n"
             "# Bandwidths are one way, 10^9 bytes/s, of one GPU or one network card. Each figure names its source, a "
             "key of [sources].\n\n"
             f'name = "{name}"\ndevice = "{device.name}"\narchitecture = "{device.architecture}"\nlink = "{kind}"\n'
@@ -113,6 +115,11 @@ def node_file(found: NodeMap, device: DeviceSpec, name: str) -> str:
             f'peer_gbps = {{ value = {peer:g}, source = "{source}" }}\n'
             f'nics = {{ value = {cards}, source = "cards" }}\n'
             f'in_switch_reduction = {{ value = {int(reduces)}, source = "switch" }}\n')
+    try:
+        node_of(from_toml(text.encode()), Path())
+    except (DecodeError, ValueError) as error:
+        raise CommError(f"{found.of} has figures that no node has ({error}); write it again on the node.") from None
+    return text
 
 
 def _read_table(text: str, name: str, device: DeviceSpec) -> NodeMap:
@@ -120,7 +127,7 @@ def _read_table(text: str, name: str, device: DeviceSpec) -> NodeMap:
     rows = [[cell.strip() for cell in re.split(r"\t+|\s{2,}", _COLOURS.sub("", line).strip())]
             for line in text.splitlines() if line.strip()]
     header = next((row for row in rows if "GPU0" in row), None)
-    if header is None:
+    if header is None or len(header) > MOST_COLUMNS:
         raise CommError(f"{name} is no map of a node: it has no row of GPU0, GPU1, … as nvidia-smi topo -m prints, and "
                         "is no XML of NCCL's.")
     columns = [each for each in header if re.fullmatch(r"GPU\d+|NIC\d+|mlx\d+_\w+|hfi1_\d+", each)]
@@ -144,28 +151,25 @@ def _read_table(text: str, name: str, device: DeviceSpec) -> NodeMap:
 
 def _read_xml(text: str, name: str) -> NodeMap:
     """NCCL's dump: a tree of PCI bridges with GPUs (their NVLinks within) and network cards."""
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise CommError(f"{name} declares entities, which NCCL never writes; it is not read.")
     try:
-        root = ET.fromstring(text)
-    except ET.ParseError as error:
-        raise CommError(f"{name} is no whole XML ({error}): copy what NCCL wrote to NCCL_TOPO_DUMP_FILE again.") \
-            from None
+        root = parse_xml(text)
+    except DecodeError as error:
+        raise CommError(f"{name} is not read: {error}; copy what NCCL wrote to NCCL_TOPO_DUMP_FILE again.") from None
     links, switched, slots = [], False, []
     for pci in root.iter("pci"):
         for gpu in pci.findall("gpu"):
             counts = [(_whole(link.get("count")), link.get("tclass", "")) for link in gpu.findall("nvlink")]
             links.append(sum(count for count, _ in counts))
             switched = switched or any(kind == SWITCH_CLASS for _, kind in counts)
-            slots.append(_slot_gbps(pci))
+            slots.append(_slot_gbps(pci.get("link_speed", ""), pci.get("link_width")))
     cards = [_whole(net.get("speed")) / 8e3 for net in root.iter("net") if _whole(net.get("speed")) > 0]
     return NodeMap(f"NCCL's dump ({name})", tuple(links), switched, min(filter(None, slots), default=0.0),
                    tuple(cards))
 
 
-def _slot_gbps(pci: ET.Element) -> float:
+def _slot_gbps(rate_of_lane: str, lanes: str | None) -> float:
     """A slot's rate one way: GT/s × lanes, coded 128b/130b from 8 GT/s on, 8b/10b below; 0.0 where not said."""
-    speed, width = _LANES.match(pci.get("link_speed", "")), _whole(pci.get("link_width"))
+    speed, width = _LANES.match(rate_of_lane), _whole(lanes)
     if speed is None or not width:
         return 0.0
     rate = float(speed.group(1))
@@ -173,7 +177,7 @@ def _slot_gbps(pci: ET.Element) -> float:
 
 
 def _whole(text: str | None) -> int:
-    return int(text) if text is not None and text.isdigit() and len(text) < 10 else 0
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
 def _quoted(text: str) -> str:

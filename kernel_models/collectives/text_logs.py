@@ -240,8 +240,12 @@ def read_param(text: str, name: str, hints: Hints) -> CollectiveMeasurements:
     if not found:
         raise CommError(f"{name}: there is no COMMS-RES row of results in it; give the whole output of comms.py.")
     rows = []
+    placements: dict[CollectiveKind, Placement] = {}
     for number, kind, size, elements, median, *_ in found:
-        placement = hints.placement() if hints.ranks else _ranks_by_bus_factor(found, kind, f"{name}, line {number}")
+        if kind not in placements:
+            placements[kind] = hints.placement() if hints.ranks else _ranks_by_bus_factor(
+                found, kind, f"{name}, line {number}")
+        placement = placements[kind]
         total = elements * (1 if kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.BROADCAST, CollectiveKind.REDUCE)
                             else placement.ranks)
         width = round(size / total) if total else 0

@@ -215,18 +215,23 @@ def node_type(name: str) -> NodeType:
 
 def read_node(path: Path) -> NodeType:
     """Read one node type's file. Raises ``CommError`` where a figure is missing, no number, or without a source."""
-    data = _toml(path)
     try:
-        figures, sources = _figures(table_in(data, "figures"), "figures", _NODE, sources_in(data))
-        name, device, architecture, link, network = (text_in(data, key, key) for key in _NODE_TEXTS)
-        check_architecture(architecture, (*ARCHITECTURES["nvidia"], *ARCHITECTURES["amd"], "host"))
-        device = str(path.parent / device) if device.endswith(".toml") else device
-        return _checked_node(NodeType(
-            name, device, architecture, link, network, int(figures["gpus"]), figures["peer_gbps"],
-            int(figures["nics"]), bool(figures["in_switch_reduction"]), sources))
+        return node_of(_toml(path), path.parent)
     except ValueError as error:
         raise CommError(f"{path} is no node type: {error}; compare it with a shipped one (foretrace topologies "
                         "dgx-h200 --toml).") from None
+
+
+def node_of(data: Mapping[str, Any], folder: Path) -> NodeType:
+    """Return the node type of a file's values; its device may be a file below ``folder``. Raises ``ValueError`` where
+    a figure is missing, no number, or without a source."""
+    figures, sources = _figures(table_in(data, "figures"), "figures", _NODE, sources_in(data))
+    name, device, architecture, link, network = (text_in(data, key, key) for key in _NODE_TEXTS)
+    check_architecture(architecture, (*ARCHITECTURES["nvidia"], *ARCHITECTURES["amd"], "host"))
+    device = str(folder / device) if device.endswith(".toml") else device
+    return _checked_node(NodeType(
+        name, device, architecture, link, network, int(figures["gpus"]), figures["peer_gbps"],
+        int(figures["nics"]), bool(figures["in_switch_reduction"]), sources))
 
 
 def _checked_node(node: NodeType) -> NodeType:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from kernel_models.families import load
 from kernel_models.op_call import DIMENSIONS, Family, OpCall, TensorSpec, promoted, scalar_type, short_dtype
+from tracer.guard import MOST_PART
 from tracer.views import Argument
 
 
@@ -267,7 +268,7 @@ def forward_rule(name: str) -> Rule | None:
     """The rule for an operation's own work."""
     _load()
     found = _by_name(FORWARD, name)
-    if found is None:
+    if found is None and len(name) <= MOST_PART:  # generated names have up to 200 characters; longer ones take long
         found = next((rule for expression, rule in PATTERNS if expression.fullmatch(name)), None)
     return found
 

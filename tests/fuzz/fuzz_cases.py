@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from random import Random
 
+import fuzz_foreign as foreign
 import fuzz_mutators as mutators
 import fuzz_options as options
 from fuzz_mutators import Mutator
@@ -72,8 +73,13 @@ class Kind:
     commands: Sequence[str]
 
 
-M = mutators
-_TRACE = (*[M.trace_events] * 6, *[M.json_tree] * 2, M.plain_bytes, M.json_text)
+M, F = mutators, foreign
+_TRACE = (*[M.trace_events] * 6, *[M.json_tree] * 2, M.plain_bytes, M.json_text, F.json_bomb, F.nested_ranges)
+_TABLE = {".csv": (M.table_text(","), M.table_text(","), M.plain_bytes, F.table_bomb(",")),
+          ".tsv": (M.table_text("\t"), F.table_bomb("\t")), ".jsonl": (M.json_lines, F.lines_bomb),
+          ".parquet": (M.parquet_table,), ".json": (M.json_tree, M.json_tree, M.plain_bytes, M.json_text, F.json_bomb)}
+_READ = ("inspect IN", "inspect IN --json", "replay IN", "breakdown IN", "breakdown IN --json", "diff IN IN",
+         "convert IN -o OUT/a.foretrace", "export IN -o OUT/e.json", "memory IN")
 _GRAPH = (*[M.graph_file] * 8, M.zip_odd)
 _STEP = ("replay IN {maybe}", "breakdown IN {maybe}", "predict IN {option}", "predict IN {option}",
          "predict IN {option}", "inspect IN {maybe}", "diff IN SEED/kineto.json {maybe}",
@@ -92,11 +98,28 @@ _STEP = ("replay IN {maybe}", "breakdown IN {maybe}", "predict IN {option}", "pr
 
 _SEEDS = ("kineto.json", "kineto.json.gz", "job", "checked/mlp", "checked", "et.json", "graph.foretrace",
           "job.foretrace", "device.profile", "comm.json", "campaign", "sweep", "nccl.log", "collectives.csv",
-          "collectives.parquet", "table.csv", "table.parquet", "plan.toml", "job.toml", "device.toml", "node.toml")
+          "collectives.parquet", "table.csv", "table.parquet", "plan.toml", "job.toml", "device.toml", "node.toml",
+          "nsys.sqlite",          "rocprof.json", "snapshot.pickle", "topo.txt", "topo.xml", "embeddings.csv")
 KINDS: dict[str, Kind] = {
     "kineto": Kind(["kineto.json", "kineto_linear.json", "kineto_cpu.json", "kineto_2020.json"], {"": _TRACE}, _STEP),
     "kineto-gz": Kind(["kineto.json.gz"], {"": (M.gzip_bytes, M.trace_events, M.gzip_odd)}, (
         "replay IN", "inspect IN", "predict IN")),
+    "modules": Kind(["kineto_modules.json"], {"": (M.trace_events, F.json_bomb, *[F.nested_ranges] * 3)}, _READ),
+    "nsys": Kind(["nsys.sqlite"], {"": (*[F.sqlite_rows] * 4, *[F.sqlite_pages] * 2, M.plain_bytes)}, _READ),
+    "rocprof": Kind(["rocprof.json"], {"": (*[M.json_tree] * 3, *[F.json_bomb] * 3, M.json_text, M.plain_bytes)},
+                    _READ),
+    "rocprof-gz": Kind(["rocprof.json.gz"], {"": (F.json_bomb, M.gzip_bytes, M.gzip_odd)}, _READ),
+    "snapshot": Kind(["snapshot.pickle"], {"": (*[F.pickle_tree] * 3, *[F.pickle_operations] * 2, M.plain_bytes)}, (
+        "memory IN", "memory IN --json", "memory IN --memory-of {count}")),
+    "node-map": Kind(["topo.xml", "topo.txt"], {".xml": (*[F.xml_attributes] * 4, M.plain_bytes),
+                                                ".txt": (*[F.node_table] * 4, M.plain_bytes)}, (
+        *["topologies mine --from IN --device {device}"] * 2, *["topologies mine --from IN --device h100-sxm"] * 3)),
+    "embeddings": Kind(["embeddings.csv", "embeddings.json"], _TABLE, (
+        "shard IN --gpus 2", "shard IN --gpus 2 --json", "shard IN --gpus 2 --kinds table_wise")),
+    "indices": Kind(["indices.csv", "indices.parquet"], _TABLE, (
+        "price aten::embedding_bag --shapes 1000x64,128,32 --device h200-sxm --indices IN",)),
+    "inspector": Kind(["inspector.log"], {"": (*[M.json_lines] * 3, *[F.json_bomb] * 2, F.lines_bomb, M.plain_bytes)}, (
+        "comm fit IN -o OUT/c.json --topology dgx-h100", "comm fit IN -o OUT/c.json --topology dgx-h100x2 --json")),
     "job": Kind(["job"], {"": _TRACE}, _STEP),
     # Of a real recording, and files of one's own that are given to ``fuzz_run.py --traces``.
     "recorded": Kind(["recorded"], {"graph.foretrace": _GRAPH, "context.json": (M.json_tree,)},
@@ -146,14 +169,11 @@ KINDS: dict[str, Kind] = {
         "comm fit IN -o OUT/c.json --topology dgx-h100 {option}",
         "comm backends mine=IN SEED/choices.json -o OUT/b.json --ranks 8 {option}",
         "comm fit IN SEED/nccl.log -o OUT/c.json --topology dgx-h100x2 --ranks 8 --collective all_reduce --json")),
-    "comm-table": Kind(["collectives.csv", "collectives.tsv", "collectives.jsonl", "collectives.parquet"], {
-        ".csv": (M.table_text(","), M.table_text(","), M.plain_bytes), ".tsv": (M.table_text("\t"),),
-        ".jsonl": (M.json_lines,), ".parquet": (M.parquet_table,)}, (
+    "comm-table": Kind(["collectives.csv", "collectives.tsv", "collectives.jsonl", "collectives.parquet"], _TABLE, (
         "comm fit IN -o OUT/c.json --topology dgx-h100 {option}",
         "comm fit IN -o OUT/c.json --topology dgx-h100 --json")),
     "table": Kind(["table.csv", "table.parquet", *(f"{form}{ending}" for ending in (".csv", ".parquet") for form in (
-        "neusight", "vidur", "attention", "operators", "generic"))], {
-        ".csv": (M.table_text(","), M.table_text(","), M.plain_bytes), ".parquet": (M.parquet_table,)}, (
+        "neusight", "vidur", "attention", "operators", "generic"))], _TABLE, (
         "models evaluate SEED/device.profile IN", "models evaluate SEED/device.profile IN --json",
         "fit IN -o OUT/a.profile --device h200-sxm {maybe}")),
     "plan-toml": Kind(["plan.toml"], {"": (M.toml_text, M.toml_text, M.plain_bytes)}, (
@@ -260,7 +280,8 @@ QUICK = tuple(name for name in KINDS if name not in ("given", "programs", "scrip
 _ALL_COMMANDS = [command for name in QUICK for command in KINDS[name].commands if name not in ("sweep", "output")]
 _ODD = ["fifo", "directory", "/dev/zero", "/dev/full", "/dev/stdin", "nowhere", "../in", ".", "/etc/passwd",
         "/proc/self/mem", "\x1b[31m"]
-_WEIGHTS = {"mixed": 5, "odd-file": 2, "device-toml": 2, "topology-toml": 2, "kineto": 6, "job": 3, "foretrace": 4,
+_WEIGHTS = {"nsys": 4, "rocprof": 3, "snapshot": 3, "node-map": 2, "modules": 2, "mixed": 5,
+            "odd-file": 2, "device-toml": 2, "topology-toml": 2, "kineto": 6, "job": 3, "foretrace": 4,
             "profile": 3, "comm-profile": 2, "capture": 3, "baseline": 2, "options": 5, "words": 9, "given": 20,
             "log": 2,
             "comm-table": 2}

@@ -2,12 +2,11 @@
 
     python tests/fuzz/fuzz_run.py --cases 20000 [--seed 1] [--jobs 2] [--kind kineto] [--out out/fuzz]
 
-Hypothesis makes the choices (a run with the same seed makes the same), ``fuzz_mutators`` damages sound files of every
-kind, and real commands read them. Wrong are: a traceback or "a bug", an exit code that a command does not have,
-over 20 s,
-over 1.5 GB,
-and printed numbers that are none. What is found is kept as a directory each: ``fuzz_run.py --again DIR`` runs
-it again.
+Hypothesis makes the choices (a run with the same seed makes the same), ``fuzz_mutators`` and ``fuzz_foreign`` damage
+sound files of every kind, and real commands read them. Wrong are: a traceback or "a bug", an exit code that a command
+does not have, over 20 s, over 1.5 GB, a warning, and printed numbers that are none. Small files may not become large:
+what only reads (``READING``) has 5 s of processor time for less than 2 MB, half a gigabyte for less than 1 MB, and
+10 s in all. What is found is kept as a directory each: ``fuzz_run.py --again DIR`` runs it again.
 """
 
 from __future__ import annotations
@@ -39,6 +38,11 @@ CODES = {"check": {0, 1, 2, 3}, "plan": {0, 1, 2}, "sweep": {0, 1, 2}, "capture"
 """Exit codes of commands that are gates, or end as the program does that they run; all others end with 0 or 2."""
 _GONE = 141
 """Exit code where nobody reads the output any more."""
+READING = frozenset({"inspect", "replay", "breakdown", "memory", "topologies", "convert", "export", "diff", "shard",
+                     "comm", "models", "fit", "devices", "price"})
+"""Commands whose time and memory are to be those of the file."""
+SMALL_SECONDS, SMALL_BYTES, HUNG_SECONDS = 5, 500_000_000, 10
+"""What reading may take: of a file of less than 2 MB, of one of less than 1 MB, and of any."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _CHUNK = 200
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -62,6 +66,13 @@ class Outcome:
     where: str = ""
     """The line of foretrace that raised, for what is wrong by an exception."""
     text: str = ""
+    own: int = 0
+    """Bytes beyond those that its process began with."""
+
+    @property
+    def given(self) -> int:
+        """Bytes of its input."""
+        return sum(map(len, self.case.files.values()))
 
 
 @dataclass
@@ -74,6 +85,8 @@ class Tally:
     processor: float = 0.0
     slowest: float = 0.0
     largest: int = 0
+    amplified: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By kind the most seconds of processor, and bytes, that reading took a byte of an input of 10 kB or more."""
 
     def add(self, outcome: Outcome) -> None:
         """Count an outcome."""
@@ -81,6 +94,10 @@ class Tally:
         self.processor += outcome.processor
         self.codes[f"{outcome.case.kind}: {outcome.wrong or f'exit {outcome.code}'}"] += 1
         self.slowest, self.largest = max(self.slowest, outcome.seconds), max(self.largest, outcome.bytes)
+        if outcome.given >= 10_000 and outcome.case.arguments[0] in READING:
+            before = self.amplified.get(outcome.case.kind, (0.0, 0.0))
+            self.amplified[outcome.case.kind] = (max(before[0], outcome.processor / outcome.given),
+                                                 max(before[1], outcome.own / outcome.given))
         if outcome.wrong:
             self.faults.setdefault((outcome.wrong, outcome.where), []).append(outcome)
 
@@ -96,6 +113,8 @@ class Tally:
         lines = [f"{self.cases:,} cases, {self.processor:,.0f} s of processor; slowest {self.slowest:.1f} s, largest "
                  f"{self.largest / 1e6:,.0f} MB"]
         lines += [f"  {number:7,} {name}" for name, number in sorted(self.by_outcome().items())]
+        lines += [f"  {kind}: at most {1e6 * seconds:,.1f} s of processor a MB, {size:,.0f} bytes a byte"
+                  for kind, (seconds, size) in sorted(self.amplified.items())]
         for (wrong, where), found in sorted(self.faults.items(), key=lambda item: -len(item[1])):
             first = found[0]
             lines += ["", f"{len(found)} × {wrong} at {where or '?'}",
@@ -200,7 +219,8 @@ def run_one(worker: Worker, case: Case, seeds: Path) -> Outcome:
         except OSError as error:  # a name that this file system cannot have
             return Outcome(case, 2, 0.0, 0, text=str(error))
         answer = worker.run(root, argv, case.stdout)
-        outcome = Outcome(case, answer["code"], answer["seconds"], answer["bytes"], answer["processor"])
+        outcome = Outcome(case, answer["code"], answer["seconds"], answer["bytes"], answer["processor"],
+                          own=answer["own"])
         _judge(outcome, answer["hung"], root)
         if case.kind == "output" and not outcome.wrong and not _untouched(case, root / "in"):
             outcome.wrong, outcome.where = "what was there is changed", case.arguments[0]
@@ -222,6 +242,8 @@ def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
         outcome.wrong = f"over {SECONDS} s"
     elif outcome.bytes > BYTES:
         outcome.wrong = f"over {BYTES / 1e9} GB"
+    elif gate in READING and (slow := _amplified(outcome)):
+        outcome.wrong, outcome.text = slow, f"{outcome.given:,} bytes given; {outcome.text}"
     elif any(path.is_file() and not path.is_symlink() and path.stat().st_size >= WRITTEN for path in root.iterdir()):
         outcome.wrong = f"wrote over {WRITTEN / 1e6:.0f} MB"
     elif code < 0:
@@ -230,6 +252,9 @@ def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
         outcome.wrong = "a bug"
     elif "not enough memory" in errors:
         outcome.wrong = "out of memory"
+    elif "Warning: " in errors:
+        outcome.wrong = "a warning"
+        outcome.text = errors[max(errors.index("Warning: ") - 200, 0):][:400]
     elif code not in CODES.get(gate, {0, 2}):
         outcome.wrong = f"exit {code}"
     elif outcome.code == 0 and not any(map(_INFINITE.search, outcome.case.arguments[1:])) and (
@@ -239,6 +264,17 @@ def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
         outcome.text = found.string[max(found.start() - 100, 0):found.end() + 30] if found else "in JSON"
     if outcome.wrong:
         outcome.where = _where(errors) or (gate if outcome.wrong == "a number that is none" else "")
+
+
+def _amplified(outcome: Outcome) -> str:
+    """Say what reading took that its input is too small for."""
+    if outcome.processor > HUNG_SECONDS and outcome.given < 10_000_000:
+        return f"over {HUNG_SECONDS} s to read"
+    if outcome.processor > SMALL_SECONDS and outcome.given < 2_000_000:
+        return f"over {SMALL_SECONDS} s to read less than 2 MB"
+    if outcome.own > SMALL_BYTES and outcome.given < 1_000_000:
+        return f"over {SMALL_BYTES / 1e9} GB to read less than 1 MB"
+    return ""
 
 
 def _text(path: Path) -> str:

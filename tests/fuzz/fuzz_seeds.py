@@ -6,8 +6,11 @@ where others write it. Everything is deterministic and small: a case should cost
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -19,6 +22,7 @@ for _folder in ("graph_predictor", "kernel_models", "tracer"):
     sys.path.append(str(HERE.parent / _folder))
 
 import check_support  # noqa: E402
+import other_profilers  # noqa: E402
 from et_support import node, write_trace  # noqa: E402
 from learned_support import QUICK, gemm_samples, gemm_table  # noqa: E402
 from micro import Micro  # noqa: E402
@@ -183,8 +187,7 @@ def build_seeds(folder: Path, programs: bool = False) -> Path:
     if programs:
         _programs(folder)
     for make in (_traces, _profiles, _collectives, _captures, _campaign, _measured, _datasets, _tomls, _sweep,
-                 _recorded,
-                 _notes):
+                 _recorded, _notes, _foreign):
         make(folder)
     return folder
 
@@ -371,6 +374,60 @@ def _sweep(folder: Path) -> None:
     shutil.copy(folder / "kineto_linear.json", out / "trace.json")
     app(["sweep", str(out / "trace.json"), "--clock", "1,2", "--jobs", "1", "-o", str(out / "points.csv"), "--json"],
         standalone_mode=False)
+
+
+TOPO = "\n".join(["\t" + "\t".join([*(f"GPU{i}" for i in range(4)), "NIC0", "NIC1", "CPU Affinity"]), *(
+    "\t".join([f"GPU{i}", *(" X " if i == j else "NV4" for j in range(4)), "PIX", "SYS", "0-15"]) for i in range(4)), *(
+        "\t".join([f"NIC{i}", *["PIX"] * 4, *(" X " if i == j else "SYS" for j in range(2))]) for i in range(2)), "",
+    "Legend:", "  X    = Self"]) + "\n"
+TOPO_XML = '<system version="1"><cpu numaid="0" arch="x86_64">' + "".join(
+    f'<pci busid="0000:1{i}:00.0" class="0x030200" link_speed="32.0 GT/s PCIe" link_width="16"><gpu dev="{i}" sm="90">'
+    '<nvlink target="0000:c0:00.0" count="18" tclass="0x068000"/></gpu></pci><nic>'
+    f'<net name="mlx5_{i}" dev="{i}" speed="400000" port="1"/></nic>' for i in range(4)) + "</cpu></system>"
+TABLES = "name,rows,columns,bag,dtype,pooling\na,1000,64,4,fp32,sum\nb,50000,32,1,fp16,mean\nc,7,128,20,fp32,sum\n"
+
+
+def _foreign(folder: Path) -> None:
+    """Write what other programs write: recordings of other profilers, a snapshot, maps of a node, tables."""
+    from tracer.kineto import read_kineto
+
+    graph = read_kineto(folder / "kineto.json")
+    (folder / "nsys.sqlite").unlink(missing_ok=True)
+    other_profilers.write_nsys(graph, folder / "nsys.sqlite")
+    other_profilers.write_rocprof(graph, folder / "rocprof.json")
+    (folder / "rocprof.json.gz").write_bytes(gzip.compress((folder / "rocprof.json").read_bytes(), mtime=0))
+    frames = [{"filename": f"/code/{name}.py", "line": 12, "name": name} for name in ("forward", "main")]
+    inner = [{"filename": "/x/site-packages/torch/optim/adam.py", "line": 5, "name": "step"}]
+    events = [{"action": action, "addr": 512 * (i // 2), "size": 512, "stream": 0, "time_us": i, "pool_id": (0, 0),
+               "frames": [*(inner if i % 5 == 0 else []), *frames] if i % 3 else []}
+              for i, action in enumerate(["alloc", "free_requested", "free_completed", "alloc"] * 5 + ["oom"])]
+    block = {"size": 512, "address": 4096, "state": "active_allocated", "frames": frames}
+    (folder / "snapshot.pickle").write_bytes(pickle.dumps({
+        "segments": [{"device": 0, "total_size": 2 << 20, "allocated_size": 5816, "blocks": [block] * 2}],
+        "device_traces": [events, []], "allocator_settings": {"x": None, "y": 0.5}}, 4))
+    (folder / "topo.txt").write_text(TOPO)
+    (folder / "topo.xml").write_text(TOPO_XML)
+    (folder / "embeddings.csv").write_text(TABLES)
+    (folder / "indices.csv").write_text("table,sample,index\n" + "".join(
+        f"{table},{sample},{7 * sample % 5}\n" for table in "ab" for sample in range(40)))
+    pd.read_csv(folder / "indices.csv").to_parquet(folder / "indices.parquet")
+    (folder / "inspector.log").write_text("".join(json.dumps({
+        "header": {"id": "0x7f", "rank": rank, "n_ranks": 8, "nnodes": 1},
+        "metadata": {"inspector_output_format_version": "v4.0"},
+        "coll_perf": {"coll": "AllReduce", "coll_sn": i, "coll_msg_size_bytes": 1 << (10 + i), "coll_exec_time_us":
+                      20 + (1 << (10 + i)) / 200e3 + rank, "coll_algobw_gbs": 1.0}}) + "\n"
+        for i in range(12) for rank in range(2)))
+    rows = list(csv.DictReader(io.StringIO(TABLES)))
+    (folder / "embeddings.json").write_text(json.dumps({"tables": [
+        {key: int(value) if value.isdigit() else value for key, value in row.items()} for row in rows]}))
+    modules = training_step()
+    place = next(event["pid"] for event in modules.events if event.get("cat") == "cpu_op")
+    for step in range(3):
+        at = 1000 + 500 * step
+        for name, begin, end in (("Net_0", 5, 70), ("Linear_0", 8, 45), ("Linear_1", 46, 65)):
+            modules.events.append(modules._row("python_function", f"nn.Module: {name}", at + begin, end - begin, place,
+                                               1, {}))
+    modules.write(folder / "kineto_modules.json")
 
 
 def _recorded(folder: Path) -> None:

@@ -110,15 +110,23 @@ def _one(folder: Path, argv: list[str], stdout: str) -> dict[str, Any]:
         os.killpg(child, signal.SIGKILL)  # what it may have started
     return {"code": os.waitstatus_to_exitcode(status), "seconds": round(time.monotonic() - start, 3),
             "processor": usage.ru_utime + usage.ru_stime,
-            "bytes": usage.ru_maxrss * 1024,
+            "bytes": usage.ru_maxrss * 1024, "own": max(usage.ru_maxrss * 1024 - _held(folder), 0),
             "hung": not ended or usage.ru_utime + usage.ru_stime >= SECONDS}
+
+
+def _held(folder: Path) -> int:
+    """Bytes that a case's process had when it began."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((folder / "held").read_text())
+    return 0
 
 
 def _child(folder: Path, argv: list[str], stdout: str) -> None:
     code = 99
     try:
         os.setsid()
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        size, held = (int(pages) * resource.getpagesize() for pages in Path("/proc/self/statm").read_text().split()[:2])
+        (folder / "held").write_text(str(held))
         resource.setrlimit(resource.RLIMIT_AS, (size + _ADDRESSES, size + _ADDRESSES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (WRITTEN, WRITTEN))
@@ -198,7 +206,7 @@ class Worker:
         except (RuntimeError, BrokenPipeError):
             self.close()
             self._start()
-            return {"code": -1, "seconds": 0.0, "processor": 0.0, "bytes": 0, "hung": False}
+            return {"code": -1, "seconds": 0.0, "processor": 0.0, "bytes": 0, "own": 0, "hung": False}
 
     def close(self) -> None:
         """End the process."""

@@ -368,6 +368,18 @@ def test_every_table_of_a_job_can_be_written(tmp_path: Path) -> None:
         assert rows == [len(job.to_pandas(name)) for name in job.tables()]
 
 
+def test_tables_without_rows_have_their_columns(tmp_path: Path) -> None:
+    job = read_job(CPU_SMALL / "kineto.json.gz")
+    for result, table in ((foretrace.breakdown(replay(job)), "kernels"), (foretrace.diff(job, job), "parts"),
+                          (foretrace.opportunities(job, top=100), "left_out")):
+        path = tmp_path / f"{table}.csv"
+        for _ in range(2):  # over its own table, too
+            foretrace.export(result, path, table=table)
+        assert len(pd.read_csv(path).columns) >= 2
+    nothing = replace(foretrace.breakdown(replay(job)), steps=[])
+    assert list(nothing.to_pandas("steps").columns)[:2] == ["rank", "step"]
+
+
 def test_figures_are_read_back_by_tensorboards_messages(tmp_path: Path) -> None:
     from tensorboardX.proto.event_pb2 import Event
 

@@ -185,12 +185,21 @@ def test_a_journal_of_something_else_is_refused(journal: Path) -> None:
         sweep(HERE, SweepSpace(SMALL.axes, Configuration(edits={"kernels": 2.0})), output=output, jobs=1)
     head, _, rest = journal.read_bytes().partition(b"\n")
     for broken, says in ((b"not a journal\n" + rest, "no journal"),
-                         (head.replace(b'"foretrace_sweep":1', b'"foretrace_sweep":99') + b"\n" + rest, "newer"),
-                         (head + b"\n[1]\n", "no journal")):
+                         (head.replace(b'"foretrace_sweep":1', b'"foretrace_sweep":99') + b"\n" + rest, "newer")):
         journal.write_bytes(broken)
         with pytest.raises(SweepError, match=says):
             sweep(HERE, SMALL, output=output, jobs=1)
         assert journal.read_bytes() == broken
+
+
+def test_a_damaged_line_of_a_journal_is_named_and_its_point_predicted_again(journal: Path) -> None:
+    output = journal.with_name("all.csv")
+    lines = journal.read_bytes().splitlines(keepends=True)
+    lines[2] = lines[2][:30] + b"\xff" + lines[2][31:]
+    journal.write_bytes(b"".join([*lines, b"[1]\n"]))
+    found = sweep(HERE, SMALL, output=output, jobs=1)
+    assert found.resumed == len(SMALL) - 1 and found.table["step_time_us"].notna().all()
+    assert found.notes == (f"{journal}: line 3, {len(lines) + 1} are damaged; their points were predicted again.",)
 
 
 MANY = SweepSpace((Axis("host", tuple(1 + i / 100 for i in range(60))),))

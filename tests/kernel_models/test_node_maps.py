@@ -77,9 +77,13 @@ def test_without_links_the_slot_decides(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "says"), [
     ("", "is no map of a node"), ("GPU0\tGPU1\n", "no whole row of GPU0"), ("<system", "is no whole XML"),
-    ("<system/>", "names no GPU"), ('<!DOCTYPE a [<!ENTITY b "c">]><system/>', "declares entities"),
+    ("<system/>", "names no GPU"), ("<a>" * 100 + "</a>" * 100, "more than 64 levels"),
+    ("<a/>" * 50_000, "more than 20,000 elements"), ("GPU0\t" * 2000 + "\n", "is no map of a node"),
+    (nccl_xml(1, '<nvlink count="999999999" tclass="x"/>' * 20), "figures that no node has"),
+    ('<!DOCTYPE a [<!ENTITY b "c">]><system/>', "declares entities"),
     (matrix(2, "NV18", []).replace("NV18", "??"), "no whole row of GPU0"),
     (nccl_xml(1, '<nvlink count="-4" tclass="x"/>').replace("400000", "9" * 40).replace("32.0", "fast"), ""),
+    (nccl_xml(1, '<nvlink count="³" tclass="x"/>').replace("32.0 GT/s", "1.1.1 GT/s"), ""),
 ])
 def test_what_is_no_map_is_refused_in_a_sentence(text: str, says: str, tmp_path: Path) -> None:
     if not says:  # odd figures are none

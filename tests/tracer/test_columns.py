@@ -26,6 +26,7 @@ from tracer.columns import (
     union_ns,
     within,
 )
+from tracer.graph import OpTable
 
 
 @pytest.mark.parametrize("highest", [1, 50, SMALL * 3])
@@ -119,3 +120,10 @@ def test_ways_up_a_tree(rows: list[tuple[int, bool]]) -> None:
         assert outermost(parent)[row] == path[-1] and depths(parent)[row] == len(path) - 1
         first = next((at for at in path if chosen[at]), -1)
         assert nearest(parent, chosen, np.array([row]))[0] == first and within(parent, chosen)[row] == (first >= 0)
+
+
+def test_a_constant_column_can_be_written_to_also_without_a_row() -> None:
+    for rows in (0, 1, 5):
+        table = OpTable.blank(rows)
+        table.writable("et_node")[:] = 3
+        assert table.et_node.tolist() == [3] * rows

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tracer.input_file import MOST_DEPTH, DecodeError, convert, from_json, from_toml, list_of, value_of
+from tracer.guard import MOST_DEPTH
+from tracer.input_file import DecodeError, convert, from_json, from_toml, list_of, value_of
 
 
 class Form(msgspec.Struct):

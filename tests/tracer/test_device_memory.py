@@ -243,7 +243,7 @@ def test_operations_that_are_done_are_a_closed_list() -> None:
     b"r\x01\x00\x00\x00.", b"(r\x01\x00\x00\x00.", b"}(]K\x01u.",
     b"X" + struct.pack("<I", 0xFFFFFFFF) + b"x.", b"\x8d" + struct.pack("<Q", 1 << 60) + b"x.",
     b"\x8b" + struct.pack("<i", -5) + b".", b"I" + b"9" * 5000 + b"\n.",
-    b"L" + b"9" * 5000 + b"L\n.", b"garbage", b"Kx", bytes(range(256))])
+    b"L" + b"9" * 5000 + b"L\n.", b"garbage", b"Kx", b"M\x01", bytes(range(256))])
 def test_damage_is_told_in_a_sentence(body: bytes) -> None:
     with pytest.raises(SnapshotError, match=r"x\.pickle"):
         plain_pickle(io.BytesIO(body), "x.pickle")

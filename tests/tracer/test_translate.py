@@ -75,19 +75,18 @@ def test_results_of_rocprof_are_the_graph_of_the_profilers_trace(data_folder: Pa
 
 
 def test_ranges_are_steps_operations_or_annotations() -> None:
-    text = "aten::linear, seq = 12, op_id = 3, sizes = [[8, 16], [32, 16], []]"
-    found = marked_range(text, 1_234_567, 2_000_001, 1, 2)
-    assert (found["cat"], found["name"], bytes(found["ts"]), bytes(found["dur"])) == (
-        "cpu_op", "aten::linear", b"1234.567", b"765.434")
-    assert found["args"] == {"Sequence number": 12, "Input Dims": [[8, 16], [32, 16], []]}
+    found = marked_range("aten::linear, seq = 12, op_id = 3, sizes = [[8, 16], [32, 16], []]")
+    assert found == ("cpu_op", "aten::linear", 12, b"[[8,16],[32,16],[]]")
     for text, category, name in [
         ("step 7", "user_annotation", "ProfilerStep#7"), ("Iteration_12", "user_annotation", "ProfilerStep#12"),
         ("ProfilerStep#3", "user_annotation", "ProfilerStep#3"), ("forward", "user_annotation", "forward"),
         ("LinearBackward0, seq = 4, op_id = 9", "cpu_op", "LinearBackward0"),
         ("aten::odd, sizes = [[broken", "cpu_op", "aten::odd"), ("batchnorm", "user_annotation", "batchnorm"),
+        ("aten::mm, op_id = 3, sizes = " + "[" * 5000, "cpu_op", "aten::mm"),
+        ("aten::a=b, seq = 3", "cpu_op", "aten::a=b, seq = 3"),
     ]:
-        found = marked_range(text, 0, 1, 1, 2)
-        assert (found["cat"], found["name"]) == (category, name)
+        found = marked_range(text)
+        assert (found.category, found.name) == (category, name)
 
 
 def small_export(path: Path, statements: str) -> Path:

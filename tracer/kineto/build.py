@@ -36,7 +36,7 @@ from tracer.kineto.linking import (
     find_collectives,
     link,
 )
-from tracer.kineto.modules import count_python_calls, module_lines, module_paths, phases
+from tracer.kineto.modules import ModulePaths, count_python_calls, phases
 from tracer.kineto.nesting import Nesting, find_gaps, host_order, innermost, nest
 from tracer.kineto.steps import (
     drop_step_faults,
@@ -95,8 +95,10 @@ def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, s
     functions = collected.of_window(NameGroup.PYTHON_CALL)
     count_python_calls(ops, steps, functions, modules)
     frames = collected.of_window(NameGroup.FRAME)
-    meta.module_lines = module_lines(modules, frames, collected.strings, collected.frames)
-    paths = module_paths(modules, collected.strings, ops.thread, ops.start_ns, nesting.end)
+    paths_of = ModulePaths(modules, collected.strings)
+    meta.module_lines = paths_of.lines(frames, collected.frames)
+    paths = paths_of.of(collected.strings, ops.thread, ops.start_ns, nesting.end)
+    loss.notes += paths_of.notes()
     ops.module = np.where(paths >= 0, paths, ops.module).astype(np.int32)
     texts = list(collected.strings)
     ops.phase = phases(ops, nesting, texts)

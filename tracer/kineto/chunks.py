@@ -12,14 +12,17 @@ scanned. So valid files pay nothing for the care invalid ones need.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from tracer.errors import TraceError
 from tracer.graph import LossReport
+from tracer.guard import FREE_OBJECTS
 from tracer.kineto.events import EVENTS, Event, plain_text
 from tracer.kineto.salvage import ARRAY_END, BOUNDARY, Salvaged, salvage
 from tracer.kineto.scanner import EventBatch, Scanner
@@ -30,7 +33,10 @@ _EVENTS_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
 _EMPTY_ARRAY = re.compile(rb"\s*\]")
 _HEADER_LIMIT = 256 << 20  # chosen: memory for text before or after the events
 _EVENT_LIMIT = 128 << 20  # chosen: no profiler writes an event so long
+_LONG_PIECE = 8 << 20
+"""Pieces are of a block, which is a quarter of it, and what waited for it."""
 _CANDIDATES = 256  # chosen: brackets tried in a damaged tail, each a decoding of what follows
+_MOST_ENDS = 1 << 16  # chosen: brackets that are kept; a footer has a few
 _WINDOWS = (1 << 14, 1 << 18, 1 << 62)  # chosen: an event, an event with a stack, all of the text
 
 
@@ -49,6 +55,7 @@ class EventStream:
         self._footer: list[bytes] = []
 
     def __iter__(self) -> Iterator[EventBatch]:
+        searched = 0
         carry, waiting = self._read_header(), [block for block in (next(self._blocks, None),) if block is not None]
         if waiting:
             # The header's block is a piece of its own, rather than one of two blocks: that would be the largest.
@@ -60,15 +67,16 @@ class EventStream:
                 break
             text = carry + block
             del block, carry  # each is megabytes
-            cut = last_boundary(text)
+            cut = last_boundary(text, searched)
+            searched = 0
             if cut < 0:
                 if len(text) > _EVENT_LIMIT:
                     raise TraceError(f"{self._name} has {len(text) >> 20} MiB of text without the start of an event: "
                                      "it is damaged or no profiler trace; record or copy it again.")
-                carry = text
+                carry, searched = text, len(text)
                 continue
             carry = text[cut + 1:]
-            batch = self._scanner.scan(memoryview(text)[:cut])
+            batch = self._scan(memoryview(text)[:cut])
             if batch is not None:
                 del text  # or it would be there beside the next one
                 yield batch
@@ -125,6 +133,13 @@ class EventStream:
         return (f"{self._name} is JSON but no profiler trace (it has no \"traceEvents\"): "
                 "check that it is the right file.")
 
+    def _scan(self, text: bytes | memoryview) -> EventBatch | None:
+        """Scan a piece. Raises ``TraceError``: a long one has objects alone, whose columns would fill memory."""
+        if len(text) > _LONG_PIECE and bytes(text).count(b"{") > FREE_OBJECTS:
+            raise TraceError(f"{self._name} has {len(text) >> 20} MiB of objects that are no events: it is damaged or "
+                             "no profiler trace; record or copy it again.")
+        return self._scanner.scan(text)
+
     def _plain(self, events: list[Event]) -> EventBatch:
         """Scan events whose text was odd."""
         batch = self._scanner.scan(plain_text(events))
@@ -138,7 +153,7 @@ class EventStream:
         if end >= 0:
             self.complete = True
             inside = text[:end].rstrip().removesuffix(b",")
-            batch = self._scanner.scan(inside)
+            batch = self._scan(inside)
             if batch is not None:
                 self._footer = [footer]
                 return batch
@@ -182,16 +197,18 @@ class EventStream:
                                     "could be read.")
 
 
-def last_boundary(text: bytes) -> int:
-    """Position of the comma of the last event boundary of ``text``, -1 if there is none."""
+def last_boundary(text: bytes, searched: int = 0) -> int:
+    """Position of the comma of the last event boundary of ``text``, -1 if there is none; its first ``searched`` bytes
+    have none."""
+    least = max(0, searched - _WINDOWS[0])
     for window in _WINDOWS:
-        start = max(0, len(text) - window)
+        start = max(least, len(text) - window)
         last = None
         for last in BOUNDARY.finditer(text, start):  # noqa: B007  (the last match is what is wanted)
             pass
         if last is not None:
             return last.start("comma")
-        if start == 0:
+        if start == least:
             break
     return -1
 
@@ -215,14 +232,15 @@ def find_array_end(text: bytes, is_list: bool) -> tuple[int, bytes]:
         return (len(stripped) - 1, b"") if stripped.endswith(b"]") else (-1, b"")
     if _EMPTY_ARRAY.match(text):
         return text.index(b"]"), text[text.index(b"]") + 1:]
-    best, failures = -1, 0
-    for match in reversed(list(ARRAY_END.finditer(text))):
+    best, failures, looked_at = -1, 0, 0
+    for match in reversed(deque(ARRAY_END.finditer(text), _MOST_ENDS)):
         footer = text[match.end():].strip()
+        looked_at += len(footer)
         if footer == b"}" or (footer.startswith(b",") and _completes(footer)):
             best, failures = match.end() - 1, 0
             continue
         failures += 1
-        if failures > (_CANDIDATES if best < 0 else _CANDIDATES // 16):
+        if failures > (_CANDIDATES if best < 0 else _CANDIDATES // 16) or looked_at > _EVENT_LIMIT:
             break
     return (best, text[best + 1:]) if best >= 0 else (-1, b"")
 
@@ -237,6 +255,7 @@ def _completes(footer: bytes) -> bool:
 
 _FIELD = re.compile(rb'"(baseTimeNanoseconds|schemaVersion|displayTimeUnit|traceName|record_shapes|with_stack|'
                     rb'profile_memory|with_flops|with_modules)"\s*:\s*(-?\d+|"[^"\\]*")')
+_OBJECTS = 16  # chosen: a trace has two
 _OBJECT = re.compile(rb'"(distributedInfo|deviceProperties)"\s*:\s*')
 
 
@@ -246,8 +265,8 @@ def _fields_one_by_one(text: bytes) -> dict[str, Any]:
     for match in _FIELD.finditer(text):
         with suppress(*DECODE_ERRORS):
             found[match.group(1).decode()] = msgspec.json.decode(match.group(2))
-    for match in _OBJECT.finditer(text):
-        for end in re.finditer(rb"[}\]]", text[match.end():match.end() + (1 << 20)]):
+    for match in islice(_OBJECT.finditer(text), _OBJECTS):
+        for end in islice(re.finditer(rb"[}\]]", text[match.end():match.end() + (1 << 20)]), _CANDIDATES):
             try:
                 found[match.group(1).decode()] = msgspec.json.decode(text[match.end():match.end() + end.end()])
                 break

@@ -12,6 +12,7 @@ import numpy as np
 
 from tracer.columns import grouped, is_constant
 from tracer.graph import NONE, LossReport
+from tracer.guard import well_formed
 from tracer.kineto.events import (
     CATEGORY_GROUPS,
     DEVICE_KINDS,
@@ -23,7 +24,7 @@ from tracer.kineto.events import (
     NameGroup,
     is_accelerator_call,
 )
-from tracer.kineto.scanner import EMPTY_TEXT, EventBatch, Scanner, TokenMap
+from tracer.kineto.scanner import EMPTY_TEXT, EventBatch, HasValues, TokenMap
 
 if TYPE_CHECKING:
     from tracer.kineto.processes import ProcessPart
@@ -154,7 +155,7 @@ class Collector:
         part: takes the events of this process alone, of a file that holds several.
     """
 
-    def __init__(self, loss: LossReport, scanner: Scanner, part: ProcessPart | None = None) -> None:
+    def __init__(self, loss: LossReport, scanner: HasValues, part: ProcessPart | None = None) -> None:
         self._part = part
         self._of_part = TokenMap(scanner, lambda pid: part is None or _text(pid) == part.pid, np.bool_)
         self.loss = loss
@@ -181,8 +182,8 @@ class Collector:
         self.frames = Interner()
         """Names of ``NameGroup.FRAME``, of which few are kept."""
         json, extents = JsonInterner(self.strings), JsonInterner(self.extents)
-        self._texts = TokenMap(scanner, self.strings.__getitem__)
-        self._some_texts = TokenMap(scanner, lambda text: self.strings[text] if text else NONE)
+        self._texts = TokenMap(scanner, lambda text: self.strings[well_formed(text)])
+        self._some_texts = TokenMap(scanner, lambda text: self.strings[well_formed(text)] if text else NONE)
         self._json = TokenMap(scanner, json.__getitem__)
         self._extents = TokenMap(scanner, extents.__getitem__)
         self._frames = TokenMap(scanner, self.frames.__getitem__)

@@ -10,64 +10,106 @@ import re
 import numpy as np
 
 from tracer.graph import NONE, OpKind, OpTable, Phase, StepTable
+from tracer.guard import FREE_TEXT, MOST_DEPTH
 from tracer.kineto.columns import MODULE_PREFIX, Interner
 from tracer.kineto.events import DATA_LOADER
 from tracer.kineto.nesting import Nesting, host_order, inherit, innermost, nest
 
 
-def module_lines(ranges: dict[str, np.ndarray], frames: dict[str, np.ndarray], strings: Interner,
-                 names: Interner) -> dict[str, str]:
-    """Return by module path the program's own function that called it first.
+class ModulePaths:
+    """The module ranges of a window, and the paths of their modules, such as "Net_0/Linear_3".
+
+    A path is kept as its own name and the path around it::
+
+        number   own name   around
+             0   Net_0        NONE
+             1   Linear_3        0      "Net_0/Linear_3"
+
+    and is written out once for all ranges that have it, however often the module was called. What lies deeper than
+    ``MOST_DEPTH`` modules, or would need more text than recordings have, counts for the module around it.
 
     Args:
-        ranges: columns of the module ranges.
-        frames: columns of the program's own functions, times on the same clock.
+        ranges: columns of the module ranges; times on the clock of the window.
         strings: texts of the ranges' names.
-        names: texts of the functions' names.
     """
-    if len(ranges["start"]) == 0 or len(frames["start"]) == 0:
-        return {}
-    rows, nesting, paths = _nested(ranges, strings)
-    order = host_order(frames["thread"], frames["start"], frames["duration"], None)
-    own = {name: column[order] for name, column in frames.items()}
-    calls = nest(own["thread"], own["start"], own["duration"])
-    caller = innermost(rows["thread"], rows["start"], nesting.end, own["thread"], own["start"], calls)
-    texts = list(names)
-    found: dict[str, str] = {}
-    for at in np.argsort(rows["start"], kind="stable").tolist():
-        if caller[at] >= 0:
-            found.setdefault(paths[at], texts[own["name"][caller[at]]])
-    return found
 
+    def __init__(self, ranges: dict[str, np.ndarray], strings: Interner) -> None:
+        order = host_order(ranges["thread"], ranges["start"], ranges["duration"], None)
+        self.rows = {name: column[order] for name, column in ranges.items()}
+        self.nesting = nest(self.rows["thread"], self.rows["start"], self.rows["duration"])
+        self.texts: list[str] = []
+        """Of each path."""
+        self.folded = 0
+        """Ranges that count for the module around them."""
+        self.path = np.zeros(len(order), np.int64)
+        """Number of each range's path."""
+        self._number(list(strings))
 
-def _nested(ranges: dict[str, np.ndarray], strings: Interner) -> tuple[dict[str, np.ndarray], Nesting, list[str]]:
-    """Module ranges in order, how they nest, and their paths."""
-    order = host_order(ranges["thread"], ranges["start"], ranges["duration"], None)
-    rows = {name: column[order] for name, column in ranges.items()}
-    nesting = nest(rows["thread"], rows["start"], rows["duration"])
-    texts = list(strings)
-    paths: list[str] = []
-    for name, parent in zip(rows["name"].tolist(), nesting.parent.tolist(), strict=True):
-        own = texts[name].removeprefix(MODULE_PREFIX)
-        paths.append(f"{paths[parent]}/{own}" if parent >= 0 else own)
-    return rows, nesting, paths
+    def _number(self, texts: list[str]) -> None:
+        known: dict[tuple[int, int], int] = {}
+        depths: list[int] = []
+        paths: list[int] = []
+        left = FREE_TEXT
+        for name, parent in zip(self.rows["name"].tolist(), self.nesting.parent.tolist(), strict=True):
+            around = paths[parent] if parent >= 0 else NONE
+            number = known.get((around, name), NONE)
+            if number == NONE:
+                own = texts[name].removeprefix(MODULE_PREFIX)
+                size = len(own) + (len(self.texts[around]) + 1 if around >= 0 else 0)
+                depth = depths[around] + 1 if around >= 0 else 1
+                if around >= 0 and (depth > MOST_DEPTH or size > left):
+                    number = around
+                else:
+                    number = len(self.texts)
+                    self.texts.append(f"{self.texts[around]}/{own}" if around >= 0 else own)
+                    depths.append(depth)
+                    left -= size
+                known[around, name] = number
+            self.folded += number == around
+            paths.append(number)
+        self.path[:] = paths
 
+    def notes(self) -> list[str]:
+        """Say what was folded, if anything."""
+        if not self.folded:
+            return []
+        return [f"{self.folded:,} calls of modules lie deeper in others than models do (more than {MOST_DEPTH}), or "
+                "have very long names; they count for the module around them."]
 
-def module_paths(ranges: dict[str, np.ndarray], strings: Interner, thread: np.ndarray, start: np.ndarray,
-                 end: np.ndarray) -> np.ndarray:
-    """Codes of paths such as "Net_0/Linear_3" for operations given by thread, start and end (``NONE`` outside any).
+    def lines(self, frames: dict[str, np.ndarray], names: Interner) -> dict[str, str]:
+        """Return by module path the program's own function that called it first.
 
-    Args:
-        ranges: columns of the module ranges; times on the same clock as ``start`` and ``end``.
-        strings: the graph's strings; new paths are added.
-    """
-    if len(ranges["start"]) == 0 or len(start) == 0:
-        return np.full(len(start), NONE, np.int32)
-    rows, nesting, paths = _nested(ranges, strings)
-    codes = strings.codes(paths)
-    middle = start + (end - start) // 2
-    found = innermost(thread, start, middle, rows["thread"], rows["start"], nesting)
-    return np.where(found >= 0, codes[np.maximum(found, 0)], NONE).astype(np.int32)
+        Args:
+            frames: columns of the program's own functions, times on the same clock.
+            names: texts of the functions' names.
+        """
+        if not len(self.path) or len(frames["start"]) == 0:
+            return {}
+        order = host_order(frames["thread"], frames["start"], frames["duration"], None)
+        own = {name: column[order] for name, column in frames.items()}
+        calls = nest(own["thread"], own["start"], own["duration"])
+        rows = self.rows
+        caller = innermost(rows["thread"], rows["start"], self.nesting.end, own["thread"], own["start"], calls)
+        texts = list(names)
+        found: dict[str, str] = {}
+        for at in np.argsort(rows["start"], kind="stable").tolist():
+            if caller[at] >= 0:
+                found.setdefault(self.texts[self.path[at]], texts[own["name"][caller[at]]])
+        return found
+
+    def of(self, strings: Interner, thread: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Return the codes of the paths of operations given by thread, start and end (``NONE`` outside any).
+
+        Args:
+            strings: the graph's strings; the paths are added.
+            thread, start, end: of the operations, on the same clock.
+        """
+        if not len(self.path) or len(start) == 0:
+            return np.full(len(start), NONE, np.int32)
+        codes = strings.codes(self.texts)[self.path]
+        middle = start + (end - start) // 2
+        found = innermost(thread, start, middle, self.rows["thread"], self.rows["start"], self.nesting)
+        return np.where(found >= 0, codes[np.maximum(found, 0)], NONE).astype(np.int32)
 
 
 _ENGINE = "autograd::engine::evaluate_function"

@@ -14,10 +14,12 @@ from tracer.kineto.host_loop import gaps_between, nest_rows, rows_around
 from tracer.kineto.mending import drop_excess, drop_outliers, mend_device_times
 from tracer.kineto.processes import ProcessPart, processes_of
 from tracer.kineto.scan_loop import place_tokens, scan_events
-from tracer.kineto.scanner import Scanner
-from tracer.kineto.source import TraceSource
-from tracer.translate.nsys import NsysSource, local_export
+from tracer.kineto.scanner import HasValues, Scanner
+from tracer.kineto.source import TraceSource, is_rocprof, local_export
+from tracer.translate.nsys import NsysSource
+from tracer.translate.rocprof import RocprofEvents
 
+_Events = EventStream | NsysSource | RocprofEvents
 LEAST_STORED_BYTES, _FREE_EVENTS = 2, 1 << 20
 """More events than one for so many bytes of the file, and than the free ones, were not recorded by a profiler."""
 
@@ -85,11 +87,8 @@ def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], No
                    Collector, Callable[[Collector], ExecutionGraph]]:
     """Gather a file's events, and return what makes the graph of them."""
     loss = LossReport()
-    opened: TraceSource | NsysSource = NsysSource(source, progress) if local_export(source) else \
-        TraceSource(source, progress)
-    scanner = Scanner()
-    stream = EventStream(opened.blocks(), opened.name, loss, scanner)
-    collector = Collector(loss, scanner, part)
+    opened, stream, values = _opened(source, progress, loss)
+    collector = Collector(loss, values, part)
     try:
         for batch in stream:
             collector.add(batch)
@@ -102,7 +101,8 @@ def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], No
             raise TraceError(f"{opened.name}: {opened.damage} before its first event; "
                              "copy or record it again.") from error
         raise
-    scanner.release()
+    if isinstance(values, Scanner):
+        values.release()
     loss.notes += opened.notes
     _note_damage(stream, opened, loss)
     drop_excess(collector)
@@ -113,13 +113,29 @@ def _collected(source: str | os.PathLike[str], progress: Callable[[int, int], No
                                                 step_region or "")
 
 
+def _opened(source: str | os.PathLike[str], progress: Callable[[int, int], None] | None, loss: LossReport) -> tuple[
+        TraceSource | NsysSource, _Events, HasValues]:
+    """A file, its events, and what their codes are codes of."""
+    if local_export(source):
+        export = NsysSource(source, progress)
+        return export, export, export.vocabulary
+    opened = TraceSource(source, progress)
+    results = opened.whole_if(is_rocprof)
+    if results is not None:
+        events = RocprofEvents(results, opened.name, opened.stored_bytes)
+        opened.notes = events.notes
+        return opened, events, events.vocabulary
+    scanner = Scanner()
+    return opened, EventStream(opened.blocks(), opened.name, loss, scanner), scanner
+
+
 def ready_to_read() -> None:
     """Load what reading needs, so that processes forked from this one need not."""
     for loop in (scan_events, place_tokens, nest_rows, rows_around, gaps_between):
         loop.load()
 
 
-def _check(collector: Collector, stream: EventStream, source: TraceSource | NsysSource) -> None:
+def _check(collector: Collector, stream: _Events, source: TraceSource | NsysSource) -> None:
     loss = collector.loss
     if collector.first_ns is not None:
         return
@@ -137,7 +153,7 @@ def _check(collector: Collector, stream: EventStream, source: TraceSource | Nsys
     raise TraceError(f"{source.name} holds nothing to read: {why}. Check that it is a profiler trace, or record again.")
 
 
-def _note_damage(stream: EventStream, source: TraceSource | NsysSource, loss: LossReport) -> None:
+def _note_damage(stream: _Events, source: TraceSource | NsysSource, loss: LossReport) -> None:
     lost = f"{loss.events_read} events before that were recovered"
     if source.damage:
         loss.notes.append(f"The file is damaged: {source.damage}; {lost}, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -33,6 +33,12 @@ _DEEPEST = 1 << 11
 _LEAST_EVENTS, _LEAST_TOKENS, _LEAST_POOL = 64, 1 << 12, 1 << 18  # chosen: what a small trace needs; they grow
 _ARGS_DECODER = msgspec.json.Decoder(Args)
 _ENCODED = {info.name: info.encode_name for info in msgspec.structs.fields(Args)} | {"thread_name": "name"}
+
+
+class HasValues(Protocol):
+    """What the codes of a batch are codes of."""
+
+    values: list[Any]
 
 
 class EventBatch:
@@ -65,7 +71,7 @@ class EventBatch:
 class TokenMap:
     """Codes of tokens → numbers of one's own, each made when it is first met, in the order of rows."""
 
-    def __init__(self, scanner: Scanner, make: Callable[[Any], int], dtype: Any = np.int32) -> None:
+    def __init__(self, scanner: HasValues, make: Callable[[Any], int], dtype: Any = np.int32) -> None:
         self._scanner, self._make = scanner, make
         self._number = np.zeros(0, dtype)
         self._made: np.ndarray = np.zeros(0, np.bool_)

@@ -10,8 +10,8 @@ from itertools import chain
 from typing import IO, Any
 
 from tracer.errors import TraceError
+from tracer.guard import FREE_TEXT, GROWTH
 from tracer.input_file import open_anywhere, why_unopened
-from tracer.translate.rocprof import is_rocprof, translated
 
 BLOCK_BYTES = 2 << 20
 """Decompressed bytes handed on at a time: columns of the smallest events in a block take some 10 MB, and smaller blocks
@@ -25,8 +25,8 @@ _OTHER_FORMATS = {
     b"BZh": "compressed with bzip2", b"PAR1": "a Parquet file", b"\x80\x04\x95": "a Python pickle",
 }
 
-MOST_EXPANSION, _FREE_BYTES = 200, 64 << 20
-"""More text than so many times a compressed file, and than the free bytes, is no trace; real ones reach 30."""
+_SQLITE = b"SQLite format 3\x00"
+_ROCPROF = b'"rocprofiler-sdk-tool"'
 
 Progress = Callable[[int, int], None]
 
@@ -47,22 +47,29 @@ class TraceSource:
         self.stored_bytes = 0
         """Bytes of the file read so far: of a compressed file fewer than of its text."""
         self._progress = progress
+        self._begun: Iterator[bytes] | None = None
+
+    def whole_if(self, wanted: Callable[[bytes], bool]) -> bytes | None:
+        """Return the whole text if its first block is one that is wanted; else ``None``: ``blocks`` yields it.
+
+        Raises:
+            TraceError: as ``blocks``.
+        """
+        texts = self._texts()
+        first = next(texts, b"")
+        if wanted(first):
+            return b"".join([first, *texts])
+        self._begun = chain([first] if first else [], texts)
+        return None
 
     def blocks(self) -> Iterator[bytes]:
-        """Yield the decompressed text; that of rocprofv3's results translated.
+        """Yield the decompressed text.
 
         Raises:
             TraceError: the file cannot be opened or is another format.
         """
-        texts = self._texts()
-        first = next(texts, b"")
-        if not is_rocprof(first):
-            texts = chain([first] if first else [], texts)
-            del first  # what is handed on is not held here too: a block is megabytes
-            yield from texts
-            return
-        blocks, self.notes = translated(b"".join([first, *texts]), self.name)
-        yield from blocks
+        texts, self._begun = self._begun or self._texts(), None
+        yield from texts
 
     def _texts(self) -> Iterator[bytes]:
         try:
@@ -125,8 +132,8 @@ class TraceSource:
                 self.stored_bytes = done
                 parts, held = [b"".join(parts)], 0
                 yield parts.pop()
-                if self.bytes_read > max(_FREE_BYTES, MOST_EXPANSION * (total or done)):
-                    self.damage = (f"its gzip stream unpacks to more than {MOST_EXPANSION} times its size, where "
+                if self.bytes_read > max(FREE_TEXT, GROWTH * (total or done)):
+                    self.damage = (f"its gzip stream unpacks to more than {GROWTH} times its size, where "
                                    "traces unpack to some 10 to 30 times")
                     return
             if inflater.eof:
@@ -153,3 +160,18 @@ def _until_error(inflater: Any, data: bytes) -> bytes:
         for at in range(0, len(data), _SMALL_READ):
             out += inflater.decompress(data[at:at + _SMALL_READ])
     return bytes(out)
+
+
+def is_rocprof(head: bytes) -> bool:
+    """Return whether the text of a file begins as rocprofv3's results do."""
+    begin = head[:4096]  # a block is megabytes, and stripping copies it
+    return begin.lstrip()[:1] == b"{" and _ROCPROF in begin
+
+
+def local_export(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a local SQLite file."""
+    with contextlib.suppress(OSError):
+        if "://" not in os.fspath(path) and os.path.isfile(path):
+            with open(path, "rb") as file:
+                return file.read(len(_SQLITE)) == _SQLITE
+    return False

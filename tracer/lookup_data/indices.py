@@ -31,15 +31,19 @@ from typing import Any
 import numpy as np
 
 from tracer.arrays import Int64
+from tracer.guard import FREE_TEXT, GROWTH, DecodeError, check_cells
 from tracer.input_file import read_input
-from tracer.lazy import arrow_csv, compute, parquet, pyarrow
+from tracer.lazy import arrow_csv, compute, pyarrow
 from tracer.lookup_data.tables import BAG_QUANTILES, STEEPEST_SKEW, EmbeddingTable, TableError, reuse_histogram
+from tracer.table_input import read_parquet
 
 LAW = "zipf:"
 _WORDS = {"table", "index", "indices", "offsets", "lengths", "values"}
 """Names of columns that are of the long or the published layout, and of no table."""
-_MOST_BYTES = 4 << 30
-"""Largest file, unpacked: 500 million look-ups."""
+
+
+_LONG_ROW = 24
+"""Bytes of a row of the long layout: table, sample and index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,7 @@ def read_indices(text: str) -> Indices:
     except ModuleNotFoundError:
         raise TableError(f"Reading {path} needs PyTorch, which is not installed (pip install 'foretrace[capture]'); "
                          "or give the indices as Parquet.") from None
-    except (OSError, EOFError, ValueError, TypeError, MemoryError) as error:
+    except (OSError, EOFError, ValueError, TypeError, MemoryError, DecodeError) as error:
         why = str(error).splitlines()[0] if str(error) else "it is damaged"
         raise TableError(f"{path} cannot be read as indices: {why}. Give columns table, sample, index, or "
                          "a column a table, or lists of indices and lengths.") from None
@@ -170,10 +174,11 @@ def _skew(text: str) -> float:
 
 
 def _unpacked(data: bytes) -> bytes:
+    most = max(GROWTH * len(data), FREE_TEXT)
     with gzip.open(io.BytesIO(data)) as stream:
-        found = stream.read(_MOST_BYTES + 1)
-    if len(found) > _MOST_BYTES:
-        raise ValueError("it unpacks to more than 4 GB")
+        found = stream.read(most + 1)
+    if len(found) > most:
+        raise ValueError(f"it unpacks to more than {GROWTH} times its size")
     return found
 
 
@@ -181,7 +186,7 @@ def _columns(data: bytes, name: str) -> pyarrow.Table:
     if name.endswith(".csv"):
         return arrow_csv.read_csv(io.BytesIO(data))
     with io.BytesIO(data) as stream:
-        return parquet.read_table(stream)
+        return read_parquet(stream)
 
 
 def _of_columns(table: pyarrow.Table) -> tuple[TableIndices, ...]:
@@ -205,11 +210,11 @@ def _long(table: pyarrow.Table) -> tuple[TableIndices, ...]:
     sample, index = (_whole(table.column(name), name) for name in ("sample", "index"))
     _, sample = np.unique(sample, return_inverse=True)
     samples = int(sample.max()) + 1 if len(sample) else 0
-    found = []
-    for name in dict.fromkeys(of.tolist()):
-        own = of == name
-        found.append(TableIndices(name, index[own], np.bincount(sample[own], minlength=samples).astype(np.int64)))
-    return tuple(found)
+    names, first, place = np.unique(of, return_index=True, return_inverse=True)
+    check_cells(samples, len(names), _LONG_ROW * len(of))
+    rows = np.split(np.argsort(place, kind="stable"), np.cumsum(np.bincount(place))[:-1]) if len(of) else []
+    return tuple(TableIndices(str(names[at]), index[own], np.bincount(sample[own], minlength=samples).astype(np.int64))
+                 for at in np.argsort(first).tolist() for own in (rows[at],))
 
 
 def _published(table: pyarrow.Table) -> tuple[TableIndices, ...]:

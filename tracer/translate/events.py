@@ -1,74 +1,160 @@
-"""Writing the events of a profiler JSON, and what the texts of marked ranges mean."""
+"""Events of other profilers as the columns that the reader of PyTorch's own gathers, and what marked ranges mean.
+
+Each distinct name is looked at once and is a number from then on: a name of a megabyte that stands in a million rows
+costs a megabyte. ::
+
+    rows of an export ──> ``ForeignTexts`` (texts as numbers) ──> ``ForeignBatch`` (columns) ──> ``Collector``
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
-BLOCK_BYTES = 8 << 20  # chosen: memory for a block of text
+from tracer.arrays import Bool, Int32, Int64
+from tracer.graph import NONE
+from tracer.guard import NameBudget
+from tracer.input_file import value_of
+from tracer.kineto.events import MAX_US, NO_ARGS, Args
+from tracer.kineto.scanner import EMPTY_TEXT, NO_JSON, NULL, EventBatch
+
 _STEP = re.compile(r"^\W*(?:train(?:ing)?[ _-]?)?(?:step|iteration|iter|batch)[ _#:=-]*(\d{1,9})\W*$", re.IGNORECASE)
-_OPERATION = re.compile(r"^(?P<name>[\w.:<>, ]+?)(?:, seq = (?P<seq>\d+))?(?:, op_id = \d+)?"
-                        r"(?:, sizes = (?P<sizes>.*?))?(?:, input_op_ids = .*)?$")
+_LONGEST_STEP = 200
+"""Characters of the longest text that may name a step."""
+_NAME = re.compile(r"[\w.:<>, ]+$")
 _DISPATCHED = re.compile(r"^[\w.]+::\w")
 _BACKWARD = re.compile(r"^(?:autograd::engine::evaluate_function: |\w+Backward\d*(?:, |$)|Optimizer\.)")
+_MOST_NS = 1000 * MAX_US
+_ABSENT = {"ph": EMPTY_TEXT, "name": EMPTY_TEXT, "sync_kind": EMPTY_TEXT, "modules": EMPTY_TEXT,
+           **dict.fromkeys(("cat", "pid", "tid", "thread_name"), NULL),
+           **dict.fromkeys(("dims", "types", "strides", "scalars", "grid", "block", "dims_2020"), NO_JSON)}
+"""What stands for an absent field."""
 
 
-def complete_event(category: str, name: str, start_ns: int, end_ns: int, process: int, thread: int | str,
-                   **arguments: Any) -> dict[str, Any]:
-    """Return a complete event ("X"). Times are written as digits: a float would lose nanoseconds."""
-    return {"ph": "X", "cat": category, "name": name, "pid": process, "tid": thread, "ts": microseconds(start_ns),
-            "dur": microseconds(max(end_ns - start_ns, 0)), "args": arguments}
+NOTHING: Mapping[str, Any] = {}
 
 
-def microseconds(ns: int) -> msgspec.Raw:
-    """Return nanoseconds as the digits of microseconds."""
-    return msgspec.Raw(f"{ns // 1000}.{ns % 1000:03d}".encode())
+class MarkedRange(NamedTuple):
+    """What the text of a range that a program marked says: its category, name, sequence number and sizes."""
+
+    category: str
+    name: str
+    sequence: int = NONE
+    sizes: bytes = b""
 
 
-def marked_range(text: str, start_ns: int, end_ns: int, process: int, thread: int) -> dict[str, Any]:
-    """Return the event of a range that a program marked: an operation, a step, or an annotation of its own.
+def marked_range(text: str) -> MarkedRange:
+    """Return what a marked range is: an operation, a step, or an annotation of the program's own.
 
     An operation is what ``emit_nvtx`` marks: ``aten::linear, seq = 12, op_id = 3, sizes = [[8, 16], [32, 16]]``. A
     step is a range such as ``step 5`` or ``iteration_5``; ``ProfilerStep#5`` stays what it is.
     """
-    step = _STEP.match(text)
+    step = _STEP.match(text) if len(text) <= _LONGEST_STEP else None
     if step is not None:
-        return complete_event("user_annotation", f"ProfilerStep#{int(step[1])}", start_ns, end_ns, process, thread)
+        return MarkedRange("user_annotation", f"ProfilerStep#{int(step[1])}")
     if not _DISPATCHED.match(text) and not _BACKWARD.match(text):
-        return complete_event("user_annotation", text, start_ns, end_ns, process, thread)
-    found = _OPERATION.match(text)
-    if found is None:
-        return complete_event("cpu_op", text, start_ns, end_ns, process, thread)
-    arguments: dict[str, Any] = {}
-    if found["seq"]:
-        arguments["Sequence number"] = int(found["seq"])
-    if found["sizes"] and (sizes := _sizes(found["sizes"])) is not None:
-        arguments["Input Dims"] = sizes
-    return complete_event("cpu_op", found["name"].strip(), start_ns, end_ns, process, thread, **arguments)
+        return MarkedRange("user_annotation", text)
+    rest, _, _ = text.partition(", input_op_ids = ")
+    rest, _, sizes = rest.partition(", sizes = ")
+    rest, _, _ = rest.partition(", op_id = ")
+    name, _, sequence = rest.partition(", seq = ")
+    if not _NAME.match(name):
+        return MarkedRange("cpu_op", text)
+    whole = int(sequence) if sequence.isascii() and sequence.isdigit() and len(sequence) < 19 else NONE
+    found = value_of(sizes) if sizes else None
+    return MarkedRange("cpu_op", name.strip(), whole, msgspec.json.encode(found) if isinstance(found, list) else b"")
 
 
-def _sizes(text: str) -> list[Any] | None:
+class Meaning(NamedTuple):
+    """A ``MarkedRange`` as codes, and its sequence number."""
+
+    category: int
+    name: int
+    sequence: int
+    sizes: int
+
+
+def whole_numbers(values: list[int]) -> Int64:
+    """Numbers as an array, those beyond 64 bits as -1: an unsigned 64-bit -1 is "none"."""
     try:
-        value = msgspec.json.decode(text.encode())
-    except msgspec.DecodeError:
-        return None
-    return value if isinstance(value, list) else None
+        return np.array(values, np.int64)
+    except OverflowError:
+        return np.array([value if -(1 << 63) <= value < 1 << 63 else NONE for value in values], np.int64)
 
 
-def written(head: dict[str, Any], events: Iterable[dict[str, Any]]) -> Iterator[bytes]:
-    """Yield the text of a trace with these top-level fields and events, in blocks."""
-    encode = msgspec.json.Encoder().encode
-    parts = [encode(head)[:-1], b"," if head else b"", b'"traceEvents":[']
-    held, first = 0, True
-    for event in events:
-        text = encode(event)
-        parts += [text] if first else [b",\n", text]
-        first = False
-        held += len(text)
-        if held >= BLOCK_BYTES:
-            yield b"".join(parts)
-            parts, held = [], 0
-    yield b"".join([*parts, b"]}"])
+class ForeignTexts:
+    """Texts, numbers and JSON of one recording as codes. ``values`` are theirs, as a ``Scanner`` has them."""
+
+    def __init__(self, names: NameBudget) -> None:
+        self.values: list[Any] = ["", None, b""]  # in the order of EMPTY_TEXT, NULL, NO_JSON
+        self._names = names
+        self._codes: dict[Any, int] = {"": EMPTY_TEXT, None: NULL, b"": NO_JSON}
+
+    def name(self, text: str) -> int:
+        """Code of a name; its text is made well-formed and is cut where it is very long."""
+        return self.code(self._names.kept(text))
+
+    def code(self, value: str | int | bytes) -> int:
+        """Code of a text, number or JSON."""
+        code = self._codes.get(value)
+        if code is None:
+            code = self._codes[value] = len(self.values)
+            self.values.append(value)
+        return code
+
+    def meaning(self, text: str) -> Meaning:
+        """What a marked range's text says, as codes."""
+        found = marked_range(text)
+        return Meaning(self.code(found.category), self.name(found.name), found.sequence, self.code(found.sizes))
+
+    def numbers(self, values: Int64) -> Int32:
+        """Codes of numbers."""
+        distinct, place = np.unique(values, return_inverse=True)
+        return np.array([self.code(value) for value in distinct.tolist()], np.int32)[place]
+
+    def extents(self, columns: Iterable[Int64]) -> Int32:
+        """Codes of the JSON lists of three numbers each."""
+        distinct, place = np.unique(np.stack(list(columns), axis=1), axis=0, return_inverse=True)
+        return np.array([self.code(msgspec.json.encode(row)) for row in distinct.tolist()], np.int32)[place.reshape(-1)]
+
+
+class ForeignBatch(EventBatch):
+    """Complete events ("X") as columns.
+
+    Args:
+        start, end: nanoseconds. An event that ends before it starts has no length.
+        codes: of texts and JSON, by field; one number where it is that of all rows.
+        numbers: by field.
+    """
+
+    def __init__(self, start: Int64, end: Int64, codes: Mapping[str, Int32 | int],
+                 numbers: Mapping[str, Int64]) -> None:
+        self.events = len(start)
+        self.collectives: dict[int, Args] = {}
+        self._valid: Bool = (start >= 0) & (start <= _MOST_NS)
+        begin = np.where(self._valid, start, 0)
+        self._times = begin, np.clip(end, begin, _MOST_NS) - begin
+        self._codes, self._numbers = codes, numbers
+
+    def number(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """int64 values of a field; its default where absent."""
+        if name in self._numbers:
+            return self._numbers[name][rows]
+        return np.full(len(rows), getattr(NO_ARGS, name), np.int64)
+
+    def code(self, name: str, rows: np.ndarray) -> np.ndarray:
+        """Codes of a field."""
+        found = self._codes.get(name, _ABSENT[name])
+        return np.full(len(rows), found, np.int32) if isinstance(found, int) else found[rows]
+
+    def time(self, name: str, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64 nanoseconds of ``ts`` or ``dur``, and whether they are valid."""
+        return self._times[("ts", "dur").index(name)][rows], self._valid[rows]
+
+    def with_args(self, rows: np.ndarray) -> np.ndarray:
+        """Those of the rows that have arguments."""
+        return rows

@@ -10,16 +10,21 @@ import os
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 from urllib.parse import quote
 
-from tracer.errors import TraceError
-from tracer.lazy import sqlite3
-from tracer.translate.events import complete_event, marked_range, written
+import numpy as np
 
-MAGIC = b"SQLite format 3\x00"
+from tracer.arrays import Bool, Int32, Int64
+from tracer.errors import TraceError, reason_of
+from tracer.graph import NONE
+from tracer.guard import MOST_TEXT, DecodeError, NameBudget, RowBudget
+from tracer.kineto.scanner import EMPTY_TEXT, EventBatch
+from tracer.lazy import sqlite3
+from tracer.translate.events import NOTHING, ForeignBatch, ForeignTexts, Meaning
+
 PROCESS_SHIFT = 1 << 24
 """Global thread numbers hold host, process and thread, 24 bits each but the first."""
 COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
@@ -27,27 +32,39 @@ MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
 PUSH_POP, START_END = 59, 60  # NvtxPushPopRange and NvtxStartEndRange in ENUM_NSYS_EVENT_TYPE
 _VERSION = re.compile(r"_v\d+(?:_ptsz)?$|_ptsz$")
+_DRIVER = re.compile(r"cu[A-Z]")
 _KERNELS, _CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME"
+_WORK = ("start", "end", "deviceId", "streamId", "correlationId")
+_EXTENT = [f"{kind}{axis}" for kind in ("grid", "block") for axis in "XYZ"]
 _STEPS_OF_WORK = 50_000  # chosen: between two looks at the budget
 _WORK_A_BYTE = 100
 """Instructions of SQLite's machine for each byte of the file, above which a query is no export's."""
+_ROWS = 1 << 15  # chosen: memory for rows that become columns at a time
+
+Columns = Mapping[str, Int64]
 
 
 class NsysSource:
-    """One export, read as the text of a profiler's trace; see ``tracer.kineto.source.TraceSource``."""
+    """One export, read as batches of events. ``metadata`` holds the devices, and when the recording began."""
+
+    is_list = False
+    complete = True
 
     def __init__(self, path: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> None:
         self.name = os.fspath(path)
         self.damage = ""
         self.stored_bytes = os.path.getsize(path)
         self.notes: list[str] = []
+        self.metadata: dict[str, Any] = {}
+        self._names = NameBudget(self.stored_bytes)
+        self.vocabulary = ForeignTexts(self._names)
         self._progress = progress
 
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the events as text. Raises ``TraceError`` where the file is no export of Nsight Systems."""
+    def __iter__(self) -> Iterator[EventBatch]:
+        """Yield the events. Raises ``TraceError`` where the file is no export of Nsight Systems."""
         try:
             with closing(self._open()) as file:
-                export = _Export(file)
+                export = _Export(file, self.stored_bytes, self.vocabulary)
                 if not export.has(_CALLS, "correlationId") and not export.has(_KERNELS, "correlationId"):
                     raise TraceError(f"{self.name} is an SQLite file without CUDA calls or kernels: give what 'nsys "
                                      "export --type sqlite' wrote of a recording with --trace cuda,nvtx.")
@@ -56,10 +73,12 @@ class NsysSource:
                     self.notes.append(f"The export has {len(others) + 1} processes with device work; process {process} "
                                       f"was read, which has the most, and {', '.join(map(str, others[:8]))} were not: "
                                       "record one report for each rank to read them all.")
-                yield from written(export.head(), export.events(process))
-        except sqlite3.Error as error:
-            raise TraceError(f"{self.name} cannot be read as an SQLite file ({error}): export it again with 'nsys "
-                             "export --type sqlite'.") from error
+                self.metadata.update(export.head())
+                yield from export.events(process)
+        except (sqlite3.Error, DecodeError, MemoryError, UnicodeError) as error:
+            raise TraceError(f"{self.name} cannot be read as an SQLite file ({reason_of(error)}): export it again with "
+                             "'nsys export --type sqlite'.") from error
+        self.notes += self._names.notes()
         if self._progress is not None:
             self._progress(self.stored_bytes, self.stored_bytes)
 
@@ -68,67 +87,98 @@ class NsysSource:
         file.execute("PRAGMA trusted_schema = OFF")  # a stranger's file runs no functions of its schema
         budget = iter(range(max(self.stored_bytes * _WORK_A_BYTE // _STEPS_OF_WORK, 1000)))
         file.set_progress_handler(lambda: next(budget, None) is None, _STEPS_OF_WORK)
-        file.text_factory = lambda text: text.decode("utf-8", "replace")
+        file.text_factory = self._text
         return file
+
+    def _text(self, text: bytes) -> str:
+        """A text that a query gives, each time it does."""
+        self._names.count(len(text))
+        return text.decode("utf-8", "replace")
 
 
 class _Export:
     """Tables of an export, by the columns that are there."""
 
-    def __init__(self, file: sqlite3.Connection) -> None:
+    def __init__(self, file: sqlite3.Connection, stored_bytes: int, vocabulary: ForeignTexts) -> None:
         self._file = file
+        self._code_of: dict[int, int] = {}
+        self._budget = RowBudget(stored_bytes)
+        self._vocabulary = vocabulary
         names = [name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        self._columns = {name: {row[1] for row in file.execute(f'PRAGMA table_info("{_plain(name)}")')}
-                         for name in names if _plain(name) == name}
+        self._columns = {name: {row[1] for row in file.execute(f'PRAGMA table_info("{name}")')}
+                         for name in names if isinstance(name, str) and _plain(name) == name}
         self._texts: dict[int, str] = {}
         if self.has("StringIds", "id", "value"):
-            self._texts = {key: str(text) for key, text in file.execute("SELECT id, value FROM StringIds")}
+            for key, text in file.execute(f"SELECT id, {_text('value')} FROM StringIds WHERE typeof(id) = 'integer' "
+                                          "AND typeof(value) = 'text'"):
+                self._budget.take(1)
+                self._texts[key] = text
 
     def has(self, table: str, *columns: str) -> bool:
         """Return whether a table with these columns is there (no view: what it would run is not known)."""
         return table in self._columns and self._columns[table].issuperset(columns)
 
-    def rows(self, table: str, needed: tuple[str, ...], *more: str) -> Iterator[dict[str, Any]]:
-        """Yield the rows as dicts, those whose needed columns are whole numbers; a column that is not there is 0."""
+    def rows(self, table: str, needed: tuple[str, ...], **more: int) -> Iterator[Columns]:
+        """Yield columns of many rows each, of those rows whose needed columns are whole numbers.
+
+        Args:
+            table: its name.
+            needed: columns without which a row is left out.
+            more: others, each with the value of what is there and no whole number, or is not there.
+        """
+        for columns, _ in self._read(table, needed, more, ""):
+            yield columns
+
+    def _read(self, table: str, needed: tuple[str, ...], more: Mapping[str, int], text: str) -> \
+            Iterator[tuple[Columns, list[str | None]]]:
+        """Yield the same, with the rows' texts of one column, if that is named and there."""
         if not self.has(table, *needed):
             return
-        there = [name for name in (*needed, *more) if name in self._columns[table]]
-        absent = dict.fromkeys(name for name in more if name not in there)
-        query = f"SELECT {', '.join(there)} FROM {table}"
-        for row in self._file.execute(query):
-            found = dict(zip(there, row, strict=True))
-            if all(isinstance(found[name], int) for name in needed):
-                yield {**absent, **found}
-
-    def text(self, key: Any) -> str:
-        """Return an interned text; empty where there is none."""
-        return self._texts.get(key, "") if isinstance(key, int) else ""
+        there = [name for name in more if name in self._columns[table]]
+        chosen = [*(f'"{name}"' for name in needed), *(_number(name, more[name]) for name in there),
+                  _text(text) if text in self._columns[table] else "NULL"]
+        where = " AND ".join(f"typeof(\"{name}\") = 'integer'" for name in needed)
+        found = self._file.execute(f"SELECT {', '.join(chosen)} FROM {table} WHERE {where}")
+        while rows := found.fetchmany(_ROWS):
+            self._budget.take(len(rows))
+            texts = [row[-1] for row in rows]
+            columns = np.array([row[:-1] for row in rows], np.int64).T
+            yield {**{name: np.full(len(rows), value, np.int64) for name, value in more.items()},
+                   **dict(zip((*needed, *there), np.ascontiguousarray(columns), strict=True))}, texts
 
     def process(self) -> tuple[int, list[int]]:
         """Return the process with the most device work, and the others that have some; of none the first call's."""
         counts: dict[int, int] = defaultdict(int)
-        for row in self.rows(_KERNELS, ("start",), "globalPid"):
-            counts[_process(row["globalPid"])] += 1
-        if not counts:
-            for row in self.rows(_CALLS, ("start",), "globalTid"):
-                counts[_process(row["globalTid"])] += 1
+        for table, column in ((_KERNELS, "globalPid"), (_CALLS, "globalTid")):
+            for rows in () if counts else self.rows(table, ("start",), **{column: 0}):
+                for process, number in zip(*(each.tolist() for each in np.unique(
+                        _process(rows[column]), return_counts=True)), strict=True):
+                    counts[process] += number
         ordered = sorted(counts, key=lambda each: (-counts[each], each))
         return (ordered[0], ordered[1:]) if ordered else (0, [])
 
     def head(self) -> dict[str, Any]:
         """Return the top-level fields: the devices, and when the recording began."""
-        devices = [
-            {"id": row["id"], "name": str(row["name"] or ""), "totalGlobalMem": row["totalMemory"],
-             "numSms": row["smCount"], "computeMajor": row["computeMajor"] or row["smMajor"],
-             "computeMinor": row["computeMinor"] or row["smMinor"]}
-            for row in self.rows("TARGET_INFO_GPU", ("id",), "name", "totalMemory", "smCount", "computeMajor",
-                                 "computeMinor", "smMajor", "smMinor")]
+        devices = []
+        for rows in self.rows("TARGET_INFO_GPU", ("id",), totalMemory=0, smCount=0, computeMajor=0, computeMinor=0,
+                              smMajor=0, smMinor=0):
+            names = self._device_names() if self.has("TARGET_INFO_GPU", "name") else {}
+            each = {name: column.tolist() for name, column in rows.items()}
+            devices += [{"id": number, "name": names.get(number, ""), "totalGlobalMem": each["totalMemory"][at],
+                         "numSms": each["smCount"][at], "computeMajor": each["computeMajor"][at] or each["smMajor"][at],
+                         "computeMinor": each["computeMinor"][at] or each["smMinor"][at]}
+                        for at, number in enumerate(each["id"])]
         found: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": devices}
-        for row in self.rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)):
-            found["baseTimeNanoseconds"] = row["utcEpochNs"]
+        for rows in self.rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",)):
+            found["baseTimeNanoseconds"] = int(rows["utcEpochNs"][-1])
         return found
 
-    def events(self, process: int) -> Iterator[dict[str, Any]]:
+    def _device_names(self) -> dict[int, str]:
+        """Names of the devices by their numbers."""
+        return dict(self._file.execute("SELECT id, substr(name, 1, 200) FROM TARGET_INFO_GPU WHERE typeof(id) = "
+                                       "'integer' AND typeof(name) = 'text'"))
+
+    def events(self, process: int) -> Iterator[EventBatch]:
         """Yield all events of a process."""
         yield from self._calls(process)
         yield from self._kernels(process)
@@ -136,103 +186,139 @@ class _Export:
         yield from self._syncs(process)
         yield from self._ranges(process)
 
-    def _calls(self, process: int) -> Iterator[dict[str, Any]]:
-        for row in self.rows(_CALLS, ("start", "end", "correlationId"), "globalTid", "nameId"):
-            if _process(row["globalTid"]) == process:
-                name = _VERSION.sub("", self.text(row["nameId"])) or "INVALID"
-                kind = "cuda_driver" if re.match(r"cu[A-Z]", name) else "cuda_runtime"
-                yield complete_event(kind, name, row["start"], row["end"], process, _thread(row["globalTid"]),
-                                     correlation=row["correlationId"])
+    def _calls(self, process: int) -> Iterator[EventBatch]:
+        named: dict[int, tuple[int, bool]] = {}
+        for rows in self.rows(_CALLS, ("start", "end", "correlationId"), globalTid=0, nameId=NONE):
+            rows = _of(rows, _process(rows["globalTid"]) == process)
+            names, place = np.unique(rows["nameId"], return_inverse=True)
+            for key in names.tolist():
+                if key not in named:
+                    name = _VERSION.sub("", self._texts.get(key, "")) or "INVALID"
+                    named[key] = self._vocabulary.name(name), bool(_DRIVER.match(name))
+            runtime_kind, driver_kind = (self._vocabulary.code(kind) for kind in ("cuda_runtime", "cuda_driver"))
+            code, driver = (np.array([named[key][at] for key in names.tolist()], np.int32)[place] for at in (0, 1))
+            yield self._host(rows, process, code, np.where(driver, driver_kind, runtime_kind).astype(np.int32),
+                             correlation=rows["correlationId"])
 
-    def _kernels(self, process: int) -> Iterator[dict[str, Any]]:
-        extent = [f"{kind}{axis}" for kind in ("grid", "block") for axis in "XYZ"]
-        for row in self.rows(_KERNELS, ("start", "end", "deviceId", "streamId", "correlationId"), "globalPid",
-                             "demangledName", "shortName", "registersPerThread", "staticSharedMemory",
-                             "dynamicSharedMemory", *extent):
-            if _process(row["globalPid"]) == process:
-                numbers = [row[name] if isinstance(row[name], int) else 1 for name in extent]
-                arguments = {"grid": numbers[:3], "block": numbers[3:],
-                             "registers per thread": row["registersPerThread"] or 0,
-                             "shared memory": (row["staticSharedMemory"] or 0) + (row["dynamicSharedMemory"] or 0)}
-                yield _device_event("kernel", self.text(row["demangledName"]) or self.text(row["shortName"])
-                                    or "unnamed kernel", row, arguments)
+    def _kernels(self, process: int) -> Iterator[EventBatch]:
+        for rows in self.rows(_KERNELS, _WORK, globalPid=0, demangledName=NONE, shortName=NONE, registersPerThread=0,
+                              staticSharedMemory=0, dynamicSharedMemory=0, **dict.fromkeys(_EXTENT, 1)):
+            rows = _of(rows, _process(rows["globalPid"]) == process)
+            code = self._codes(rows["demangledName"])
+            code = np.where(code == EMPTY_TEXT, self._codes(rows["shortName"]), code).astype(np.int32)
+            code[code == EMPTY_TEXT] = self._vocabulary.name("unnamed kernel")
+            grid, block = (self._vocabulary.extents([rows[name] for name in names])
+                           for names in (_EXTENT[:3], _EXTENT[3:]))
+            static, dynamic = (np.clip(rows[name], -(1 << 40), 1 << 40)
+                               for name in ("staticSharedMemory", "dynamicSharedMemory"))
+            yield self._device("kernel", rows, code, {"grid": grid, "block": block}, shared_memory=static + dynamic,
+                               registers=rows["registersPerThread"])
         # Recorded without its parts (--cuda-graph-trace=graph), a graph is one piece of work.
-        for row in self.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", ("start", "end", "deviceId", "streamId",
-                                                                 "correlationId"), "globalPid"):
-            if row["globalPid"] is None or _process(row["globalPid"]) == process:
-                yield _device_event("kernel", "CUDA graph, recorded as a whole", row, {})
+        for rows in self.rows("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", _WORK, globalPid=process * PROCESS_SHIFT):
+            rows = _of(rows, _process(rows["globalPid"]) == process)
+            yield self._device("kernel", rows, self._vocabulary.name("CUDA graph, recorded as a whole"))
 
-    def _copies(self, process: int) -> Iterator[dict[str, Any]]:
-        needed = ("start", "end", "deviceId", "streamId", "correlationId")
-        for row in self.rows("CUPTI_ACTIVITY_KIND_MEMCPY", needed, "globalPid", "bytes", "copyKind", "srcKind",
-                             "dstKind"):
-            if _process(row["globalPid"]) == process:
-                where = [MEMORIES.get(row[end], "Unknown") for end in ("srcKind", "dstKind")]
-                name = f"Memcpy {COPIES.get(row['copyKind'], 'DtoD')} ({where[0]} -> {where[1]})"
-                yield _device_event("gpu_memcpy", name, row, {"bytes": row["bytes"] or 0})
-        for row in self.rows("CUPTI_ACTIVITY_KIND_MEMSET", needed, "globalPid", "bytes"):
-            if _process(row["globalPid"]) == process:
-                yield _device_event("gpu_memset", "Memset (Device)", row, {"bytes": row["bytes"] or 0})
+    def _copies(self, process: int) -> Iterator[EventBatch]:
+        for rows in self.rows("CUPTI_ACTIVITY_KIND_MEMCPY", _WORK, globalPid=0, bytes=0, copyKind=NONE, srcKind=NONE,
+                              dstKind=NONE):
+            rows = _of(rows, _process(rows["globalPid"]) == process)
+            kinds, place = np.unique(np.stack([rows[name] for name in ("copyKind", "srcKind", "dstKind")], axis=1),
+                                     axis=0, return_inverse=True)
+            names = [f"Memcpy {COPIES.get(kind, 'DtoD')} ({MEMORIES.get(source, 'Unknown')} -> "
+                     f"{MEMORIES.get(target, 'Unknown')})" for kind, source, target in kinds.tolist()]
+            codes = np.array([self._vocabulary.name(name) for name in names], np.int32)[place.reshape(-1)]
+            yield self._device("gpu_memcpy", rows, codes, bytes=rows["bytes"])
+        for rows in self.rows("CUPTI_ACTIVITY_KIND_MEMSET", _WORK, globalPid=0, bytes=0):
+            rows = _of(rows, _process(rows["globalPid"]) == process)
+            yield self._device("gpu_memset", rows, self._vocabulary.name("Memset (Device)"), bytes=rows["bytes"])
 
-    def _syncs(self, process: int) -> Iterator[dict[str, Any]]:
+    def _syncs(self, process: int) -> Iterator[EventBatch]:
         records: dict[Any, list[tuple[int, int]]] = defaultdict(list)  # of an event: its records, in order of calls
-        for row in self.rows("CUPTI_ACTIVITY_KIND_CUDA_EVENT", ("correlationId", "eventId", "streamId"), "globalPid"):
-            records[row["globalPid"], row["eventId"]].append((row["correlationId"], row["streamId"]))
+        for rows in self.rows("CUPTI_ACTIVITY_KIND_CUDA_EVENT", ("correlationId", "eventId", "streamId"), globalPid=0):
+            for pid, event, call, stream in zip(*(rows[name].tolist() for name in (
+                    "globalPid", "eventId", "correlationId", "streamId")), strict=True):
+                records[pid, event].append((call, stream))
         for found in records.values():
             found.sort()
-        for row in self.rows("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", ("start", "end", "correlationId", "syncType"),
-                             "globalPid", "deviceId", "streamId", "eventId"):
-            if _process(row["globalPid"]) != process or row["syncType"] not in SYNCS:
-                continue
-            kind = SYNCS[row["syncType"]]
-            arguments = {"cuda_sync_kind": kind, "correlation": row["correlationId"], "device": row["deviceId"] or 0,
-                         "stream": _stream(row["streamId"])}
-            earlier = records.get((row["globalPid"], row["eventId"]), [])
-            place = bisect_left(earlier, (row["correlationId"], -1))
-            if place and row["syncType"] in (1, 2):
-                record, stream = earlier[place - 1]
-                arguments |= {"wait_on_stream": stream, "wait_on_cuda_event_record_corr_id": record}
-            yield complete_event("cuda_sync", kind, row["start"], row["end"], row["deviceId"] or 0,
-                                 _stream(row["streamId"]), **arguments)
+        for rows in self.rows("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", ("start", "end", "correlationId", "syncType"),
+                              globalPid=0, deviceId=0, streamId=NONE, eventId=NONE):
+            rows = _of(rows, (_process(rows["globalPid"]) == process) & np.isin(rows["syncType"], list(SYNCS)))
+            wait, record = (np.full(len(rows["start"]), NONE, np.int64) for _ in range(2))
+            for at in np.flatnonzero(np.isin(rows["syncType"], (1, 2))).tolist():
+                earlier = records.get((int(rows["globalPid"][at]), int(rows["eventId"][at])), [])
+                place = bisect_left(earlier, (int(rows["correlationId"][at]), -1))
+                if place:
+                    record[at], wait[at] = earlier[place - 1]
+            streams = np.where((rows["streamId"] >= 0) & (rows["streamId"] < 1 << 31), rows["streamId"], NONE)
+            kinds = {key: self._vocabulary.name(text) for key, text in SYNCS.items()}
+            name = np.array([kinds[kind] for kind in rows["syncType"].tolist()], np.int32)
+            yield self._device("cuda_sync", {**rows, "streamId": streams}, name, {"sync_kind": name}, wait_stream=wait,
+                               record_correlation=record)
 
-    def _ranges(self, process: int) -> Iterator[dict[str, Any]]:
-        for row in self.rows("NVTX_EVENTS", ("start", "end", "eventType", "globalTid"), "text", "textId"):
-            if row["eventType"] in (PUSH_POP, START_END) and _process(row["globalTid"]) == process:
-                text = row["text"] if isinstance(row["text"], str) else self.text(row["textId"])
-                if text:
-                    yield marked_range(text, row["start"], row["end"], process, _thread(row["globalTid"]))
+    def _ranges(self, process: int) -> Iterator[EventBatch]:
+        known: dict[int, Meaning] = {}
+        needed = ("start", "end", "eventType", "globalTid")
+        for rows, texts in self._read("NVTX_EVENTS", needed, {"textId": NONE}, "text"):
+            mine = (_process(rows["globalTid"]) == process) & np.isin(rows["eventType"], (PUSH_POP, START_END))
+            inline: dict[str, Meaning] = {}
+            found = []
+            for at in np.flatnonzero(mine).tolist():
+                text, key = texts[at], int(rows["textId"][at])
+                if text is not None:
+                    meaning = inline.get(text) or inline.setdefault(text, self._vocabulary.meaning(text))
+                else:
+                    meaning = known.get(key) or known.setdefault(
+                        key, self._vocabulary.meaning(self._texts.get(key, "")))
+                if meaning.name != EMPTY_TEXT:
+                    found.append((at, meaning))
+            rows = _of(rows, np.array([at for at, _ in found], np.int64))
+            category, name, sizes = (np.array([each[at] for _, each in found], np.int32) for at in (0, 1, 3))
+            sequence = np.array([each.sequence for _, each in found], np.int64)
+            yield self._host(rows, process, name, category, {"dims": sizes}, sequence=sequence)
+
+    def _codes(self, keys: Int64) -> Int32:
+        """Codes of interned texts; that of an empty one where there is none."""
+        distinct, place = np.unique(keys, return_inverse=True)
+        for key in distinct.tolist():
+            if key not in self._code_of:
+                self._code_of[key] = self._vocabulary.name(self._texts.get(key, ""))
+        return np.array([self._code_of[key] for key in distinct.tolist()], np.int32)[place]
+
+    def _host(self, rows: Columns, process: int, name: Int32, category: Int32, codes: Mapping[str, Int32] = NOTHING,
+              **numbers: Int64) -> EventBatch:
+        """Events of the process's threads."""
+        return ForeignBatch(rows["start"], rows["end"], {
+            "ph": self._vocabulary.code("X"), "cat": category, "name": name, "pid": self._vocabulary.code(process),
+            "tid": self._vocabulary.numbers(rows["globalTid"] % PROCESS_SHIFT), **codes}, numbers)
+
+    def _device(self, category: str, rows: Columns, name: Int32 | int, codes: Mapping[str, Int32] = NOTHING,
+                **numbers: Int64) -> EventBatch:
+        """Events of a device's streams."""
+        device, stream = rows["deviceId"], rows["streamId"]
+        return ForeignBatch(rows["start"], rows["end"], {
+            "ph": self._vocabulary.code("X"), "cat": self._vocabulary.code(category), "name": name,
+            "pid": self._vocabulary.numbers(device), "tid": self._vocabulary.numbers(stream), **codes},
+            {"device": device, "stream": stream, "correlation": rows["correlationId"], **numbers})
 
 
-def _device_event(category: str, name: str, row: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    return complete_event(category, name, row["start"], row["end"], row["deviceId"], row["streamId"],
-                          device=row["deviceId"], stream=row["streamId"], correlation=row["correlationId"], **arguments)
+def _of(rows: Columns, which: Bool | Int64) -> Columns:
+    """The rows that are chosen, by their places or by whether they are."""
+    return {name: column[which] for name, column in rows.items()}
 
 
-def _stream(number: Any) -> int:
-    return number if isinstance(number, int) and 0 <= number < 1 << 31 else -1
+def _process(number: Int64) -> Int64:
+    return number // PROCESS_SHIFT % PROCESS_SHIFT
 
 
-def _process(number: Any) -> int:
-    return number // PROCESS_SHIFT % PROCESS_SHIFT if isinstance(number, int) else 0
+def _number(column: str, default: int) -> str:
+    """The expression of a column that shall be a whole number."""
+    return f"CASE WHEN typeof(\"{column}\") = 'integer' THEN \"{column}\" ELSE {default} END"
 
 
-def _thread(number: Any) -> int:
-    return number % PROCESS_SHIFT if isinstance(number, int) else 0
+def _text(column: str) -> str:
+    """The expression of a column that shall be a text, of bounded length."""
+    return f"CASE WHEN typeof(\"{column}\") = 'text' THEN substr(\"{column}\", 1, {MOST_TEXT}) END"
 
 
 def _plain(name: str) -> str:
     return "".join(c for c in name if c.isascii() and (c.isalnum() or c == "_"))
-
-
-def is_export(head: bytes) -> bool:
-    """Return whether a file's first bytes are an SQLite file's."""
-    return head.startswith(MAGIC)
-
-
-def local_export(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a local SQLite file."""
-    with suppress(OSError):
-        if "://" not in os.fspath(path) and os.path.isfile(path):
-            with open(path, "rb") as file:
-                return is_export(file.read(len(MAGIC)))
-    return False

@@ -1,0 +1,158 @@
+"""Limits on files of other programs: each reader of such a file asks here how much it may hold.
+
+Such files come from colleagues and bug reports. A small one may claim, share or nest so much that memory or time ends:
+a name that stands in a million rows, a list that is in itself a thousand times, tuples in tuples without end. What one
+byte of a file may become is bounded here, once for all formats::
+
+    JSON, TOML ─ ``MOST_DEPTH``             names of all formats ─ ``NameBudget``
+    pickle ───── ``check_key``              rows of SQLite ─────── ``RowBudget``
+    XML ──────── ``parse_xml``              tables, Parquet ────── ``check_cells``
+
+A refusal is a ``DecodeError``: its message is the reason, and the reader puts it into the file's sentence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tracer.errors import ForetraceError
+from tracer.lazy import late
+
+if TYPE_CHECKING:
+    from xml.etree import ElementTree
+else:
+    ElementTree = late("xml.etree.ElementTree")
+
+MOST_DEPTH = 64
+"""Deepest nesting of untyped values, of XML and of modules: what goes through them may call itself for each level. The
+deepest modules of the recordings here nest 7 levels."""
+MOST_BITS = 1000
+"""Most bits of a whole number; a longer one is no floating-point number, and whatever computes with it fails."""
+MOST_NAME = 1 << 13
+"""Characters of a name that are kept. The longest name of a recorded kernel has 5,123. What is written row by row (a
+timeline) has a name again for each."""
+MOST_TEXT = 1 << 20
+"""Characters of a marked range that are looked at, as of a profiler's event (``tracer.kineto.salvage``)."""
+MOST_PART = 255
+"""Characters of a file's or function's name in a stack that are kept: longest file name of common file systems."""
+NAME_TEXT_A_BYTE, FREE_TEXT = 4, 64 << 20
+"""Characters of all names together for each stored byte, and those every file may have. A name is stored once."""
+LEAST_ROW_BYTES, FREE_ROWS = 8, 4096
+"""Stored bytes of the smallest row of an export, and rows that every file may have. By SQLite's file format a row of
+five columns has six bytes of header, two that say where it is, two of length and number."""
+MOST_OBJECTS_A_BYTE, FREE_OBJECTS = 1, 1 << 19
+"""Objects of a results file for each stored byte, and those that every file may have. A recording of 2,400 kernels has
+0.014, compressed 0.23; half a million take 100 MB."""
+CELLS_A_BYTE, FREE_CELLS = 16, 100_000
+"""Cells of a table for each stored byte, and those that every table may have. Published tables of measurements hold up
+to 7.4 (by encoding of equal values), most less than one."""
+MOST_COLUMNS = 2000
+"""Of a table of text: published ones have at most 43, and naming those of one name takes the square of them."""
+GROWTH = 200
+"""Bytes of text or values for each stored byte of a compressed file; those of real traces reach 30."""
+MOST_XML_BYTES, MOST_XML_ELEMENTS = 4 << 20, 20_000
+"""Of a map of a node. One of eight GPUs has 4 KB and 60 elements (``tests/kernel_models/test_node_maps.py``)."""
+
+
+class DecodeError(ForetraceError):
+    """The text is not of the wanted form; the message is the reason, to be put into the file's sentence."""
+
+
+def check_key(key: Any) -> None:
+    """Raise ``DecodeError`` where a dictionary's key is no plain text or number.
+
+    Tuples in tuples without end would be hashed by a function of C that calls itself, until the process dies.
+    """
+    if type(key) not in (str, int, float, bool, type(None)):
+        raise DecodeError(f"it has a {type(key).__name__} as a dictionary's key, where texts are")
+
+
+def check_cells(rows: int, columns: int, stored_bytes: int) -> None:
+    """Raise ``DecodeError`` where a table claims more cells than its bytes can hold."""
+    if rows * columns > CELLS_A_BYTE * stored_bytes + FREE_CELLS:
+        raise DecodeError(f"{rows:,} rows of {columns:,} columns in {stored_bytes:,} bytes are more than measurements "
+                          "take")
+
+
+def check_objects(objects: int, stored_bytes: int) -> None:
+    """Raise ``DecodeError`` where a file holds more objects than its bytes can."""
+    if objects > max(MOST_OBJECTS_A_BYTE * stored_bytes, FREE_OBJECTS):
+        raise DecodeError(f"it has {objects:,} objects in {stored_bytes:,} stored bytes, more than recordings take")
+
+
+def well_formed(text: str, most: int = MOST_NAME) -> str:
+    """Return a text without halves of characters, which no file or terminal takes, and cut to its first ``most``."""
+    kept = text if len(text) <= most else f"{text[:most - 1]}…"
+    return kept if kept.isascii() else kept.encode("utf-8", "replace").decode()
+
+
+class NameBudget:
+    """The names of one file, each made well-formed; counts those that were cut.
+
+    Args:
+        stored_bytes: of the file; names that together are much longer are refused.
+    """
+
+    def __init__(self, stored_bytes: int) -> None:
+        self.cut = 0
+        self._left = max(NAME_TEXT_A_BYTE * stored_bytes, FREE_TEXT)
+
+    def count(self, characters: int) -> None:
+        """Count text that was read. Raises ``DecodeError``: there is more than the file's bytes can hold."""
+        self._left -= characters
+        if self._left < 0:
+            raise DecodeError("its names together are longer than the file; one name stands in very many rows")
+
+    def kept(self, text: str) -> str:
+        """Return a name as it is kept. Raises ``DecodeError``: as ``count``."""
+        self.count(min(len(text), MOST_NAME))
+        self.cut += len(text) > MOST_NAME
+        return well_formed(text)
+
+    def notes(self) -> list[str]:
+        """Say what was cut, if anything."""
+        if not self.cut:
+            return []
+        return [f"{self.cut} names are longer than {MOST_NAME:,} characters; their ends were left out."]
+
+
+class RowBudget:
+    """Counts the rows that are read of a file. A page of SQLite that stands in many places gives rows without end."""
+
+    def __init__(self, stored_bytes: int) -> None:
+        self._left = max(stored_bytes // LEAST_ROW_BYTES, FREE_ROWS)
+
+    def take(self, rows: int) -> None:
+        """Count rows. Raises ``DecodeError``: there are more than the file's bytes can hold."""
+        self._left -= rows
+        if self._left < 0:
+            raise DecodeError(f"its tables have more rows than one for {LEAST_ROW_BYTES} stored bytes")
+
+
+def parse_xml(text: str) -> ElementTree.Element:
+    """Return the root of an XML text, without entities, of bounded size and depth.
+
+    Raises:
+        DecodeError: it is no whole XML, or larger or deeper than a description of hardware is.
+    """
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise DecodeError("it declares entities, which no driver writes")
+    if len(text) > MOST_XML_BYTES or text.count("<") > 2 * MOST_XML_ELEMENTS:
+        raise DecodeError(f"it is larger than {MOST_XML_BYTES >> 20} MiB, or has more than {MOST_XML_ELEMENTS:,} "
+                          "elements")
+    parser: Any = ElementTree.XMLPullParser(("start", "end"))
+    depth = 0
+    root: ElementTree.Element | None = None
+    try:
+        parser.feed(text)
+        for what, element in parser.read_events():
+            root = element if root is None else root
+            depth += 1 if what == "start" else -1
+            if depth > MOST_DEPTH:
+                raise DecodeError(f"it is nested more than {MOST_DEPTH} levels deep")
+        parser.close()
+    except (ElementTree.ParseError, ValueError) as error:  # ValueError: characters that no XML has
+        raise DecodeError(f"it is no whole XML: {error}") from None
+    if root is None:
+        raise DecodeError("it is an empty XML")
+    return root
