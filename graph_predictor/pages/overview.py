@@ -209,7 +209,7 @@ def report_page(job: Job, where: Provenance, *, step: str | None = None, profile
     times, said = replayed_ranks(job, step, profiled=profiled, known=found)
     try:
         # Without a step that is named, the prediction rests on the last ones alike, as `foretrace predict` does.
-        baseline = baseline_of(job, step, profiled=profiled)
+        baseline = baseline_of(job, step, profiled=profiled, built=found.built.as_recorded())
         prediction = baseline.predict(evidence=True)
     except ForetraceError as error:
         result.notes.append(f"Nothing is predicted of it: {error}")

@@ -25,6 +25,7 @@ from graph_predictor.prediction.scenario import (
 )
 from graph_predictor.prediction.step_spread import RESOLVED
 from graph_predictor.recorded.facts import damage_notes
+from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_slices import host_slices
 from graph_predictor.synthesis.program import RankTimes, synthesize
 from graph_predictor.synthesis.recorded_times import SharedCores, StandInTimes, cores_shared
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
 
 def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: DeviceSpec | None = None,
                 models: Models | None = None, host: HostModel | None = None,
-                collectives: CollectiveModel | None = None, profiled: bool = False) -> Baseline:
+                collectives: CollectiveModel | None = None, profiled: bool = False,
+                built: Built | None = None) -> Baseline:
     """Make a job ready for predictions.
 
     Args:
@@ -61,7 +63,7 @@ def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: 
         models: fitted models of that device.
         host: of a step traced by shapes alone, what is known of the host it would run on.
         collectives: of a step traced by shapes alone, the cluster it would run on.
-        profiled: of a recorded job, predict the step under the profiler.
+        profiled, built: of a recorded job: predict the step under the profiler; its program, already built.
 
     Raises:
         ForetraceError: there is nothing to simulate, no step, or no such step.
@@ -70,7 +72,8 @@ def baseline_of(job: AnyJob, steps: str | int | range | None = None, *, device: 
     if not graphs:
         raise ForetraceError("There is nothing to predict from: no graph was given. Read a trace or a job first.")
     if not _shapes_only(graphs):
-        return Baseline.recorded(graphs, steps, device=device, models=models, profiled=profiled, notes=notes)
+        return Baseline.recorded(graphs, steps, device=device, models=models, profiled=profiled, notes=notes,
+                                 built=built)
     step = modelled_step(graphs, device, models, host, collectives)
     scenario = _scenario(step, models, steps, profiled=False)
     return Baseline(scenario, Spreads(step.host_spread, RESOLVED), [*notes, *damage_notes(graphs), *step.notes],
