@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from graph_predictor.prediction.edited_repeats import edit_host
 from graph_predictor.prediction.pricing import price_kernels
 from graph_predictor.prediction.repeat import steps_of
 from graph_predictor.prediction.scenario import (
@@ -50,9 +51,8 @@ from kernel_models.device import DeviceSpec
 from kernel_models.op_call import OpCall, Source
 from kernel_models.pricing import Models, PricedCalls
 from kernel_models.trace_calls import FAMILIES
-from planner.parallel.corrections import CorrectionFactors
-from planner.serving.setup import ServingError, ServingSetup
-from planner.serving.steps import GRAPH_LAUNCH_US, ServedStep, ServingModel
+from planner.serving.setup import ServingError
+from planner.serving.steps import GRAPH_LAUNCH_US, PrefillChunk, ServedStep, ServingModel
 from tracer.arrays import Float64, Int64
 from tracer.graph import (
     NONE,
@@ -181,7 +181,7 @@ READ = ("devices", "kernels", "host", "launches")
 """Changes of a scenario that a served step can have."""
 SAID = ("set_by", "shared", "warnings", "notes")
 LEAST_US = 1e-3
-"""Kernels of a scenario take at least so long: times are whole nanoseconds."""
+"""Kernels of a scenario take at least so long: times are whole nanoseconds. Launches that differ by less are alike."""
 
 
 class EditedServingModel(ServingModel):
@@ -201,23 +201,29 @@ class EditedServingModel(ServingModel):
         self._grids = []
         self._edits = tuple(edits)
         self._of_step = [ServedKernel(each.name, each.call, 1.0, 1.0, 1.0) for each in dict.fromkeys(
-            model.in_order(ServedStep(1, 1)))]
-        edited = self._apply(served_scenario(self._of_step, ServedHost(1.0, 1.0, 1.0), model.device, model.models,
-                                             model.setup.gpus))
-        self._launches = edited.launches
+            model.in_order(ServedStep(1, 1, (PrefillChunk(1, 1),))))]
+        edited, (step, launch, collective) = self._of_host()
+        _, (_, self.graph_us, _) = self._of_host(GRAPH_LAUNCH_US)
         self.waits, self.hides = edited.launches.waits, edited.launches.hidden_collectives
-        self.rates, self.setup = self._on_host(edited, model.rates)
+        rates, engine = model.rates, model.setup.engine
+        self.rates = replace(rates, host_us=rates.host_us * launch, step_us=rates.step_us * step,
+                             host_collective_us=rates.host_collective_us * collective)
+        self.setup = replace(model.setup, engine=replace(
+            engine, request_us=engine.request_us * step, reply_us=engine.reply_us * step))
 
-    def _on_host(self, edited: Scenario, rates: CorrectionFactors) -> tuple[CorrectionFactors, ServingSetup]:
-        weight = 1.0 if edited.host.weight is None else float(np.mean(edited.host.weight))
-        factor = edited.host.factor * weight
-        launch = factor if self._launches.cost else 0.0
-        self.graph_us = GRAPH_LAUNCH_US * launch
-        engine = self.setup.engine
-        return (replace(rates, host_us=rates.host_us * launch, host_collective_us=rates.host_collective_us * launch,
-                        step_us=rates.step_us * factor),
-                replace(self.setup, engine=replace(engine, request_us=engine.request_us * factor,
-                                                   reply_us=engine.reply_us * factor)))
+    def _of_host(self, graph_us: float | None = None) -> tuple[Scenario, list[float]]:
+        """Return a made-up edited step, and what its host takes, µs, where it took 1 µs of each without the edits: the
+        engine, one launch of a kernel (of the graph, where that takes ``graph_us``), and one of a collective."""
+        edited = self._apply(served_scenario(self._of_step, ServedHost(1.0, 1.0, 1.0, graph_us), self.device,
+                                             self.models, self.setup.gpus))
+        slices, us = edited.slices, edit_host(edited, None).ns / 1e3
+        exchange = np.isin(slices.op, edited.built.graphs[0].collectives.op) & (graph_us is None)
+        parts = [us[~slices.is_cost], us[slices.is_cost & ~exchange], us[slices.is_cost & exchange]]
+        if edited.host.constants is not None or any(np.ptp(part) > LEAST_US for part in parts if len(part)):
+            edits = ", ".join(each.describe() for each in self._edits)[:80]
+            raise ServingError(f"{edits!r} changes launches unlike one another, and those of a served step all take "
+                               "one time; scale them alike (--host).")
+        return edited, [float(part[0]) if len(part) else 1.0 for part in parts]  # one GPU has no collectives
 
     def _prices(self, calls: Sequence[OpCall]) -> PricedCalls:
         priced = super()._prices(calls)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from catalogue import Program
 from recordings import slowed
+from tried_edits import TEXTS
 
 import tracer
 from graph_predictor.edits.registry import OPTIONS
@@ -35,9 +36,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "device": ("a100-sxm-40g",), "parallel": ("ddp=4",), "topology": (CLUSTER,)}
 """What each option is given; those whose value depends on the program are in ``edits_of``."""
 EDITS: dict[str, tuple[Any, ...]] = {
-    "dtype": ("bf16",), "straggler": ("0:50%",), "host": (0.5, 2.0), "clock": (1.5,), "bandwidth": (2.0,),
-    "link": (2.0,), "scale-out": ("16",), "kernels": (0.5,), "indices": ("zipf:1.05",),
-    "remove": ("aten::*mm*|aten::*conv*",)}
+    **{name: (text,) for name, text in TEXTS.items()}, "host": (0.5, 2.0), "clock": (1.5,), "bandwidth": (2.0,),
+    "link": (2.0,), "kernels": (0.5,), "remove": ("aten::*mm*|aten::*conv*",)}
 """What the edits are given that take a value; those that take none are switched."""
 OF_PROGRAM = {"sizes", "also", "code", "host_from", "from_topology", "comm_profile", "comm_backend",
               "comm_choices"}

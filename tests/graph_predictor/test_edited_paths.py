@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from micro import Micro, read_ranks
 from test_micro_traces import full_queue
+from tried_edits import EVERY
 
 from foretrace.edits import Device, Edit, FusedOptimizer, Remove
-from graph_predictor.edits.registry import FACTOR, NOTHING, ON_OFF, OPTIONS
 from graph_predictor.prediction.explain import GRAPH_LAUNCH, OUTSIDE
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.result import PathItem
@@ -34,9 +34,6 @@ from tracer.job import read_job
 TRACES = Path(__file__).parents[2] / "traces"
 ON_CPU = ("resnet50-cpu", "bert-cpu", "dlrm-cpu", "llama-cpu", "cpu-small")
 ON_GPU = ("resnet50-V100/rank0.kineto.json.gz", "nanogpt-rank0-of-8xH100", "resnet50-ddp-2xA100")
-TEXTS = {"dtype": "bf16", "straggler": "0:50%", "indices": "zipf:1.05", "scale-out": "16",
-         "remove": "aten::mm|aten::mul*"}
-"""Values of edits that take a text."""
 LEAST_EDITS = 5
 """Edits that each recording takes; the others are refused with a sentence."""
 ROUNDED_US = 1.0
@@ -49,9 +46,7 @@ def _baseline(path: Path) -> Baseline:
 
 
 def _edits() -> list[Edit]:
-    values = {FACTOR: (0.5, 2.0), NOTHING: (True,), ON_OFF: (True, False)}
-    return [option.make(value) for option in OPTIONS
-            for value in values.get(option.takes) or (TEXTS[option.name],)]
+    return [option.make(value) for option, value in EVERY]
 
 
 def _holds(baseline: Baseline, edits: list[Edit]) -> tuple[list[PathItem], SimulatedStep]:
