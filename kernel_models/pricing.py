@@ -72,7 +72,7 @@ class PricedCalls:
         time_us, low_us, high_us: expected time and 80% interval of each distinct call, µs [m].
         source: a ``Source`` of each distinct call [m].
         anchored: which of them the profile covers only in another form (a ``Source.HEURISTIC``), [m].
-        common: share of an interval's width that the calls of a family have in common [m] (see ``model.Times``).
+        common: share of an interval's width that the calls of a family have in common [m] (see ``op_call.Times``).
     """
 
     calls: list[OpCall]
@@ -316,7 +316,7 @@ Ampere: 0.718 of 312 TFLOP/s at the 300 W of an A100 PCIe 80 GB; Blackwell: 0.48
 fitted half of SimuMax's tables, ``benchmarks/sustained_products.py``). Hopper: 720 TFLOP/s at the 700 W of an H100 and
 an H200 SXM, as published by SemiAnalysis ("MI300X vs H100 vs H200 Benchmark", December 2024: products of training, not
 of zeros), which also gives 1,280 in fp8. Newer processes take less, as they should; boards without a figure are left as
-they are (GeForce and T4 to L40S boards: ``heuristics.rates``)."""
+they are (GeForce and T4 to L40S boards: ``heuristics.work``)."""
 COST_OF_TYPE = {"fp16": 1.0, "bf16": 1.0, "fp8": 0.56, "int8": 0.56, "fp4": 0.31, "tf32": 2.0}
 """Energy of an operation of each type, 16-bit ones 1: fp8 by the two Hopper figures above; fp4 half as much again less,
 tf32 twice, by their peaks: assumed."""

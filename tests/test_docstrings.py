@@ -1,4 +1,5 @@
-"""A docstring speaks of what is there: every name under "Attributes:" and "Args:" is one of the class or function."""
+"""A docstring speaks of what is there: every name under "Attributes:" and "Args:" is one of the class or function, and
+``module.name`` is where it says."""
 
 from __future__ import annotations
 
@@ -39,9 +40,8 @@ def attributes(owner: ast.ClassDef, beside: dict[str, ast.ClassDef]) -> set[str]
     return found
 
 
-def absent(path: Path) -> Iterator[str]:
+def absent(path: Path, tree: ast.Module) -> Iterator[str]:
     """What docstrings of a file explain that is not there."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
@@ -57,11 +57,49 @@ def absent(path: Path) -> Iterator[str]:
                         if name not in parameters(node))
 
 
+OTHERS = {"torch", "meta", "optimizer", "row", "workload", "x"}
+"""Names before a dot that are objects, or other people's modules, though a module or a name of ours is called so."""
+
+DOTTED = re.compile(r"``([a-z_]\w*)\.(\w+)[^`\n]*``")
+TOP = re.compile(r"^(?:def |class |(?=[A-Z_]+\b[^(]*=))(\w+)", re.MULTILINE)
+"""Functions, classes and constants of a module's text."""
+
+
+def defined(tree: ast.AST) -> set[str]:
+    """Names that a file defines or imports, in functions and classes too."""
+    return {name for node in ast.walk(tree) for name in (
+        [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else
+        [node.asname or node.name] if isinstance(node, ast.alias) else
+        [node.id] if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else
+        [node.arg] if isinstance(node, ast.arg) else [])}
+
+
+def misplaced(trees: dict[Path, ast.Module]) -> Iterator[str]:
+    """Dotted names of docstrings, ``module.name``, whose module has no such name, or that are of no module of ours.
+
+    What a file defines itself is taken for an object before a dot, unless a class or a constant follows.
+    """
+    defines = {path: defined(tree) for path, tree in trees.items()}
+    modules: dict[str, set[str]] = {}
+    for path, own in defines.items():
+        modules.setdefault(path.parent.name if path.stem == "__init__" else path.stem, set()).update(own)
+        modules.setdefault(path.parent.name, set()).add(path.stem)
+        modules.setdefault(path.parent.parent.name, set()).add(path.parent.name)
+    ours = {name for path in trees for name in TOP.findall(path.read_text(encoding="utf-8"))}
+    for path, own in defines.items():
+        for first, name in DOTTED.findall("".join(path.read_text(encoding="utf-8").split('"""')[1::2])):
+            if first not in OTHERS and name not in ("py", "json") and (name in ours if first not in modules else
+                    name not in modules[first] and (first not in own or name[0].isupper())):
+                yield f"{path.name}: {first}.{name}"
+
+
 def test_what_is_listed_is_found_in_a_docstring() -> None:
     docstring = "A thing.\n\nArgs:\n    a, b: two\n        of them: really\n    *c: more\n"
     assert listed(docstring, "Args") == ["a", "b", "c"]
 
 
 def test_docstrings_name_only_what_is_there() -> None:
-    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-    assert [name for path in files for name in absent(path)] == []
+    trees = {path: ast.parse(path.read_text(encoding="utf-8"))
+             for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))}
+    assert [name for path, tree in trees.items() for name in absent(path, tree)] == []
+    assert list(misplaced(trees)) == []

@@ -5,7 +5,7 @@ own thread and the autograd threads ran, by the time of the outermost operation,
 no recorded operation, each piece a node of its own.
 
 Two trees are aligned from the outermost operations inwards. The children of two aligned operations are two sequences of
-names. Subtrees alike at both ends are taken off, the rest is aligned by ``recorded.alignment_loop``: only equal names
+names. Subtrees alike at both ends are taken off, the rest is aligned by ``tracer.alignment_loop``: only equal names
 may meet, and of several ways the one wins whose pairs are most alike within, in their modules and in their shapes.
 """
 

@@ -1,8 +1,8 @@
-"""The edits that an option names: each is a row of ``OPTIONS``, and from there an option of ``predict``, an axis of
-``sweep`` and, with something to try, a change that ``opportunities`` tries.
+"""The edits that an option names: each is a row of ``OPTIONS``, and from there an option of ``predict``,
+``export`` and ``serve``, an axis of ``sweep`` and, with something to try, a change that ``opportunities`` tries.
 
-To add one: a file here with a class that says what it is called (see ``prediction.edit.Edit``), and a row below. The
-file is imported when its edit is made, so that a command line answers ``--help`` at once.
+To add one: a file here with a class that says what it is called (see ``prediction.scenario.Edit``), and a row below.
+The file is imported when its edit is made, so that a command line answers ``--help`` at once.
 """
 
 from __future__ import annotations

@@ -4,10 +4,6 @@ The device work of kernels is calls that models can price. Each kernel belongs t
 kernels, or one copy, memset or lone kernel. It has calls, before and after the edits; the ratio of their prices scales
 the measured times of its kernels (see ``pricing``).
 
-``Shared``: results that several predictions need, made once: of one recording, one source, one cycle of steps.
-
-Functions of plain values keep theirs with ``functools``; here results depend on objects too large to compare.
-
 Edits fill in the fields of a scenario; nothing is computed until it is priced. Each field of its groups (the classes
 above it) is one independent change, resolved in one order whatever the order of the edits: edits of different fields
 therefore commute. Two edits that set the same field differently are refused.

@@ -38,7 +38,7 @@ from tracer.input_file import list_of
 from tracer.views import Argument
 
 MOST_GROWTH = 1000
-"""Times the recorded size, up or down: beyond it (``anchoring.MOST_RATIO``) one recorded time says nothing."""
+"""Times the recorded size, up or down: beyond it (``prediction.pricing.MOST_RATIO``) one recorded time says nothing."""
 MOST_UNDECIDED = 0.05
 """Share of the step's work on matrices that may be parameters or samples."""
 MOST_UNSIZED = 0.05

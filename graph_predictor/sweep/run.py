@@ -156,7 +156,7 @@ class Sweep(Shown):
     """The points of a sweep, priced.
 
     Attributes:
-        table: a row a point, in the order of the space: the axes' columns, then ``rows.COLUMNS``.
+        table: a row a point, in the order of the space: the axes' columns, then ``COLUMNS``.
         axes: names of the axes' columns.
         resumed: points that an earlier run had finished.
         notes: what is to be known of the run.

@@ -225,7 +225,7 @@ def gemm_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
     A product of a few rows by a few columns, such as the gradient of weights that mix attention heads, is summed up
     without matrix units, which would fill a tile with nothing: the quicker form counts. Source: roofline (Williams et
-    al., 2009) with tile and wave quantisation (``tiles.padded_product_us``) and rows that are no whole number of loads
+    al., 2009) with tile and wave quantisation (``padded_product_us``) and rows that are no whole number of loads
     (``narrow_rows``).
     """
     peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))

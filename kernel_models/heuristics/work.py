@@ -359,14 +359,14 @@ RADIX_PASS_BITS = 8
 def streaming_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """Each byte moved once at the memory's bandwidth, faster where it stays in the cache, µs.
 
-    Source: roofline (Williams et al., 2009); ``rates.memory_us``.
+    Source: roofline (Williams et al., 2009); ``memory_us``.
     """
     return KernelWork(vector_us(table, device), memory_us(table.bytes_moved, device), one(table))
 
 
 @work_of(Family.COPY, Family.CONCAT)
 def copy_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Bytes read in runs and written side by side; short runs cost whole sectors, µs (``rates.sector_bytes``)."""
+    """Bytes read in runs and written side by side; short runs cost whole sectors, µs (``sector_bytes``)."""
     piece = table.dim("inner") * table.item_bytes()
     pieces = table.bytes_read / np.maximum(piece, 1.0)
     # A transposition through shared memory reads whole sectors too: no run costs more than four times its bytes.
@@ -376,7 +376,7 @@ def copy_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 @work_of(Family.INDEX)
 def index_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Pieces gathered from or scattered to anywhere: each costs whole sectors, µs (``rates.sector_bytes``)."""
+    """Pieces gathered from or scattered to anywhere: each costs whole sectors, µs (``sector_bytes``)."""
     piece = table.dim("inner") * table.item_bytes()
     pieces = table.dim("elements") / table.dim("inner")
     extra = np.maximum(sector_bytes(pieces, piece, SECTOR_BYTES) - pieces * piece, 0.0)
@@ -445,7 +445,7 @@ HALF_SPEED_BYTES = 64e3
 
 @work_of(Family.TRANSFER)
 def transfer_work(table: CallTable, device: DeviceSpec) -> KernelWork:
-    """Bytes over PCIe or NVLink, or twice over the memory for a copy within the device, µs (``rates.link_us``).
+    """Bytes over PCIe or NVLink, or twice over the memory for a copy within the device, µs (``link_us``).
 
     A copy to a peer uses all of a device's links, as behind a switch.
 

@@ -16,11 +16,11 @@ DONE, ODD, MORE_EVENTS, MORE_TOKENS = 0, 1, 2, 3
 AT, EVENTS, TOKENS, POOL, SLOW = 0, 1, 2, 3, 4
 """Places in ``state``: of the text read, events, tokens, bytes of tokens, and times that Python has to read."""
 TIME, ARGS, INTEGER, LENIENT, TEXT, TEXT_OR_NULL, NAMED, SCALAR, RAW, CHECKED, CHECKED_TEXT = range(11)
-"""What is done with a field: see ``scanner.FIELDS``."""
+"""What is done with a field: see ``scanner``."""
 AS_TEXT, AS_SCALAR, AS_JSON = 0, 1, 2
 """Kinds of tokens: those of different kinds have different codes."""
 LIMIT_US = 9_000_000_000_000_000
-"""``numbers.MAX_US``."""
+"""``events.MAX_US``."""
 # A byte's lowest and highest bit, eight times; the characters below likewise.
 _ONES, _HIGHS = 0x0101010101010101, -0x7F7F7F7F7F7F7F80
 _QUOTES, _BACKSLASHES, _SPACES = 0x2222222222222222, 0x5C5C5C5C5C5C5C5C, 0x2020202020202020  # as above
@@ -260,7 +260,7 @@ def token_code(text, begin, last, kind, tokens, slots, pool, state):
 
 
 def integer_of(text, at, last):
-    """The integer of valid digits; -1 where it does not fit 64 bits, as for ``numbers.integer``."""
+    """The integer of valid digits; -1 where it does not fit 64 bits, as for ``events.integer``."""
     negative = byte(text, at) == 45
     if negative:
         at += 1

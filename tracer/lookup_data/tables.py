@@ -364,7 +364,7 @@ class EmbeddingTable:
         """Rows that cross the host's link for the look-ups of so many samples.
 
         None of a table on the device, each look-up's of one in the host's memory, and of a cached one those that a
-        least-recently-used cache of ``cached_rows`` lacks (``reuse.lru_misses``). FBGEMM's tables share one cache; here
+        least-recently-used cache of ``cached_rows`` lacks (``lru_misses``). FBGEMM's tables share one cache; here
         each has its own part of it.
         """
         count = self.lookups(samples)
