@@ -11,7 +11,7 @@ from graph_predictor.diff.step_times import RankSteps
 from graph_predictor.diff.step_tree import StepTree, Vocabulary, align_trees
 from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
 from graph_predictor.recorded.facts import recorded_facts
-from graph_predictor.reports.breakdown import choose_steps
+from graph_predictor.reports.breakdown import replayed_steps
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY
@@ -124,7 +124,7 @@ def _doubts(result: Replay) -> list[str]:
 def _chosen(result: Replay, wanted: str | None, name: str) -> dict[int, list[ReplayedStep]]:
     """The steps to compare of each rank, by its position in the job."""
     try:
-        steps = choose_steps(result.steps, wanted)
+        steps = replayed_steps(result.steps, wanted)
     except ForetraceError as error:
         raise ForetraceError(f"{name}: {error}") from error
     positions = {(graph.meta.rank if graph.meta.rank >= 0 else i): i for i, graph in enumerate(result.graphs)}

@@ -219,12 +219,8 @@ def choose_steps(built: Built, steps: str | int | Sequence[int] | None = None) -
     if len(by_rank) < program.ranks:
         return None
     fewest = min(len(found) for found in by_rank.values())
-    steps = _number(built, steps, [row for row, _, _ in by_rank[0]]) if isinstance(steps, str) else steps
-    wanted: Sequence[int] = range(-1, 0) if steps is None else [steps] if isinstance(steps, int) else steps
-    numbers = [number + fewest if number < 0 else number for number in wanted]
-    if not numbers or min(numbers) < 0 or max(numbers) >= fewest:
-        raise ForetraceError(f"There is no step {wanted[0] if len(wanted) else '(empty range)'}: the trace has "
-                             f"{fewest}, counted from 0 (or from -1 backwards).")
+    step_names = [built.graphs[0].string(int(built.graphs[0].steps.name[row])) for row, _, _ in by_rank[0]]
+    numbers = step_numbers(step_names, -1 if steps is None else steps, fewest)
     thread = program.item_thread()
     item = np.zeros(len(program.item_kind), np.bool_)
     first, last, rows = [], [], []
@@ -244,24 +240,36 @@ def choose_steps(built: Built, steps: str | int | Sequence[int] | None = None) -
         last.append(chosen[-1][2])
     launcher = program.kernel_item
     kernel = np.where(launcher >= 0, item[launcher] if len(item) else False, False).astype(np.bool_)
-    graph = built.graphs[0]
-    names = tuple(graph.string(int(graph.steps.name[row])) for row, _, _ in (by_rank[0][n] for n in numbers))
+    names = tuple(step_names[number] for number in numbers)
     return Cycle(built, len(numbers), item, kernel, np.array(first, np.int64), np.array(last, np.int64), names,
                  np.array(rows, np.int64), tuple(numbers))
 
 
-def _number(built: Built, text: str, rows: list[int]) -> int:
-    """The number of the step of a name, or in a text. Raises ``ForetraceError``."""
-    graph = built.graphs[0]
-    names = [graph.string(int(graph.steps.name[row])) for row in rows]
-    if text in names:
-        return names.index(text)
-    try:
-        return int(text)
-    except ValueError:
-        listed = ", ".join(names[:6]) + (f" … {names[-1]}" if len(names) > 6 else "")
-        raise ForetraceError(f"There is no step {text!r}: the trace has {listed}; give one of these names, or a number "
-                             f"from 0 to {len(names) - 1}.") from None
+def step_numbers(names: Sequence[str], wanted: str | int | Sequence[int], fewest: int) -> list[int]:
+    """Return the numbers of steps within each rank, from 0; of a name the first one's that has it.
+
+    Args:
+        names: of the steps, in order.
+        wanted: a name, a number (negative from the end) or its text, or several numbers.
+        fewest: steps that every rank has.
+
+    Raises:
+        ForetraceError: there is no such step.
+    """
+    if isinstance(wanted, str):
+        try:
+            numbers = [names.index(wanted) if wanted in names else int(wanted)]
+        except ValueError:
+            numbers = []
+    else:
+        numbers = [wanted] if isinstance(wanted, int) else list(wanted)
+    found = [number + fewest if number < 0 else number for number in numbers]
+    if not found or min(found) < 0 or max(found) >= fewest:
+        known = list(dict.fromkeys(names))
+        listed = ", ".join(known[:6]) + (f" … {known[-1]}" if len(known) > 6 else "")
+        raise ForetraceError(f"There is no step {wanted!r}: the trace has {listed}; give one of these names, or a "
+                             f"number from 0 to {fewest - 1} (or from -1 backwards).")
+    return found
 
 
 def repeat(cycle: Cycle, copies: int) -> Repeated:

@@ -16,6 +16,7 @@ from typing import Any
 
 from graph_predictor.prediction.explain import bottleneck
 from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.repeat import step_numbers
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, slowest_mean_ns
 from graph_predictor.prediction.result import PathItem, SteadyStep, which_times
 from graph_predictor.prediction.step_spread import step_kinds
@@ -305,7 +306,7 @@ def breakdown(replay: Replay, *, step: str | None = None, spans: bool = True) ->
     """
     graphs = replay.graphs
     positions = {(g.meta.rank if g.meta.rank >= 0 else i): i for i, g in enumerate(graphs)}
-    chosen = choose_steps(replay.steps, step)
+    chosen = replayed_steps(replay.steps, step)
     ranks: dict[int, list[int]] = {}
     for at, one in enumerate(chosen):
         ranks.setdefault(positions[one.rank], []).append(at)
@@ -350,30 +351,16 @@ def _without_modules(graphs: list[ExecutionGraph]) -> str:
     return f"The trace names no modules{although}: record with with_stack=True (foretrace capture --stacks)."
 
 
-def choose_steps(steps: list[ReplayedStep], wanted: str | None) -> list[ReplayedStep]:
-    """The steps of that name, or of that number within each rank; all without a wish. Raises ``ForetraceError``: No
-    rank has such a step."""
-    if wanted is None:
-        return list(steps)
-    named = [s for s in steps if s.name == wanted]
-    if named:
+def replayed_steps(steps: list[ReplayedStep], wanted: str | None) -> list[ReplayedStep]:
+    """The steps of that name, or of that number within each rank; all without a wish. Raises as ``step_numbers``."""
+    named = [s for s in steps if wanted is None or s.name == wanted]
+    if wanted is None or named:
         return named
     by_rank: dict[int, list[ReplayedStep]] = {}
     for s in steps:
         by_rank.setdefault(s.rank, []).append(s)
-    try:
-        number = int(wanted)
-    except ValueError:
-        number = None
-    if number is not None:
-        found = [own[number] for own in by_rank.values() if -len(own) <= number < len(own)]
-        if found:
-            return found
-    names = list(dict.fromkeys(s.name for s in steps))
-    listed = ", ".join(names[:6]) + (f" … {names[-1]}" if len(names) > 6 else "")
-    most = max((len(own) for own in by_rank.values()), default=0)
-    raise ForetraceError(f"There is no step {wanted!r}: the trace has {listed}; give one of these names, or a number "
-                         f"from 0 to {most - 1}.")
+    [number] = step_numbers([s.name for s in steps], wanted, min(map(len, by_rank.values()), default=0))
+    return [own[number] for own in by_rank.values()]
 
 
 def _host_json(entry: OperationTime | ModuleTime | PhaseTime) -> dict[str, Any]:

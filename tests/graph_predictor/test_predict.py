@@ -31,6 +31,7 @@ from foretrace.edits import (
 )
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.reports.breakdown import breakdown
 from graph_predictor.simulation.host_slices import with_host
 from graph_predictor.synthesis.baseline import baseline_of, predict
 from kernel_models.device import device
@@ -300,8 +301,14 @@ def test_steps_can_be_chosen(tmp_path: Path) -> None:
     graph = waiting_steps().read(tmp_path)
     assert predict(graph, steps=0).steps == ("ProfilerStep#0",)
     assert predict(graph, steps=-1).steps == ("ProfilerStep#3",)
-    with pytest.raises(ForetraceError, match="There is no step 4"):
+    with pytest.raises(ForetraceError, match=r"There is no step 4: the trace has ProfilerStep#0, .* from 0 to 3 "):
         predict(graph, steps=4)
+    for wanted in ("4", "-5", "ProfilerStep#4"):
+        with pytest.raises(ForetraceError, match=f"There is no step '{wanted}': ") as predicted:
+            predict(graph, steps=wanted)
+        with pytest.raises(ForetraceError) as shown:
+            breakdown(replay(graph), step=wanted)
+        assert str(shown.value) == str(predicted.value)
 
 
 def test_nothing_to_predict_from(tmp_path: Path) -> None:

@@ -74,9 +74,9 @@ def product_us(name: str = "h200-sxm", tokens: int = TOKENS) -> float:
 
 def test_there_is_one_step_to_choose() -> None:
     assert baseline_of(traced(), -1).predict().step_time_us == baseline_of(traced(), 0).predict().step_time_us
-    with pytest.raises(ForetraceError, match="no step 99: the trace has 1"):
+    with pytest.raises(ForetraceError, match="no step 99: the trace has traced step"):
         baseline_of(traced(), 99)
-    with pytest.raises(ForetraceError, match="no step 99"):  # before any configuration, as of a recorded one
+    with pytest.raises(ForetraceError, match="no step '99'"):  # before any configuration, as of a recorded one
         Study(assemble_job([traced()]), "99")
 
 

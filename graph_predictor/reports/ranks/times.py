@@ -25,7 +25,7 @@ from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep
 from graph_predictor.prediction.scenario import Gone
 from graph_predictor.prediction.steady_state import Periods
 from graph_predictor.recorded.facts import RecordedFacts, rank_number, recorded_facts
-from graph_predictor.reports.breakdown import choose_steps
+from graph_predictor.reports.breakdown import replayed_steps
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.host_slices import HostSlices, host_slices
@@ -255,7 +255,7 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
     """The times of a replayed job. ``step`` is as ``breakdown`` takes it. Raises ``ForetraceError``: there is no such
     step."""
     built, program = result.built, result.program
-    chosen = choose_steps(result.steps, step)
+    chosen = replayed_steps(result.steps, step)
     if step is None:
         chosen = [one for one in chosen if one.counts] or chosen
     position = {rank_number(graph, rank): rank for rank, graph in enumerate(built.graphs)}
