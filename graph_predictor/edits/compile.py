@@ -63,15 +63,15 @@ def compiled(_: Scenario | None, units: WorkUnits) -> Rewriting:
 
 
 def _host(scenario: Scenario) -> tuple[Float64, float]:
-    """Factor on each piece of host time, and the share of the host's time then left that it is unsure of."""
-    pieces = scenario.slices
+    """Factor on each slice of host time, and the share of the host's time then left that it is unsure of."""
+    slices = scenario.slices
     on_cpu = scenario.built.computes_on_host
     before = [np.isin(graph.ops.phase, (Phase.FORWARD, Phase.BACKWARD)) for graph in scenario.built.graphs]
     # What a CPU's operations compute is no overhead.
     inside = [found & ~computing_operations(graph) if on_cpu else found for found, graph in zip(
         before, scenario.built.graphs, strict=True)]
-    weight = np.where(pieces.is_cost, 1.0, host_weight(scenario, inside, HOST_LEFT, before))
-    ns = np.where(scenario.cycle.working[pieces.item], pieces.ns, 0)
+    weight = np.where(slices.is_cost, 1.0, host_weight(scenario, inside, HOST_LEFT, before))
+    ns = np.where(scenario.cycle.working[slices.item], slices.ns, 0)
     left = float((ns * weight)[weight < 1.0].sum())
     total = float((ns * weight).sum())
     return weight, left / total if total else 0.0

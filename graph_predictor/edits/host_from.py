@@ -63,13 +63,13 @@ class HostFrom:
         if cycle is None:
             raise EditError(f"{self.name} has no steps, so that its host time is not known by step; give a trace "
                             "with steps.")
-        pieces = host_slices(other)
+        slices = host_slices(other)
         # The ratio of the hosts is of recorded times, and applies to whatever other edits made of them.
         ns = scenario.host_times()
         matched = total = 0.0
         for rank in range(len(scenario.built.graphs)):
             other_rank = min(rank, len(other.graphs) - 1)
-            done, all_ = _rank(scenario, rank, pieces, cycle, other_rank, ns)
+            done, all_ = _rank(scenario, rank, slices, cycle, other_rank, ns)
             matched, total = matched + done, total + all_
         if not matched:
             raise EditError(f"No operation of the step is in {self.name}: its host cannot stand in; give a trace of "
@@ -98,11 +98,11 @@ class HostFrom:
             notes=tuple(dict.fromkeys((*scenario.notes, *recorded.notes))))
 
 
-def _rank(scenario: Scenario, rank: int, pieces: HostSlices, cycle: Cycle, other_rank: int, ns: Float64) -> tuple[
+def _rank(scenario: Scenario, rank: int, slices: HostSlices, cycle: Cycle, other_rank: int, ns: Float64) -> tuple[
         float, float]:
     """Put the other's times into ``ns`` for one rank; (time matched in place, all time), of the source, ns."""
     mine = operation_costs(scenario.cycle, scenario.slices, rank, outermost_operations(scenario.built.graphs[rank]))
-    theirs = operation_costs(cycle, pieces, other_rank, outermost_operations(cycle.built.graphs[other_rank]))
+    theirs = operation_costs(cycle, slices, other_rank, outermost_operations(cycle.built.graphs[other_rank]))
     inside, before, tail = mine.inside.mean(axis=0), mine.before.mean(axis=0)[:-1], float(mine.before[:, -1].mean())
     partner = partners(mine, theirs)
     in_place = partner >= 0

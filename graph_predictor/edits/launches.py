@@ -84,8 +84,8 @@ def waits_for_batches(scenario: Scenario) -> bool:
 
 def loading_ns(scenario: Scenario) -> float:
     """Return the host time that the step's own threads spend on loading, as recorded, ns."""
-    pieces = scenario.slices
-    return float(pieces.ns[pieces.data & scenario.cycle.working[pieces.item]].sum())
+    slices = scenario.slices
+    return float(slices.ns[slices.data & scenario.cycle.working[slices.item]].sum())
 
 
 def _with_kernels(scenario: Scenario, why: str) -> None:

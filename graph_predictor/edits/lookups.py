@@ -69,8 +69,8 @@ def _tables_with(graph: ExecutionGraph, indices: Indices) -> Noted:
 
 def _on_cpu(scenario: Scenario, tables: list[Noted]) -> Scenario:
     """The operations are the kernels: time in those that look rows up, parts within, × model(new) / model(old)."""
-    pieces = scenario.slices
-    weight: Float64 = np.ones(len(pieces))
+    slices = scenario.slices
+    weight: Float64 = np.ones(len(slices))
     differs = False
     for rank, graph in enumerate(scenario.built.graphs):
         rows = list(tables[rank])
@@ -85,12 +85,12 @@ def _on_cpu(scenario: Scenario, tables: list[Noted]) -> Scenario:
         looks_up = np.zeros(len(graph.ops), np.bool_)
         looks_up[rows] = True
         of_op[:-1] = of_op[nearest(graph.ops.parent, looks_up, np.arange(len(graph.ops)))]
-        mine = (pieces.rank == rank) & (pieces.op >= 0)
-        weight[mine] = of_op[pieces.op[mine]]
+        mine = (slices.rank == rank) & (slices.op >= 0)
+        weight[mine] = of_op[slices.op[mine]]
     if not differs:
         raise EditError("No look-up of the step changes with these indices: it looks rows up so already.")
     changed = np.abs(weight - 1.0) > 0
     ns = scenario.host_times() * weight
-    working = scenario.cycle.working[pieces.item]
+    working = scenario.cycle.working[slices.item]
     spread = resized_on_cpu(ns[changed], weight[changed], float(ns[working].sum()))
     return replace(scenario, host=scenario.host.scaled(weight).widened(spread))

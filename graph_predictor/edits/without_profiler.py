@@ -66,15 +66,15 @@ class TakeOutProfiler:
 
 
 def _no_longer_than_devices(scenario: Scenario, ns: Float64) -> Float64:
-    """Return host times of pieces (ns) such that each rank's add up to no more than its device computes and copies."""
-    pieces, cycle, pointer = scenario.slices, scenario.cycle, scenario.built.program.kernel_ptr
+    """Return host times of slices (ns) such that each rank's add up to no more than its device computes and copies."""
+    slices, cycle, pointer = scenario.slices, scenario.cycle, scenario.built.program.kernel_ptr
     left = ns.copy()
     for rank, graph in enumerate(scenario.built.graphs):
         kernels = graph.kernels
         own = cycle.kernel[pointer[rank]:pointer[rank + 1]] & (kernels.kind != KernelKind.COLLECTIVE)
         start = kernels.start_ns[own]
         busy = active_ns(start, start + kernels.duration_ns[own], kernels.device[own])
-        mine = pieces.rank == rank
-        host = float(ns[mine & cycle.working[pieces.item]].sum())
+        mine = slices.rank == rank
+        host = float(ns[mine & cycle.working[slices.item]].sum())
         left[mine] *= min(busy / host, 1.0) if host else 1.0
     return left

@@ -163,10 +163,10 @@ def json_text(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def known_times(recorded: Program, simulated: Simulated, pieces: HostSlices, ns: Float64, items: Int64, rows: Int64,
+def known_times(recorded: Program, simulated: Simulated, slices: HostSlices, ns: Float64, items: Int64, rows: Int64,
                 clock_ns: int) -> tuple[Int64, Int64]:
     """Return times of one thread that are known on the job's clock as recorded and as simulated, ns, both in order.
-    ``pieces`` is the host time of ``recorded``, ``ns`` what each piece takes; ``items`` are of the simulated program,
+    ``slices`` is the host time of ``recorded``, ``ns`` what each slice takes; ``items`` are of the simulated program,
     of one thread, ``rows`` the recorded items they are copies of; ``clock_ns`` leads from the rank's window to the
     job's clock.
 
@@ -174,9 +174,9 @@ def known_times(recorded: Program, simulated: Simulated, pieces: HostSlices, ns:
     """
     place = np.full(len(recorded.item_kind), -1, np.int64)
     place[rows] = np.arange(len(rows))
-    inside = np.flatnonzero((place[pieces.item] >= 0) & ~pieces.is_cost)
-    inside = inside[np.lexsort((pieces.start_ns[inside], place[pieces.item[inside]]))]
-    at = place[pieces.item[inside]]
+    inside = np.flatnonzero((place[slices.item] >= 0) & ~slices.is_cost)
+    inside = inside[np.lexsort((slices.start_ns[inside], place[slices.item[inside]]))]
+    at = place[slices.item[inside]]
     # Work follows the thread's previous item; before the first one it ends where the item begins.
     reached = np.cumsum(ns[inside])
     before = np.searchsorted(at, at)
@@ -184,7 +184,7 @@ def known_times(recorded: Program, simulated: Simulated, pieces: HostSlices, ns:
     follows = items[at] - 1 == items[np.maximum(at - 1, 0)]
     total = np.bincount(at, weights=ns[inside], minlength=len(items))[at]
     begin = np.where(follows, simulated.item_end[items[np.maximum(at - 1, 0)]], simulated.item_start[items[at]] - total)
-    start, length = pieces.start_ns[inside] + clock_ns, pieces.ns[inside]
+    start, length = slices.start_ns[inside] + clock_ns, slices.ns[inside]
     # Parts of one gap have the same start: they follow one another.
     opens = np.ones(len(inside), np.bool_)
     opens[1:] = (at[1:] != at[:-1]) | (start[1:] != start[:-1])
@@ -268,9 +268,9 @@ TimelinePart = SliceBlock | ArrowBlock | CountBlock
 
 def job_timeline(job: SimulatedJob) -> Iterator[tuple[TrackList, Iterator[TimelinePart]]]:
     """Yield the processes of a job's timeline and their parts; a process's tracks are known once its parts are read."""
-    pieces, ns = job.host_slices()
+    slices, ns = job.host_slices()
     for position in range(len(job.graphs)):
-        rows = _RankRows(job, position, pieces, ns)
+        rows = _RankRows(job, position, slices, ns)
         rank = job.rank_of(position)
         if not job.predicted:
             measured = TrackList(2 * position + 1, f"rank {rank} measured")
@@ -283,9 +283,9 @@ def job_timeline(job: SimulatedJob) -> Iterator[tuple[TrackList, Iterator[Timeli
 class _RankRows:
     """The parts of one rank."""
 
-    def __init__(self, job: SimulatedJob, position: int, pieces: HostSlices, ns: Float64) -> None:
+    def __init__(self, job: SimulatedJob, position: int, slices: HostSlices, ns: Float64) -> None:
         self.job, self.position, self.graph = job, position, job.graphs[position]
-        self.pieces, self.ns = pieces, ns
+        self.slices, self.ns = slices, ns
         self.clock = job.built.clock_ns[position]
         self.texts = [*self.graph.strings, *STARTS_AFTER.values(), ""]
         program = job.program
@@ -355,7 +355,7 @@ class _RankRows:
             mine = self.item_thread == thread
             for copy in np.unique(copies[mine]).tolist():
                 items = self.items[mine & (copies == copy)]
-                recorded, moved = known_times(built.recorded_program, simulated, self.pieces, self.ns,
+                recorded, moved = known_times(built.recorded_program, simulated, self.slices, self.ns,
                                               items, self.job.item[items], self.clock)
                 inside = (start >= recorded[0]) & (end <= recorded[-1]) if self.job.predicted else np.ones(
                     len(rows), np.bool_)

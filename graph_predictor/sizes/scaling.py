@@ -178,9 +178,9 @@ def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes)
         work = scenario.work
         rank, op, ns = work.rank, work.op, work.measured_ns
     else:
-        pieces = scenario.slices
-        mine = scenario.cycle.working[pieces.item] & ~pieces.fetched
-        rank, op, ns = pieces.rank[mine], pieces.op[mine], pieces.ns[mine]
+        slices = scenario.slices
+        mine = scenario.cycle.working[slices.item] & ~slices.fetched
+        rank, op, ns = slices.rank[mine], slices.op[mine], slices.ns[mine]
     undecided = 0
     for r, o, time in zip(rank.tolist(), op.tolist(), ns.tolist(), strict=True):
         if o >= 0:
@@ -251,10 +251,10 @@ def _new_calls(old: tuple[OpCall, ...], before: Operation, after: Operation, gro
 def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Scenario:
     """On a CPU the operations are the kernels: the own time of those that compute × model(new sizes) / model(old)."""
     scenario = scenario.claim("the host's computation", "--set")
-    pieces, working = scenario.slices, scenario.cycle.working[scenario.slices.item]
-    was, factor = scenario.host_times(), np.ones(len(pieces))
-    known: Bool = np.zeros(len(pieces), np.bool_)
-    doubtful: Bool = np.zeros(len(pieces), np.bool_)
+    slices, working = scenario.slices, scenario.cycle.working[scenario.slices.item]
+    was, factor = scenario.host_times(), np.ones(len(slices))
+    known: Bool = np.zeros(len(slices), np.bool_)
+    doubtful: Bool = np.zeros(len(slices), np.bool_)
     for number, shapes in enumerate(scaled):
         growth, computes, undecided = _computing(scenario, number, shapes)
         factor *= growth
@@ -265,9 +265,9 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes
     ns = was * factor
     moved = abs(float((ns - was)[changed].sum())) / max(float(was[working].sum()), 1.0)
     scenario = sizes.warned(scenario, moved)
-    share, doubt = (float(pieces.ns[rows].sum()) / max(float(pieces.ns[working].sum()), 1.0)
+    share, doubt = (float(slices.ns[rows].sum()) / max(float(slices.ns[working].sum()), 1.0)
                     for rows in (changed, doubtful))
-    stays = float(ns[working & ~pieces.fetched & ~known].sum())
+    stays = float(ns[working & ~slices.fetched & ~known].sum())
     less = shrinking(stays, float(ns[working].sum()), sizes.growth)
     host = scenario.host.widened(resized_on_cpu(ns[changed], factor[changed], float(ns[working].sum())))
     host = host.widened(less)
@@ -279,9 +279,9 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes
 
 
 def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[Float64, Bool, Bool]:
-    """Return how much more a rank's pieces of host time compute, which compute, and which of these are undecided."""
-    pieces, graph = scenario.slices, shapes.graph
-    costs = operation_costs(scenario.cycle, pieces, number, every_operation(graph))
+    """Return how much more a rank's slices of host time compute, which compute, and which of these are undecided."""
+    slices, graph = scenario.slices, shapes.graph
+    costs = operation_costs(scenario.cycle, slices, number, every_operation(graph))
     ops, numbers = graph.ops, dict[tuple[Any, ...], int]()
     columns = np.stack([ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars])[:, costs.op].T.tolist()
     kind = np.array([numbers.setdefault((*key, shapes.layouts(op)), len(numbers))
@@ -292,9 +292,9 @@ def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[F
     computes: Bool = computing_operations(graph)[costs.op] & takes_time
     undecided = computes & np.array([shapes.undecided(op) for op in examples], np.bool_)[kind]
     none = np.zeros(len(kind) + 1)
-    known, doubtful = (costs.by_slice(pieces, rows.astype(np.float64), none, 0.0, 0.0) > 0
+    known, doubtful = (costs.by_slice(slices, rows.astype(np.float64), none, 0.0, 0.0) > 0
                        for rows in (computes, undecided))
-    return (costs.by_slice(pieces, np.where(computes, growth[kind], 1.0), none + 1.0, 1.0, 1.0), known, doubtful)
+    return (costs.by_slice(slices, np.where(computes, growth[kind], 1.0), none + 1.0, 1.0, 1.0), known, doubtful)
 
 
 def _growth_of_work(scenario: Scenario, shapes: ScaledShapes, ops: list[int]) -> Float64:

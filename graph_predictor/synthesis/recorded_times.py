@@ -174,36 +174,36 @@ class StandIn:
     costs: list[OperationCosts]
     row: list[Int64]
 
-    def host_factors(self, pieces: HostSlices, ns: Float64) -> Float64:
-        """Factor on each piece of the traced job's host time.
+    def host_factors(self, slices: HostSlices, ns: Float64) -> Float64:
+        """Factor on each slice of the traced job's host time.
 
         Args:
-            pieces: of the traced job.
-            ns: times of the recorded job's pieces as an edit makes them.
+            slices: of the traced job.
+            ns: times of the recorded job's slices as an edit makes them.
         """
-        found: Float64 = np.ones(len(pieces))
+        found: Float64 = np.ones(len(slices))
         for rank in range(len(self.row)):
-            mine = pieces.of_rank(rank)
+            mine = slices.of_rank(rank)
             inside, before, fetch, overall = self._ratios(rank, ns)
             row = np.append(self.row[rank], NONE)
-            op, following = pieces.op[mine], pieces.following[mine]
+            op, following = slices.op[mine], slices.following[mine]
             ahead = np.where(following >= 0, np.append(before[:-1], overall)[row[following]], before[-1])
-            found[mine] = np.where(pieces.fetched[mine], fetch,
+            found[mine] = np.where(slices.fetched[mine], fetch,
                                    np.where(op >= 0, np.append(inside, overall)[row[op]], ahead))
         return found
 
     def _ratios(self, rank: int, ns: Float64) -> tuple[Float64, Float64, float, float]:
         """Time with the edit over time without: in each recorded operation and before it (and after the last one), of
         loading batches, and of all."""
-        pieces, cycle, costs = self.scenario.slices, self.scenario.cycle, self.costs[rank]
-        mine = (pieces.rank == self.ranks[rank]) & cycle.working[pieces.item]
+        slices, cycle, costs = self.scenario.slices, self.scenario.cycle, self.costs[rank]
+        mine = (slices.rank == self.ranks[rank]) & cycle.working[slices.item]
         # Where nothing was recorded, nothing tells another ratio than that of all.
-        overall = float(_ratio(np.zeros(mine.sum(), np.int64), pieces.ns[mine], ns[mine], 1, 1.0)[0])
-        was, will = pieces.ns[costs.slice_row], ns[costs.slice_row]
+        overall = float(_ratio(np.zeros(mine.sum(), np.int64), slices.ns[mine], ns[mine], 1, 1.0)[0])
+        was, will = slices.ns[costs.slice_row], ns[costs.slice_row]
         inside, before = (_ratio(costs.row[rows], was[rows], will[rows], len(costs) + 1, overall)
                           for rows in (costs.within, ~costs.within))
-        rows = mine & pieces.fetched
-        fetch = float(_ratio(np.zeros(rows.sum(), np.int64), pieces.ns[rows], ns[rows], 1, overall)[0])
+        rows = mine & slices.fetched
+        fetch = float(_ratio(np.zeros(rows.sum(), np.int64), slices.ns[rows], ns[rows], 1, overall)[0])
         return inside[:-1], before, fetch, overall
 
 

@@ -278,11 +278,11 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
     def again(other: Program) -> float:
         return mean_step([[w.length_ns for w in ranks] for ranks in windows(simulate(other))])
 
-    rows, pieces = np.arange(len(program.item_kind)), host_slices(built)
-    ns = pieces.ns.astype(np.float64)
+    rows, slices = np.arange(len(program.item_kind)), host_slices(built)
+    ns = slices.ns.astype(np.float64)
     return JobTimes(
         built, program, result.simulated, [graph.kernels.kind for graph in built.graphs], rows,
-        np.arange(len(program.kernel_item)), pieces, ns, None, OperationNames(built, pieces, ns),
+        np.arange(len(program.kernel_item)), slices, ns, None, OperationNames(built, slices, ns),
         windows(result.simulated), 1, False, result.profiled, True, (), tuple(notes), again, facts)
 
 
