@@ -139,7 +139,7 @@ def test_torch_is_an_extra_and_no_dependency() -> None:
 
 def test_installed_command_and_packages() -> None:
     (command,) = importlib.metadata.entry_points(group="console_scripts", name="foretrace")
-    assert command.value == "foretrace.commands:main"
+    assert command.value == "foretrace.__main__:main"
     assert importlib.metadata.version("foretrace") == PROJECT["version"]
 
 

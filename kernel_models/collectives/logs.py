@@ -248,7 +248,7 @@ def _lines(text: str, name: str) -> Iterator[_Line]:
 def _converted(value: Any, name: str) -> _Line:
     try:
         return msgspec.convert(value, _Line)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # half of a surrogate pair is no text
         raise CommError(f"{name} has an entry that is none of the inspector's ({error}).") from None
 
 

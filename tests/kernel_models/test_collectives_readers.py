@@ -268,6 +268,7 @@ def test_a_fit_takes_a_run_apart(tmp_path: Path, run: Run) -> None:
     (entry("AllReduce", 1, 1, 5, ranks=1) + entry("Nothing", 2, 1, 5) + entry("Broadcast", 3, 9, 0),
      "no collective of several ranks"),
     (entry("AllReduce", 1, 1, 5).replace('"n_ranks": 8', '"n_ranks": "x"'), "an entry that is none of the inspector's"),
+    (entry("AllReduce", 1, 1, 5).replace('"n_ranks": 8', '"\\ud800": 1, "n_ranks": 8'), "none of the inspector's"),
     (entry("AllReduce", 1, 1, 5)[:-200] + entry("AllReduce", 2, 1, 5), "is damaged at character 0"),
 ])
 def test_a_bad_log_is_refused_in_a_sentence(text: str, says: str, tmp_path: Path) -> None:
