@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -104,7 +105,7 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
         folder: of the results and of all files.
         minutes: the time box; a part whose longest time no longer fits is left for the next call.
         scale: name of one of ``SCALES``.
-        again: run only these parts, those too that have run; all that are left if empty.
+        again: run only these parts, from their beginning where they have ended; all that are left if empty.
         say: is told of each part.
 
     Raises:
@@ -129,12 +130,30 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
             say(f"Part {part.number} is left: it may take {longest / 60:.1f} minutes")
         else:
             say(f"Part {part.number}: {part.title}")
+            if part not in results.left:
+                _begin_anew(part, folder, results)
             done = _run(part, folder, scale, longest)
-            results.parts = sorted([*(one for one in results.parts if one.number != part.number), done],
-                                   key=lambda one: one.number)
-            with whole_file(folder / RESULTS) as file:
-                file.write(msgspec.json.format(msgspec.json.encode(results)))
+            results.parts = sorted([*results.parts, done], key=lambda one: one.number)
+            _save(results, folder)
     return results
+
+
+def _save(results: AcceptanceResults, folder: Path) -> None:
+    with whole_file(folder / RESULTS) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(results)))
+
+
+def _begin_anew(part: AcceptancePart, folder: Path, results: AcceptanceResults) -> None:
+    """Forget a part that ended, and its files: what it measured then must not count as measured now."""
+    results.parts = [one for one in results.parts if one.number != part.number]
+    _save(results, folder)
+    own = part_folder(folder, part.number)
+    try:
+        shutil.rmtree(own)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ForetraceError(f"{own} cannot be removed ({error.strerror}); give another directory (--out).") from error
 
 
 def _run(part: AcceptancePart, folder: Path, scale: str, longest: float) -> PartResult:

@@ -24,6 +24,7 @@ from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, at_
 from graph_predictor.check.validate import ValidatedCase
 from kernel_models.calibration.checks import Health
 from tracer.campaign import lab
+from tracer.campaign.results import ItemResult, Results
 from tracer.errors import ForetraceError
 from tracer.gpu_state import GpuState
 from tracer.job import read_job
@@ -139,6 +140,27 @@ def test_a_calibration_that_lacks_a_family_or_errs_fails() -> None:
     assert "without norm" in found[0].measured
 
 
+@pytest.mark.parametrize(("earlier_s", "kept"), [(40.0, True), (2.0, False)])
+def test_minutes_of_a_calibration_that_was_interrupted_count(earlier_s: float, kept: bool, tmp_path: Path,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Results(calibration.part_folder(tmp_path, 4) / "measurements")
+    results.open("calibration", "", resume=False, rehearsal=False)
+    results.save([ItemResult(id="a", kind="kernel", name="gemm", settings={}, split="fit", status="ok",
+                             seconds=earlier_s)])
+    results.close()
+    asked: list[bool] = []
+
+    def calibrated(request: Any, **_: Any) -> Any:
+        asked.append(request.resume)
+        return types.SimpleNamespace(profile=None, notes=[])
+
+    monkeypatch.setattr(calibration.run, "calibrate", calibrated)
+    monkeypatch.setattr(calibration, "save_profile", lambda *_: None)
+    monkeypatch.setattr(calibration, "judged_profile", lambda *_: iter(()))
+    used, = calibration.calibration(tmp_path, SCALES["tiny"])  # half a minute
+    assert asked == [True] and (used.verdict is PointVerdict.PASSED) == kept
+
+
 @pytest.mark.parametrize(("scale", "load", "judged"), [("cpu", 0.6, True), ("cpu", 5.0, False), ("cuda", 5.0, True)])
 def test_times_of_a_cpu_that_is_busy_are_told_and_not_judged(scale: str, load: float, judged: bool,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,6 +252,30 @@ def test_a_run_goes_on_where_its_time_ended(stub: Path) -> None:
     assert not second.left and told.count("Part 2: captures of five models") == 1
     acceptance.accept(stub, 10, "cpu", [2], say=told.append)
     assert told.count("Part 2: captures of five models") == 2
+
+
+def test_a_part_that_ended_begins_anew_and_one_that_was_interrupted_goes_on(
+        stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acceptance.accept(stub, 10, "cpu", [0, 3, 4])
+    measured = stub / "part4" / "measurements"
+    measured.mkdir()
+    acceptance.accept(stub, 10, "cpu", [3])
+    assert measured.is_dir()
+    acceptance.accept(stub, 10, "cpu", [4])
+    assert not measured.exists()
+    measured.mkdir()
+
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(acceptance, "_ended", interrupted)
+        acceptance.accept(stub, 10, "cpu", [4])
+    results = acceptance.read_results(stub)
+    assert results is not None and {part.number for part in results.parts} == {0, 3} and not measured.exists()
+    measured.mkdir()
+    acceptance.accept(stub, 10, "cpu", [4])
+    assert measured.is_dir()
 
 
 def test_a_part_waits_for_those_whose_files_it_reads(stub: Path) -> None:
