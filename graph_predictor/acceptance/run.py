@@ -9,13 +9,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,19 +24,23 @@ import msgspec
 
 from graph_predictor.acceptance.parts import PARTS, SCALES, AcceptancePart
 from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, verdict_of
-from graph_predictor.acceptance.worker import POINTS, part_folder
+from graph_predictor.acceptance.worker import COULD_NOT_RUN, POINTS, part_folder
 from tracer.campaign.processes import torch_sees_gpu
-from tracer.capture.interruption import termination_unwinds
+from tracer.capture.interruption import TERMINATIONS, termination_unwinds
 from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError
-from tracer.output_file import whole_file
+from tracer.output_file import Busy, DirectoryLock, whole_file
 
 RESULTS = "results.json"
 VERSION = 1  # of the format; rises when an older reader would misread it
 OUTPUT = "output.txt"
 TAIL_LINES, BEFORE_CRASH, TAIL_CHARACTERS = 6, 2, 800  # chosen: a crash and what led to it
-NOISE = ("USDT:", "Extension modules:")
-"""Beginnings of lines of PyTorch's profiler, and of Python's report of a crash, that say nothing."""
+NOISE = ("USDT:", "Extension modules:", "During handling of the above", "The above exception was")
+"""Beginnings of lines of PyTorch's profiler, and of Python's report of a crash or an exception, that say nothing."""
+INTERRUPTIONS = (COULD_NOT_RUN, -signal.SIGINT, *(-number for number in TERMINATIONS))
+"""Exit statuses of a part that say nothing about the machine."""
+TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*", re.MULTILINE)
+"""Python's report of an exception, up to the line that says what it was."""
 MOST_MINUTES = 24 * 60.0  # chosen: a day
 WORKER = (*RUN_MODULE[:-1], "-X", "faulthandler", "-m", "graph_predictor.acceptance.worker")
 """The process of a part, which takes its number, the folder and the scale."""
@@ -61,14 +66,18 @@ class AcceptanceResults(msgspec.Struct):
 
     @property
     def left(self) -> list[AcceptancePart]:
-        """Parts that have not run."""
-        done = {part.number for part in self.parts}
+        """Parts that have not run, or were interrupted."""
+        done = {part.number for part in self.parts if part.verdict is not PointVerdict.INTERRUPTED}
         return [part for part in PARTS if part.number not in done]
+
+    def numbers(self, verdict: PointVerdict) -> list[int]:
+        """Return the parts of a verdict."""
+        return [part.number for part in self.parts if part.verdict is verdict]
 
     @property
     def failed(self) -> bool:
         """Return whether a part failed."""
-        return any(part.verdict is PointVerdict.FAILED for part in self.parts)
+        return bool(self.numbers(PointVerdict.FAILED))
 
 
 def read_results(folder: Path) -> AcceptanceResults | None:
@@ -117,12 +126,44 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
         raise ForetraceError(f"An acceptance run cannot last {minutes:g} minutes (--minutes).")
     if unknown := [number for number in again if not 0 <= number < len(PARTS)]:
         raise ForetraceError(f"There is no part {unknown[0]}; parts are 0 to {len(PARTS) - 1} (--parts).")
+    results = _results_of(folder, scale)
+    if again or results.left:
+        with _alone(folder):
+            results = _results_of(folder, scale)  # as the run that was here before has left them
+            _run_parts(results, [PARTS[number] for number in sorted(set(again))] or results.left, folder, ends, say)
+    return results
+
+
+def _results_of(folder: Path, scale: str) -> AcceptanceResults:
     results = read_results(folder) or AcceptanceResults(scale, [])
     if results.scale != scale:
         raise ForetraceError(f"{folder} holds results of {results.scale}, and this machine's would be of {scale}: give "
                              "another directory (--out).")
-    for part in [PARTS[number] for number in sorted(set(again))] or results.left:
-        longest = part.gpu_s if SCALES[scale].is_cuda else part.cpu_s
+    return results
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = DirectoryLock(folder)
+    except Busy:
+        raise ForetraceError(f"Another acceptance run is writing to {folder}: wait for it, or give another directory "
+                             "(--out).") from None
+    except OSError as error:
+        raise ForetraceError(f"{folder} cannot be written ({error.strerror}); give another directory (--out)."
+                             ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _run_parts(results: AcceptanceResults, wanted: Sequence[AcceptancePart], folder: Path, ends: float,
+               say: Callable[[str], None]) -> None:
+    for part in wanted:
+        longest = part.gpu_s if SCALES[results.scale].is_cuda else part.cpu_s
         missing = set(part.after) & {other.number for other in results.left}
         if missing:
             say(f"Part {part.number} is left: it needs part {min(missing)}")
@@ -132,10 +173,10 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
             say(f"Part {part.number}: {part.title}")
             if part not in results.left:
                 _begin_anew(part, folder, results)
-            done = _run(part, folder, scale, longest)
-            results.parts = sorted([*results.parts, done], key=lambda one: one.number)
+            done = _run(part, folder, results.scale, longest)
+            results.parts = sorted([*(one for one in results.parts if one.number != part.number), done],
+                                   key=lambda one: one.number)
             _save(results, folder)
-    return results
 
 
 def _save(results: AcceptanceResults, folder: Path) -> None:
@@ -167,18 +208,22 @@ def _run(part: AcceptancePart, folder: Path, scale: str, longest: float) -> Part
     began = time.monotonic()
     # A CPU is calibrated with one thread, so that its steps are of one too.
     threads = {} if SCALES[scale].is_cuda else {"OMP_NUM_THREADS": "1"}
-    failure = _ended(command, own / OUTPUT, longest, threads)
+    code, failure = _ended(command, own / OUTPUT, longest, threads)
     points = _points(own / POINTS)
-    verdict = PointVerdict.FAILED if failure else verdict_of(points)
+    verdict = verdict_of(points) if not code else (
+        PointVerdict.INTERRUPTED if code in INTERRUPTIONS else PointVerdict.FAILED)
     return PartResult(part.number, part.title, verdict, points, round(time.monotonic() - began, 1), failure)
 
 
-def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[str, str]) -> str:
-    """Run a process and all it starts, at most so many seconds; return why it did not end well, empty if it did."""
+def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[str, str]
+           ) -> tuple[int, str]:
+    """Run a process and all it starts, at most so many seconds; return its exit status, and why it did not end well,
+    empty if it did."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **also}
     # A command that is ended from outside must not leave a part on the device.
     with termination_unwinds(), output.open("wb") as stream:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+        # The pipe closes with this process, however that ends: see ``end_with_parent``.
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT,
                                    env=environment, start_new_session=True)
         try:
             code = process.wait(longest)
@@ -188,15 +233,19 @@ def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[s
         finally:
             with suppress(ProcessLookupError):  # what it started, too
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.communicate()
     if not code:
-        return ""
-    return f"It {how}: {last_words(output.read_text(encoding='utf-8', errors='replace')) or 'it said nothing'}"
+        return code, ""
+    if code == COULD_NOT_RUN:
+        how = "could not run"
+    return code, f"It {how}: {last_words(output.read_text(encoding='utf-8', errors='replace')) or 'it said nothing'}"
 
 
 def last_words(text: str) -> str:
-    """Return the last lines of an output; of a crash those before Python's own report, and its first frames."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOISE)]
+    """Return the last lines of an output; of a crash those before Python's own report, and its first frames; of an
+    exception what it says, without where."""
+    lines = [line.strip() for line in TRACEBACK.sub("", text).splitlines()
+             if line.strip() and not line.startswith(NOISE)]
     fatal = next((number for number, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
     if fatal is not None:
         lines = lines[max(fatal - BEFORE_CRASH, 0):fatal + TAIL_LINES - BEFORE_CRASH]

@@ -15,10 +15,14 @@ from pathlib import Path
 import msgspec
 
 from graph_predictor.acceptance.parts import PARTS, SCALES, AcceptanceScale
-from graph_predictor.acceptance.points import AcceptancePoint, noted
+from graph_predictor.acceptance.points import NO_FAULT, AcceptancePoint, noted
 from kernel_models.calibration.checks import during, probe
+from tracer.capture.interruption import end_with_parent
+from tracer.errors import ForetraceError
 
 POINTS = "points.jsonl"
+COULD_NOT_RUN = 75
+"""Exit status of a part that could not run, which says nothing about the machine: EX_TEMPFAIL of sysexits.h."""
 
 
 def part_folder(folder: Path, number: int) -> Path:
@@ -45,5 +49,15 @@ def work(number: int, folder: Path, scale: str) -> None:
             file.write(msgspec.json.encode(point) + b"\n")
 
 
+def main(number: int, folder: Path, scale: str) -> None:
+    """Run a part as a process; exits with ``COULD_NOT_RUN``, or 1, and a sentence for what foretrace refuses."""
+    try:
+        work(number, folder, scale)
+    except ForetraceError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(COULD_NOT_RUN if isinstance(error, NO_FAULT) else 1)
+
+
 if __name__ == "__main__":
-    work(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    end_with_parent()
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

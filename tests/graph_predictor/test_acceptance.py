@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+import traceback
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -24,10 +26,13 @@ from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, at_
 from graph_predictor.check.validate import ValidatedCase
 from kernel_models.calibration.checks import Health
 from tracer.campaign import lab
+from tracer.campaign.plan import CampaignBusyError, CampaignError
 from tracer.campaign.results import ItemResult, Results
-from tracer.errors import ForetraceError
+from tracer.capture.interruption import TERMINATIONS
+from tracer.errors import DiskFullError, ForetraceError
 from tracer.gpu_state import GpuState
 from tracer.job import read_job
+from tracer.output_file import Busy
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 CUDA = SCALES["cuda"]
@@ -213,9 +218,12 @@ with open(f"{folder}/part{number}/points.jsonl", "wb") as file:
 if number == 1:
     sys.stderr.write("CUDA error: an illegal memory access\\n"); sys.stderr.flush(); os.abort()
 if number == 2:
+    if "STUB_WATCHES" in os.environ:
+        from tracer.capture.interruption import end_with_parent
+        end_with_parent()
     print(os.getpid(), flush=True)
     if "STUB_ENDS_THE_RUN" in os.environ:
-        os.kill(os.getppid(), 15)
+        os.kill(os.getppid(), int(os.environ["STUB_ENDS_THE_RUN"]))
     time.sleep(60)
 """
 
@@ -265,7 +273,7 @@ def test_a_part_that_ended_begins_anew_and_one_that_was_interrupted_goes_on(
     assert not measured.exists()
     measured.mkdir()
 
-    def interrupted(*_: object) -> str:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -284,14 +292,78 @@ def test_a_part_waits_for_those_whose_files_it_reads(stub: Path) -> None:
     assert told == ["Part 5 is left: it needs part 3"]
 
 
-def test_a_run_that_is_ended_from_outside_ends_its_part_too(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STUB_ENDS_THE_RUN", "1")
+@pytest.mark.parametrize("number", TERMINATIONS)
+def test_a_run_that_is_ended_from_outside_ends_its_part_too(stub: Path, monkeypatch: pytest.MonkeyPatch, number: int
+                                                            ) -> None:
+    monkeypatch.setenv("STUB_ENDS_THE_RUN", str(int(number)))
     with pytest.raises(KeyboardInterrupt):
         acceptance.accept(stub, 10, "cpu", [2])
     assert acceptance.read_results(stub) is None
     pid = int((stub / "part2" / acceptance.OUTPUT).read_text(encoding="utf-8"))
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_run_that_is_killed_does_not_leave_its_part(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_WATCHES", "1")
+    monkeypatch.setenv("STUB_ENDS_THE_RUN", "9")
+    script = ("import sys; from pathlib import Path; from graph_predictor.acceptance import run; "
+              f"run.WORKER = {acceptance.WORKER!r}; run.accept(Path(sys.argv[1]), 10, 'cpu', [2])")
+    assert subprocess.run([sys.executable, "-c", script, str(stub)], check=False).returncode == -9
+    part = int((stub / "part2" / acceptance.OUTPUT).read_text(encoding="utf-8"))
+    for _ in range(500):
+        try:
+            os.kill(part, 0)
+        except ProcessLookupError:
+            break
+        # Who adopts it may not wait for it.
+        if Path(f"/proc/{part}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.02)
+    else:
+        pytest.fail("the part lives on")
+
+
+@pytest.mark.parametrize(("error", "verdict"), [
+    (CampaignBusyError("Another campaign is writing to x."), PointVerdict.INTERRUPTED),
+    (DiskFullError("The disk is full."), PointVerdict.INTERRUPTED),
+    (ForetraceError("Nothing can be measured."), PointVerdict.FAILED)])
+def test_a_part_that_could_not_run_is_left(error: ForetraceError, verdict: PointVerdict, stub: Path,
+                                           monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(worker, "work", refuse)
+    with pytest.raises(SystemExit) as ended:
+        worker.main(4, stub, "cpu")
+    said = capsys.readouterr().err
+    assert said == f"{error}\n"
+    monkeypatch.setattr(acceptance, "WORKER", (
+        sys.executable, "-c", f"import sys; sys.stderr.write({said!r}); sys.exit({ended.value.code})"))
+    found = acceptance.accept(stub, 10, "cpu", [4])
+    assert found.parts[0].verdict is verdict and str(error) in found.parts[0].failure
+    assert (PARTS[4].number in {part.number for part in found.left}) == (verdict is PointVerdict.INTERRUPTED)
+
+
+def test_an_error_is_told_without_where_it_happened() -> None:
+    try:
+        try:
+            raise KeyError("a")
+        except KeyError as error:
+            raise CampaignError("It is no use.") from error
+    except CampaignError:
+        text = traceback.format_exc()
+    assert acceptance.last_words(f"half way\n{text}") == (
+        "half way | KeyError: 'a' | tracer.campaign.plan.CampaignError: It is no use.")
+
+
+def test_two_runs_do_not_share_a_folder(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(folder: Path) -> None:
+        raise Busy
+
+    monkeypatch.setattr(acceptance, "DirectoryLock", busy)
+    with pytest.raises(ForetraceError, match="Another acceptance run is writing"):
+        acceptance.accept(stub, 10, "cpu")
 
 
 def test_what_cannot_be_run_is_refused(stub: Path) -> None:
@@ -311,6 +383,7 @@ def test_the_command_prints_each_point_and_fails_with_a_part(run: Run, stub: Pat
     ran = run("doctor", "--gpu", "--out", str(stub))
     assert ran.code == 1
     assert "Part 1, units: clocks, caches, events: FAIL" in ran.out
+    assert plain(ran.out).endswith(" --parts 1,2 begins them anew.")
     assert "6 pass, 2 FAIL of 8 parts" in plain(ran.out) and "illegal memory access" in plain(ran.out)
     assert json.loads(run("doctor", "--gpu", "--json", "--out", str(stub)).out)["scale"] == "cpu"
     for wrong in (["--minutes", "3"], ["--gpu", "--parts", "two"], ["--gpu", "--parts", "8"]):
