@@ -49,7 +49,7 @@ from kernel_models.collectives.call import (
 )
 from kernel_models.collectives.datasheet import CHANNELS, Algorithm, DatasheetModel, Protocol, algorithm_label
 from kernel_models.collectives.profile import DEFAULT_BACKEND, CommProfile
-from kernel_models.collectives.topology import Topology, node_names, node_type
+from kernel_models.collectives.topology import NodeType, Topology, node_names, node_type
 from kernel_models.collectives.topology import find_topology as find_topology
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
@@ -308,12 +308,21 @@ def topology_of(device: DeviceSpec, world_size: int, network: str | None = None)
     names = [name for name in node_names() if node_type(name).device == device.name] or [
         name for name in node_names()
         if device.short_names and find_device(node_type(name).device).short_names == device.short_names]
+    if not names and world_size <= 1:
+        return _alone(device, network)
     if not names:
         raise PlanError(f"No node type known to foretrace has the device {device.name}; name the cluster with "
-                        "--topology (foretrace comm predict --help lists how).")
+                        "--topology (foretrace topologies lists them).")
     name = min(names, key=lambda n: (not n.startswith("dgx"), -node_type(n).gpus, n))
     nodes = -(-max(world_size, 1) // node_type(name).gpus)
     return find_topology((f"{name}x{nodes}" if nodes > 1 else name) + (f"@{network}" if network else ""))
+
+
+def _alone(device: DeviceSpec, network: str | None) -> Topology:
+    """Return a node of one GPU, in which nothing is sent."""
+    card = find_topology(f"dgx-a100@{network or 'roce-200'}").network
+    return Topology(NodeType(device.name, device.name, device.architecture, "pcie", card.name, 1,
+                             max(device.host_gbps, 1.0), 1, False, {"gpus": "one GPU sends nothing"}), 1, card)
 
 
 def shared_times(alone: CommTimes, latency: CommTimes, count: int) -> CommTimes:

@@ -32,7 +32,7 @@ import zlib
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -161,16 +161,22 @@ class HostModel:
                    None if found.counted is None else cls._of(found.counted))
 
 
+_Log = Annotated[float, msgspec.Meta(ge=-50.0, le=50.0)]  # chosen: e^50 ns are 160,000 years
+_Spread = Annotated[float, msgspec.Meta(ge=0.0, le=5.0)]  # chosen: a factor of 148 either way says nothing
+_Ns = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _State(msgspec.Struct):
     """The values that ``to_dict`` returns."""
 
     host: str
     law: Literal[3]
-    offset: float
-    spread: float
-    launch_ns: float
-    programs: int
-    pools: list[tuple[list[str], float, int, int]]
+    offset: _Log
+    spread: _Spread
+    launch_ns: _Ns
+    programs: _Count
+    pools: list[tuple[list[str], _Log, _Count, _Count]]
     slopes: list[tuple[list[str], float]]
     with_calls: bool = False
     counted: _State | None = None

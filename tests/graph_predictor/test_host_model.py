@@ -224,6 +224,9 @@ def test_models_are_kept_in_files(tmp_path: Path) -> None:
         read_host(tmp_path / "bad.json.gz")
     with pytest.raises(ForetraceError, match="not in the form foretrace writes"):
         HostModel.from_dict({"pools": 3})
+    for name, value in (("spread", -5.0), ("launch_ns", -1e9), ("offset", 1e5)):
+        with pytest.raises(ForetraceError, match="not in the form foretrace writes"):
+            HostModel.from_dict({**model.to_dict(), "counted": {**model.to_dict(), name: value}})
     assert host_names() == [PLANS_HOST, CPU_HOST, GPU_HOST]
     assert shipped_host(GPU_HOST).launch_ns > 1000
 

@@ -22,7 +22,9 @@ from kernel_models.collectives import (
     price_calls,
     topology_of,
 )
+from kernel_models.collectives.call import CommError
 from kernel_models.device import device
+from tracer.parallel_plan import PlanError
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,14 @@ def test_another_network_between_nodes(pair: Baseline) -> None:
 
 def test_a_device_with_another_memory_is_in_the_same_nodes() -> None:
     assert topology_of(device("a100-sxm-40g"), 8).name == topology_of(device("a100-sxm-80g"), 8).name == "dgx-a100"
+
+
+def test_one_gpu_needs_no_known_nodes() -> None:
+    assert topology_of(device("a10g"), 1).gpus == 1
+    with pytest.raises(PlanError, match="No node type"):
+        topology_of(device("a10g"), 2)
+    with pytest.raises(CommError, match="no network"):
+        topology_of(device("a10g"), 1, "carrier-pigeon")
 
 
 def test_more_ranks_are_never_quicker(pair: Baseline) -> None:

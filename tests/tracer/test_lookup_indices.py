@@ -92,7 +92,8 @@ def test_bad_laws_and_names(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
-    ("a.csv", b"", "cannot be read"), ("a.parquet", b"PAR1", "cannot be read"), ("a.pt", b"PK\3\4", "no file of plain"),
+    ("a.csv", b"", "cannot be read"), ("a.csv", b"a," * 20_000 + b"\n1", "20,000 columns"),
+    ("a.parquet", b"PAR1", "cannot be read"), ("a.pt", b"PK\3\4", "no file of plain"),
     ("a.txt", b"1", "its name ends in none"), ("a.csv.gz", b"plain", "cannot be read"),
     ("a.csv", b"table,sample,index\nads,0,-1\n", "rows count from 0"),
     ("a.csv", b"table,sample,index\nads,0,1.5\n", "something else than whole numbers"),

@@ -34,6 +34,7 @@ from tracer.arrays import Int64
 from tracer.guard import FREE_TEXT, GROWTH, DecodeError, check_cells
 from tracer.input_file import read_input
 from tracer.lazy import arrow_csv, compute, pyarrow
+from tracer.lookup_data.files import MOST_TABLES
 from tracer.lookup_data.tables import BAG_QUANTILES, STEEPEST_SKEW, EmbeddingTable, TableError, reuse_histogram
 from tracer.table_input import read_parquet
 
@@ -184,6 +185,8 @@ def _unpacked(data: bytes) -> bytes:
 
 def _columns(data: bytes, name: str) -> pyarrow.Table:
     if name.endswith(".csv"):
+        if (columns := data.count(b",", 0, data.find(b"\n"))) > MOST_TABLES:  # before each becomes an object
+            raise ValueError(f"it has {columns:,} columns, which is more than {MOST_TABLES:,} tables")
         return arrow_csv.read_csv(io.BytesIO(data))
     with io.BytesIO(data) as stream:
         return read_parquet(stream)
