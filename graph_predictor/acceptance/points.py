@@ -109,7 +109,7 @@ def guarded(name: str, points: Iterable[AcceptancePoint]) -> Iterator[Acceptance
 
 
 def verdict_of(points: Iterable[AcceptancePoint]) -> PointVerdict:
-    """Return a part's verdict: failed if one point failed or there is none, passed if one of the others passed."""
+    """Return a part's verdict: failed if one point failed or there is none, passed if one passed, noted if one ran."""
     found = {point.verdict for point in points}
-    order = PointVerdict.FAILED, PointVerdict.PASSED, PointVerdict.ABSENT, PointVerdict.NOTED
+    order = PointVerdict.FAILED, PointVerdict.PASSED, PointVerdict.NOTED, PointVerdict.ABSENT
     return next((verdict for verdict in order if verdict in found), PointVerdict.FAILED)

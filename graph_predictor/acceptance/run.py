@@ -15,8 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from tracer.campaign.processes import torch_sees_gpu
 from tracer.capture.interruption import TERMINATIONS, termination_unwinds
 from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError
-from tracer.output_file import Busy, DirectoryLock, whole_file
+from tracer.output_file import whole_file
 
 RESULTS = "results.json"
 VERSION = 1  # of the format; rises when an older reader would misread it
@@ -70,29 +70,29 @@ class AcceptanceResults(msgspec.Struct):
         done = {part.number for part in self.parts if part.verdict is not PointVerdict.INTERRUPTED}
         return [part for part in PARTS if part.number not in done]
 
-    def numbers(self, verdict: PointVerdict) -> list[int]:
-        """Return the parts of a verdict."""
-        return [part.number for part in self.parts if part.verdict is verdict]
-
-    @property
-    def failed(self) -> bool:
-        """Return whether a part failed."""
-        return bool(self.numbers(PointVerdict.FAILED))
+    def numbers(self, verdict: PointVerdict) -> str:
+        """Return the numbers of the parts of a verdict, with commas."""
+        return ",".join(str(part.number) for part in self.parts if part.verdict is verdict)
 
 
 def read_results(folder: Path) -> AcceptanceResults | None:
     """Return the results in a folder; ``None`` where there are none.
 
     Raises:
-        ForetraceError: the file cannot be read.
+        ForetraceError: the file cannot be read, or is of another version.
     """
     path = folder / RESULTS
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=AcceptanceResults)
+        found = msgspec.json.decode(path.read_bytes(), type=AcceptanceResults)
     except (OSError, msgspec.DecodeError) as error:
-        raise ForetraceError(f"{path} cannot be read ({error}); give another directory (--out).") from error
+        raise ForetraceError(f"{path} cannot be read ({error}), and what the parts found is still in part*/{POINTS}: "
+                             "give another directory (--out).") from error
+    if found.version != VERSION:
+        raise ForetraceError(f"{path} is of version {found.version}, and this foretrace reads {VERSION}: give another "
+                             "directory (--out), or go on with the foretrace that wrote it.")
+    return found
 
 
 def torch_device() -> str:
@@ -126,44 +126,12 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
         raise ForetraceError(f"An acceptance run cannot last {minutes:g} minutes (--minutes).")
     if unknown := [number for number in again if not 0 <= number < len(PARTS)]:
         raise ForetraceError(f"There is no part {unknown[0]}; parts are 0 to {len(PARTS) - 1} (--parts).")
-    results = _results_of(folder, scale)
-    if again or results.left:
-        with _alone(folder):
-            results = _results_of(folder, scale)  # as the run that was here before has left them
-            _run_parts(results, [PARTS[number] for number in sorted(set(again))] or results.left, folder, ends, say)
-    return results
-
-
-def _results_of(folder: Path, scale: str) -> AcceptanceResults:
     results = read_results(folder) or AcceptanceResults(scale, [])
     if results.scale != scale:
         raise ForetraceError(f"{folder} holds results of {results.scale}, and this machine's would be of {scale}: give "
                              "another directory (--out).")
-    return results
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = DirectoryLock(folder)
-    except Busy:
-        raise ForetraceError(f"Another acceptance run is writing to {folder}: wait for it, or give another directory "
-                             "(--out).") from None
-    except OSError as error:
-        raise ForetraceError(f"{folder} cannot be written ({error.strerror}); give another directory (--out)."
-                             ) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _run_parts(results: AcceptanceResults, wanted: Sequence[AcceptancePart], folder: Path, ends: float,
-               say: Callable[[str], None]) -> None:
-    for part in wanted:
-        longest = part.gpu_s if SCALES[results.scale].is_cuda else part.cpu_s
+    for part in [PARTS[number] for number in sorted(set(again))] or results.left:
+        longest = part.gpu_s if SCALES[scale].is_cuda else part.cpu_s
         missing = set(part.after) & {other.number for other in results.left}
         if missing:
             say(f"Part {part.number} is left: it needs part {min(missing)}")
@@ -171,12 +139,14 @@ def _run_parts(results: AcceptanceResults, wanted: Sequence[AcceptancePart], fol
             say(f"Part {part.number} is left: it may take {longest / 60:.1f} minutes")
         else:
             say(f"Part {part.number}: {part.title}")
-            if part not in results.left:
-                _begin_anew(part, folder, results)
-            done = _run(part, folder, results.scale, longest)
-            results.parts = sorted([*(one for one in results.parts if one.number != part.number), done],
-                                   key=lambda one: one.number)
+            ended, others = part not in results.left, [one for one in results.parts if one.number != part.number]
+            results.parts = others
+            if ended:
+                _save(results, folder)
+            done = _run(part, folder, scale, longest, anew=ended)
+            results.parts = sorted([*others, done], key=lambda one: one.number)
             _save(results, folder)
+    return results
 
 
 def _save(results: AcceptanceResults, folder: Path) -> None:
@@ -184,22 +154,11 @@ def _save(results: AcceptanceResults, folder: Path) -> None:
         file.write(msgspec.json.format(msgspec.json.encode(results)))
 
 
-def _begin_anew(part: AcceptancePart, folder: Path, results: AcceptanceResults) -> None:
-    """Forget a part that ended, and its files: what it measured then must not count as measured now."""
-    results.parts = [one for one in results.parts if one.number != part.number]
-    _save(results, folder)
+def _run(part: AcceptancePart, folder: Path, scale: str, longest: float, *, anew: bool) -> PartResult:
     own = part_folder(folder, part.number)
     try:
-        shutil.rmtree(own)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise ForetraceError(f"{own} cannot be removed ({error.strerror}); give another directory (--out).") from error
-
-
-def _run(part: AcceptancePart, folder: Path, scale: str, longest: float) -> PartResult:
-    own = part_folder(folder, part.number)
-    try:
+        if anew and own.exists():  # what was measured then must not count as measured now
+            shutil.rmtree(own)
         own.mkdir(parents=True, exist_ok=True)
         (own / POINTS).unlink(missing_ok=True)
     except OSError as error:
@@ -215,10 +174,8 @@ def _run(part: AcceptancePart, folder: Path, scale: str, longest: float) -> Part
     return PartResult(part.number, part.title, verdict, points, round(time.monotonic() - began, 1), failure)
 
 
-def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[str, str]
-           ) -> tuple[int, str]:
-    """Run a process and all it starts, at most so many seconds; return its exit status, and why it did not end well,
-    empty if it did."""
+def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[str, str]) -> tuple[int, str]:
+    """Run a process and all it starts, at most so many seconds; return its status, and why it did not end well."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **also}
     # A command that is ended from outside must not leave a part on the device.
     with termination_unwinds(), output.open("wb") as stream:
@@ -236,14 +193,12 @@ def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[s
             process.communicate()
     if not code:
         return code, ""
-    if code == COULD_NOT_RUN:
-        how = "could not run"
+    how = "could not run" if code == COULD_NOT_RUN else how
     return code, f"It {how}: {last_words(output.read_text(encoding='utf-8', errors='replace')) or 'it said nothing'}"
 
 
 def last_words(text: str) -> str:
-    """Return the last lines of an output; of a crash those before Python's own report, and its first frames; of an
-    exception what it says, without where."""
+    """Return the last lines of an output; of a crash those before Python's own report, and its first frames."""
     lines = [line.strip() for line in TRACEBACK.sub("", text).splitlines()
              if line.strip() and not line.startswith(NOISE)]
     fatal = next((number for number, line in enumerate(lines) if line.startswith("Fatal Python error")), None)

@@ -21,6 +21,8 @@ from tracer.capture.interruption import end_with_parent
 from tracer.errors import ForetraceError
 
 POINTS = "points.jsonl"
+TIMED = 3, 4, 5
+"""Parts that judge errors of times."""
 COULD_NOT_RUN = 75
 """Exit status of a part that could not run, which says nothing about the machine: EX_TEMPFAIL of sysexits.h."""
 
@@ -30,19 +32,19 @@ def part_folder(folder: Path, number: int) -> Path:
     return folder / f"part{number}"
 
 
-def judged_here(scale: AcceptanceScale) -> tuple[AcceptanceScale, list[AcceptancePoint]]:
+def judged_here(number: int, scale: AcceptanceScale) -> tuple[AcceptanceScale, list[AcceptancePoint]]:
     """Return the scale without conditions on times where a CPU is busy with other work, and a point that says so."""
-    busy = [] if scale.is_cuda else [each.text for each in during(probe("cpu")) if each.what == "load"]
-    if not busy:
+    busy = [each.text for each in during(probe("cpu")) if each.what == "load"] if number in TIMED else []
+    if scale.is_cuda or not busy:
         return scale, []
     free = replace(scale, mape=inf, worst=inf, covered=-inf, family_median=inf, products=inf)
-    return free, [noted("other work", f"{busy[0]} Errors of times are not judged.")]
+    return free, [noted("other work", f"{busy[0]} Errors of times are not judged: repeat it when the machine is quiet.")]
 
 
 def work(number: int, folder: Path, scale: str) -> None:
     """Run a part and write its points."""
     part = PARTS[number]
-    chosen, points = judged_here(SCALES[scale])
+    chosen, points = judged_here(number, SCALES[scale])
     found = getattr(import_module(f"{__package__}.{part.module}"), part.function)(folder, chosen)
     with (part_folder(folder, number) / POINTS).open("wb", buffering=0) as file:
         for point in chain(points, found):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -92,10 +91,9 @@ def _accept(folder: Path, minutes: float, parts: str, *, as_json: bool) -> None:
         print_json(msgspec.to_builtins(found))
     else:
         _print_parts(found)
-    if found.failed:
-        raise typer.Exit(FAILED)
-    if found.numbers(run.PointVerdict.INTERRUPTED):
-        raise typer.Exit(BAD_INPUT)
+    for verdict, code in ((run.PointVerdict.FAILED, FAILED), (run.PointVerdict.INTERRUPTED, BAD_INPUT)):
+        if found.numbers(verdict):
+            raise typer.Exit(code)
 
 
 def _print_parts(found: run.AcceptanceResults) -> None:
@@ -106,17 +104,14 @@ def _print_parts(found: run.AcceptanceResults) -> None:
                       Column("asked", name=True, whole=True), Column("measured", name=True, whole=True)],
                      ([point.verdict.value, point.name, point.asked, point.measured] for point in part.points))
         if part.failure:
-            how = "was interrupted" if part.verdict is run.PointVerdict.INTERRUPTED else "failed"
-            report.line(f"Part {part.number} {how}. {part.failure}", indent=2)
+            report.line(f"Part {part.number}: {part.failure}", indent=2)
     report.line()
     counts = {verdict: sum(part.verdict is verdict for part in found.parts) for verdict in run.PointVerdict}
     report.line(f"On this machine's {'GPU' if found.scale == 'cuda' else 'CPU'}: " + ", ".join(
         f"{number} {verdict.value}" for verdict, number in counts.items() if number) + f" of {len(run.PARTS)} parts.")
-    if again := _listed(found.numbers(run.PointVerdict.FAILED)):
+    if again := found.numbers(run.PointVerdict.FAILED):
         report.line(f"Failed: {again}. The same command with --parts {again} begins them anew.")
+    if again := found.numbers(run.PointVerdict.NOTED):
+        report.line(f"Noted: {again}, which ran while the machine was busy. Give --parts {again} when it is quiet.")
     if found.left:
-        report.line(f"Left: {_listed(part.number for part in found.left)}; the same command goes on with them.")
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return ",".join(map(str, numbers))
+        report.line(f"Left: {', '.join(str(part.number) for part in found.left)}; the same command goes on with them.")

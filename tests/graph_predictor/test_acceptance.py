@@ -22,7 +22,7 @@ from simulated_gpu.driver import Driver, SimulatedGpu, simulated_torch
 from graph_predictor.acceptance import calibration, captures, collectives, machine, predictions, programs, units, worker
 from graph_predictor.acceptance import run as acceptance
 from graph_predictor.acceptance.parts import PARTS, SCALES
-from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, at_least, at_most, near, verdict_of
+from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, absent, at_least, at_most, near, verdict_of
 from graph_predictor.check.validate import ValidatedCase
 from kernel_models.calibration.checks import Health
 from tracer.campaign import lab
@@ -32,7 +32,6 @@ from tracer.capture.interruption import TERMINATIONS
 from tracer.errors import DiskFullError, ForetraceError
 from tracer.gpu_state import GpuState
 from tracer.job import read_job
-from tracer.output_file import Busy
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 CUDA = SCALES["cuda"]
@@ -170,11 +169,13 @@ def test_minutes_of_a_calibration_that_was_interrupted_count(earlier_s: float, k
 def test_times_of_a_cpu_that_is_busy_are_told_and_not_judged(scale: str, load: float, judged: bool,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "probe", lambda device: Health(device, load=load))
-    chosen, points = worker.judged_here(SCALES[scale])
+    chosen, points = worker.judged_here(3, SCALES[scale])
     assert (chosen == SCALES[scale]) == judged == (not points)
     off = {"a": ValidatedCase({}, 2.0, 1.9, 2.1, 1.0, 3)}
+    assert not worker.judged_here(1, SCALES[scale])[1]  # has no times to judge
     points = list(predictions.judged(off, chosen))
-    assert verdict_of(points) is (PointVerdict.FAILED if judged else PointVerdict.NOTED)
+    verdict = PointVerdict.FAILED if judged else PointVerdict.NOTED
+    assert verdict_of([*points, absent("bf16", "no matrix units")]) is verdict
     assert [point.value for point in points] == [1.0, 1.0, 1.0, 0.0]  # told in either case
 
 
@@ -243,7 +244,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_part_that_aborts_or_hangs_fails_with_its_last_words_and_the_others_go_on(stub: Path) -> None:
     found = acceptance.accept(stub, 10, "cpu")
     by_number = {part.number: part for part in found.parts}
-    assert len(by_number) == len(PARTS) and found.failed and not found.left
+    assert len(by_number) == len(PARTS) and found.numbers(PointVerdict.FAILED) == "1,2" and not found.left
     assert "signal 6" in by_number[1].failure and "illegal memory access" in by_number[1].failure
     assert "stub.py\", line" in by_number[1].failure and "Extension modules" not in by_number[1].failure
     assert len(by_number[1].points) == 1  # the one that was written whole
@@ -357,15 +358,6 @@ def test_an_error_is_told_without_where_it_happened() -> None:
         "half way | KeyError: 'a' | tracer.campaign.plan.CampaignError: It is no use.")
 
 
-def test_two_runs_do_not_share_a_folder(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy(folder: Path) -> None:
-        raise Busy
-
-    monkeypatch.setattr(acceptance, "DirectoryLock", busy)
-    with pytest.raises(ForetraceError, match="Another acceptance run is writing"):
-        acceptance.accept(stub, 10, "cpu")
-
-
 def test_what_cannot_be_run_is_refused(stub: Path) -> None:
     acceptance.accept(stub, 10, "cpu", [0])
     for folder, minutes, scale, again, sentence in (
@@ -374,8 +366,13 @@ def test_what_cannot_be_run_is_refused(stub: Path) -> None:
         with pytest.raises(ForetraceError, match=sentence):
             acceptance.accept(folder, minutes, scale, again)
     (stub / acceptance.RESULTS).write_text("{", encoding="utf-8")
-    with pytest.raises(ForetraceError, match="cannot be read"):
+    with pytest.raises(ForetraceError, match=r"cannot be read.*points\.jsonl"):
         acceptance.accept(stub, 10, "cpu")
+    of_another = '{"scale":"cpu","version":99,"parts":[]}'
+    (stub / acceptance.RESULTS).write_text(of_another, encoding="utf-8")
+    with pytest.raises(ForetraceError, match="is of version 99, and this foretrace reads 1"):
+        acceptance.accept(stub, 10, "cpu")
+    assert (stub / acceptance.RESULTS).read_text(encoding="utf-8") == of_another
 
 
 def test_the_command_prints_each_point_and_fails_with_a_part(run: Run, stub: Path) -> None:
@@ -394,7 +391,7 @@ def test_parts_run_on_this_machine(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     assert acceptance.torch_device() in SCALES
     found = acceptance.accept(tmp_path, 10, "tiny", [0, 1, 2])
-    assert not found.failed, found
+    assert not found.numbers(PointVerdict.FAILED), found
     assert [part.verdict for part in found.parts] == [PointVerdict.PASSED, PointVerdict.ABSENT, PointVerdict.PASSED]
     assert any("own clock" in point.name for point in found.parts[2].points)
 
@@ -403,4 +400,4 @@ def test_parts_run_on_this_machine(tmp_path: Path) -> None:
 def test_the_whole_runs_on_this_machine(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     found = acceptance.accept(tmp_path, 30, "tiny")
-    assert not found.failed and not found.left, found
+    assert not found.numbers(PointVerdict.FAILED) and not found.left, found

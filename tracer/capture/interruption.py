@@ -1,5 +1,4 @@
-"""Ends from outside that leave what was measured: Ctrl-C, the SIGTERM of ``kill``, torchrun and job schedulers, and the
-SIGHUP of a terminal that closes."""
+"""Ends from outside that leave what was measured: Ctrl-C, SIGTERM of ``kill`` and torchrun, SIGHUP of a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from types import FrameType
 
 TERMINATIONS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""Windows has no SIGHUP."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -20,11 +18,9 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def termination_unwinds() -> Iterator[None]:
-    """Raise ``Terminated`` on SIGTERM and SIGHUP, which otherwise end a process without a word, its captured steps with
-    it.
+    """Raise ``Terminated`` on SIGTERM and SIGHUP, which otherwise end a process, its captured steps with it.
 
-    A handler of the program's own stays, as does ``nohup``, and the default outside the main thread, where none can be
-    set.
+    The program's own handlers stay, as does ``nohup``, and the default outside the main thread, where none can be set.
     """
     in_main = threading.current_thread() is threading.main_thread()
     ours = [number for number in TERMINATIONS if in_main and signal.getsignal(number) == signal.SIG_DFL]
@@ -61,13 +57,9 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process and its group when the process that started it ends, however that ends.
-
-    It must lead a group of its own, and its standard input be a pipe that its parent holds open and never writes to.
-    Programs started from here get an empty standard input.
-    """
-    pipe = os.dup(0)  # not inherited
-    with open(os.devnull, "rb") as empty:
+    """End this process's own group when its parent ends, however: standard input, a pipe from there, closes then."""
+    pipe = os.dup(0)
+    with open(os.devnull, "rb") as empty:  # for programs started from here
         os.dup2(empty.fileno(), 0)
 
     def watch() -> None:
