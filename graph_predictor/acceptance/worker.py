@@ -38,7 +38,7 @@ def judged_here(number: int, scale: AcceptanceScale) -> tuple[AcceptanceScale, l
     if scale.is_cuda or not busy:
         return scale, []
     free = replace(scale, mape=inf, worst=inf, covered=-inf, family_median=inf, products=inf)
-    return free, [noted("other work", f"{busy[0]} Errors of times are not judged: repeat it when the machine is quiet.")]
+    return free, [noted("other work", f"{busy[0]} Errors of times are not judged: repeat it on a quiet machine.")]
 
 
 def work(number: int, folder: Path, scale: str) -> None:
