@@ -18,17 +18,18 @@ from tracer.job import Job
 
 PROFILE = "device.profile"
 USED = 0.8
-"""Least share of the minutes that a calibration uses: one that ends early has given up."""
+"""Least share of the minutes that a calibration uses over all its runs: one that ends early has given up."""
 
 
 def calibration(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
     """Calibrate, save the profile, and judge."""
     own = part_folder(folder, 4)
     work = own / "measurements"
-    began = time.monotonic()
-    found = run.calibrate(
-        run.Request(work, scale.device, scale.minutes, scale.families, resume=(work / "campaign.json").is_file()),
-        host=lambda graphs: measure_overheads(Job(list(graphs))).overheads, say=_say)
+    request = run.Request(work, scale.device, scale.minutes, scale.families,
+                          resume=(work / "campaign.json").is_file())
+    # A run that was interrupted has used minutes of the same box.
+    began = time.monotonic() - run.spent_s(request)
+    found = run.calibrate(request, host=lambda graphs: measure_overheads(Job(list(graphs))).overheads, say=_say)
     seconds = time.monotonic() - began
     save_profile(found.profile, own / PROFILE)
     yield at_least("minutes used", seconds / 60.0 / scale.minutes, USED)

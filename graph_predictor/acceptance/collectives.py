@@ -9,6 +9,7 @@ from pathlib import Path
 
 from graph_predictor.acceptance.parts import AcceptanceScale
 from graph_predictor.acceptance.points import AcceptancePoint, absent, guarded, is_true, noted
+from graph_predictor.acceptance.run import last_words
 from graph_predictor.acceptance.worker import part_folder
 from graph_predictor.check.validate import FORETRACE
 from graph_predictor.prediction.host_steps import TOO_BUSY
@@ -51,7 +52,7 @@ def _job(own: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
 def _ran(what: str, command: Sequence[str]) -> AcceptancePoint:
     ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False,
                          env={"OMP_NUM_THREADS": "1", **os.environ})
-    said = " | ".join(ran.stderr.strip().splitlines()[-3:])[-400:]
+    said = last_words(ran.stderr)
     return is_true(what, "it ends with 0", not ran.returncode, f"{ran.returncode}{f' ({said})' * bool(ran.returncode)}")
 
 

@@ -8,10 +8,13 @@ from enum import Enum
 
 import msgspec
 
-from tracer.errors import reason_of
+from tracer.campaign.plan import CampaignBusyError
+from tracer.errors import DiskFullError, reason_of
 
 Shown = Callable[[float], str]
 """Writes a figure with its unit."""
+NO_FAULT = CampaignBusyError, DiskFullError
+"""Errors that say nothing about the machine: the part has to be run again."""
 MOST_REASON = 300  # chosen: characters of an error that are read
 
 
@@ -22,6 +25,7 @@ class PointVerdict(str, Enum):
     FAILED = "FAIL"
     ABSENT = "not here"
     NOTED = "noted"
+    INTERRUPTED = "interrupted"
 
 
 class AcceptancePoint(msgspec.Struct, frozen=True):
@@ -31,7 +35,7 @@ class AcceptancePoint(msgspec.Struct, frozen=True):
         name: what was looked at.
         asked: the condition, in words.
         measured: what was found, or why nothing was.
-        verdict: of it; ``ABSENT`` and ``NOTED`` neither pass nor fail.
+        verdict: of it; ``ABSENT`` and ``NOTED`` neither pass nor fail. Only a part is ``INTERRUPTED``.
         value: the figure behind ``measured``, where there is one.
     """
 
@@ -98,12 +102,14 @@ def guarded(name: str, points: Iterable[AcceptancePoint]) -> Iterator[Acceptance
     """Give points as they are found; an error among them is a point that failed, and what comes after goes on."""
     try:
         yield from points
+    except NO_FAULT:
+        raise
     except Exception as error:  # drivers, compilers and readers fail in ways of their own
         yield is_true(name, "no error", False, f"{type(error).__name__}: {reason_of(error, MOST_REASON)}")
 
 
 def verdict_of(points: Iterable[AcceptancePoint]) -> PointVerdict:
-    """Return a part's verdict: failed if one point failed or there is none, passed if one of the others passed."""
+    """Return a part's verdict: failed if one point failed or there is none, passed if one passed, noted if one ran."""
     found = {point.verdict for point in points}
-    order = PointVerdict.FAILED, PointVerdict.PASSED, PointVerdict.ABSENT, PointVerdict.NOTED
+    order = PointVerdict.FAILED, PointVerdict.PASSED, PointVerdict.NOTED, PointVerdict.ABSENT
     return next((verdict for verdict in order if verdict in found), PointVerdict.FAILED)

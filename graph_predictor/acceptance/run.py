@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,9 +24,9 @@ import msgspec
 
 from graph_predictor.acceptance.parts import PARTS, SCALES, AcceptancePart
 from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, verdict_of
-from graph_predictor.acceptance.worker import POINTS, part_folder
+from graph_predictor.acceptance.worker import COULD_NOT_RUN, POINTS, part_folder
 from tracer.campaign.processes import torch_sees_gpu
-from tracer.capture.interruption import termination_unwinds
+from tracer.capture.interruption import TERMINATIONS, termination_unwinds
 from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError
 from tracer.output_file import whole_file
@@ -33,8 +35,12 @@ RESULTS = "results.json"
 VERSION = 1  # of the format; rises when an older reader would misread it
 OUTPUT = "output.txt"
 TAIL_LINES, BEFORE_CRASH, TAIL_CHARACTERS = 6, 2, 800  # chosen: a crash and what led to it
-NOISE = ("USDT:", "Extension modules:")
-"""Beginnings of lines of PyTorch's profiler, and of Python's report of a crash, that say nothing."""
+NOISE = ("USDT:", "Extension modules:", "During handling of the above", "The above exception was")
+"""Beginnings of lines of PyTorch's profiler, and of Python's report of a crash or an exception, that say nothing."""
+INTERRUPTIONS = (COULD_NOT_RUN, -signal.SIGINT, *(-number for number in TERMINATIONS))
+"""Exit statuses of a part that say nothing about the machine."""
+TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*", re.MULTILINE)
+"""Python's report of an exception, up to the line that says what it was."""
 MOST_MINUTES = 24 * 60.0  # chosen: a day
 WORKER = (*RUN_MODULE[:-1], "-X", "faulthandler", "-m", "graph_predictor.acceptance.worker")
 """The process of a part, which takes its number, the folder and the scale."""
@@ -60,29 +66,33 @@ class AcceptanceResults(msgspec.Struct):
 
     @property
     def left(self) -> list[AcceptancePart]:
-        """Parts that have not run."""
-        done = {part.number for part in self.parts}
+        """Parts that have not run, or were interrupted."""
+        done = {part.number for part in self.parts if part.verdict is not PointVerdict.INTERRUPTED}
         return [part for part in PARTS if part.number not in done]
 
-    @property
-    def failed(self) -> bool:
-        """Return whether a part failed."""
-        return any(part.verdict is PointVerdict.FAILED for part in self.parts)
+    def numbers(self, verdict: PointVerdict) -> str:
+        """Return the numbers of the parts of a verdict, with commas."""
+        return ",".join(str(part.number) for part in self.parts if part.verdict is verdict)
 
 
 def read_results(folder: Path) -> AcceptanceResults | None:
     """Return the results in a folder; ``None`` where there are none.
 
     Raises:
-        ForetraceError: the file cannot be read.
+        ForetraceError: the file cannot be read, or is of another version.
     """
     path = folder / RESULTS
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=AcceptanceResults)
+        found = msgspec.json.decode(path.read_bytes(), type=AcceptanceResults)
     except (OSError, msgspec.DecodeError) as error:
-        raise ForetraceError(f"{path} cannot be read ({error}); give another directory (--out).") from error
+        raise ForetraceError(f"{path} cannot be read ({error}), and what the parts found is still in part*/{POINTS}: "
+                             "give another directory (--out).") from error
+    if found.version != VERSION:
+        raise ForetraceError(f"{path} is of version {found.version}, and this foretrace reads {VERSION}: give another "
+                             "directory (--out), or go on with the foretrace that wrote it.")
+    return found
 
 
 def torch_device() -> str:
@@ -104,7 +114,7 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
         folder: of the results and of all files.
         minutes: the time box; a part whose longest time no longer fits is left for the next call.
         scale: name of one of ``SCALES``.
-        again: run only these parts, those too that have run; all that are left if empty.
+        again: run only these parts, from their beginning where they have ended; all that are left if empty.
         say: is told of each part.
 
     Raises:
@@ -129,17 +139,26 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
             say(f"Part {part.number} is left: it may take {longest / 60:.1f} minutes")
         else:
             say(f"Part {part.number}: {part.title}")
-            done = _run(part, folder, scale, longest)
-            results.parts = sorted([*(one for one in results.parts if one.number != part.number), done],
-                                   key=lambda one: one.number)
-            with whole_file(folder / RESULTS) as file:
-                file.write(msgspec.json.format(msgspec.json.encode(results)))
+            ended, others = part not in results.left, [one for one in results.parts if one.number != part.number]
+            results.parts = others
+            if ended:
+                _save(results, folder)
+            done = _run(part, folder, scale, longest, anew=ended)
+            results.parts = sorted([*others, done], key=lambda one: one.number)
+            _save(results, folder)
     return results
 
 
-def _run(part: AcceptancePart, folder: Path, scale: str, longest: float) -> PartResult:
+def _save(results: AcceptanceResults, folder: Path) -> None:
+    with whole_file(folder / RESULTS) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(results)))
+
+
+def _run(part: AcceptancePart, folder: Path, scale: str, longest: float, *, anew: bool) -> PartResult:
     own = part_folder(folder, part.number)
     try:
+        if anew and own.exists():  # what was measured then must not count as measured now
+            shutil.rmtree(own)
         own.mkdir(parents=True, exist_ok=True)
         (own / POINTS).unlink(missing_ok=True)
     except OSError as error:
@@ -148,18 +167,20 @@ def _run(part: AcceptancePart, folder: Path, scale: str, longest: float) -> Part
     began = time.monotonic()
     # A CPU is calibrated with one thread, so that its steps are of one too.
     threads = {} if SCALES[scale].is_cuda else {"OMP_NUM_THREADS": "1"}
-    failure = _ended(command, own / OUTPUT, longest, threads)
+    code, failure = _ended(command, own / OUTPUT, longest, threads)
     points = _points(own / POINTS)
-    verdict = PointVerdict.FAILED if failure else verdict_of(points)
+    verdict = verdict_of(points) if not code else (
+        PointVerdict.INTERRUPTED if code in INTERRUPTIONS else PointVerdict.FAILED)
     return PartResult(part.number, part.title, verdict, points, round(time.monotonic() - began, 1), failure)
 
 
-def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[str, str]) -> str:
-    """Run a process and all it starts, at most so many seconds; return why it did not end well, empty if it did."""
+def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[str, str]) -> tuple[int, str]:
+    """Run a process and all it starts, at most so many seconds; return its status, and why it did not end well."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **also}
     # A command that is ended from outside must not leave a part on the device.
     with termination_unwinds(), output.open("wb") as stream:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+        # The pipe closes with this process, however that ends: see ``end_with_parent``.
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stream, stderr=subprocess.STDOUT,
                                    env=environment, start_new_session=True)
         try:
             code = process.wait(longest)
@@ -169,15 +190,17 @@ def _ended(command: Sequence[str], output: Path, longest: float, also: Mapping[s
         finally:
             with suppress(ProcessLookupError):  # what it started, too
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.communicate()
     if not code:
-        return ""
-    return f"It {how}: {last_words(output.read_text(encoding='utf-8', errors='replace')) or 'it said nothing'}"
+        return code, ""
+    how = "could not run" if code == COULD_NOT_RUN else how
+    return code, f"It {how}: {last_words(output.read_text(encoding='utf-8', errors='replace')) or 'it said nothing'}"
 
 
 def last_words(text: str) -> str:
     """Return the last lines of an output; of a crash those before Python's own report, and its first frames."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(NOISE)]
+    lines = [line.strip() for line in TRACEBACK.sub("", text).splitlines()
+             if line.strip() and not line.startswith(NOISE)]
     fatal = next((number for number, line in enumerate(lines) if line.startswith("Fatal Python error")), None)
     if fatal is not None:
         lines = lines[max(fatal - BEFORE_CRASH, 0):fatal + TAIL_LINES - BEFORE_CRASH]

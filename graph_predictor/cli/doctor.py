@@ -11,7 +11,7 @@ import typer
 from graph_predictor.acceptance import run
 from graph_predictor.cli.console import Column, ProgressLine, Report, print_json, working
 from graph_predictor.cli.options import Json, in_one_sentence, shared
-from graph_predictor.cli.running import FAILED
+from graph_predictor.cli.running import BAD_INPUT, FAILED
 from tracer import kept_files
 from tracer.capture import readiness
 from tracer.errors import ForetraceError
@@ -35,7 +35,7 @@ def doctor(
 ) -> None:
     """Look at this machine: GPU, driver, CUPTI rights, PyTorch, clocks, caches, disk; what is missing, what to do.
 
-    Exits with 1 if something will not work, or a part of --gpu failed.
+    Exits with 1 if something will not work, or a part of --gpu failed, with 2 if one could not run.
     """
     if gpu:
         _accept(Path(out), ACCEPTANCE_MINUTES if minutes is None else minutes, parts, as_json=json)
@@ -91,8 +91,9 @@ def _accept(folder: Path, minutes: float, parts: str, *, as_json: bool) -> None:
         print_json(msgspec.to_builtins(found))
     else:
         _print_parts(found)
-    if found.failed:
-        raise typer.Exit(FAILED)
+    for verdict, code in ((run.PointVerdict.FAILED, FAILED), (run.PointVerdict.INTERRUPTED, BAD_INPUT)):
+        if found.numbers(verdict):
+            raise typer.Exit(code)
 
 
 def _print_parts(found: run.AcceptanceResults) -> None:
@@ -103,10 +104,14 @@ def _print_parts(found: run.AcceptanceResults) -> None:
                       Column("asked", name=True, whole=True), Column("measured", name=True, whole=True)],
                      ([point.verdict.value, point.name, point.asked, point.measured] for point in part.points))
         if part.failure:
-            report.line(f"Part {part.number} failed. {part.failure}", indent=2)
+            report.line(f"Part {part.number}: {part.failure}", indent=2)
     report.line()
     counts = {verdict: sum(part.verdict is verdict for part in found.parts) for verdict in run.PointVerdict}
     report.line(f"On this machine's {'GPU' if found.scale == 'cuda' else 'CPU'}: " + ", ".join(
         f"{number} {verdict.value}" for verdict, number in counts.items() if number) + f" of {len(run.PARTS)} parts.")
+    if again := found.numbers(run.PointVerdict.FAILED):
+        report.line(f"Failed: {again}. The same command with --parts {again} begins them anew.")
+    if again := found.numbers(run.PointVerdict.NOTED):
+        report.line(f"Noted: {again}, which ran while the machine was busy. Give --parts {again} when it is quiet.")
     if found.left:
         report.line(f"Left: {', '.join(str(part.number) for part in found.left)}; the same command goes on with them.")

@@ -121,12 +121,12 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
         if finding.fatal:
             raise CalibrationError(finding.text)
         say(finding.text)
-    if request.resume and request.minutes * 60 * (1 - FIT_SHARE) < _spent_s(request) + 1:
+    if request.resume and request.minutes * 60 * (1 - FIT_SHARE) < spent_s(request) + 1:
         findings.append(Finding("time", f"Earlier runs used the {request.minutes:g} minutes up: nothing more was "
                                         "measured; give more (--minutes)."))
         say(findings[-1].text)
     box_s = request.minutes * 60 - min(FIT_SHARE * request.minutes * 60, MOST_FIT_S)
-    left_s = box_s - _spent_s(request)
+    left_s = box_s - spent_s(request)
     setup = Setup(NAME, f"calibration of {device}", device, request.threads if device == "cpu" else 0)
     source = Measurements(setup, families, request.work, box_s, request.seed, probe, health.free_bytes or 8e9, say,
                           left_s=max(left_s, 1.0))
@@ -278,8 +278,8 @@ def _counts(work: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _spent_s(request: Request) -> float:
-    """Seconds that earlier runs measured."""
+def spent_s(request: Request) -> float:
+    """Return the seconds that earlier runs measured; 0 for a request that does not go on with any."""
     if not request.resume or not (request.work / "campaign.json").is_file():
         return 0.0
     return sum(line.seconds for line in Results.read(request.work).lines.values())

@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+import traceback
 import types
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -20,11 +22,14 @@ from simulated_gpu.driver import Driver, SimulatedGpu, simulated_torch
 from graph_predictor.acceptance import calibration, captures, collectives, machine, predictions, programs, units, worker
 from graph_predictor.acceptance import run as acceptance
 from graph_predictor.acceptance.parts import PARTS, SCALES
-from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, at_least, at_most, near, verdict_of
+from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, absent, at_least, at_most, near, verdict_of
 from graph_predictor.check.validate import ValidatedCase
 from kernel_models.calibration.checks import Health
 from tracer.campaign import lab
-from tracer.errors import ForetraceError
+from tracer.campaign.plan import CampaignBusyError, CampaignError
+from tracer.campaign.results import ItemResult, Results
+from tracer.capture.interruption import TERMINATIONS
+from tracer.errors import DiskFullError, ForetraceError
 from tracer.gpu_state import GpuState
 from tracer.job import read_job
 
@@ -139,15 +144,38 @@ def test_a_calibration_that_lacks_a_family_or_errs_fails() -> None:
     assert "without norm" in found[0].measured
 
 
+@pytest.mark.parametrize(("earlier_s", "kept"), [(40.0, True), (2.0, False)])
+def test_minutes_of_a_calibration_that_was_interrupted_count(earlier_s: float, kept: bool, tmp_path: Path,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    results = Results(calibration.part_folder(tmp_path, 4) / "measurements")
+    results.open("calibration", "", resume=False, rehearsal=False)
+    results.save([ItemResult(id="a", kind="kernel", name="gemm", settings={}, split="fit", status="ok",
+                             seconds=earlier_s)])
+    results.close()
+    asked: list[bool] = []
+
+    def calibrated(request: Any, **_: Any) -> Any:
+        asked.append(request.resume)
+        return types.SimpleNamespace(profile=None, notes=[])
+
+    monkeypatch.setattr(calibration.run, "calibrate", calibrated)
+    monkeypatch.setattr(calibration, "save_profile", lambda *_: None)
+    monkeypatch.setattr(calibration, "judged_profile", lambda *_: iter(()))
+    used, = calibration.calibration(tmp_path, SCALES["tiny"])  # half a minute
+    assert asked == [True] and (used.verdict is PointVerdict.PASSED) == kept
+
+
 @pytest.mark.parametrize(("scale", "load", "judged"), [("cpu", 0.6, True), ("cpu", 5.0, False), ("cuda", 5.0, True)])
 def test_times_of_a_cpu_that_is_busy_are_told_and_not_judged(scale: str, load: float, judged: bool,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "probe", lambda device: Health(device, load=load))
-    chosen, points = worker.judged_here(SCALES[scale])
+    chosen, points = worker.judged_here(3, SCALES[scale])
     assert (chosen == SCALES[scale]) == judged == (not points)
     off = {"a": ValidatedCase({}, 2.0, 1.9, 2.1, 1.0, 3)}
+    assert not worker.judged_here(1, SCALES[scale])[1]  # has no times to judge
     points = list(predictions.judged(off, chosen))
-    assert verdict_of(points) is (PointVerdict.FAILED if judged else PointVerdict.NOTED)
+    verdict = PointVerdict.FAILED if judged else PointVerdict.NOTED
+    assert verdict_of([*points, absent("bf16", "no matrix units")]) is verdict
     assert [point.value for point in points] == [1.0, 1.0, 1.0, 0.0]  # told in either case
 
 
@@ -191,9 +219,12 @@ with open(f"{folder}/part{number}/points.jsonl", "wb") as file:
 if number == 1:
     sys.stderr.write("CUDA error: an illegal memory access\\n"); sys.stderr.flush(); os.abort()
 if number == 2:
+    if "STUB_WATCHES" in os.environ:
+        from tracer.capture.interruption import end_with_parent
+        end_with_parent()
     print(os.getpid(), flush=True)
     if "STUB_ENDS_THE_RUN" in os.environ:
-        os.kill(os.getppid(), 15)
+        os.kill(os.getppid(), int(os.environ["STUB_ENDS_THE_RUN"]))
     time.sleep(60)
 """
 
@@ -213,7 +244,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_part_that_aborts_or_hangs_fails_with_its_last_words_and_the_others_go_on(stub: Path) -> None:
     found = acceptance.accept(stub, 10, "cpu")
     by_number = {part.number: part for part in found.parts}
-    assert len(by_number) == len(PARTS) and found.failed and not found.left
+    assert len(by_number) == len(PARTS) and found.numbers(PointVerdict.FAILED) == "1,2" and not found.left
     assert "signal 6" in by_number[1].failure and "illegal memory access" in by_number[1].failure
     assert "stub.py\", line" in by_number[1].failure and "Extension modules" not in by_number[1].failure
     assert len(by_number[1].points) == 1  # the one that was written whole
@@ -232,20 +263,99 @@ def test_a_run_goes_on_where_its_time_ended(stub: Path) -> None:
     assert told.count("Part 2: captures of five models") == 2
 
 
+def test_a_part_that_ended_begins_anew_and_one_that_was_interrupted_goes_on(
+        stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acceptance.accept(stub, 10, "cpu", [0, 3, 4])
+    measured = stub / "part4" / "measurements"
+    measured.mkdir()
+    acceptance.accept(stub, 10, "cpu", [3])
+    assert measured.is_dir()
+    acceptance.accept(stub, 10, "cpu", [4])
+    assert not measured.exists()
+    measured.mkdir()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(acceptance, "_ended", interrupted)
+        acceptance.accept(stub, 10, "cpu", [4])
+    results = acceptance.read_results(stub)
+    assert results is not None and {part.number for part in results.parts} == {0, 3} and not measured.exists()
+    measured.mkdir()
+    acceptance.accept(stub, 10, "cpu", [4])
+    assert measured.is_dir()
+
+
 def test_a_part_waits_for_those_whose_files_it_reads(stub: Path) -> None:
     told: list[str] = []
     assert acceptance.accept(stub, 10, "cpu", [5], say=told.append).parts == []
     assert told == ["Part 5 is left: it needs part 3"]
 
 
-def test_a_run_that_is_ended_from_outside_ends_its_part_too(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STUB_ENDS_THE_RUN", "1")
+@pytest.mark.parametrize("number", TERMINATIONS)
+def test_a_run_that_is_ended_from_outside_ends_its_part_too(stub: Path, monkeypatch: pytest.MonkeyPatch, number: int
+                                                            ) -> None:
+    monkeypatch.setenv("STUB_ENDS_THE_RUN", str(int(number)))
     with pytest.raises(KeyboardInterrupt):
         acceptance.accept(stub, 10, "cpu", [2])
     assert acceptance.read_results(stub) is None
     pid = int((stub / "part2" / acceptance.OUTPUT).read_text(encoding="utf-8"))
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_run_that_is_killed_does_not_leave_its_part(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STUB_WATCHES", "1")
+    monkeypatch.setenv("STUB_ENDS_THE_RUN", "9")
+    script = ("import sys; from pathlib import Path; from graph_predictor.acceptance import run; "
+              f"run.WORKER = {acceptance.WORKER!r}; run.accept(Path(sys.argv[1]), 10, 'cpu', [2])")
+    assert subprocess.run([sys.executable, "-c", script, str(stub)], check=False).returncode == -9
+    part = int((stub / "part2" / acceptance.OUTPUT).read_text(encoding="utf-8"))
+    for _ in range(500):
+        try:
+            os.kill(part, 0)
+        except ProcessLookupError:
+            break
+        # Who adopts it may not wait for it.
+        if Path(f"/proc/{part}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.02)
+    else:
+        pytest.fail("the part lives on")
+
+
+@pytest.mark.parametrize(("error", "verdict"), [
+    (CampaignBusyError("Another campaign is writing to x."), PointVerdict.INTERRUPTED),
+    (DiskFullError("The disk is full."), PointVerdict.INTERRUPTED),
+    (ForetraceError("Nothing can be measured."), PointVerdict.FAILED)])
+def test_a_part_that_could_not_run_is_left(error: ForetraceError, verdict: PointVerdict, stub: Path,
+                                           monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(worker, "work", refuse)
+    with pytest.raises(SystemExit) as ended:
+        worker.main(4, stub, "cpu")
+    said = capsys.readouterr().err
+    assert said == f"{error}\n"
+    monkeypatch.setattr(acceptance, "WORKER", (
+        sys.executable, "-c", f"import sys; sys.stderr.write({said!r}); sys.exit({ended.value.code})"))
+    found = acceptance.accept(stub, 10, "cpu", [4])
+    assert found.parts[0].verdict is verdict and str(error) in found.parts[0].failure
+    assert (PARTS[4].number in {part.number for part in found.left}) == (verdict is PointVerdict.INTERRUPTED)
+
+
+def test_an_error_is_told_without_where_it_happened() -> None:
+    try:
+        try:
+            raise KeyError("a")
+        except KeyError as error:
+            raise CampaignError("It is no use.") from error
+    except CampaignError:
+        text = traceback.format_exc()
+    assert acceptance.last_words(f"half way\n{text}") == (
+        "half way | KeyError: 'a' | tracer.campaign.plan.CampaignError: It is no use.")
 
 
 def test_what_cannot_be_run_is_refused(stub: Path) -> None:
@@ -256,8 +366,13 @@ def test_what_cannot_be_run_is_refused(stub: Path) -> None:
         with pytest.raises(ForetraceError, match=sentence):
             acceptance.accept(folder, minutes, scale, again)
     (stub / acceptance.RESULTS).write_text("{", encoding="utf-8")
-    with pytest.raises(ForetraceError, match="cannot be read"):
+    with pytest.raises(ForetraceError, match=r"cannot be read.*points\.jsonl"):
         acceptance.accept(stub, 10, "cpu")
+    of_another = '{"scale":"cpu","version":99,"parts":[]}'
+    (stub / acceptance.RESULTS).write_text(of_another, encoding="utf-8")
+    with pytest.raises(ForetraceError, match="is of version 99, and this foretrace reads 1"):
+        acceptance.accept(stub, 10, "cpu")
+    assert (stub / acceptance.RESULTS).read_text(encoding="utf-8") == of_another
 
 
 def test_the_command_prints_each_point_and_fails_with_a_part(run: Run, stub: Path) -> None:
@@ -265,6 +380,7 @@ def test_the_command_prints_each_point_and_fails_with_a_part(run: Run, stub: Pat
     ran = run("doctor", "--gpu", "--out", str(stub))
     assert ran.code == 1
     assert "Part 1, units: clocks, caches, events: FAIL" in ran.out
+    assert plain(ran.out).endswith(" --parts 1,2 begins them anew.")
     assert "6 pass, 2 FAIL of 8 parts" in plain(ran.out) and "illegal memory access" in plain(ran.out)
     assert json.loads(run("doctor", "--gpu", "--json", "--out", str(stub)).out)["scale"] == "cpu"
     for wrong in (["--minutes", "3"], ["--gpu", "--parts", "two"], ["--gpu", "--parts", "8"]):
@@ -275,7 +391,7 @@ def test_parts_run_on_this_machine(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     assert acceptance.torch_device() in SCALES
     found = acceptance.accept(tmp_path, 10, "tiny", [0, 1, 2])
-    assert not found.failed, found
+    assert not found.numbers(PointVerdict.FAILED), found
     assert [part.verdict for part in found.parts] == [PointVerdict.PASSED, PointVerdict.ABSENT, PointVerdict.PASSED]
     assert any("own clock" in point.name for point in found.parts[2].points)
 
@@ -284,4 +400,4 @@ def test_parts_run_on_this_machine(tmp_path: Path) -> None:
 def test_the_whole_runs_on_this_machine(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     found = acceptance.accept(tmp_path, 30, "tiny")
-    assert not found.failed and not found.left, found
+    assert not found.numbers(PointVerdict.FAILED) and not found.left, found

@@ -642,7 +642,7 @@ def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
              "Results(sys.argv[1]).open('mine', '', resume=True, rehearsal=False)")
     refused = subprocess.run([sys.executable, "-c", other, str(tmp_path)], capture_output=True, text=True, check=False,
                              env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert "CampaignError: Another campaign" in refused.stderr
+    assert "CampaignBusyError: Another campaign" in refused.stderr
     first.save([ItemResult(id="a", kind="kernel", name="gemm", settings={}, split="fit", status="ok")])
     first.close()
     assert list(Results.read(tmp_path).lines) == ["a"]

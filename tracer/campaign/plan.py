@@ -44,6 +44,10 @@ class CampaignError(ForetraceError):
     """A plan has a mistake, or a campaign cannot run or be resumed."""
 
 
+class CampaignBusyError(CampaignError):
+    """Another process writes to the campaign's directory."""
+
+
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Value = str | int | float | bool

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from tracer.campaign.items import Item
-from tracer.campaign.plan import CampaignError
+from tracer.campaign.plan import CampaignBusyError, CampaignError
 from tracer.input_file import DecodeError, from_json, read_input
 from tracer.output_file import LOCK, Busy, DirectoryLock
 
@@ -142,8 +142,8 @@ class Results:
             self.scratch.mkdir()
             (self.scratch / MARK).touch()
         except Busy:
-            raise CampaignError(f"Another campaign is writing to {self.path}; wait for it, or choose another "
-                                "directory.") from None
+            raise CampaignBusyError(f"Another campaign is writing to {self.path}; wait for it, or choose another "
+                                    "directory.") from None
         except OSError as error:
             self.close()
             raise CampaignError(f"The campaign cannot be written to {self.path} ({error.strerror or error}): choose a "

@@ -31,12 +31,11 @@ from tracer.campaign.record import (
 from tracer.capture.context import collect_context
 from tracer.errors import DiskFullError
 
-_PR_SET_PDEATHSIG = 1  # Linux: sys/prctl.h
-
 
 def main(arguments: list[str]) -> int:
     """Serve tasks until the pipe closes; returns the exit status."""
-    _die_with_parent()
+    with suppress(Exception):  # Linux only; elsewhere the closed pipe ends it after the item at hand
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of sys/prctl.h: it dies with its parent
     tasks, answers = os.fdopen(int(arguments[0]), "rb"), os.fdopen(int(arguments[1]), "wb")
     device, threads = arguments[2], int(arguments[3])
     try:
@@ -108,11 +107,6 @@ def _free_device_memory() -> None:
 def _say(answers: IO[bytes], answer: Answer) -> None:
     answers.write(msgspec.json.encode(answer) + b"\n")
     answers.flush()
-
-
-def _die_with_parent() -> None:
-    with suppress(Exception):  # Linux only; elsewhere the closed pipe ends it after the item at hand
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

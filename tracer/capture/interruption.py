@@ -1,44 +1,48 @@
-"""Ends from outside that leave what was measured: Ctrl-C, and the SIGTERM of ``kill``, torchrun and job schedulers."""
+"""Ends from outside that leave what was measured: Ctrl-C, SIGTERM of ``kill`` and torchrun, SIGHUP of a terminal."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+TERMINATIONS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end by SIGTERM; unwinds it as Ctrl-C would."""
+    """The process was asked to end by SIGTERM or SIGHUP; unwinds it as Ctrl-C would."""
 
 
 @contextmanager
 def termination_unwinds() -> Iterator[None]:
-    """Raise ``Terminated`` on SIGTERM, which otherwise ends a process without a word, its captured steps with it.
+    """Raise ``Terminated`` on SIGTERM and SIGHUP, which otherwise end a process, its captured steps with it.
 
-    A handler of the program's own stays, as does the default outside the main thread, where none can be set.
+    The program's own handlers stay, as does ``nohup``, and the default outside the main thread, where none can be set.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _terminate)
+    in_main = threading.current_thread() is threading.main_thread()
+    ours = [number for number in TERMINATIONS if in_main and signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _terminate)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is _terminate:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            if signal.getsignal(number) is _terminate:
+                signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C and SIGTERM until what is inside is done."""
+    """Put off Ctrl-C, SIGTERM and SIGHUP until what is inside is done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
     before = {number: signal.signal(number, lambda got, _: came.append(got))
-              for number in (signal.SIGINT, signal.SIGTERM)}
+              for number in (signal.SIGINT, *TERMINATIONS)}
     try:
         yield
     finally:
@@ -50,3 +54,16 @@ def uninterrupted() -> Iterator[None]:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
+
+
+def end_with_parent() -> None:
+    """End this process's own group when its parent ends, however: standard input, a pipe from there, closes then."""
+    pipe = os.dup(0)
+    with open(os.devnull, "rb") as empty:  # for programs started from here
+        os.dup2(empty.fileno(), 0)
+
+    def watch() -> None:
+        os.read(pipe, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
