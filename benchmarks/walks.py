@@ -153,7 +153,7 @@ def is_late(node: ast.Import | ast.ImportFrom) -> bool:
 
 
 def commented(text: str) -> set[int]:
-    """Lines of a file with a comment of two words or more, beside what only tells tools something."""
+    """Lines of a file with a comment of two words or more; words for tools (``noqa``) do not count."""
     return {token.start[0] for token in tokenize.generate_tokens(io.StringIO(text).readline)
             if token.type == tokenize.COMMENT
             and len(re.sub(_FOR_TOOLS, "", token.string).strip("# ").split()) >= LEAST_WORDS}

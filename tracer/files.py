@@ -17,7 +17,7 @@ from tracer.input_file import open_anywhere, why_unopened
 from tracer.lazy import fsspec
 
 _SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace", ".sqlite")
-_HEAD_BYTES = 1 << 16  # chosen: the fields by which kinds of files are told apart come first
+_HEAD_BYTES = 1 << 16  # chosen: the fields that tell kinds of files apart come first
 _GLOB = re.compile(r"[*?\[]")
 
 

@@ -32,7 +32,7 @@ MOST_NAME = 1 << 13
 """Characters of a name that are kept. The longest name of a recorded kernel has 5,123. What is written row by row (a
 timeline) has a name again for each."""
 MOST_TEXT = 1 << 20
-"""Characters of a marked range that are looked at, as of a profiler's event (``tracer.kineto.salvage``)."""
+"""Most characters read of a marked range; ``tracer.kineto.salvage`` has the same limit for an event."""
 MOST_PART = 255
 """Characters of a file's or function's name in a stack that are kept: longest file name of common file systems."""
 NAME_TEXT_A_BYTE, FREE_TEXT = 4, 64 << 20

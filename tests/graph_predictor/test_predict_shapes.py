@@ -76,7 +76,7 @@ def test_there_is_one_step_to_choose() -> None:
     assert baseline_of(traced(), -1).predict().step_time_us == baseline_of(traced(), 0).predict().step_time_us
     with pytest.raises(ForetraceError, match="no step 99: the trace has traced step"):
         baseline_of(traced(), 99)
-    with pytest.raises(ForetraceError, match="no step '99'"):  # before any configuration, as of a recorded one
+    with pytest.raises(ForetraceError, match="no step '99'"):  # refused before anything is priced
         Study(assemble_job([traced()]), "99")
 
 

@@ -32,7 +32,7 @@ _MOST_NS = 1000 * MAX_US
 _ABSENT = {"ph": EMPTY_TEXT, "name": EMPTY_TEXT, "sync_kind": EMPTY_TEXT, "modules": EMPTY_TEXT,
            **dict.fromkeys(("cat", "pid", "tid", "thread_name"), NULL),
            **dict.fromkeys(("dims", "types", "strides", "scalars", "grid", "block", "dims_2020"), NO_JSON)}
-"""What stands for an absent field."""
+"""The value of an absent field."""
 
 
 NOTHING: Mapping[str, Any] = {}
