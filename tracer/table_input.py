@@ -1,6 +1,8 @@
 """Tables of users: CSV, TSV, JSON lines and Parquet, read as what their names say, or refused in one sentence.
 
-Parquet is read only if it holds no more than its bytes can, as a few bytes may stand for billions of equal cells.
+This is the one reader of users' tables. An error begins with the place, ``runs.csv, line 3, column step_ms``, and ends
+with what to do. Parquet is read only if it holds no more than its bytes can, as a few bytes may stand for billions of
+equal cells.
 """
 
 from __future__ import annotations
@@ -9,9 +11,10 @@ import io
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count, islice, repeat
 from pathlib import PurePath
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from tracer.errors import ForetraceError, reason_of
 from tracer.guard import FREE_CELLS, GROWTH, MOST_COLUMNS, DecodeError, check_cells
@@ -38,36 +41,107 @@ _OPEN_QUOTE = re.compile(r"EOF inside string starting at row (\d+)")
 
 
 class TableInputError(ForetraceError):
-    """A table cannot be read."""
+    """A table cannot be read, or one of its rows cannot be what it says."""
 
 
-def check_columns(frame: pandas.DataFrame, needed: Iterable[str], what: str, page: str,
-                  error: type[ForetraceError]) -> None:
-    """Raise ``error`` where a table lacks a column; ``what`` says which table of what it is, ``page`` explains it."""
+class TableRow(NamedTuple):
+    """A row of a user's table: where it stands, for errors, and its cells by column."""
+
+    where: str
+    cells: Mapping[Any, Any]
+
+    def text(self, column: str, needed: bool = False) -> str:
+        """Return a cell's text, empty where the cell or its column is. Raises ``TableInputError``: it is ``needed``."""
+        value = self.cells.get(column)
+        text = "" if value is None or value != value else str(value).strip()
+        if needed and not text:
+            raise TableInputError(f"{self.where}, column {column}: the cell is empty; fill it, or remove the row.")
+        return text
+
+    def whole(self, column: str, what: str = "whole number from 1") -> int:
+        """Return a number from 1. Raises ``TableInputError``: the cell holds none."""
+        text = self.text(column).removesuffix(".0")
+        if not (text.isascii() and text.isdecimal() and 0 < len(text) < 8 and int(text)):
+            raise cell_error(self.where, column, self.cells.get(column), what)
+        return int(text)
+
+    def positive_ms(self, column: str) -> float:
+        """Return a time. Raises ``TableInputError``: the cell holds none."""
+        try:
+            value = float(self.cells[column])
+        except (TypeError, ValueError):
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise cell_error(self.where, column, self.cells[column], "positive number of milliseconds")
+        return value
+
+
+def cell_error(where: str, column: str, value: object, what: str) -> TableInputError:
+    """Return the error of a cell that is no ``what``, in a row at ``where``."""
+    return TableInputError(f"{where}, column {column}: {str(value)[:40]!r} is no {what}; correct the cell, or remove "
+                           "the row.")
+
+
+def place(path: PathLike, row: int, comment: str | None = None) -> str:
+    """Return where a row stands, counted from 0: "runs.csv, line 3", or "runs.parquet, row 2", which has no lines."""
+    return next(islice(_places(path, comment), row, None))
+
+
+def _places(path: PathLike, comment: str | None = None) -> Iterator[str]:
+    """Yield where each row stands; lines as an editor counts them, with blank ones, and lines within quotes."""
+    name = os.fspath(path)
+    ending = PurePath(name).suffix.lower()
+    if ending == ".parquet":
+        yield from (f"{name}, row {number}" for number in count(1))
+    quotes, names = 0, ending != ".jsonl"
+    with open_anywhere(name)[0] as stream:
+        for number, line in enumerate(stream, 1):
+            begins = quotes % 2 == 0 and line.strip() and not (comment and line.startswith(comment.encode()))
+            quotes += line.count(b'"') if ending != ".jsonl" else 0
+            if begins and not names:
+                yield f"{name}, line {number}"
+            names = names and not begins
+    yield from repeat(name)  # lines that end in another way are not counted
+
+
+def read_rows(path: PathLike, needed: Iterable[str], what: str, page: str) -> list[TableRow]:
+    """Return the rows of a user's table that has some columns.
+
+    Args:
+        path: as ``read_frame`` takes it.
+        needed: columns without which it is none.
+        what: the table is of, for the error.
+        page: of the documentation that explains its columns.
+
+    Raises:
+        TableInputError: it cannot be read, lacks a column or has no row.
+    """
+    frame = read_frame(path)
     if lacking := [name for name in needed if name not in frame]:
-        raise error(f"{what}: it lacks the column {lacking[0]} (it has {', '.join(map(str, frame.columns[:6]))}); see "
-                    f"{page}.")
+        raise TableInputError(f"{path} is no table of {what}: it lacks the column {lacking[0]} (it has "
+                              f"{', '.join(map(str, frame.columns[:6]))}); see {page}.")
+    if not len(frame):
+        raise TableInputError(f"{path} is an empty table; there is nothing to learn from it.")
+    return [TableRow(where, cells) for where, cells in zip(_places(path), frame.to_dict("records"), strict=False)]
 
 
-def positive_ms(row: Mapping[Any, Any], column: str, where: str, error: type[ForetraceError]) -> float:
-    """Return a row's time. Raises ``error``: it is no positive number."""
-    try:
-        value = float(row[column])
-    except (TypeError, ValueError):
-        value = math.nan
-    if not (math.isfinite(value) and value > 0):
-        raise error(f"{where} holds {str(row[column])[:40]!r} as {column}, which is no positive number of "
-                    "milliseconds; correct or remove it.")
-    return value
+def read_cells(path: PathLike) -> list[dict[str, Any]]:
+    """Return the rows of a table as they are written: texts of CSV, values (lists too) of Parquet. Raises
+    ``TableInputError``: it cannot be read."""
+    frame = read_frame(path, as_written=True)
+    return [{str(name).strip(): cell.strip() if isinstance(cell, str) else cell for name, cell in row.items()}
+            for row in frame.to_dict("records")]
 
 
-def read_frame(path: PathLike, known: tuple[str, ...] = TABLES, *, comment: str | None = None) -> pandas.DataFrame:
+def read_frame(path: PathLike, known: tuple[str, ...] = TABLES, *, comment: str | None = None,
+               as_written: bool = False) -> pandas.DataFrame:
     """Return a user's table.
 
     Args:
         path: a local file or an fsspec URL; its ending says its format.
         known: endings of formats that are read here.
         comment: sign at which the rest of a line of text is left out.
+        as_written: cells of text stay texts, and are not read as numbers.
 
     Raises:
         TableInputError: it cannot be read; the sentence says what happened, the likely cause and what to do.
@@ -80,7 +154,7 @@ def read_frame(path: PathLike, known: tuple[str, ...] = TABLES, *, comment: str 
             _check_content(name, head, ending, known)
             stream.seek(0)
             # From the open file: a path would be searched for partition=value folders.
-            return _read(name, stream, ending, comment)
+            return _read(name, stream, ending, comment, as_written)
     except ForetraceError:
         raise
     except Exception as error:  # a URL's back end raises types of its own
@@ -110,10 +184,11 @@ def _check_content(name: str, head: bytes, ending: str, known: tuple[str, ...]) 
         raise TableInputError(_NOT_UTF8.format(name=name, format=FORMATS[ending]))
 
 
-def _read(name: str, stream: BinaryIO, ending: str, comment: str | None) -> pandas.DataFrame:
+def _read(name: str, stream: BinaryIO, ending: str, comment: str | None, as_written: bool) -> pandas.DataFrame:
     if ending == ".parquet":
         try:
-            return read_parquet(stream).to_pandas()
+            table = read_parquet(stream)
+            return pandas.DataFrame(table.to_pylist(), dtype=object) if as_written else table.to_pandas()
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             stream.seek(-min(len(_PARQUET), stream.seek(0, os.SEEK_END)), os.SEEK_END)
             whole = stream.read() == _PARQUET
@@ -125,7 +200,11 @@ def _read(name: str, stream: BinaryIO, ending: str, comment: str | None) -> pand
         _check_cells(stream, ending, separator)
         if ending == ".jsonl":
             return pandas.read_json(stream, lines=True)
-        frame = pandas.read_csv(stream, sep=separator, comment=comment, encoding="utf-8-sig", low_memory=False)
+        frame = pandas.read_csv(stream, sep=separator, comment=comment, encoding="utf-8-sig", low_memory=False,
+                                dtype=str if as_written else None, na_filter=not as_written)
+        if not isinstance(frame.index, pandas.RangeIndex):  # pandas takes what is too much for the rows' names
+            raise TableInputError(f"{place(name, 0, comment)}: it has more cells than the first line has names; put "
+                                  "texts that hold the separator in quotes, or name every column.")
     except pandas.errors.EmptyDataError:
         raise TableInputError(f"{name} is empty: it has no line of column names; was it written whole? Write the table "
                               "again.") from None

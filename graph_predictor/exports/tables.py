@@ -71,7 +71,8 @@ def _plain(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def table_columns(path: str) -> list[str]:
-    """Names of a table's columns; none of what is no table."""
+    """Names of a table's columns; none of what is no table. ``read_frame`` reads whole tables and refuses others: here
+    the first line is enough, and whatever lies at the path is an answer."""
     try:
         with open_input(path) as stream:
             if Path(path).suffix.lower() == ".csv":

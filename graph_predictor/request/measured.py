@@ -31,9 +31,9 @@ from kernel_models.pricing import price
 from kernel_models.step_fit import MeasuredStep
 from kernel_models.step_profile import NamedStep
 from tracer.job import read_job
-from tracer.table_input import check_columns, positive_ms, read_frame
+from tracer.table_input import TableRow, read_rows
 
-TRACE, STEP_MS = "trace", "step_ms"
+TRACE, STEP_MS, SOFTWARE = "trace", "step_ms", "software"
 BUSY = 0.8
 """Share of a step in which the device must work for the step to say something of the device."""
 UNSIZED = 0.1
@@ -69,15 +69,16 @@ def read_steps(path: str, spec: DeviceSpec | None = None, software: str = "", no
         progress: is told what is being read.
 
     Raises:
-        DataError: the table lacks a column, or no row can be used.
+        DataError: no row can be used.
         ForetraceError: the table or a trace cannot be read, or there is no such device.
     """
-    rows = _rows(Path(path), software)
+    rows = _rows(path, software)
     told = [] if notes is None else notes
     known: dict[tuple[str, str], StepWork] = {}
     found: dict[str, tuple[DeviceSpec, list[NamedStep]]] = {}
     refused: list[str] = []
-    for number, (trace, device_name, row_software, step_ms) in enumerate(rows, 1):
+    for number, row in enumerate(rows, 1):
+        trace, device_name, step_us = row.text(TRACE), row.text("device"), row.positive_ms(STEP_MS) * 1e3
         target = find_device(_own_file(path, device_name)) if device_name else spec
         if target is not None and spec is not None and target.name != spec.name:
             refused.append(f"row {number} is of {target.name}")
@@ -89,14 +90,14 @@ def read_steps(path: str, spec: DeviceSpec | None = None, software: str = "", no
         work = known[key]
         if target is None:
             if work.recorded_on is None:
-                raise DataError(f"Row {number} of {path} names no device and its trace was not recorded on a known "
-                                "one; add a column device, or name it with --device.")
+                raise DataError(f"{row.where}: it names no device and its trace was not recorded on a known one; add "
+                                "a column device, or name it with --device.")
             target = find_device(work.recorded_on)
-        step = _step(work, target, step_ms * 1e3)
+        step = _step(work, target, step_us)
         if isinstance(step, str):
             refused.append(f"row {number} ({trace}): {step}")
             continue
-        found.setdefault(target.name, (target, []))[1].append(NamedStep(trace, step, row_software))
+        found.setdefault(target.name, (target, []))[1].append(NamedStep(trace, step, row.text(SOFTWARE)))
     if refused:
         told.append(f"{Path(path).name}: {len(refused)} of {len(rows)} rows were left out; {refused[0]}.")
     if not found:
@@ -157,22 +158,13 @@ def _step(work: StepWork, spec: DeviceSpec, measured_us: float) -> MeasuredStep 
     return MeasuredStep(work.calls, spec, measured_us)
 
 
-def _rows(path: Path, software: str) -> list[tuple[str, str, str, float]]:
-    """Trace, device, software and milliseconds of each row."""
-    frame = read_frame(path)
-    check_columns(frame, (TRACE, STEP_MS), f"{path} is no table of steps", "docs/kernel_models.md", DataError)
-    if not len(frame):
-        raise DataError(f"{path} is an empty table; there is nothing to learn from it.")
-    found = []
-    for number, row in enumerate(frame.to_dict("records"), 1):
-        trace, device_name, named = (
-            "" if row.get(name) is None or row.get(name) != row.get(name) else str(row[name]).strip()
-            for name in (TRACE, "device", "software"))
-        step_ms = positive_ms(row, STEP_MS, f"Row {number:,} of {path}", DataError)
-        if not trace:
-            raise DataError(f"{path} names no trace in row {number:,}; correct or remove that row.")
-        if software in named:
-            found.append((trace, device_name, named, step_ms))
+def _rows(path: str, software: str) -> list[TableRow]:
+    """Rows of a table that are of some software, each with a trace and a time."""
+    rows = read_rows(path, (TRACE, STEP_MS), "steps", "docs/kernel_models.md")
+    for row in rows:
+        row.positive_ms(STEP_MS)
+        row.text(TRACE, needed=True)
+    found = [row for row in rows if software in row.text(SOFTWARE)]
     if not found:
         raise DataError(f"No row of {path} is of software whose name contains {software!r}.")
     return found

@@ -25,7 +25,7 @@ from kernel_models.collectives.measurements import CollectiveMeasurements, Hints
 from kernel_models.collectives.text_logs import is_mpi, is_nccl_tests, is_param, read_mpi, read_nccl_tests, read_param
 from tracer.columns import MOST_RANKS
 from tracer.input_file import read_input
-from tracer.table_input import FORMATS, read_frame
+from tracer.table_input import FORMATS, TableInputError, place, read_frame
 
 SUFFIXES = tuple(FORMATS)
 _NAMES = {
@@ -52,21 +52,19 @@ def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
     """The measurements of a table.
 
     Raises:
-        TableInputError: it cannot be read.
-        CommError: a column or line is not usable; it is named.
+        TableInputError: it cannot be read, or a column or line is not usable; it is named.
     """
     frame = read_frame(path, SUFFIXES, comment="#")
-    name = Path(path).name
     columns = {str(c).strip().lower(): c for c in frame.columns}
     found = {key: next((columns[n] for n in names if n in columns), None) for key, names in _NAMES.items()}
     if found["size"] is None:
-        raise CommError(f"{name}, line 1: no column holds sizes in bytes; name one payload_bytes.")
-    time_column, scale = _time(columns, name)
+        raise TableInputError(f"{path}, line 1: no column holds sizes in bytes; name one payload_bytes.")
+    time_column, scale = _time(columns, path)
     for needed, option, hint in (("kind", "--collective", hints.kind), ("ranks", "--ranks", hints.ranks)):
         if found[needed] is None and hint is None:
-            raise CommError(f"{name}, line 1: no column says the "
-                            f"{'collective' if needed == 'kind' else 'number of ranks'}; "
-                            f"add one, or give {option}.")
+            raise TableInputError(f"{path}, line 1: no column says the "
+                                  f"{'collective' if needed == 'kind' else 'number of ranks'}; "
+                                  f"add one, or give {option}.")
     by_origin: dict[tuple[str, str, str], list[tuple[CollectiveKind, str, Placement, float, float]]] = {}
     kinds: dict[Any, CollectiveKind] = {}
     placements: dict[tuple[int, int], Placement] = {}
@@ -84,16 +82,17 @@ def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
             if not (float(size) >= 0 and float(time) > 0):
                 raise ValueError(f"{size} bytes in {time}")
         except (TypeError, ValueError, OverflowError, CommError) as error:
-            raise CommError(f"{name}, line {i + 2}: it is no measurement ({error}); mend or remove the line.") from None
+            raise TableInputError(f"{place(path, i, '#')}: it is no measurement ({error}); mend or remove the "
+                                  "line.") from None
         backend = _text(values, "backend", i) or hints.backend
         origin = (backend, _text(values, "device", i), _text(values, "system", i))
         by_origin.setdefault(origin, []).append(
             (kinds[raw], dtype, placement, float(size), float(time) * scale))
     if len(by_origin) > MOST_ORIGINS:
-        raise CommError(f"{name}: the table is of {len(by_origin):,} backends, devices and systems together, more than "
-                        f"{MOST_ORIGINS}; give those of one at a time.")
+        raise TableInputError(f"{path}: the table is of {len(by_origin):,} backends, devices and systems together, "
+                              f"more than {MOST_ORIGINS}; give those of one at a time.")
     if not by_origin:
-        raise CommError(f"{name}: the table has no rows; give one with measurements.")
+        raise TableInputError(f"{path}: the table has no rows; give one with measurements.")
     return join(make_measurements(rows, *origin) for origin, rows in by_origin.items())
 
 
@@ -113,7 +112,7 @@ def _text(values: dict[str, list[Any]], key: str, row: int) -> str:
     return "" if text.lower().lstrip("+-") in ("nan", "inf") else text
 
 
-def _time(columns: dict[str, Any], name: str) -> tuple[Any, float]:
+def _time(columns: dict[str, Any], path: str) -> tuple[Any, float]:
     """The time column that says most, and its factor to µs."""
     timed = {}
     for column in columns:
@@ -122,12 +121,12 @@ def _time(columns: dict[str, Any], name: str) -> tuple[Any, float]:
             timed[column] = (_TIME_ORDER.index(next(w for w in _TIME_ORDER if column.startswith(w))),
                              match.group("unit"))
     if not timed:
-        raise CommError(f"{name}, line 1: no column holds times with their unit in its name; name one latency_us or "
-                        "time_ms.")
+        raise TableInputError(f"{path}, line 1: no column holds times with their unit in its name; name one "
+                              "latency_us or time_ms.")
     best = min(timed, key=lambda column: timed[column][0])
     if len({unit for rank, unit in timed.values() if rank == timed[best][0]}) > 1:
-        raise CommError(f"{name}, line 1: times are given in several units ({', '.join(sorted(timed))}); keep one "
-                        "column.")
+        raise TableInputError(f"{path}, line 1: times are given in several units ({', '.join(sorted(timed))}); keep "
+                              "one column.")
     return columns[best], _TO_US[timed[best][1]]
 
 

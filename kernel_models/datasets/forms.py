@@ -24,7 +24,7 @@ from kernel_models.kernel_names import uses_tf32
 from kernel_models.op_call import DIMENSIONS, Family, OpCall, TensorSpec, short_dtype
 from kernel_models.operation import Operation, calls_of
 from tracer.errors import reason_of
-from tracer.table_input import read_frame
+from tracer.table_input import TableInputError, read_frame
 from tracer.views import Argument
 
 if TYPE_CHECKING:
@@ -378,7 +378,7 @@ def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | No
         notes: is told how many rows are of no use.
 
     Raises:
-        TableInputError: the file cannot be read.
+        TableInputError: the file, or a cell of it, cannot be read.
         DataError: no reader knows its columns, it names no device and none was given, or it has no usable row.
     """
     frame = read_frame(path)
@@ -400,8 +400,8 @@ def read_table(path: Path, spec: DeviceSpec | None = None, notes: list[str] | No
     try:
         found = [one for one in reader.read(frame, path) if len(one)]
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:  # what odd cells do
-        raise DataError(f"{path} cannot be read as a table of {reader.name}: {reason_of(error)}"
-                        "; check its values.") from error
+        raise TableInputError(f"{path} cannot be read as a table of {reader.name}: {reason_of(error)}; check its "
+                              "values.") from error
     for one in found:
         if not (np.isfinite(one.measured_us).all() and (one.measured_us > 0).all()):
             raise DataError(f"{path} holds times that are not positive numbers of microseconds; remove those rows.")

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kernel_models.datasets.samples import DataError, Samples
+from kernel_models.datasets.samples import Samples
 from tracer.lazy import pandas
-from tracer.table_input import TABLES
+from tracer.table_input import TABLES, cell_error, place
 
 LARGEST = 2**40
 """No size of a tensor is larger."""
@@ -55,7 +55,7 @@ def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, lea
     """Refuse columns of sizes that hold anything but whole numbers from ``least`` to ``most``.
 
     Raises:
-        DataError: naming the column, the row and the value.
+        TableInputError: naming the line, the column and the value.
     """
     for name in columns:
         numbers = pandas.to_numeric(frame[name], errors="coerce").to_numpy(float)
@@ -63,6 +63,5 @@ def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, lea
             wrong = ~((numbers >= least) & (numbers <= most) & (numbers == np.floor(numbers)))
         if wrong.any():
             row = int(np.flatnonzero(wrong)[0])
-            raise DataError(f"{path} holds {str(frame[name].iloc[row])[:40]!r} as {name} in row "
-                            f"{row + 1:,}, which is no whole number from {least} to {most:,}; "
-                            "correct or remove that row.")
+            raise cell_error(place(path, int(frame.index[row])), name, frame[name].iloc[row],
+                             f"whole number from {least} to {most:,}")

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from tracer.arrays import Float64
 from tracer.errors import ForetraceError
 from tracer.parallel_plan import ParallelPlan
 from tracer.shape_only.transformer import TransformerShape
-from tracer.table_input import check_columns, positive_ms, read_frame
+from tracer.table_input import TableInputError, TableRow, read_rows
 
 SPREADS: Mapping[str, float] = {"products": 0.3, "others": 0.3, "collectives": 0.5, "network": 0.5, "host_us": 0.7,
                                 "host_collective_us": 0.7, "meet": 0.5}
@@ -163,35 +162,24 @@ def read_measured_plans(path: str, model: Model, pieces: LayerCosts,
         cluster: the nodes of so many GPUs.
 
     Raises:
-        MeasuredPlanError: the table lacks a column, or a row's plan or time cannot be.
-        ForetraceError: the table cannot be read.
+        TableInputError: the table cannot be read or lacks a column, or a row's plan or time cannot be.
+        MeasuredPlanError: it has a column of what all its rows share.
     """
-    frame = read_frame(path)
-    check_columns(frame, (PLAN, STEP_MS), f"{path} is no table of measured plans", "docs/parallel.md",
-                  MeasuredPlanError)
-    if unknown := [str(name) for name in frame.columns if name in ("device", "seq", "batch", "layers", "dtype")]:
+    rows = read_rows(path, (PLAN, STEP_MS), "measured plans", "docs/parallel.md")
+    if unknown := [str(name) for name in rows[0].cells if name in ("device", "seq", "batch", "layers", "dtype")]:
         raise MeasuredPlanError(f"{path} has a column {unknown[0]}, which is not read; the runs of a table are of one "
                                "device, and what else a model was set to stands in the column set, as seq=4096.")
-    return [_step(f"Row {number} of {Path(path).name}", row, model, pieces, cluster)
-            for number, row in enumerate(frame.to_dict("records"), 1)]
+    return [_step(row, model, pieces, cluster) for row in rows]
 
 
-def _step(where: str, row: dict[Any, Any], model: Model, pieces: LayerCosts,
+def _step(row: TableRow, model: Model, pieces: LayerCosts,
           cluster: Callable[[int], CollectiveModel]) -> MeasuredPlan:
-    text, gpus, name, preset, settings = (_text(row.get(column)) for column in (PLAN, *OPTIONAL))
-    us = positive_ms(row, STEP_MS, where, MeasuredPlanError) * 1e3
-    if not text:
-        raise MeasuredPlanError(f"{where} names no plan; correct or remove it.")
-    if gpus and not (gpus.removesuffix(".0").isdecimal() and int(float(gpus))):
-        raise MeasuredPlanError(f"{where} holds {gpus[:40]!r} as gpus, which is no number of GPUs; correct it.")
+    gpus, name, preset, settings = (row.text(column) for column in OPTIONAL)
+    us, text = row.positive_ms(STEP_MS) * 1e3, row.text(PLAN, needed=True)
+    world = row.whole("gpus", "number of GPUs") if gpus else None
     try:
-        plan = ParallelPlan.parse(text, int(float(gpus)) if gpus else None)
+        plan = ParallelPlan.parse(text, world)
         shape = model(name, preset, settings.split() or None)
         return MeasuredPlan(text, costs_of_plan(plan, shape, pieces, cluster(plan.world_size)), us)
     except ForetraceError as error:
-        raise MeasuredPlanError(f"{where} cannot be estimated: {error}") from error
-
-
-def _text(value: object) -> str:
-    """A cell's text, nothing for an empty one."""
-    return "" if value is None or value != value else str(value).strip()
+        raise TableInputError(f"{row.where}: the plan cannot be estimated: {error}") from error

@@ -25,7 +25,7 @@ from planner.serving.setup import CacheAccount, Lengths, Requests, ServingError,
 from planner.serving.steps import ServingModel
 from tracer.arrays import Float64, Int64
 from tracer.shape_only.transformer import TransformerShape
-from tracer.table_input import check_columns, positive_ms, read_frame
+from tracer.table_input import read_rows
 
 FACTORS: Mapping[str, float] = {"products": 0.25, "others": 0.4, "collectives": 0.4, "host_us": 0.7, "step_us": 0.7}
 """What is fitted, and the standard deviation of its logarithm around where it starts."""
@@ -219,46 +219,34 @@ def read_measured_rows(path: str, shape: TransformerShape, setup: ServingSetup, 
     are not those of ``setup``, ``tp``, ``ep`` and ``attention_dp``.
 
     Raises:
-        ServingError: a column is lacking, or a row cannot be.
-        ForetraceError: the table cannot be read.
+        TableInputError: the table cannot be read, lacks a column, or a cell of it is none.
+        ServingError: a row cannot be served so.
     """
-    frame = read_frame(path)
-    check_columns(frame, ("concurrency", "prompt", "output"), f"{path} is no table of measured rows",
-                  "docs/serving.md", ServingError)
-    if not {"ttft_ms", "tpot_ms"} & set(frame):
+    rows = read_rows(path, ("concurrency", "prompt", "output"), "measured rows", "docs/serving.md")
+    if not {"ttft_ms", "tpot_ms"} & set(rows[0].cells):
         raise ServingError(f"{path} has neither ttft_ms nor tpot_ms, of which one or both are needed.")
     known: dict[ServingSetup, ServingModel] = {}
     found = []
-    for number, row in enumerate(frame.to_dict("records"), 1):
-        name = f"Row {number} of {Path(path).name}"
-        tp, ep, groups = (_whole(row[key], name, key) if key in row and row[key] == row[key] else getattr(setup, key)
+    for number, row in enumerate(rows, 1):
+        tp, ep, groups = (row.whole(key) if row.text(key) else getattr(setup, key)
                           for key in ("tp", "ep", "attention_dp"))
         own = replace(setup, tp=tp, ep=ep, attention_dp=groups)
         if own not in known:
             known[own] = ServingModel(shape, own, device, cluster(own.gpus), models)
-        prompt, output = (Lengths.parse(str(row[key]).removesuffix(".0"), f"{name}: {key}")
+        prompt, output = (Lengths.parse(row.text(key).removesuffix(".0"), f"{row.where}, column {key}:")
                           for key in ("prompt", "output"))
-        load = Requests(prompt, output, _whole(row["concurrency"], name, "concurrency"))
-        times = [positive_ms(row, key, name, ServingError)
-                 if key in row and row[key] == row[key] and row[key] is not None else math.nan
-                 for key in ("ttft_ms", "tpot_ms")]
+        load = Requests(prompt, output, row.whole("concurrency"))
+        times = [row.positive_ms(key) if row.text(key) else math.nan for key in ("ttft_ms", "tpot_ms")]
         if not any(map(math.isfinite, times)):
-            raise ServingError(f"{name} has no time; correct or remove it.")
+            raise ServingError(f"{row.where}: it has no time; give one, or remove the row.")
         tokens = load.prompt.longest + load.output.longest
         if longest and tokens > longest:
-            raise ServingError(f"{name} has prompts and answers of {tokens:,} tokens, more than the {longest:,} that "
-                               "the model takes; give the rows of this model.")
+            raise ServingError(f"{row.where}: it has prompts and answers of {tokens:,} tokens, more than the "
+                               f"{longest:,} that the model takes; give the rows of this model.")
         cache = cache_account(shape, own, device, tokens)
-        cache.check(1, tokens, f"{name}: the model")
-        found.append(MeasuredRow(name, known[own], cache, load, times[0], times[1]))
+        cache.check(1, tokens, f"{row.where}: the model")
+        found.append(MeasuredRow(f"Row {number} of {Path(path).name}", known[own], cache, load, times[0], times[1]))
     return found
-
-
-def _whole(value: object, name: str, key: str) -> int:
-    text = str(value).removesuffix(".0")
-    if not (text.isascii() and text.isdecimal() and 0 < len(text) < 8 and int(text)):
-        raise ServingError(f"{name} holds {text[:40]!r} as {key}, which is no whole number from 1; correct it.")
-    return int(text)
 
 
 def _log(measured: float, predicted: float) -> float:

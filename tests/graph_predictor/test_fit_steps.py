@@ -118,7 +118,7 @@ FIRST = "program0.foretrace"
     ([{"trace": FIRST}], "lacks the column step_ms"),
     ([{"trace": FIRST, "step_ms": -1.0}], "no positive number of milliseconds"),
     ([{"trace": FIRST, "step_ms": "fast"}], "no positive number of milliseconds"),
-    ([{"trace": None, "step_ms": 1.0}], "names no trace in row 1"),
+    ([{"trace": None, "step_ms": 1.0}], "odd.csv, line 2, column trace: the cell is empty"),
     ([{"trace": "absent.foretrace", "step_ms": 1.0}], "does not exist"),
     ([{"trace": FIRST, "step_ms": 1.0}], "names no device"),
     ([{"trace": FIRST, "step_ms": 1.0, "device": "abacus"}], "abacus"),

@@ -28,6 +28,7 @@ from kernel_models.op_call import Family
 from kernel_models.profile import load_profile
 from kernel_models.scores import errors_of, evaluate_profile
 from tracer.campaign.families import FAMILIES
+from tracer.table_input import TableInputError
 
 H200 = device("h200-sxm")
 ROOT = Path(__file__).resolve().parents[2]
@@ -210,12 +211,12 @@ def test_the_documented_schema(tmp_path: Path, ending: str) -> None:
     (lambda t: t.assign(gpu="Voodoo 2"), "Voodoo 2"),
     (lambda t: t.assign(latency_us=-1.0), "positive"),
     (lambda t: t.assign(latency_us=np.nan), "positive"),
-    (lambda t: t.assign(m="many"), "'many' as m in row 1, which is no whole number"),
-    (lambda t: t.assign(n=t.n.where(t.index != 3, 0)), "'0' as n in row 4"),
-    (lambda t: t.assign(k=t.k + 0.5), "as k in row 1"),
+    (lambda t: t.assign(m="many"), "row 1, column m: 'many' is no whole number"),
+    (lambda t: t.assign(n=t.n.where(t.index != 3, 0)), "row 4, column n: '0' is"),
+    (lambda t: t.assign(k=t.k + 0.5), "row 1, column k: "),
     (lambda t: t.assign(dtype="int3"), "element type 'int3'"),
     (lambda t: t.assign(family="gemm", device="t4", batch=t.m * 1.01)[
-        ["family", "device", "batch", "m", "n", "k", "latency_us"]], "as batch in row 1"),
+        ["family", "device", "batch", "m", "n", "k", "latency_us"]], "row 1, column batch: "),
 ])
 def test_bad_tables_are_told(tmp_path: Path, change: Callable[[pd.DataFrame], pd.DataFrame], why: str) -> None:
     from tracer.errors import ForetraceError
@@ -519,11 +520,11 @@ def test_a_benchmark_becomes_the_call_that_it_declares(
 
 
 @pytest.mark.parametrize(("family", "column", "value", "says"), [
-    ("gemm", "m", -4, "-4' as m"), ("gemm", "variant", 3, "cannot be read as a table"),
-    ("convolution", "stride", 0, "cannot be read as a table"), ("convolution", "groups", 1e30, "as groups"),
-    ("embedding", "lookups", float("nan"), "as lookups"), ("gemm", "m", "x", "'x' as m")])
+    ("gemm", "m", -4, "column m: '-4"), ("gemm", "variant", 3, "cannot be read as a table"),
+    ("convolution", "stride", 0, "cannot be read as a table"), ("convolution", "groups", 1e30, "column groups: "),
+    ("embedding", "lookups", float("nan"), "column lookups: "), ("gemm", "m", "x", "column m: 'x'")])
 def test_a_campaigns_odd_cells_are_named(tmp_path: Path, family: str, column: str, value: object, says: str) -> None:
     path = campaign(tmp_path / "c") / "kernels" / f"{family}.parquet"
     pd.read_parquet(path).assign(**{column: value}).to_parquet(path)
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(TableInputError, match=says):
         read_samples([str(tmp_path / "c")])

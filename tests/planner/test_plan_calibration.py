@@ -118,11 +118,12 @@ def test_a_table_of_runs_calibrates_a_plan_and_narrows_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("step_ms\n5\n", "lacks the column plan"), ("plan,step_ms\ndp=8,none\n", "Row 1 of runs.csv holds"),
-    ("plan,step_ms\ndp=8,5\n,5\n", "Row 2 of runs.csv names no plan"),
+    ("step_ms\n5\n", "lacks the column plan"),
+    ("plan,step_ms\ndp=8,none\n", "runs.csv, line 2, column step_ms: 'none' is no positive number of milliseconds"),
+    ("plan,step_ms\n\ndp=8,5\n,5\n", "runs.csv, line 4, column plan: the cell is empty"),
     ("plan,step_ms,gpus\nfsdp2,5,many\n", "is no number of GPUs"), ("plan,step_ms\ndp=8,5\n", "there is one"),
-    ("plan,step_ms\ndp=8,5\ntp=7,5\n", "Row 2 of runs.csv cannot be estimated"),
-    ("plan,step_ms,model\ndp=8,5,nothing\n", "Row 1 of runs.csv cannot be estimated"),
+    ("plan,step_ms\ndp=8,5\ntp=7,5\n", "runs.csv, line 3: the plan cannot be estimated"),
+    ("plan,step_ms,model\ndp=8,5,nothing\n", "runs.csv, line 2: the plan cannot be estimated"),
     ("plan,step_ms,seq\ndp=8,5,128\n", "stands in the column set"), ("", "runs.csv")])
 def test_a_bad_table_of_runs_is_refused_in_a_sentence(tmp_path: Path, text: str, says: str) -> None:
     runs = tmp_path / "runs.csv"

@@ -348,7 +348,7 @@ class TestCommand:
     def test_bad_tables_are_one_sentence(self, tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_text("name,rows,columns\na,nan,4\n")
         found = self.run(str(tmp_path / "t.csv"), "--gpus", "2")
-        assert found.exit_code == 2 and "row 2" in plain(found.output)
+        assert found.exit_code == 2 and "line 2: rows is nan" in " ".join(plain(found.output).split())
         assert self.run("nowhere.csv", "--gpus", "2").exit_code == 2
         assert self.run("resnet50", "--gpus", "2").exit_code == 2
 

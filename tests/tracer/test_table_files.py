@@ -1,4 +1,4 @@
-"""Files of embedding tables: what is written is read again, what is bad is one sentence with its file and row."""
+"""Files of embedding tables: what is written is read again, what is bad is one sentence with its file and line."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tracer.lookup_data.tables import (
     histogram_of_zipf,
     reuse_histogram,
 )
+from tracer.table_input import TableInputError
 
 TABLES = [EmbeddingTable("a", 1000, 64, bag=2.5, longest_bag=9, skew=1.1),
           EmbeddingTable("b, \"quoted\"", 50, 16, dtype="int8", reuse=histogram_of_zipf(300, 50, 0.5),
@@ -73,10 +74,10 @@ PUBLISHED = f"row,{','.join(f'bin_{i}' for i in range(17))}\n10,1,{','.join(['0'
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("", "has no tables"),
+    ("", "is an empty file"),
     ("name,rows,columns\n", "has no tables"),
     ("name,rows,columns\na,10,4\na,20,4\n", "tables 1 and 2 are both called 'a'"),
-    ("name,rows,columns\na,10,4\nb,nan,4\n", r"t\.csv, row 3: rows is nan"),
+    ("name,rows,columns\na,10,4\nb,nan,4\n", r"t\.csv, line 3: rows is nan"),
     ("name,rows,columns\na,10,4.5\n", "columns is 4.5, which is no whole number"),
     ("name,rows,columns\na,-10,4\n", "rows is -10"),
     ("name,rows,columns\na,inf,4\n", "rows is inf"),
@@ -114,7 +115,7 @@ PUBLISHED = f"row,{','.join(f'bin_{i}' for i in range(17))}\n10,1,{','.join(['0'
 def test_a_bad_table_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "t.csv"
     path.write_text(text)
-    with pytest.raises(TableError, match=says) as caught:
+    with pytest.raises(TableInputError, match=says) as caught:
         read_tables(path)
     assert "\n" not in str(caught.value) and "t.csv" in str(caught.value)
 
@@ -122,10 +123,10 @@ def test_a_bad_table_is_one_sentence(tmp_path: Path, text: str, says: str) -> No
 @pytest.mark.parametrize("data", [b"[1, 2]", b"{}", b"[", b"{\"tables\": 3}", b"\xff\xfe"])
 def test_a_damaged_document_is_one_sentence(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "t.json").write_bytes(data)
-    with pytest.raises(TableError, match=r"t\.json"):
+    with pytest.raises(TableInputError, match=r"t\.json"):
         read_tables(tmp_path / "t.json")
     (tmp_path / "t.parquet").write_bytes(data)
-    with pytest.raises(TableError, match=r"t\.parquet"):
+    with pytest.raises(TableInputError, match=r"t\.parquet"):
         read_tables(tmp_path / "t.parquet")
 
 

@@ -14,7 +14,7 @@ from kernel_models.collectives.logs import read_log
 from kernel_models.datasets import read_samples
 from tracer.errors import ForetraceError, cut_text, reason_of
 from tracer.output_kind import PROFILE, check_output
-from tracer.table_input import FORMATS, TableInputError, read_frame
+from tracer.table_input import FORMATS, TableInputError, place, read_cells, read_frame, read_rows
 
 ROWS = pd.DataFrame({"trace": ["ä.foretrace"], "step_ms": [1.5]})
 TEXT = ROWS.to_csv(index=False).encode()
@@ -38,6 +38,7 @@ PARQUET = ROWS.to_parquet()
     ("a.csv", TEXT + TEXT * 999 + b"\xff,1\n", "is no text in UTF-8; save it in UTF-8"),
     ("a.csv", TEXT.replace(b",", b";"), "separates its columns by semicolons"),
     ("a.csv", b"a,b\n1,2,3\n4,5,6,7\n", "line 3 has 4 fields where those before have 3"),
+    ("a.csv", b"a,b\n1,2,\n4,5,\n", "line 2: it has more cells than the first line has names"),
     ("a.csv", b'a,b\n"1,2\n', "a quotation mark is opened in line 2 and never closed"),
     ("a.txt", TEXT, "give a file whose name ends with .csv or .parquet"),
     ("a", PARQUET, "(it holds Parquet: name it .parquet)"),
@@ -78,6 +79,38 @@ def test_every_reader_of_tables_says_the_same(path: str, tmp_path: Path) -> None
     for read in (read_steps, lambda each: read_samples([each]), read_log):
         with pytest.raises(TableInputError, match="does not exist; check the path"):
             read(name)
+
+
+@pytest.mark.parametrize(("name", "content", "where"), [
+    ("a.csv", b"a,b\n1,2\n3,4\n", "line 3"), ("a.csv", b"\na,b\n\n1,2\n  \n3,4\n", "line 6"),
+    ("a.csv", b'a,b\n"1\n\n""",2\n3,4\n', "line 5"), ("a.csv", b"# of mine\na,b\n1,2\n#\n3,4\n", "line 5"),
+    ("a.tsv", b"a\tb\r\n1\t2\r\n3\t4\r\n", "line 3"), ("a.jsonl", b'{"a": "\\""}\n\n{"a": 3}\n', "line 3"),
+    ("a.parquet", PARQUET, "row 2")])
+def test_a_row_is_named_by_the_line_that_an_editor_shows(name: str, content: bytes, where: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert place(tmp_path / name, 1, "#") == f"{tmp_path / name}, {where}"
+    if name != "a.parquet":
+        assert len(read_frame(tmp_path / name, tuple(FORMATS), comment="#")) == 2
+
+
+def test_a_cell_is_named_by_file_line_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("plan,gpus,ms\n\n x ,8,1.5\n,none,-1\n")
+    good, bad = read_rows(path, ("plan",), "plans", "docs/parallel.md")
+    assert (good.text("plan", needed=True), good.whole("gpus"), good.positive_ms("ms")) == ("x", 8, 1.5)
+    assert bad.text("plan") == bad.text("absent") == ""
+    for read, said in ((lambda: bad.text("plan", needed=True), "column plan: the cell is empty"),
+                       (lambda: bad.whole("gpus"), "column gpus: 'none' is no whole number from 1"),
+                       (lambda: bad.positive_ms("ms"), "column ms: '-1.0' is no positive number of milliseconds")):
+        with pytest.raises(TableInputError, match=rf"a\.csv, line 4, {said}"):
+            read()
+
+
+def test_cells_as_written_are_not_read_as_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("name, rows\n007 ,NA\nx\n")
+    assert read_cells(tmp_path / "a.csv") == [{"name": "007", "rows": "NA"}, {"name": "x", "rows": ""}]
+    pd.DataFrame({"name": ["007", None], "reuse": [[0.5, 1], None]}).to_parquet(tmp_path / "a.parquet")
+    assert read_cells(tmp_path / "a.parquet") == [{"name": "007", "reuse": [0.5, 1]}, {"name": None, "reuse": None}]
 
 
 @pytest.mark.parametrize(("name", "content"), [

@@ -23,12 +23,11 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 
-from tracer.guard import check_cells
-from tracer.input_file import DecodeError, PathLike, from_json, from_toml, open_input, read_input
+from tracer.input_file import DecodeError, PathLike, from_json, from_toml, read_input, why_unopened
 from tracer.lazy import parquet, pyarrow
 from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, EmbeddingTable, TableError
 from tracer.output_file import whole_file
-from tracer.table_input import read_parquet
+from tracer.table_input import TABLES, TableInputError, place, read_cells
 
 PUBLISHED_BATCH = 65_536
 """Samples of the batch that the published histograms are of (facebookresearch/dlrm_datasets, fbgemm_t856_bs65536)."""
@@ -58,24 +57,33 @@ def read_tables(path: PathLike) -> list[EmbeddingTable]:
         path: its ending says what it is: .csv, .parquet, .json or .toml.
 
     Raises:
-        TableError: it cannot be read, has no tables, lacks a column, or a table of it does not hold together; the
-            sentence names the file and the row.
+        TableInputError: it cannot be read, has no tables, lacks a column, or a table of it does not hold together; the
+            sentence names the file and the line.
     """
-    name = Path(path).name
-    reader = _READERS.get(Path(path).suffix.lower())
-    if reader is None:
-        raise TableError(f"{name} does not say what it is; tables are read from {', '.join(_READERS)}.")
+    suffix = Path(path).suffix.lower()
+    if suffix not in _READERS:
+        raise TableInputError(f"{path} does not say what it is; tables are read from {', '.join(_READERS)}.")
     try:
-        rows, first = reader(path)
+        rows = _READERS[suffix](path)
     except OSError as error:
-        raise TableError(f"{path} cannot be read ({error.strerror or error}); check the path.") from None
-    except (DecodeError, UnicodeDecodeError, csv.Error) as error:
-        raise TableError(f"{name} cannot be read as tables: {error}.") from None
+        raise TableInputError(why_unopened(path, error)) from None
+    except DecodeError as error:
+        raise TableInputError(f"{path} cannot be read as tables: {error}.") from None
     if not rows:
-        raise TableError(f"{name} has no tables; give at least one row with {', '.join(_NEEDED)}.")
+        raise TableInputError(f"{path} has no tables; give at least one row with {', '.join(_NEEDED)}.")
     if len(rows) > MOST_TABLES:
-        raise TableError(f"{name} has {len(rows):,} tables, which is more than {MOST_TABLES:,}.")
-    return checked_tables([_table(row, name, i + first, i) for i, row in enumerate(rows)], name)
+        raise TableInputError(f"{path} has {len(rows):,} tables, which is more than {MOST_TABLES:,}.")
+    found = []
+    for number, row in enumerate(rows):
+        try:
+            found.append(_table(row, number))
+        except TableError as error:
+            where = place(path, number) if suffix in TABLES else f"{path}, table {number + 1}"
+            raise TableInputError(f"{where}: {error}") from None
+    try:
+        return checked_tables(found, str(path))
+    except TableError as error:
+        raise TableInputError(str(error)) from None
 
 
 def checked_tables(tables: Sequence[EmbeddingTable], name: str = "the tables") -> list[EmbeddingTable]:
@@ -140,15 +148,12 @@ def table_of_published(row: Row, name: str) -> EmbeddingTable:
         reuse_lookups=round(bag * PUBLISHED_BATCH) if reuse else 0, **_typed(others))
 
 
-def _table(row: Any, file: str, number: int, index: int) -> EmbeddingTable:
-    try:
-        if not isinstance(row, Mapping):
-            raise TableError("it is no table of names and values.")
-        if "row" in row and "rows" not in row:
-            return table_of_published(row, str(row.get("name", f"t{row.get('index', index)}")))
-        return EmbeddingTable(**_values(row))
-    except TableError as error:
-        raise TableError(f"{file}, row {number}: {error}") from None
+def _table(row: Any, index: int) -> EmbeddingTable:
+    if not isinstance(row, Mapping):
+        raise TableError("it is no table of names and values.")
+    if "row" in row and "rows" not in row:
+        return table_of_published(row, str(row.get("name", f"t{row.get('index', index)}")))
+    return EmbeddingTable(**_values(row))
 
 
 def _values(row: Row) -> dict[str, Any]:
@@ -228,34 +233,6 @@ def _whole(value: Any, name: str) -> int:
     return int(value) if isinstance(value, int) else int(number)
 
 
-def _read_csv(path: PathLike) -> tuple[list[Row], int]:
-    data = read_input(path)
-    check_cells(data.count(b"\n"), data.partition(b"\n")[0].count(b","), len(data))
-    reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
-    rows: list[Row] = []
-    for row in reader:
-        if None in row:
-            raise csv.Error(f"line {reader.line_num} has more cells than the first line has names")
-        rows.append({key.strip(): (value or "").strip() for key, value in row.items()})
-    return rows, 2  # the first line has the names
-
-
-def _read_parquet(path: PathLike) -> tuple[list[Row], int]:
-    try:
-        with open_input(path) as stream:
-            return read_parquet(stream).to_pylist(), 1
-    except (pyarrow.ArrowException, ValueError) as error:
-        raise DecodeError(str(error).splitlines()[0]) from None
-
-
-def _read_json(path: PathLike) -> tuple[list[Row], int]:
-    return _of_document(from_json(read_input(path))), 1
-
-
-def _read_toml(path: PathLike) -> tuple[list[Row], int]:
-    return _of_document(from_toml(read_input(path))), 1
-
-
 def _of_document(value: Any) -> list[Row]:
     found = value.get("tables") if isinstance(value, dict) else value
     if not isinstance(found, list):
@@ -263,8 +240,9 @@ def _of_document(value: Any) -> list[Row]:
     return found
 
 
-_READERS: dict[str, Callable[[PathLike], tuple[list[Row], int]]] = {
-    ".csv": _read_csv, ".parquet": _read_parquet, ".json": _read_json, ".toml": _read_toml}
+_READERS: dict[str, Callable[[PathLike], Sequence[Row]]] = {
+    **dict.fromkeys(TABLES, read_cells), ".json": lambda path: _of_document(from_json(read_input(path))),
+    ".toml": lambda path: _of_document(from_toml(read_input(path)))}
 
 
 def _csv_bytes(rows: list[dict[str, Any]]) -> bytes:

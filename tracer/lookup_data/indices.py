@@ -36,7 +36,7 @@ from tracer.input_file import read_input
 from tracer.lazy import arrow_csv, compute, pyarrow
 from tracer.lookup_data.files import MOST_TABLES
 from tracer.lookup_data.tables import BAG_QUANTILES, STEEPEST_SKEW, EmbeddingTable, TableError, reuse_histogram
-from tracer.table_input import read_parquet
+from tracer.table_input import TableInputError, read_parquet
 
 LAW = "zipf:"
 _WORDS = {"table", "index", "indices", "offsets", "lengths", "values"}
@@ -134,7 +134,8 @@ def read_indices(text: str) -> Indices:
     """Read what ``--indices`` was given.
 
     Raises:
-        TableError: the law is none, or the file cannot be read or is of no known layout.
+        TableError: the law is none.
+        TableInputError: the file cannot be read, or is of no known layout.
     """
     if text.startswith(LAW):
         return Indices(text, skew=_skew(text))
@@ -152,14 +153,14 @@ def read_indices(text: str) -> Indices:
             raise ValueError(f"its name ends in none of .parquet, .csv, .pt and .pt.gz (a law is written {LAW}1.05)")
         _check(tables)
     except FileNotFoundError:
-        raise TableError(f"There is no file {path}; give indices as a file, or a law such as {LAW}1.05.") from None
+        raise TableInputError(f"There is no file {path}; give indices as a file, or a law such as {LAW}1.05.") from None
     except ModuleNotFoundError:
-        raise TableError(f"Reading {path} needs PyTorch, which is not installed (pip install 'foretrace[capture]'); "
-                         "or give the indices as Parquet.") from None
+        raise TableInputError(f"Reading {path} needs PyTorch, which is not installed (pip install "
+                              "'foretrace[capture]'); or give the indices as Parquet.") from None
     except (OSError, EOFError, ValueError, TypeError, MemoryError, DecodeError) as error:
         why = str(error).splitlines()[0] if str(error) else "it is damaged"
-        raise TableError(f"{path} cannot be read as indices: {why}. Give columns table, sample, index, or "
-                         "a column a table, or lists of indices and lengths.") from None
+        raise TableInputError(f"{path} cannot be read as indices: {why}. Give columns table, sample, index, or "
+                              "a column a table, or lists of indices and lengths.") from None
     return Indices(text, tables=tables)
 
 
@@ -187,6 +188,7 @@ def _columns(data: bytes, name: str) -> pyarrow.Table:
     if name.endswith(".csv"):
         if (columns := data.count(b",", 0, data.find(b"\n"))) > MOST_TABLES:  # before each becomes an object
             raise ValueError(f"it has {columns:,} columns, which is more than {MOST_TABLES:,} tables")
+        # Not by ``read_frame``: both formats are read as Arrow's columns, which have lists, and may be unpacked bytes.
         return arrow_csv.read_csv(io.BytesIO(data))
     with io.BytesIO(data) as stream:
         return read_parquet(stream)
