@@ -2,10 +2,10 @@
 
 Calls are grouped by family and each distinct one is priced once. The best model that covers a call prices it: learned,
 then heuristic with efficiencies fitted to the device, then another form of the same work that is covered
-(``anchored``), then the data sheet.
+(``times_by_variant``), then the data sheet.
 
-An anchored call: A profile of linear layers' forward products knows nothing of their gradients', which differ in how
-operands lie. The data sheet's formula knows what the difference costs, the profile how far this device is from that
+A call by its variant: a profile of linear layers' forward products knows nothing of their gradients', which differ in
+how operands lie. The data sheet's formula knows what the difference costs, the profile how far this device is from that
 formula:
 
     t(call) = t_datasheet(call) · t_profile(variant) / t_datasheet(variant)
@@ -71,7 +71,7 @@ class PricedCalls:
         index: of each call into the distinct ones [n].
         time_us, low_us, high_us: expected time and 80% interval of each distinct call, µs [m].
         source: a ``Source`` of each distinct call [m].
-        anchored: which of them the profile covers only in another form (a ``Source.HEURISTIC``), [m].
+        by_variant: which of them the profile covers only in another form (a ``Source.HEURISTIC``), [m].
         common: share of an interval's width that the calls of a family have in common [m] (see ``op_call.Times``).
     """
 
@@ -81,7 +81,7 @@ class PricedCalls:
     low_us: Float64
     high_us: Float64
     source: Int8
-    anchored: Bool = field(default_factory=lambda: np.zeros(0, np.bool_))
+    by_variant: Bool = field(default_factory=lambda: np.zeros(0, np.bool_))
     common: Float64 = field(default_factory=lambda: np.ones(0))
 
     def __len__(self) -> int:
@@ -184,7 +184,7 @@ def price(calls: Iterable[OpCall] | CallBatch, device: DeviceSpec, profile: Mode
 
         for model in models:
             if model is fallback[family] and fitted:
-                by_variant[take(*anchored([distinct[i] for i in left], fitted, model), Source.HEURISTIC)] = True
+                by_variant[take(*times_by_variant([distinct[i] for i in left], fitted, model), Source.HEURISTIC)] = True
                 if not len(left):
                     break
             mine = every if left is rows else [distinct[i] for i in left.tolist()]
@@ -225,7 +225,7 @@ _LAYOUTS = ("nt", "nn", "tn", "tt")
 _DIRECTIONS = ("forward", "dgrad", "wgrad")
 
 
-def anchored(
+def times_by_variant(
     calls: Sequence[OpCall], fitted: Sequence[KernelModel], datasheet: KernelModel,
 ) -> tuple[Bool, Times]:
     """Return which of a family's calls have a variant that a fitted model covers [n], and the times of those, µs.

@@ -225,9 +225,9 @@ def _of_sources(priced: pricing.PricedCalls, profile: pricing.Models | None) -> 
         return ["Priced from published figures and efficiencies of other devices; a profile of this device narrows the "
                 "interval."] if sheet else []
     notes = []
-    anchored = [call for call, near in zip(priced.calls, priced.anchored, strict=True) if near]
-    if anchored:
-        notes.append(f"The profile covers {_work(anchored)} in another form only: priced from that form and the data "
+    by_variant = [call for call, near in zip(priced.calls, priced.by_variant, strict=True) if near]
+    if by_variant:
+        notes.append(f"The profile covers {_work(by_variant)} in another form only: priced from that form and the data "
                      "sheet's difference between the two.")
     if sheet:
         notes.append(f"The profile does not cover {_work(sheet)}: priced from the data sheet.")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.prediction.pricing import anchored, prices_of, resized_on_cpu
+from graph_predictor.prediction.pricing import change_ratios, prices_of, resized_on_cpu
 from graph_predictor.prediction.scenario import EditError, Scenario
 from kernel_models.families.embedding import with_tables
 from kernel_models.op_call import OpCall
@@ -79,7 +79,7 @@ def _on_cpu(scenario: Scenario, tables: list[Noted]) -> Scenario:
                  for row, own in zip(rows, before, strict=True)]
         differs |= before != after
         spec, models = scenario.known_source(), scenario.devices.source_models
-        ratio = anchored(prices_of(before, spec, models), prices_of(after, spec, models)).ratio
+        ratio = change_ratios(prices_of(before, spec, models), prices_of(after, spec, models)).ratio
         of_op = np.ones(len(graph.ops) + 1)
         of_op[rows] = ratio
         looks_up = np.zeros(len(graph.ops), np.bool_)

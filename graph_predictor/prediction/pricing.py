@@ -90,17 +90,18 @@ def prices_of(calls: Calls, spec: DeviceSpec, models: Models | None) -> Prices:
     return CallGroups(calls).prices(spec, models)[0]
 
 
-def anchored(before: Prices, after: Prices, share: float | None = None) -> Ratios:
+def change_ratios(before: Prices, after: Prices, elsewhere: bool = False) -> Ratios:
     """Ratios of recorded work: 0 where none is left, 1 where the models know no time of what was recorded.
 
     Args:
         before: of the recorded calls, where they were recorded.
         after: of those they become.
-        share: of the models' intervals that the ratio keeps; by default as much as the work changes.
+        elsewhere: they run on another device: the ratio keeps the models' intervals but for what they share. Else it
+            keeps as much of them as the work changes.
     """
     ratio = np.clip(after.time_us / np.maximum(before.time_us, 1e-9), LEAST_RATIO, MOST_RATIO)
     ratio = np.where(before.time_us > 0, np.where(after.time_us > 0, ratio, 0.0), 1.0)
-    weight = size_of_change(ratio) if share is None else share
+    weight = np.sqrt(1 - SHARED_VARIANCE) if elsewhere else size_of_change(ratio)
     return Ratios(ratio, -weight * np.hypot(after.low, before.high), weight * np.hypot(after.high, before.low))
 
 
@@ -371,7 +372,7 @@ def _ratios(scenario: Scenario) -> tuple[Float64, Float64, Float64, np.ndarray, 
     before = scenario.shared.once("recorded prices", (work, source, models),
                                   lambda: prices_of(work.calls, source, models))
     after, typical_us = edited.new.prices(target, devices.models)
-    found = anchored(before, after, np.sqrt(1 - SHARED_VARIANCE) if devices.elsewhere else None)
+    found = change_ratios(before, after, devices.elsewhere)
     changed = (edited.unlike | devices.moved)[work.call_row]
     ratio, low, high = (column[work.call_row] for column in (found.ratio, found.low, found.high))
     notes = [] if edited.ladders is None else _typical(

@@ -38,7 +38,7 @@ import numpy as np
 
 from graph_predictor.prediction.host_steps import named_host_step, traced_host_step
 from graph_predictor.prediction.operation_costs import OperationCosts
-from graph_predictor.prediction.pricing import anchored, prices_of, resized_on_cpu, size_of_change
+from graph_predictor.prediction.pricing import change_ratios, prices_of, resized_on_cpu, size_of_change
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.host_slices import HostSlices
 from graph_predictor.simulation.ranks import IN_CALL_COPIES
@@ -352,8 +352,8 @@ class StandInTimes:
                             "a trace at other sizes cannot be compared with it; record with record_shapes=True "
                             "(foretrace capture does).")
         models = self.scenario.devices.source_models
-        ratios = anchored(prices_of([was for was, _, _ in found.values()], self.device, models),
-                          prices_of([will for _, will, _ in found.values()], self.device, models))
+        ratios = change_ratios(prices_of([was for was, _, _ in found.values()], self.device, models),
+                               prices_of([will for _, will, _ in found.values()], self.device, models))
         return {key: _Change(ratio, low, high, on_host) for (key, (_, _, on_host)), ratio, low, high in zip(
             found.items(), ratios.ratio.tolist(), ratios.low.tolist(), ratios.high.tolist(), strict=True)}
 

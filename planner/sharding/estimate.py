@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from graph_predictor.figures import signed_percent
-from graph_predictor.prediction.pricing import SHARED_VARIANCE, anchored
+from graph_predictor.prediction.pricing import change_ratios
 from kernel_models.collectives import CollectiveCall, CollectiveModel, CommError, topology_of
 from kernel_models.device import DeviceSpec
 from kernel_models.lookups import backward_call, forward_call, unfused_calls
@@ -381,7 +381,7 @@ def measured_dense(after: DenseWork, before: DenseWork, step: RecordedStep, else
     (optimizer,) = times(StepPart.OPTIMIZER, "optimizer")
     us = bottom_forward + top_forward + bottom_backward + top_backward + optimizer
     was, will = (prices(*(np.array([value]) for value in (each.us, each.low, each.high))) for each in (before, after))
-    ratio = anchored(was, will, float(np.sqrt(1 - SHARED_VARIANCE)) if elsewhere else None)
+    ratio = change_ratios(was, will, elsewhere)
     moved = elsewhere or after != before
     low, high = (float(np.hypot(end[0], noise)) if moved else noise for end in (ratio.low, ratio.high))
     return replace(after, bottom_forward=bottom_forward, top_forward=top_forward, bottom_backward=bottom_backward,

@@ -31,7 +31,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from graph_predictor.prediction.pricing import SHARED_VARIANCE, Prices, anchored
+from graph_predictor.prediction.pricing import Prices, change_ratios
 from kernel_models.collectives import CollectiveModel, Placement
 from kernel_models.device import DeviceSpec
 from kernel_models.pricing import Models
@@ -81,7 +81,7 @@ class WorkAnchor:
         """Times and intervals of modelled work, anchored, µs [n]; nothing stays nothing."""
         before, after = prices(np.full(len(us), self.modelled_us), np.full(len(us), self.low_us),
                                 np.full(len(us), self.high_us)), prices(us, low, high)
-        found = anchored(before, after, float(np.sqrt(1 - SHARED_VARIANCE)) if self.elsewhere else None)
+        found = change_ratios(before, after, self.elsewhere)
         time = self.measured_us * found.ratio
         return (time, time * np.exp(-np.hypot(found.low, self.noise)),
                 time * np.exp(np.hypot(found.high, self.noise)))

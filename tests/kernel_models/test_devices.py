@@ -21,8 +21,7 @@ from kernel_models.device import (
 from kernel_models.device_choice import shape_device
 from kernel_models.device_figures import ARCHITECTURES
 from kernel_models.spreads import PLACEHOLDER_DEVICE
-from tracer.shape_only.devices import FOLDER, device_names
-from tracer.shape_only.devices import find_device as traced_device
+from tracer.shape_only.devices import FOLDER, device_names, traced_device
 
 FP32_OPERATIONS = {"6.1": 256, "8.6": 256, "8.9": 256, "9.0": 256, "10.0": 256, "10.3": 256, "12.0": 256}
 """Of the vector units, a clock and multiprocessor, by compute capability; 128 of others (CUDA C++ Programming Guide,

@@ -260,7 +260,7 @@ def test_copies_stream_like_element_wise_kernels() -> None:
     assert relu["interval_us"][1] / relu["interval_us"][0] > 1.2
 
 
-def test_layouts_that_a_profile_lacks_are_anchored_to_those_it_has() -> None:
+def test_layouts_that_a_profile_lacks_are_priced_by_those_it_has() -> None:
     class Forward(Fixed):
         def covers(self, calls: Sequence[OpCall]) -> np.ndarray:
             return np.array([call.layout == "nt" for call in calls])
@@ -269,7 +269,7 @@ def test_layouts_that_a_profile_lacks_are_anchored_to_those_it_has() -> None:
     sheet = price([forward, gradient], H100)
     slow = Forward(Source.LEARNED, 0, 1.5 * float(sheet.time_us[0]))
     found = price([forward, gradient], H100, Profile([slow]))
-    assert found.source.tolist() == [Source.LEARNED, Source.HEURISTIC] and found.anchored.tolist() == [False, True]
+    assert found.source.tolist() == [Source.LEARNED, Source.HEURISTIC] and found.by_variant.tolist() == [False, True]
     assert found.time_us[1] == pytest.approx(1.5 * sheet.time_us[1])
     assert found.high_us[1] / found.low_us[1] > found.high_us[0] / found.low_us[0]
 

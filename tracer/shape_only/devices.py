@@ -59,8 +59,9 @@ def device_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
-def find_device(name: str | TracedDevice) -> TracedDevice:
-    """The device of a name. Raises ``ShapeOnlyError`` if there is none."""
+def traced_device(name: str | TracedDevice) -> TracedDevice:
+    """What a step is traced for on a device of ours; others come from ``kernel_models.device_choice.find_device``.
+    Raises ``ShapeOnlyError``: there is none of that name."""
     if isinstance(name, TracedDevice):
         return name
     if name not in device_names():

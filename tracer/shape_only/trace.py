@@ -44,7 +44,7 @@ from tracer.graph import (
 from tracer.job import Job, folded_job
 from tracer.lookup_data.noted import note_tables
 from tracer.parallel_plan import ParallelPlan
-from tracer.shape_only.devices import TracedDevice, find_device
+from tracer.shape_only.devices import TracedDevice, traced_device
 from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError, explained, function_line, unexplained
 from tracer.shape_only.known_values import KnownValues, NumbersInLists
 from tracer.shape_only.recorder import ModuleStack, OperatorRecorder
@@ -90,7 +90,7 @@ def trace_step(
             line and the way out: control flow that depends on values, an operator without a fake kernel.
         FakeWorldError: the world cannot be put up.
     """
-    target = find_device(device)
+    target = traced_device(device)
     warmup = (1 if world_size is None else 2) if warmup is None else warmup
     if selected is not None and not 0 <= selected <= 1:
         raise ShapeOnlyError(f"selected={selected:g} is no share: give a number from 0 to 1.")
@@ -128,7 +128,7 @@ def trace_workload(
             warmup = 2 if plan.ddp else 1
     else:
         check_alone(settings)
-    target = find_device(device)
+    target = traced_device(device)
     placed = replace(settings, device="cuda" if target.is_gpu else "cpu")
 
     def build() -> Step:
