@@ -142,8 +142,8 @@ class JobOverheads:
 def recorded_overheads(graph: ExecutionGraph, *, profiled: bool = False) -> tuple[Recorded, float | None]:
     """One rank's segments without waiting, and the profiler's cost per event (ns), taken out unless ``profiled``."""
     waiting, computing = waiting_intervals(graph), _computing(graph)
-    excluded = HostIntervals.merged(*(np.concatenate([getattr(waiting, name), getattr(computing, name)])
-                                      for name in ("thread", "start_ns", "end_ns")))
+    excluded = HostIntervals(*(np.concatenate([getattr(waiting, name), getattr(computing, name)])
+                               for name in ("thread", "start_ns", "end_ns")))
     recorded = record(graph, excluded)
     event_ns = profiler_event_ns(graph, recorded)
     if event_ns and not profiled:
@@ -191,7 +191,7 @@ def waiting_intervals(graph: ExecutionGraph) -> HostIntervals:
     """Return when the host's threads wait, as the simulator's program has it."""
     built = build_program([graph])
     found = waits(built.program, 0, built.thread_number, built.clock_ns[0])
-    return HostIntervals.merged(found.thread, found.start_ns, found.end_ns)
+    return HostIntervals(found.thread, found.start_ns, found.end_ns)
 
 
 def _kinds(overheads: HostOverheads, steps: int) -> list[KindRow]:
@@ -208,7 +208,7 @@ def _host(job: Job) -> dict[str, Any]:
 def _computing(graph: ExecutionGraph) -> HostIntervals:
     """Return the own time of operations that compute on a CPU (no device work recorded); empty elsewhere."""
     if not graph.computes_on_host:
-        return HostIntervals.merged([], [], [])
+        return HostIntervals(*(np.zeros(0, np.int64) for _ in range(3)))
     own = exclusive_time(graph)
     computes = computing_operations(graph)[own.op]
-    return HostIntervals.merged(own.thread[computes], own.start_ns[computes], own.end_ns[computes])
+    return HostIntervals(own.thread[computes], own.start_ns[computes], own.end_ns[computes])

@@ -310,7 +310,7 @@ def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
     loading = gaps.kind == GapKind.DATA_LOADING
     theirs = loading & _within(gaps.thread, gaps.start_ns, graph, WORKERS)
     of_all, of_workers = (
-        HostIntervals.merged(gaps.thread[rows], gaps.start_ns[rows], (gaps.start_ns + gaps.duration_ns)[rows]).within(
+        HostIntervals(gaps.thread[rows], gaps.start_ns[rows], (gaps.start_ns + gaps.duration_ns)[rows]).within(
             query, start, end) for rows in (loading, theirs))
     in_data = np.minimum(of_all, found.ns[gap])
     in_workers = np.minimum(of_workers, in_data)
@@ -345,7 +345,7 @@ def _within(thread: Int32, time: Int64, graph: ExecutionGraph, name: str) -> Boo
     """Return whether moments of threads lie in operations of the name."""
     ops = graph.ops
     rows = np.flatnonzero(_named(graph, name))
-    ranges = HostIntervals.merged(ops.thread[rows], ops.start_ns[rows], (ops.start_ns + ops.duration_ns)[rows])
+    ranges = HostIntervals(ops.thread[rows], ops.start_ns[rows], (ops.start_ns + ops.duration_ns)[rows])
     return ranges.within(thread.astype(np.int64), time, time + 1) > 0
 
 

@@ -37,6 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.arrays import Bool, Float64, Int8, Int64
+from tracer.columns import covered
 from tracer.graph import LAUNCHING, NONE, ExecutionGraph, GapKind, KernelKind, OpKind
 
 
@@ -74,47 +75,25 @@ _LABELS = {
 
 @dataclass(frozen=True, slots=True)
 class HostIntervals:
-    """Disjoint intervals of threads, sorted by (thread, start); ns of the graph's window, ``end_ns`` exclusive."""
+    """Intervals of threads, ns of the graph's window, ``end_ns`` exclusive; they may overlap, or be empty."""
 
-    thread: Int64
+    thread: npt.NDArray[np.integer]
     start_ns: Int64
     end_ns: Int64
 
-    @classmethod
-    def merged(cls, thread: npt.ArrayLike, start_ns: npt.ArrayLike, end_ns: npt.ArrayLike) -> HostIntervals:
-        """Sort intervals, drop empty ones and join those that overlap."""
-        threads, starts, ends = (np.asarray(a, np.int64) for a in (thread, start_ns, end_ns))
-        kept = ends > starts
-        threads, starts, ends = threads[kept], starts[kept], ends[kept]
-        order = np.lexsort((starts, threads))
-        threads, starts, ends = threads[order], starts[order], ends[order]
-        if not len(threads):
-            return cls(threads, starts, ends)
-        span = int(ends.max() - starts.min()) + 1
-        reached = np.maximum.accumulate(ends + threads * span)
-        opens = np.ones(len(threads), np.bool_)
-        opens[1:] = starts[1:] + threads[1:] * span > reached[:-1]
-        first = np.flatnonzero(opens)
-        last = np.append(first[1:], len(threads)) - 1
-        return cls(threads[first], starts[first], reached[last] - threads[last] * span)
-
     def within(self, thread: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
-        """Return how much of each given interval these cover, ns."""
-        if not len(self.thread) or not len(thread):
-            return np.zeros(len(thread), np.int64)
-        low = min(int(self.start_ns.min()), int(start_ns.min()))
-        span = max(int(self.end_ns.max()), int(end_ns.max())) - low + 1
-        total = np.concatenate([[0], np.cumsum(self.end_ns - self.start_ns)])
-        begins = self.start_ns - low + self.thread * span
-
-        def before(time: Int64) -> Int64:
-            """Covered time before a moment, over all lower threads too."""
-            place = np.searchsorted(begins, time - low + thread * span, side="right")
-            inside = np.where(place > 0, np.minimum(time - low + thread * span, (self.end_ns - low + self.thread * span)
-                                                    [place - 1]) - begins[place - 1], 0)
-            return total[np.maximum(place - 1, 0)] + np.maximum(inside, 0)
-
-        return before(end_ns) - before(start_ns)
+        """Return how much of each given interval these cover, ns; what several cover counts once."""
+        kept = self.end_ns > self.start_ns
+        found = np.zeros(len(thread), np.int64)
+        if not kept.any() or not len(thread):
+            return found
+        ends = [self.start_ns[kept], self.end_ns[kept], start_ns, end_ns]
+        low = min(int(each.min()) for each in ends)
+        span = max(int(each.max()) for each in ends) - low + 1
+        own, asked = self.thread[kept].astype(np.int64) * span - low, thread * span - low  # threads one after another
+        order = np.argsort(start_ns + asked, kind="stable")
+        found[order] = covered((ends[0] + own, ends[1] + own), (start_ns + asked)[order], (end_ns + asked)[order])
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +152,8 @@ def host_segments(graph: ExecutionGraph, excluded: HostIntervals | None = None) 
     duration = end - start
     if excluded is not None:
         duration = duration - excluded.within(thread, start, end)
-    profiled = HostIntervals.merged(graph.overheads.thread, graph.overheads.start_ns,
-                                    graph.overheads.start_ns + graph.overheads.duration_ns)
+    profiled = HostIntervals(graph.overheads.thread, graph.overheads.start_ns,
+                             graph.overheads.start_ns + graph.overheads.duration_ns)
     duration = np.maximum(duration - profiled.within(thread, start, end), 0)
     return Segments(kind.astype(np.int8), op, before, call, thread, start, duration,
                     _events(graph, thread, start, end), _step_of(graph, start))
@@ -246,8 +225,8 @@ def _data_loading(graph: ExecutionGraph, kind: Int64, thread: Int64, start: Int6
     """T1 segments that the reader found to be data loading become ``DATA``."""
     gaps = graph.gaps
     loading = gaps.kind == GapKind.DATA_LOADING
-    data = HostIntervals.merged(gaps.thread[loading], gaps.start_ns[loading],
-                                (gaps.start_ns + gaps.duration_ns)[loading])
+    data = HostIntervals(gaps.thread[loading], gaps.start_ns[loading],
+                         (gaps.start_ns + gaps.duration_ns)[loading])
     mostly = data.within(thread, start, end) * 2 > end - start
     return np.where((kind == Overhead.BETWEEN_OPS) & mostly, Overhead.DATA, kind)
 

@@ -174,8 +174,8 @@ def _of_device(found: Baseline, rank: int, part: Int64, length_ns: float) -> tup
             of_kernel[i] = StepPart.GRADIENTS if "backward" in calls[0].kind else StepPart.LOOKUPS
     of_kernel[~collective & (of_kernel >= StepPart.COLLECTIVE)] = StepPart.DENSE_FORWARD
     times = np.bincount(of_kernel[~collective], weights=(end - start)[~collective], minlength=len(StepPart))
-    busy = union_ns(start[~collective], end[~collective])
-    active = union_ns(start, end)
+    # Not the ``active_ns`` of reports: it leaves collectives out, and what these take alone is asked here too.
+    busy, active = union_ns(start[~collective], end[~collective]), union_ns(start, end)
     times *= busy / max(times.sum(), 1.0)
     steps = scenario.cycle.steps
     times[StepPart.NOTHING] = max(length_ns * steps - active, 0.0)

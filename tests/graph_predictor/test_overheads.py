@@ -57,14 +57,15 @@ def test_excluded_time_is_taken_out_where_it_lies(tmp_path: Path) -> None:
     """65–75 lies in T1; 45–55 in T3; overlapping and empty intervals count once and not at all."""
     graph = one_step(tmp_path)
     thread = int(graph.steps.thread[0])
-    excluded = HostIntervals.merged([thread] * 4, [65_000, 70_000, 45_000, 5_000], [72_000, 75_000, 55_000, 5_000])
+    excluded = HostIntervals(*np.array([
+        [thread] * 4, [65_000, 70_000, 45_000, 5_000], [72_000, 75_000, 55_000, 5_000]]))
     found = totals_us(graph, excluded)
     assert found[Overhead.BETWEEN_OPS] == 128
     assert found[Overhead.AFTER_CALL] == 12
 
 
 def test_intervals_of_other_threads_do_not_count() -> None:
-    covered = HostIntervals.merged([1, 2], [10, 0], [20, 100])
+    covered = HostIntervals(*np.array([[1, 2], [10, 0], [20, 100]]))
     assert covered.within(np.array([1, 2, 3]), np.array([0, 50, 0]), np.array([15, 60, 99])).tolist() == [5, 10, 0]
 
 

@@ -31,6 +31,7 @@ from graph_predictor.simulation.engine import simulate
 from graph_predictor.simulation.host_slices import HostSlices, host_slices
 from graph_predictor.simulation.program import EndCause, KernelCause, Program, Simulated, whole_ns
 from tracer.arrays import Float64, Int8, Int64
+from tracer.columns import covered
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 POINT_TO_POINT = ("send", "recv", "send_recv")
@@ -133,18 +134,10 @@ def parts_of(times: JobTimes, meet: Meetings, window: Window) -> RankParts:
     first, last = window.start_ns, max(window.end_ns, window.start_ns)
     clipped = [(np.clip(a, first, last), np.clip(b, first, last)) for a, b in layers]
     edges = np.unique(np.concatenate([[first, last], *(side for pair in clipped for side in pair)]))
-    over = [_covered(edges, *pair) for pair in clipped]
+    over = [covered(pair, edges[:-1], edges[1:]) > 0 for pair in clipped]
     part = np.select(over, [np.int8(one) for one in list(RankPart)[:-1]], np.int8(RankPart.IDLE)).astype(np.int8)
     together = over[RankPart.BUSY] & (over[1] | over[2] | over[3])
     return RankParts(edges, part, int(np.diff(edges)[together].sum()))
-
-
-def _covered(edges: Int64, start: Int64, end: Int64) -> np.ndarray:
-    """Return whether at least one interval covers each piece between edges; all ends are edges."""
-    change = np.zeros(len(edges), np.int64)
-    np.add.at(change, np.searchsorted(edges, start), 1)
-    np.add.at(change, np.searchsorted(edges, end), -1)
-    return np.cumsum(change)[:-1] > 0
 
 
 def _host_busy(times: JobTimes, rank: int) -> tuple[Int64, Int64]:
