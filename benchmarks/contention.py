@@ -31,10 +31,9 @@ from graph_predictor.comm.contention import (
     contention,
     fitted,
     kernel_identities,
-    kernel_kinds,
     recorded_transfers,
 )
-from graph_predictor.simulation.build import Built, build_program
+from graph_predictor.simulation.build import Built, build_program, kernel_kinds
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import KernelKind
 from tracer.job import read_job

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.simulation.build import Built, build_program
+from graph_predictor.simulation.build import Built, build_program, kernel_kinds
 from kernel_models.collectives.recorded import kind_of
 from kernel_models.spreads import END
 from tracer.arrays import Bool, Float64, Int8, Int32, Int64
@@ -257,11 +257,6 @@ def recorded_transfers(built: Built) -> Int64:
         for position, kernel in members:
             found[int(program.kernel_ptr[position]) + kernel] = transfer
     return found
-
-
-def kernel_kinds(graphs: Sequence[ExecutionGraph]) -> Int8:
-    """Return the kinds of a job's kernels, rank by rank."""
-    return np.concatenate([graph.kernels.kind for graph in graphs]).astype(np.int8)
 
 
 def kernel_identities(graphs: Sequence[ExecutionGraph]) -> Int64:

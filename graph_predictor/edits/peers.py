@@ -11,6 +11,7 @@ import numpy as np
 from graph_predictor.comm.recorded_calls import RecordedCollective, find_collectives
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
 from graph_predictor.recorded.facts import further_out
+from graph_predictor.simulation.build import kernel_kinds
 from kernel_models.collectives import CollectiveModel, CommTimes, price_calls, topology_of
 from kernel_models.spreads import TRANSFER_ALONE
 from tracer.graph import KernelKind
@@ -61,7 +62,7 @@ class RanksAlike:
                 factor[row], spread[row] = transfer_ns / max(each.recorded_ns, 1), TRANSFER_ALONE
                 saved += (each.recorded_ns - transfer_ns) * bool(scenario.cycle.kernel[row]) / len(graphs)
         further, varied = further_out(graphs, len(graphs), world)
-        own = np.concatenate([graph.kernels.kind for graph in graphs]) == KernelKind.COMPUTE
+        own = kernel_kinds(graphs) == KernelKind.COMPUTE
         factor[own] *= np.exp(further)
         spread[own] = abs(further)
         without = f" {unknown} of unknown kind or size keep their recorded times." if unknown else ""

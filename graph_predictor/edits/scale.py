@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.simulation.build import kernel_factors
 from graph_predictor.simulation.program import MOST_FACTOR
 
 
@@ -63,15 +62,11 @@ class ScaleKernels:
 
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``."""
-        if not 0 <= self.factor <= MOST_FACTOR:
-            raise EditError(f"Kernel durations cannot be scaled by {self.factor:g}: give a factor from zero to "
-                            f"{MOST_FACTOR:g}.")
+        factors = kernel_factors(scenario.built.graphs, self.factor, self.collectives)
         if scenario.built.computes_on_host and not (self.collectives and len(scenario.built.program.kernel_item)):
             raise EditError("The trace has no GPU work, so that there is no kernel to scale; --host scales the host's "
                             "time.")
-        factor = np.ones(len(scenario.built.program.kernel_item))
-        factor[(scenario.work.kernel_group >= 0) | self.collectives] = self.factor
-        return replace(scenario, kernels=scenario.kernels.scaled(factor))
+        return replace(scenario, kernels=scenario.kernels.scaled(factors))
 
 
 @dataclass(frozen=True)

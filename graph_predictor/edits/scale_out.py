@@ -10,6 +10,7 @@ from graph_predictor.comm.recorded_calls import find_collectives
 from graph_predictor.edits.topology import fill_ratios
 from graph_predictor.prediction.scenario import OTHER_RANKS, EditError, Scenario
 from graph_predictor.recorded.facts import further_out
+from graph_predictor.simulation.build import kernel_kinds
 from kernel_models.collectives import CollectiveModel, CommError, price_calls, topology_of
 from tracer.graph import KernelKind
 from tracer.parallel_plan import PlanError
@@ -75,7 +76,7 @@ class ScaleOut:
         fill_ratios(program.kernel_ptr, whole, price_calls([each.call for each in whole], old), price_calls(there, new),
                     factor, spread)
         further, varied = further_out(built.graphs, world, self.ranks)
-        own = np.concatenate([graph.kernels.kind for graph in built.graphs]) == KernelKind.COMPUTE
+        own = kernel_kinds(built.graphs) == KernelKind.COMPUTE
         factor[own] *= np.exp(further)
         spread[own] = abs(further)
         waiting = ""

@@ -23,6 +23,7 @@ from graph_predictor.prediction.interval import KernelVariants
 from graph_predictor.prediction.repeat import KEPT, Cycle, Repeated, Shared
 from graph_predictor.prediction.rewriting import Rewritten, replaced_host
 from graph_predictor.prediction.scenario import Gone, Loading, Scenario
+from graph_predictor.simulation.build import kernel_kinds
 from graph_predictor.simulation.changed_program import same_order, without
 from graph_predictor.simulation.engine import structure_of
 from graph_predictor.simulation.host_slices import HostRows, HostVariants, Lanes, WorkingOrder, lanes, with_host
@@ -144,8 +145,7 @@ def _latency(scenario: Scenario, constants: list[LaunchConstants]) -> Int64:
 
 def kinds_of(repeated: Repeated, graphs: list[ExecutionGraph]) -> list[np.ndarray]:
     """``KernelKind`` of the repeated program's kernels, an array a rank."""
-    every = np.concatenate([g.kernels.kind for g in graphs]) if graphs else np.zeros(0, np.int8)
-    of = every[repeated.kernel]
+    of = kernel_kinds(graphs)[repeated.kernel]
     pointer = repeated.program.kernel_ptr
     return [of[pointer[rank]:pointer[rank + 1]] for rank in range(len(pointer) - 1)]
 

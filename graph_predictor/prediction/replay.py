@@ -20,10 +20,10 @@ from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.unprofiled import on_unprofiled_clock, unprofiled
 from graph_predictor.recorded.counted_steps import CountedSteps, StepLengths
 from graph_predictor.recorded.facts import check_device_work, damage_notes, rank_number
-from graph_predictor.simulation.build import Built, build_program
+from graph_predictor.simulation.build import Built, build_program, kernel_factors
 from graph_predictor.simulation.changed_program import with_residuals
 from graph_predictor.simulation.engine import PathStart, simulate
-from graph_predictor.simulation.program import MOST_FACTOR, EventTimes, Program, Simulated, step_items, whole_ns
+from graph_predictor.simulation.program import EventTimes, Program, Simulated, step_items, whole_ns
 from tracer.arrays import Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, KernelKind
@@ -261,11 +261,9 @@ def replay(
             nanoseconds hold.
     """
     graphs = graphs_of(graphs)
-    if not 0 <= scale_kernels <= MOST_FACTOR:
-        raise ForetraceError(f"Kernel durations cannot be scaled by {scale_kernels:g}: give a factor from zero to "
-                             f"{MOST_FACTOR:g}.")
     if not graphs:
         raise ForetraceError("There is nothing to replay: no graph was given. Read a trace or a job first.")
+    factors = kernel_factors(graphs, scale_kernels)
     check_recorded(graphs)
     built = built or build_program(list(graphs))
     if not profiled:
@@ -276,11 +274,11 @@ def replay(
         raise ForetraceError(
             "There is nothing to replay: the trace holds neither calls nor device work. It was probably recorded "
             "without activities; profile with ProfilerActivity.CPU and CUDA.")
-    program = program.with_durations(scaled_durations(program, built.graphs, scale_kernels))
+    program = program.with_durations(whole_ns(program.kernel_duration * factors))
     simulated = simulate(program)
     # Steps were measured under the profiler: only a replay under it can be compared with them.
     under = simulated if built.profiled else simulate(
-        recorded.with_durations(scaled_durations(recorded, built.graphs, scale_kernels)))
+        recorded.with_durations(whole_ns(recorded.kernel_duration * factors)))
     steps = replayed_steps(built, program, simulated, under)
     notes = [*_contradicted(built), *_pinned(built), *damage_notes(built.graphs), *built.rendezvous.notes,
              *_partial_job(built)]
@@ -362,13 +360,6 @@ def _partial_job(built: Built) -> list[str]:
         return []
     return [f"{len(built.graphs)} of {world} ranks were recorded: the late arrival of the others is an external event, "
             "kept as part of the collectives' recorded durations, which a what-if does not scale."]
-
-
-def scaled_durations(program: Program, graphs: Sequence[ExecutionGraph], factor: float) -> Int64:
-    """Kernel durations (ns) with everything but collectives scaled by ``factor``."""
-    kinds = np.concatenate([g.kernels.kind for g in graphs]) if graphs else np.zeros(0, np.int8)
-    scaled = whole_ns(program.kernel_duration * factor)
-    return np.where(kinds == KernelKind.COLLECTIVE, program.kernel_duration, scaled)
 
 
 def _whole_window(built: Built, program: Program, simulated: Simulated, under: Simulated, rank: int) -> ReplayedStep:

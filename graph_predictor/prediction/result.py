@@ -20,7 +20,7 @@ import numpy as np
 
 from graph_predictor.prediction.scenario import Scenario
 from graph_predictor.recorded.facts import RecordedFacts, damage_notes
-from graph_predictor.simulation.build import Built
+from graph_predictor.simulation.build import Built, kernel_kinds
 from kernel_models.op_call import itemsize, short_dtype
 from tracer.arrays import Bool, Int8
 from tracer.device_memory import PEAK, MemoryAccount, memory_moments, scaled_account
@@ -113,7 +113,7 @@ class SourceFacts:
     def of(cls, built: Built) -> SourceFacts:
         """Find them."""
         graphs, there = built.graphs, len(built.graphs)
-        kinds = np.concatenate([graph.kernels.kind for graph in graphs])
+        kinds = kernel_kinds(graphs)
         world = max(graph.meta.world_size for graph in graphs)
         unrecorded = ""
         if world > there and (kinds == KernelKind.COLLECTIVE).any():

@@ -24,11 +24,12 @@ from graph_predictor.simulation.host_items import (
     hold_back,
     infer_host_waits,
 )
-from graph_predictor.simulation.program import NEVER, ItemKind, LaunchReference, Program, owners, pointers
+from graph_predictor.simulation.program import MOST_FACTOR, NEVER, ItemKind, LaunchReference, Program, owners, pointers
 from graph_predictor.simulation.ranks import LONG_AGO, RankView, Rendezvous, job_clock, match_collectives, view_rank
 from kernel_models.host.segments import LaunchConstants, LaunchSamples, fit_launch_constants
 from tracer.arrays import Float64, Int8, Int64
-from tracer.graph import ExecutionGraph
+from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph, KernelKind
 
 if TYPE_CHECKING:
     from graph_predictor.simulation.host_slices import HostSlices
@@ -239,6 +240,20 @@ class Built:
     def profiled(self) -> bool:
         """Return whether host times are those under the profiler."""
         return self.without_profiler is None
+
+
+def kernel_kinds(graphs: Sequence[ExecutionGraph]) -> Int8:
+    """Return the kinds of a job's kernels, rank by rank."""
+    return np.concatenate([np.zeros(0, np.int8), *(graph.kernels.kind for graph in graphs)]).astype(np.int8)
+
+
+def kernel_factors(graphs: Sequence[ExecutionGraph], factor: float, collectives: bool = False) -> Float64:
+    """Return factors on the durations of a job's kernels: 1 for collectives, which mostly wait, unless they are to be
+    scaled too. Raises ``ForetraceError``: the factor is negative, no number or too large."""
+    if not 0 <= factor <= MOST_FACTOR:
+        raise ForetraceError(f"Kernel durations cannot be scaled by {factor:g}: give a factor from zero to "
+                             f"{MOST_FACTOR:g}.")
+    return np.where((kernel_kinds(graphs) == KernelKind.COLLECTIVE) & (not collectives), 1.0, factor)
 
 
 @dataclass(slots=True)
