@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from planner.parallel.comm_study import comm_study
     from planner.parallel.planning import plan
     from planner.parallel.shapes import shapes
-    from planner.serving.serve import serve, serve_search
+    from planner.serving.search import serve_search
+    from planner.serving.serve import serve
     from planner.sharding.planning import shard
     from tracer import hooks
     from tracer.capture import capture
@@ -63,7 +64,7 @@ _HOMES = {
     "replay": "graph_predictor.prediction.replay",
     "retraced": "graph_predictor.synthesis.baseline",
     "serve": "planner.serving.serve",
-    "serve_search": "planner.serving.serve",
+    "serve_search": "planner.serving.search",
     "shapes": "planner.parallel.shapes",
     "shard": "planner.sharding.planning",
     "snapshot_timeline": "tracer.memory_snapshot",

@@ -10,14 +10,15 @@ if TYPE_CHECKING:
     from planner.parallel.comm_study import comm_study
     from planner.parallel.planning import plan
     from planner.parallel.shapes import shapes
-    from planner.serving.serve import serve, serve_search
+    from planner.serving.search import serve_search
+    from planner.serving.serve import serve
     from planner.sharding.planning import shard
 
 _HOMES = {
     "comm_study": "planner.parallel.comm_study",
     "plan": "planner.parallel.planning",
     "serve": "planner.serving.serve",
-    "serve_search": "planner.serving.serve",
+    "serve_search": "planner.serving.search",
     "shapes": "planner.parallel.shapes",
     "shard": "planner.sharding.planning",
 }

@@ -23,8 +23,8 @@ from graph_predictor.edits import registry
 from graph_predictor.figures import percent
 from kernel_models import device_choice
 from planner.cli.options import Profiles
+from planner.serving import search, steps
 from planner.serving import serve as serving
-from planner.serving import steps
 from planner.serving.setup import ServingError
 
 MOST_OPERATIONS = 8  # chosen: the rest is small, and more rows are not read by eye
@@ -60,7 +60,7 @@ def report(found: serving.Served, top: int | None) -> None:
     out.notes(found.notes)
 
 
-def report_choices(found: serving.ServingChoices, top: int | None) -> None:
+def report_choices(found: search.ServingChoices, top: int | None) -> None:
     """Print the best configurations."""
     out = Report()
     what = f"{found.rate:g} requests/s" if found.rate else "as many clients as there may be"
@@ -209,7 +209,7 @@ def serve(
             raise ServingError(f"--target searches splits and loads of the engine as it is taken to be, which "
                                f"--{option} says otherwise; leave one of them out.")
         with working("Pricing and serving"):
-            choices = serving.serve_search(source, 8 if gpus is None else gpus, target=target, **model)
+            choices = search.serve_search(source, 8 if gpus is None else gpus, target=target, **model)
         if json:
             print_json(choices.to_json())
         else:

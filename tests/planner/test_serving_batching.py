@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from planner.serving.batching import ServedRequests, simulate_serving
-from planner.serving.serve import LatencyTarget, serve_search
+from planner.serving.search import LatencyTarget, serve_search
 from planner.serving.setup import ENGINES, CacheAccount, Engine, Lengths, Mixing, Requests, ServingError, ServingSetup
 from planner.serving.step_grids import PrefillChunk
 
