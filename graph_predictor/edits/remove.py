@@ -78,13 +78,13 @@ class Remove:
 
     def _what(self, scenario: Scenario, operations: list[Bool], removed: list[Bool]) -> str:
         """Return what is removed, in a sentence: counts and times a step, of all ranks."""
-        pieces, program, steps = scenario.slices, scenario.built.program, scenario.cycle.steps
-        mine = scenario.cycle.working[pieces.item] & (pieces.op >= 0)
+        slices, program, steps = scenario.slices, scenario.built.program, scenario.cycle.steps
+        mine = scenario.cycle.working[slices.item] & (slices.op >= 0)
         kernel = scenario.cycle.kernel & np.concatenate([np.append(inside, False)[graph.kernels.op]
                                                          for inside, graph in zip(removed, scenario.built.graphs,
                                                                                   strict=True)])
-        host_ns = sum(float(scenario.host_times()[rows][inside[pieces.op[rows]]].sum()) for rank, inside in enumerate(
-            removed) for rows in [np.flatnonzero(mine & (pieces.rank == rank))])
+        host_ns = sum(float(scenario.host_times()[rows][inside[slices.op[rows]]].sum()) for rank, inside in enumerate(
+            removed) for rows in [np.flatnonzero(mine & (slices.rank == rank))])
         names = Counter[str]()
         for graph, chosen in zip(scenario.built.graphs, operations, strict=True):
             for code, count in zip(*np.unique(graph.ops.name[chosen], return_counts=True), strict=True):

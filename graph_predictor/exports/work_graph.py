@@ -376,13 +376,13 @@ class _Builder:
                          before[by].astype(np.int64), reason[by].astype(np.int8), left_out)
 
     def _work(self) -> _Work:
-        """Host work before each item, cut by operation in proportion to the pieces of the recording."""
+        """Host work before each item, cut by operation in proportion to the slices of the recording."""
         job, p = self.job, self.job.program
-        pieces, piece_ns = job.host_slices()
-        rows = np.flatnonzero(~pieces.is_cost & (piece_ns > 0))
+        slices, slice_ns = job.host_slices()
+        rows = np.flatnonzero(~slices.is_cost & (slice_ns > 0))
         # By item, then in time; neighbours of one operation are one.
-        rows = rows[np.lexsort((pieces.start_ns[rows], pieces.item[rows]))]
-        item, op, ns = pieces.item[rows], pieces.op[rows], piece_ns[rows]
+        rows = rows[np.lexsort((slices.start_ns[rows], slices.item[rows]))]
+        item, op, ns = slices.item[rows], slices.op[rows], slice_ns[rows]
         opens = np.ones(len(rows), np.bool_)
         opens[1:] = (item[1:] != item[:-1]) | (op[1:] != op[:-1])
         at = np.flatnonzero(opens)

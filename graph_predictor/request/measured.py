@@ -123,17 +123,17 @@ def device_work(trace: str, spec: DeviceSpec | None) -> StepWork:
     if len(scenario.built.graphs) > 1:
         raise DataError(f"{trace} is a job of {len(scenario.built.graphs)} ranks; a table of steps takes those of one "
                         "device, as others' waiting is no device's time.")
-    pieces = np.unique(work.kernel_group[cycle.kernel & (work.kernel_group >= 0)])
-    if not len(pieces):
+    groups = np.unique(work.kernel_group[cycle.kernel & (work.kernel_group >= 0)])
+    if not len(groups):
         where = f"on {spec.name} " if spec is not None else ""
         raise DataError(f"{trace} has no device work {where}to learn from: of CPUs whole steps teach nothing yet.")
-    ns = work.measured_ns[pieces].astype(np.float64)
-    unsized = float(ns[~work.sized[pieces]].sum() / max(ns.sum(), 1.0))
+    ns = work.measured_ns[groups].astype(np.float64)
+    unsized = float(ns[~work.sized[groups]].sum() / max(ns.sum(), 1.0))
     if unsized > UNSIZED:
         raise DataError(f"{trace}: {unsized:.0%} of its device time is of kernels whose sizes were not recorded; "
                         "record it with shapes (foretrace capture does).")
     calls: Counter[OpCall] = Counter()
-    for group, times in zip(*np.unique(work.call_row[pieces], return_counts=True), strict=True):
+    for group, times in zip(*np.unique(work.call_row[groups], return_counts=True), strict=True):
         for call in work.calls[int(group)]:
             calls[call] += float(times) / cycle.steps  # type: ignore[assignment]
     steady = baseline.predict()

@@ -149,10 +149,10 @@ def _with_shapes(graph: ExecutionGraph, shapes: set[tuple[int, ...]]) -> Bool:
 
 def _of_host(found: Baseline, rank: int, part: Int64, length_ns: float) -> tuple[Float64, float]:
     """Own time of each part, and what of the step is collectives, µs."""
-    pieces, cycle = found.scenario.slices, found.scenario.cycle
-    mine = (pieces.rank == rank) & cycle.working[pieces.item]
+    slices, cycle = found.scenario.slices, found.scenario.cycle
+    mine = (slices.rank == rank) & cycle.working[slices.item]
     ns = found.scenario.host_times()[mine]
-    times = np.bincount(part[pieces.op[mine]], weights=ns, minlength=len(StepPart)) / cycle.steps / 1e3
+    times = np.bincount(part[slices.op[mine]], weights=ns, minlength=len(StepPart)) / cycle.steps / 1e3
     others = float(times.sum() - times[StepPart.COLLECTIVE])
     # Work is uncertain by what steps differ; the collectives' own calls are in the step at least.
     return times, max(length_ns / 1e3 - others, float(times[StepPart.COLLECTIVE]))
@@ -167,9 +167,9 @@ def _of_device(found: Baseline, rank: int, part: Int64, length_ns: float) -> tup
     start, end = kernels.start_ns[rows], kernels.start_ns[rows] + kernels.duration_ns[rows]
     collective = kernels.kind[rows] == KernelKind.COLLECTIVE
     of_kernel = part[np.where(kernels.op[rows] < 0, NONE, kernels.op[rows])]
-    piece = scenario.work.kernel_group[low:high][rows]
-    for i in np.flatnonzero(piece >= 0).tolist():  # fused look-ups are known by what the device did
-        calls = scenario.work.calls[int(scenario.work.call_row[piece[i]])]
+    group = scenario.work.kernel_group[low:high][rows]
+    for i in np.flatnonzero(group >= 0).tolist():  # fused look-ups are known by what the device did
+        calls = scenario.work.calls[int(scenario.work.call_row[group[i]])]
         if calls and calls[0].family is Family.EMBEDDING:
             of_kernel[i] = StepPart.GRADIENTS if "backward" in calls[0].kind else StepPart.LOOKUPS
     of_kernel[~collective & (of_kernel >= StepPart.COLLECTIVE)] = StepPart.DENSE_FORWARD

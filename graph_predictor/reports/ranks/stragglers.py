@@ -287,9 +287,9 @@ def _by_operation(times: JobTimes, rank: int) -> dict[str, Float64]:
         name = np.where(op >= 0, names[op], graph.kernels.name[rows])
         kept = graph.kernels.kind[rows] != KernelKind.COLLECTIVE
     else:
-        pieces = times.slices.of_rank(rank)
-        op, ns = times.slices.op[pieces], times.host_ns[pieces]
-        window = _windows_of_items(times, rank)[times.slices.item[pieces]]
+        rows = times.slices.of_rank(rank)
+        op, ns = times.slices.op[rows], times.host_ns[rows]
+        window = _windows_of_items(times, rank)[times.slices.item[rows]]
         name, kept = names[op], (op >= 0) & (window >= 0)
     op, ns, window, name = op[kept], ns[kept], window[kept], name[kept]
     keys, place = np.unique(np.stack([name, np.where(op >= 0, modules[op], NONE)]), axis=1, return_inverse=True)
