@@ -72,7 +72,8 @@ def plan(
         metavar="FACTOR,…", help="Its memory's bandwidth × FACTOR, or a value such as 6TB/s; several are compared.")
     ] = None,
     memory: Annotated[str | None, typer.Option(
-        metavar="FACTOR,…", help="Its memory × FACTOR, or a value such as 192GB; several are compared.")] = None,
+        metavar="FACTOR,…", help="Another device with its memory × FACTOR, or such as 192GB; several are compared. "
+        "What a plan may use of this one is --memory-limit.")] = None,
     link: Annotated[str | None, typer.Option(
         metavar="FACTOR,…", help="Links between its GPUs and nodes × FACTOR, or a value such as 900GB/s of a GPU in "
                                  "its node; several are compared.")] = None,

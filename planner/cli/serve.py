@@ -142,7 +142,8 @@ def serve(
         metavar="NAME", help="vllm, sglang, trtllm, or compiled: a compiled model in a loop.")] = "vllm",
     chunk: Annotated[int, typer.Option(metavar="N", help="Tokens of a step at most; by default the engine's.")] = 0,
     cuda_graphs: Annotated[bool, typer.Option(
-        "--cuda-graphs/--no-cuda-graphs", help="Decoding runs as CUDA graphs.")] = True,
+        "--cuda-graphs/--no-cuda-graphs", help="Steps that only decode run as CUDA graphs, up to the "
+        "engine's largest batch of one; those with prompts never do.")] = True,
     speculate: Annotated[str | None, typer.Option(
         metavar="K:ACCEPTED", help="Speculative decoding: drafts of K tokens, ACCEPTED tokens a step in the mean, such "
                                    "as 3:2.4.")] = None,

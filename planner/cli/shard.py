@@ -35,8 +35,8 @@ def shard(
     batch: Annotated[int | None, shared(
         "--batch", "samples on each GPU; by default what the source has", least=1)] = None,
     memory: Annotated[str | None, typer.Option(
-        metavar="SIZE", help="Memory of a device, such as 80GiB (a bare number is in GB); by default all it has.")
-    ] = None,
+        metavar="SIZE", help="Memory of a device that a plan may use, as other commands' --memory-limit: such as 80GiB "
+                             "(a bare number is in GB); by default all it has.")] = None,
     host_memory: Annotated[str | None, typer.Option(
         metavar="SIZE", help="Memory of a node's host that tables may lie in where the devices' does not suffice, such "
                              "as 1.5TB (a bare number is in GB); by default none.")] = None,
