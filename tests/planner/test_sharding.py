@@ -15,6 +15,7 @@ from dlrm_parts.tasks import dreamshard_task, neuroshard_task
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from said import plain
+from table_files import write_tables
 from typer.testing import CliRunner
 
 from foretrace.commands import app
@@ -26,7 +27,6 @@ from planner.sharding.planning import DataDrift, drifted
 from planner.sharding.problem import ShardingPlan, ShardingProblem, load_plan
 from planner.sharding.search import NAMES, ShardingSearch, fastest, search
 from planner.sharding.step import EMPTY, Assignment, Scores, StepModel, assignment_of
-from tracer.lookup_data.files import write_tables
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 

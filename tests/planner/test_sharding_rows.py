@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from said import plain
+from table_files import write_tables
 from typer.testing import CliRunner
 
 from foretrace.commands import app
@@ -23,7 +24,6 @@ from planner.sharding.planning import DataDrift, drifted
 from planner.sharding.problem import RESERVED_BYTES, Anchors, ShardingPlan, ShardingProblem, WorkAnchor, load_plan
 from planner.sharding.search import search
 from planner.sharding.step import Scores, StepModel, assignment_of
-from tracer.lookup_data.files import write_tables
 from tracer.lookup_data.plan_file import ShardingError, ShardKind, TableSharding
 from tracer.lookup_data.tables import EmbeddingTable
 from tracer.workloads.places import places_of_plan

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 from dlrm_parts.tasks import NEUROSHARD_COLUMNS, dreamshard_task, neuroshard_task
+from table_files import write_tables
 
-from tracer.lookup_data.files import PUBLISHED_BATCH, read_tables, table_of_published, write_tables
+from tracer.lookup_data.files import PUBLISHED_BATCH, read_tables, table_of_published
 from tracer.lookup_data.tables import (
     EmbeddingTable,
     TableError,

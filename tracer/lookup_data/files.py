@@ -11,22 +11,17 @@ often each is looked up.
 
 from __future__ import annotations
 
-import csv
 import difflib
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 
 from tracer.input_file import DecodeError, PathLike, from_json, from_toml, read_input, why_unopened
-from tracer.lazy import parquet, pyarrow
 from tracer.lookup_data.tables import QUANTIZED, REUSE_BINS, REUSE_OF_BIN, EmbeddingTable, TableError
-from tracer.output_file import whole_file
 from tracer.table_input import TABLES, TableInputError, place, read_cells
 
 PUBLISHED_BATCH = 65_536
@@ -97,24 +92,6 @@ def checked_tables(tables: Sequence[EmbeddingTable], name: str = "the tables") -
                              "each a name of its own.")
         seen[table.name] = i
     return list(tables)
-
-
-def write_tables(tables: Sequence[EmbeddingTable], path: PathLike) -> None:
-    """Write tables as ``read_tables`` reads them, atomically.
-
-    Raises:
-        TableError: the ending is none of .csv, .parquet and .json.
-        ForetraceError: it cannot be written.
-    """
-    suffix = Path(path).suffix.lower()
-    if suffix not in _WRITERS:
-        raise TableError(f"{Path(path).name} does not say what to write; tables are written as "
-                         f"{', '.join(_WRITERS)}.")
-    rows = [{name: list(value) if name in _LISTS else value for name, value in asdict(table).items()}
-            for table in tables]
-    data = _WRITERS[suffix](rows)
-    with whole_file(path) as stream:
-        stream.write(data)
 
 
 def table_of_published(row: Row, name: str) -> EmbeddingTable:
@@ -243,26 +220,3 @@ def _of_document(value: Any) -> list[Row]:
 _READERS: dict[str, Callable[[PathLike], Sequence[Row]]] = {
     **dict.fromkeys(TABLES, read_cells), ".json": lambda path: _of_document(from_json(read_input(path))),
     ".toml": lambda path: _of_document(from_toml(read_input(path)))}
-
-
-def _csv_bytes(rows: list[dict[str, Any]]) -> bytes:
-    out = io.StringIO(newline="")
-    writer = csv.DictWriter(out, list(_FIELDS))
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({**row, **{name: " ".join(map(repr, row[name])) for name in _LISTS}})
-    return out.getvalue().encode()
-
-
-def _parquet_bytes(rows: list[dict[str, Any]]) -> bytes:
-    out = io.BytesIO()
-    parquet.write_table(pyarrow.Table.from_pylist(rows), out, compression="zstd")
-    return out.getvalue()
-
-
-def _json_bytes(rows: list[dict[str, Any]]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode({"tables": rows}), indent=1) + b"\n"
-
-
-_WRITERS: dict[str, Callable[[list[dict[str, Any]]], bytes]] = {
-    ".csv": _csv_bytes, ".parquet": _parquet_bytes, ".json": _json_bytes}
