@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class ForetraceError(Exception):
     """Base of every error foretrace raises on purpose; the command line prints it and exits with code 2."""
@@ -43,6 +45,12 @@ class ProfilerBusyError(CaptureError):
     """Another torch profiler is running."""
 
     reason = "another torch profiler was running."
+
+
+def listed(texts: Iterable[str], most: int = 8) -> str:
+    """Return the first texts as a part of a sentence, and the number of the others: "a, b and 3 more"."""
+    every = list(texts)
+    return ", ".join(every[:most]) + (f" and {len(every) - most:,} more" if len(every) > most else "")
 
 
 def reason_of(error: BaseException, most: int = 200) -> str:

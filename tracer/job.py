@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import get_type_hints
 
 from tracer import kineto
@@ -19,7 +19,7 @@ from tracer.capture_layout import find_parts, read_capture, shifted
 from tracer.cluster.forked import ForkedWorkers, idle_cores
 from tracer.cluster.workers import Failed, LostWorkerError, TaskWorkers
 from tracer.columns import MOST_RANKS
-from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError
+from tracer.errors import GraphFileError, JobError, StepRegionError, TraceError, listed
 from tracer.files import FileKind, FoundFile, find_files
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph
 from tracer.input_file import DecodeError, PathLike, convert
@@ -160,13 +160,13 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
                                                 step_region=step_region))
     captures = [os.fspath(path) for path in given if len(given) > 1 and find_parts(path)]
     if captures:
-        others = _listed(os.fspath(path) for path in given if os.fspath(path) != captures[0])
+        others = listed(os.fspath(path) for path in given if os.fspath(path) != captures[0])
         raise TraceError(f"{captures[0]} is the directory of a capture, which is a whole job: it cannot be read "
                          f"together with {others}. Name one capture; others of the same program go to foretrace "
                          f"predict with --also, such as --also {captures[-1]}:batch=32, and foretrace diff compares "
                          "two.")
     if window != 0:
-        raise TraceError(f"There is no window {window} in {_listed(os.fspath(path) for path in given)}: only the "
+        raise TraceError(f"There is no window {window} in {listed(os.fspath(path) for path in given)}: only the "
                          "directory of a capture has several; name that directory, or leave --window (window=) out.")
     notes: list[str] = []
     files = find_files([os.fspath(path) for path in given], notes)
@@ -176,7 +176,7 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
     graphs = _read_members([file for file in files if file.kind is not FileKind.EXECUTION_TRACE], notes, progress,
                            workers, step_region)
     if not graphs:
-        raise TraceError(f"No profiler trace could be read from {_listed(os.fspath(path) for path in given)}"
+        raise TraceError(f"No profiler trace could be read from {listed(os.fspath(path) for path in given)}"
                          f"{_why_none(files, notes)} Give the .json or .json.gz files of the profiler.")
     _number_ranks(graphs, notes)
     graphs.sort(key=lambda graph: graph.meta.rank)
@@ -200,7 +200,7 @@ def assemble_job(graphs: list[ExecutionGraph], notes: Iterable[str] = ()) -> Job
             f"{len(graphs)} of {size} ranks {done} {how}; whether the others do the same as {whose} is not known: "
             "--rank gives another one.")
     elif missing:
-        job.notes.append(f"{len(missing)} of {size} ranks were not recorded ({_listed(map(str, missing))}): what they "
+        job.notes.append(f"{len(missing)} of {size} ranks were not recorded ({listed(map(str, missing))}): what they "
                          "did is known only from the recorded ranks' waiting.")
     return job
 
@@ -216,7 +216,7 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
     if not classes and all_alike(graphs):
         size = graphs[0].meta.world_size
         job = folded_job(graphs[:1], [((0, size - 1, 1),)], size, [*notes, *_fake_world_notes(graphs)])
-        ranks = _listed(str(graph.meta.rank) for graph in graphs)
+        ranks = listed(str(graph.meta.rank) for graph in graphs)
         job.notes.append(
             f"{ASSUMED}: every rank does the same as {'rank' if len(graphs) == 1 else 'ranks'} {ranks}, because all "
             "collectives there are of the whole world, and none is of shards or between two ranks, as in plain data "
@@ -233,8 +233,8 @@ def assemble_captured(graphs: list[ExecutionGraph], notes: Iterable[str] = (),
     without = [each for each in job.classes if each.graph == NONE]
     if without:
         job.notes.append(
-            f"{sum(map(len, without))} of {job.world_size} ranks ({_listed(map(str, without))}) do other work than "
-            f"those recorded; capture --rank {_listed(str(each.first) for each in without)} into the same directory "
+            f"{sum(map(len, without))} of {job.world_size} ranks ({listed(map(str, without))}) do other work than "
+            f"those recorded; capture --rank {listed(str(each.first) for each in without)} into the same directory "
             "too.")
     return job
 
@@ -293,7 +293,7 @@ def _fake_world_notes(graphs: list[ExecutionGraph]) -> list[str]:
     fake = [graph.meta for graph in graphs if graph.meta.backend == FAKE and graph.meta.era != SHAPE_ONLY]
     if not fake:
         return []
-    which = f"Rank {fake[0].rank}" if len(fake) == 1 else f"Ranks {_listed(str(meta.rank) for meta in fake)}"
+    which = f"Rank {fake[0].rank}" if len(fake) == 1 else f"Ranks {listed(str(meta.rank) for meta in fake)}"
     whose = "its" if len(fake) == 1 else "their"
     return [f"{which} of a fake world of {fake[0].world_size}: {whose} collectives took no time and other "
             "ranks were not waited for, so the step times are those of the compute alone."]
@@ -428,7 +428,7 @@ def _number_ranks(graphs: list[ExecutionGraph], notes: list[str]) -> None:
             notes.append(f"{graph.meta.source} does not record its rank; {graph.meta.rank} was taken from its name.")
     nameless = [graph.meta.source for graph in graphs if graph.meta.rank == NONE]
     if nameless and len(graphs) > 1:
-        raise JobError(f"{_listed(nameless)} record no rank and have none in their names, so that they cannot be told "
+        raise JobError(f"{listed(nameless)} record no rank and have none in their names, so that they cannot be told "
                        "apart as ranks of one job; read them one at a time, or name them rank0…, rank1….")
 
 
@@ -481,7 +481,7 @@ def _join_execution_traces(graphs: list[ExecutionGraph], files: list[FoundFile],
         if len(open_graphs) == 1:
             by_rank[open_graphs[0].meta.rank] = nameless
     elif nameless:
-        notes.append(f"{_listed(file.path for file in nameless)}: execution traces without a rank in their names, "
+        notes.append(f"{listed(file.path for file in nameless)}: execution traces without a rank in their names, "
                      "which could not be told apart; name them like the profiler traces.")
     for graph in graphs:
         candidates = sorted(by_rank.pop(graph.meta.rank, []), key=lambda file: (not file.named, file.path))
@@ -489,7 +489,7 @@ def _join_execution_traces(graphs: list[ExecutionGraph], files: list[FoundFile],
             continue
         if len(candidates) > 1:
             notes.append(f"Rank {graph.meta.rank} has {len(candidates)} execution traces; {candidates[0].path} was "
-                         f"joined, not {_listed(file.path for file in candidates[1:])}.")
+                         f"joined, not {listed(file.path for file in candidates[1:])}.")
         try:
             report = join_execution_trace(graph, candidates[0].path)
             notes += [f"{candidates[0].path}: {note}" for note in report.notes]
@@ -497,7 +497,7 @@ def _join_execution_traces(graphs: list[ExecutionGraph], files: list[FoundFile],
             if candidates[0].named:
                 raise
             notes.append(f"An execution trace was not joined: {error}")
-    notes += [f"{_listed(file.path for file in left)}: no profiler trace of that rank to join it to."
+    notes += [f"{listed(file.path for file in left)}: no profiler trace of that rank to join it to."
               for left in by_rank.values()]
 
 
@@ -507,10 +507,3 @@ def _why_none(files: list[FoundFile], notes: list[str]) -> str:
     if any(file.kind is FileKind.EXECUTION_TRACE for file in files):
         return ": only execution traces are there, which have no times."
     return "."
-
-
-def _listed(texts: Iterable[str], most: int = 8) -> str:
-    rest = iter(texts)
-    shown = list(islice(rest, most))
-    left = sum(1 for _ in rest)
-    return ", ".join(shown) + (f" and {left} more" if left else "")

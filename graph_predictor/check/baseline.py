@@ -30,6 +30,7 @@ from graph_predictor.check.measure import (
 )
 from graph_predictor.check.validate import Accuracy
 from graph_predictor.simulation.host_slices import exclusive_time
+from tracer.errors import listed
 from tracer.graph import ExecutionGraph, KernelKind, OpKind
 from tracer.input_file import DecodeError, convert, from_json, read_input
 from tracer.job import Job
@@ -238,16 +239,16 @@ class BaselineFile:
         here = {capture.name: capture for capture in captures}
         told = []
         if missing := sorted(found.captures.keys() - here.keys()):
-            told.append(f"{_listed(missing)} {_are(missing)} missing here")
+            told.append(f"{listed(missing, 4)} {_are(missing)} missing here")
         if new := sorted(here.keys() - found.captures.keys()):
-            told.append(f"{_listed(new)} {_are(new)} not in it")
+            told.append(f"{listed(new, 4)} {_are(new)} not in it")
         if changed := sorted(name for name in found.captures.keys() & here.keys()
                              if found.captures[name].digest != here[name].digest):
-            told.append(f"{_listed(changed)} {'have' if len(changed) > 1 else 'has'} other files")
+            told.append(f"{listed(changed, 4)} {'have' if len(changed) > 1 else 'has'} other files")
         if other := sorted(name for name in found.captures.keys() & here.keys()
                            if found.captures[name].step_region != (here[name].step_region or "")):
             region = found.captures[other[0]].step_region
-            told.append(f"the steps of {_listed(other)} were {f'the regions {region!r}' if region else 'not named'} "
+            told.append(f"the steps of {listed(other, 4)} were {f'the regions {region!r}' if region else 'not named'} "
                         "then (--step-region)")
         if told:
             raise CheckError(f"{self.path} was made from other captures than those of {self.directory}: "
@@ -280,10 +281,6 @@ def check_kind(head: Any, path: str, form: str, version: int) -> None:
         raise CheckError(f"{path} is damaged: its version is {found!r}; take it from version control again.")
     if found > version:
         raise CheckError(f"{path} is of version {found}, and this foretrace reads up to {version}; update foretrace.")
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _are(names: list[str]) -> str:

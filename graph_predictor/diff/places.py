@@ -26,6 +26,7 @@ from graph_predictor.diff.result import DifferenceKind
 from graph_predictor.diff.step_tree import StepTree, Vocabulary
 from graph_predictor.recorded.module_paths import is_collective, plain_name
 from tracer.arrays import Int64
+from tracer.errors import listed
 from tracer.graph import HOST_READ, NONE, ExecutionGraph, LaunchKind, Phase
 
 MOST_NAMES = 5  # chosen: a line
@@ -176,9 +177,7 @@ def _named(hunk: Hunk, one: StepTree, other: StepTree, vocabulary: Vocabulary, *
 def _listed(tree: StepTree, nodes: list[int], vocabulary: Vocabulary) -> str:
     """The nodes' names with their numbers, the most frequent first."""
     names = Counter(plain_name(vocabulary.texts[code]) for code in tree.name[nodes].tolist())
-    listed = [f"{name} ×{number}" if number > 1 else name for name, number in names.most_common()]
-    more = len(listed) - MOST_NAMES
-    return ", ".join(listed[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return listed([f"{name} ×{number}" if number > 1 else name for name, number in names.most_common()], MOST_NAMES)
 
 
 def _follow_strides(causes: dict[int, int], places: Places, one: StepTree, other: StepTree) -> None:

@@ -29,6 +29,7 @@ from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device
 from kernel_models.device_choice import find_device
 from tracer.arrays import Bool, Float64, Int64
 from tracer.columns import MOST_RANKS
+from tracer.errors import listed
 from tracer.shape_only.devices import device_names
 
 MOST_BYTES, LEAST_US, MOST_US = 1e18, 1e-6, 1e12
@@ -294,9 +295,7 @@ def _plain(name: str) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    found = sorted(set(filter(None, names)))
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return (", ".join(found[:MOST_NAMED]) + more) or "rows that name none"
+    return listed(sorted(set(filter(None, names))), MOST_NAMED) or "rows that name none"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from planner.parallel.config_families import FAMILIES, HYBRIDS, IMBALANCE, MOST_
 from planner.parallel.published_configs import CONFIGS
 from planner.parallel.stages import spread
 from tracer import workloads
-from tracer.errors import ForetraceError, reason_of
+from tracer.errors import ForetraceError, listed, reason_of
 from tracer.input_file import DecodeError, from_json, open_input, why_unopened
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan, PlanError
@@ -183,9 +183,8 @@ def _note_parts(whole: ConfigFields, fields: ConfigFields, *, known: bool) -> No
               and not name.endswith(("_id", "_ids", "_index", "_version", "_dropout", "_token", _PART))
               and isinstance(value, (int, list)) and not isinstance(value, bool)]
     if unread:
-        more = f" and {len(unread) - MOST_NAMED} more" if len(unread) > MOST_NAMED else ""
-        fields.notes.append(f"Nothing is known of these fields, which may be parts of it: "
-                            f"{', '.join(name[:40] for name in unread[:MOST_NAMED])}{more}.")
+        fields.notes.append("Nothing is known of these fields, which may be parts of it: "
+                            f"{listed([name[:40] for name in unread], MOST_NAMED)}.")
 
 
 def _check_decoder(fields: ConfigFields, kind: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tracer.columns import is_constant, named
+from tracer.errors import listed
 from tracer.graph import (
     NONE,
     AllocationTable,
@@ -39,10 +40,10 @@ from tracer.kineto.linking import (
 from tracer.kineto.modules import ModulePaths, count_python_calls, phases
 from tracer.kineto.nesting import Nesting, find_gaps, host_order, innermost, nest
 from tracer.kineto.steps import (
+    SHOWN,
     drop_step_faults,
     find_steps,
-    first_names,
-    listed,
+    first_regions,
     region_steps,
     repeated_regions,
     step_of,
@@ -284,8 +285,8 @@ def _note_absences(graph: ExecutionGraph, unknown: Counter[str]) -> None:
                           "the window counts as a whole.")
         own = [region for region in repeated_regions(graph.ops, graph.strings) if region.own]
         if own:
-            loss.notes.append(f"Regions that repeat: {listed(own)}. If each is one step, name them: --step-region NAME "
-                              "(step_region=).")
+            loss.notes.append(f"Regions that repeat: {first_regions(own)}. If each is one step, name them: "
+                              "--step-region NAME (step_region=).")
     if loss.orphan_kernels:
         loss.notes.append(f"{loss.orphan_kernels} pieces of GPU work have no recorded launch, {loss.leading_orphans} "
                           "of them before their stream's first launched work (launched before the window).")
@@ -298,7 +299,7 @@ def _note_lost_work(graph: ExecutionGraph) -> None:
     if not len(rows):
         return
     are, do, they = ("is", "does", "it") if len(rows) == 1 else ("are", "do", "they")
-    names = first_names([graph.string(code) for code in graph.steps.name[rows].tolist()])
+    names = listed([graph.string(code) for code in graph.steps.name[rows].tolist()], SHOWN)
     graph.meta.loss.lossy_steps = len(rows)
     graph.meta.loss.notes.append(
         f"{names} {are} damaged and {do} not count: {they} lost the device work of {int(lost.sum()):,} launches, which "

@@ -38,7 +38,7 @@ import numpy as np
 
 from tracer.arrays import Bool, Float64, Int64
 from tracer.columns import named
-from tracer.errors import StepRegionError, cut_text
+from tracer.errors import StepRegionError, cut_text, listed
 from tracer.graph import LAUNCHING, NONE, KernelTable, LaunchTable, LossReport, OpKind, OpTable, StepSource, StepTable
 from tracer.kineto.columns import Interner
 from tracer.kineto.events import ANNOTATION_NAME, DATA_LOADER
@@ -253,7 +253,7 @@ def repeated_regions(ops: OpTable, texts: list[str]) -> list[Region]:
     return _repeated(_regions(ops, texts))
 
 
-def listed(regions: list[Region]) -> str:
+def first_regions(regions: list[Region]) -> str:
     """Return the first regions as a part of a sentence."""
     return ", ".join(map(str, regions[:MOST_LISTED]))
 
@@ -321,7 +321,7 @@ def _missing(ops: OpTable, texts: list[str], name: str, source: str) -> str:
         there = ("The trace has no regions that repeat: mark each step with record_function, or call prof.step() "
                  "after each iteration, and record again.")
     else:
-        kinds = [f"{title}: {listed(shown)}" for title, shown in
+        kinds = [f"{title}: {first_regions(shown)}" for title, shown in
                  (("Similar names", similar), ("Regions that repeat", others[:max(MOST_LISTED - len(similar), 0)]))
                  if shown]
         there = f"{'. '.join(kinds)}. Give --step-region (step_region=) the name of one, or leave it out."
@@ -377,14 +377,9 @@ def drop_step_faults(steps: StepTable, source: int, ops: OpTable, calls: LaunchT
     return steps.take(kept), source if kept.any() else NONE
 
 
-def first_names(names: Sequence[str]) -> str:
-    """Return the first of some steps' names, and the number of the others."""
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else "")
-
-
 def _empty_note(names: Sequence[str]) -> str:
     hold, are = ("holds", "is") if len(names) == 1 else ("hold", "are")
-    return (f"{first_names(names)} {hold} almost no work and {are} left out: PyTorch "
+    return (f"{listed(names, SHOWN)} {hold} almost no work and {are} left out: PyTorch "
             "also marks as a step what comes before the first prof.step() and after the last one.")
 
 
