@@ -19,6 +19,7 @@ from kernel_models.device_choice import find_device
 from planner.parallel.comm_study import CommCause, CommStudy, StepMessages, comm_study, messages_of, usual_plans
 from planner.parallel.decoder import decoder_of, read_decoder
 from tracer import workloads
+from tracer.graph import ExecutionGraph
 from tracer.parallel_plan import ParallelPlan, PlanError
 
 KINDS = CollectiveKind
@@ -49,14 +50,19 @@ def depth_of(plan: ParallelPlan) -> int:
 def traced(plan: ParallelPlan) -> dict[KINDS, tuple[float, float]]:
     """Count and payload by kind of what rank 0 of the suite's Llama calls in a fake world."""
     pytest.importorskip("torch")
-    from graph_predictor.comm.recorded_calls import table_calls
     from tracer.shape_only import trace_workload
 
     own = plan.passes if plan.pp == 1 else 1
     settings = workloads.configure("llama", preset="tiny", depth=depth_of(plan), batch=BATCH, seq=SEQ,
                                    accumulation=own)
     world = replace(plan, microbatches=plan.microbatches if plan.pp > 1 else None)
-    graph = trace_workload(settings, "cpu", world_size=plan.world_size, parallel=world, warmup=0)
+    return of_kinds(trace_workload(settings, "cpu", world_size=plan.world_size, parallel=world, warmup=0))
+
+
+def of_kinds(graph: ExecutionGraph) -> dict[KINDS, tuple[float, float]]:
+    """Number and bytes of the traced collectives, by kind."""
+    from graph_predictor.comm.recorded_calls import table_calls
+
     found: dict[KINDS, tuple[float, float]] = {}
     for call in table_calls(graph, None):
         assert call is not None
@@ -122,16 +128,9 @@ def test_zero_stages_and_copies() -> None:
 def program(name: str) -> dict[KINDS, tuple[float, float]]:
     """Count and payload of what a program of ``parallel_programs`` calls on 4 ranks, but for norms' gradients."""
     pytest.importorskip("torch")
-    from graph_predictor.comm.recorded_calls import table_calls
     from tracer.shape_only.trace import trace_script
 
-    graph = trace_script(f"{Path(__file__).parent / 'parallel_programs.py'}:{name}", "h100-sxm", world_size=4)
-    found: dict[KINDS, tuple[float, float]] = {}
-    for call in table_calls(graph, None):
-        assert call is not None
-        count, volume = found.get(call.kind, (0.0, 0.0))
-        found[call.kind] = count + 1, volume + call.payload_bytes
-    return found
+    return of_kinds(trace_script(f"{Path(__file__).parent / 'parallel_programs.py'}:{name}", "h100-sxm", world_size=4))
 
 
 def of_program(plan: ParallelPlan) -> dict[KINDS, tuple[float, float]]:

@@ -8,8 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kernel_models.collectives import CollectiveModel, find_topology
-from kernel_models.device import device
+from kernel_models.collectives import CollectiveModel
 from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.estimate import estimate
@@ -24,16 +23,6 @@ from tracer.shape_only.transformer import TransformerShape
 DENSE = TransformerShape(2, 256, 4, 4, 1024, 512, 128, gated=True, rms=True, bias=False, rotary=True)
 ROUTED = replace(DENSE, layers=4, ffn=256, experts=8, top_k=2)
 MIXED = replace(ROUTED, layers=6, stack=(DENSE, ROUTED))
-
-
-@pytest.fixture(scope="module")
-def pieces() -> LayerCosts:
-    return LayerCosts(device("h200-sxm"))
-
-
-@pytest.fixture(scope="module")
-def cluster() -> CollectiveModel:
-    return CollectiveModel(find_topology("dgx-h200x2"))
 
 
 @pytest.mark.parametrize(("layers", "stages", "chunks", "values", "expected"), [

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from kernel_models.collectives import CollectiveModel, find_topology
+from kernel_models.collectives import CollectiveModel
 from kernel_models.device import device
 from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan, decoder_of
@@ -29,16 +29,6 @@ from tracer.shape_only.transformer import Piece, TransformerPart, TransformerSha
 
 SHAPE = TransformerShape(8, 512, 8, 8, 2048, 1024, 256, dtype="bf16")
 RUNNER = CliRunner()
-
-
-@pytest.fixture(scope="module")
-def pieces() -> LayerCosts:
-    return LayerCosts(device("h200-sxm"))
-
-
-@pytest.fixture(scope="module")
-def cluster() -> CollectiveModel:
-    return CollectiveModel(find_topology("dgx-h200x2"))
 
 
 @pytest.mark.parametrize(("text", "says"), [

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kernel_models.collectives import CollectiveModel, find_topology
-from kernel_models.device import device
+from kernel_models.collectives import CollectiveModel
 from planner.parallel.corrections import CorrectionFactors
 from planner.parallel.estimate import estimate
 from planner.parallel.layer_costs import LayerCosts
@@ -23,16 +22,6 @@ from tracer.shape_only.transformer import Piece, TransformerPart, TransformerSha
 
 SHAPE = TransformerShape(8, 512, 8, 8, 2048, 1024, 256, dtype="bf16")
 QUIET = CorrectionFactors(host_us=0.0, host_collective_us=0.0, jitter=0.0)
-
-
-@pytest.fixture(scope="module")
-def pieces() -> LayerCosts:
-    return LayerCosts(device("h200-sxm"))
-
-
-@pytest.fixture(scope="module")
-def cluster() -> CollectiveModel:
-    return CollectiveModel(find_topology("dgx-h200x2"))
 
 
 @pytest.mark.parametrize(("stages", "count"), [(1, 2), (2, 2), (4, 8), (8, 32)])
