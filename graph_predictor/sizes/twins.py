@@ -42,11 +42,15 @@ def bare(name: str) -> str:
 
 
 def square_input(graph: ExecutionGraph, size: int) -> Shape | None:
-    """A tensor of indices or targets that has the size first and once more: samples and something else, as many."""
-    for _, _, shape in counted_inputs(graph):
-        if shape[0] == size and size in shape[1:]:
-            return shape
-    return None
+    """A tensor of indices or targets that has the size first and once more: samples and something else, as many.
+
+    ``None`` where another input has the size, led by other samples: then the square one is not of samples (buckets of
+    positions relative to each other, a mask).
+    """
+    shapes = [shape for _, _, shape in counted_inputs(graph)]
+    if any(shape[0] not in (1, size) and size in shape[1:] for shape in shapes):
+        return None
+    return next((shape for shape in shapes if shape[0] == size and size in shape[1:]), None)
 
 
 def split_parameter(graph: ExecutionGraph, widths: set[int], size: int) -> tuple[int, Shape] | None:
@@ -106,7 +110,7 @@ def separate_inputs(graph: ExecutionGraph, size: int) -> list[Shape]:
             continue
         if name == "aten::embedding":
             shapes = [one.shape for one in arguments(graph, row)[:2]]
-            if len(shapes) > 1 and shapes[0] and shapes[1] and shapes[1][0] != 1 and size in shapes[1][1:]:
+            if len(shapes) > 1 and shapes[0] and shapes[1] and shapes[1][0] not in (1, size) and size in shapes[1][1:]:
                 found = (tuple(shapes[1]), (*shapes[1], shapes[0][-1]))
                 if not waiting or int(ops.parent[row]) < 0 or graph.string(int(ops.name[ops.parent[row]])) != name:
                     waiting.append(found)
