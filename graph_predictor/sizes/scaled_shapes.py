@@ -44,7 +44,7 @@ _SHOWN = 2
 """Inputs of which is said what follows a size."""
 MOST_TORN = 0.01
 """Share of all tensors' elements that may be torn: of eight programs whose samples and tokens are as many as a width
-(``benchmarks/equal_sizes.py``), those up to 0.7% were within 3% of the program traced again, one at 1.6% was 17% off."""
+(``benchmarks/equal_sizes.py``), those up to 0.7% were within 3% of the program traced again, one at 1.6% 17% off."""
 _MAP = 4
 """Dimensions of a batch of images' maps: samples, channels, rows, columns."""
 _FLAT = 2
