@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from tracer.errors import ForetraceError, reason_of
 from tracer.guard import FREE_CELLS, GROWTH, MOST_COLUMNS, DecodeError, check_cells
 from tracer.input_file import PathLike, open_anywhere, why_unopened
@@ -110,10 +112,21 @@ def _check_content(name: str, head: bytes, ending: str, known: tuple[str, ...]) 
         raise TableInputError(_NOT_UTF8.format(name=name, format=FORMATS[ending]))
 
 
+def _without_categories(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a table whose columns are plain values: a dictionary, as Parquet may store a column, is its writer's.
+
+    Readers would group such a column by values that no row has.
+    """
+    for place, dtype in enumerate(frame.dtypes):
+        if isinstance(dtype, pandas.CategoricalDtype):
+            frame.isetitem(place, np.asarray(frame.iloc[:, place]))
+    return frame
+
+
 def _read(name: str, stream: BinaryIO, ending: str, comment: str | None) -> pandas.DataFrame:
     if ending == ".parquet":
         try:
-            return read_parquet(stream).to_pandas()
+            return _without_categories(read_parquet(stream).to_pandas())
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             stream.seek(-min(len(_PARQUET), stream.seek(0, os.SEEK_END)), os.SEEK_END)
             whole = stream.read() == _PARQUET

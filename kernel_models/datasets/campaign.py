@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from kernel_models.datasets.samples import DataError, Samples
@@ -33,6 +32,7 @@ from kernel_models.operation import Operation, backward_calls_of, calls_of, fami
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.families.family import Called, Constant, TensorArgument
 from tracer.campaign.lab import ZIPF_EXPONENT
+from tracer.campaign.results import Index
 from tracer.campaign.tables import quickest_visits
 from tracer.errors import reason_of
 from tracer.input_file import DecodeError, from_json, read_input
@@ -219,14 +219,10 @@ _SHAPE = frozenset({
     "factor", "classes", "input", "hidden", "layers"})
 
 
-class _Index(msgspec.Struct):
-    sessions: list[dict[str, Any]]
-
-
 def _sessions(path: Path) -> list[dict[str, Any]]:
     index = path.resolve().parent.parent / "campaign.json"
     try:
-        sessions = from_json(read_input(index), _Index).sessions
+        sessions = from_json(read_input(index), Index).sessions
     except (OSError, DecodeError) as error:
         raise DataError(f"{path} is a campaign's table, and the campaign.json that names its device cannot be read "
                         f"beside its folder ({reason_of(error, 100)}); keep the campaign's directory "
