@@ -79,10 +79,11 @@ _TRACE = (*[M.trace_events] * 6, *[M.json_tree] * 2, M.plain_bytes, M.json_text,
 _TABLE = {".csv": (M.table_text(","), M.table_text(","), M.plain_bytes, F.table_bomb(",")),
           ".tsv": (M.table_text("\t"), F.table_bomb("\t")), ".jsonl": (M.json_lines, F.lines_bomb),
           ".parquet": (M.parquet_table,), ".json": (M.json_tree, M.json_tree, M.plain_bytes, M.json_text, F.json_bomb)}
-_READ = ("inspect IN", "inspect IN --json", "replay IN", "breakdown IN", "breakdown IN --json", "diff IN IN",
+_READ = ("inspect IN --json", "inspect IN", "replay IN", "breakdown IN", "breakdown IN --json", "diff IN IN",
          "convert IN -o OUT/a.foretrace", "export IN -o OUT/e.json", "memory IN")
 _GRAPH = (*[M.graph_file] * 8, M.zip_odd)
-_STEP = ("inspect IN {maybe}", "replay IN {maybe}", "breakdown IN {maybe}", "predict IN {option}", "predict IN {option}",
+_STEP = ("inspect IN --json", "inspect IN {maybe}",
+         "replay IN {maybe}", "breakdown IN {maybe}", "predict IN {option}", "predict IN {option}",
          "predict IN {option}", "diff IN SEED/kineto.json {maybe}",
          "diff SEED/kineto_linear.json IN {maybe}", "opportunities IN {maybe}", "ranks IN {maybe}", "ranks IN {option}",
          "convert IN -o OUT/a.foretrace {maybe}", "comm report IN {maybe}", "overheads IN {maybe}",
@@ -257,15 +258,17 @@ KINDS: dict[str, Kind] = {
         "predict IN --set batch=8")),
     # Outputs where something is that foretrace did not write.
     "output": Kind(["notes"], {}, tuple(
-        template.replace("TO", f"IN/{name}") for name in ("notes.txt", "trace.json", "empty", "table.csv", "notes.json")
+        template.replace("TO", f"IN/{name}")
+        for name in ("notes.txt", "trace.json", "empty", "table.csv", "notes.json", "link.json", "folder/x.json")
         for template in (
             "convert SEED/kineto.json -o TO", "convert IN/trace.json -o TO", "replay IN/trace.json --timeline TO",
             "ranks SEED/job --timeline TO", "sweep IN/trace.json -o TO --jobs 1 --clock 1,2",
             "sweep SEED/kineto_linear.json -o OUT/s.csv --plot TO --jobs 1 --clock 1,2",
             "comm fit SEED/nccl.log -o TO --topology dgx-h100", "comm tune SEED/comm.json --csv TO",
             "comm tune SEED/comm.json --out TO", "check SEED/checked --junit TO", "check SEED/checked --markdown TO",
-            "campaign run SEED/plan.toml --out TO --part 1000000", "campaign run SEED/plan.toml --out IN/ --part 1000000",
-            "campaign run {file} --out IN/ --resume --part 7", "fit SEED/table.csv --family x -o TO",
+            "campaign run SEED/plan.toml --out TO --part 1000000",
+            "campaign run SEED/plan.toml --out IN/ --part 1000000", "campaign run {file} --out IN/ --resume --part 7",
+            "fit SEED/table.csv --family x -o TO",
             "capture x.py --out IN/", "capture x.py --out IN/ --replace", "trace x.py:f -o TO"))),
     # Files of a kind where another is expected, damaged by what fits no kind.
     "mixed": Kind(_SEEDS, {"": (M.nothing, M.nothing, M.plain_bytes, M.json_text)}, ()),
@@ -363,6 +366,8 @@ def draw_case(r: Random, seeds: Path, name: str) -> Case:
     odd: dict[str, str] = {}
     if name == "odd-file":
         odd[r.choice([*files, *({target, str(Path(next(iter(files))).parent)} - {"."})])] = r.choice(_ODD)
+    elif name == "output":
+        odd.update({"notes/link.json": "notes.json", "notes/folder": "x.work"})
     stdout = r.choice(["full", "gone"]) if r.random() < 0.01 else ""
     return Case(name, files, _arguments(r, template, target), odd, stdout)
 
@@ -373,7 +378,7 @@ def _fitting(kind: Kind, path: str) -> Sequence[Mutator]:
 
 
 def _damaged(r: Random, kind: Kind, path: str, data: bytes) -> bytes:
-    mutate = r.choice(list(_fitting(kind, path)))
+    mutate = foreign.any_file if r.random() < 0.08 else r.choice(list(_fitting(kind, path)))
     try:
         return mutate(r, data)
     except Exception:

@@ -12,7 +12,9 @@ import json
 import pickle
 import re
 import sqlite3
+import zlib
 from contextlib import closing, suppress
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -323,6 +325,35 @@ def table_bomb(separator: str) -> Any:
         return "\n".join(lines).encode()[:MOST_BYTES]
 
     return mutate
+
+
+@lru_cache(maxsize=4)
+def _gzip_of(megabytes: int) -> bytes:
+    """A gzip of many members, a thousand times as long unpacked."""
+    return gzip.compress(b"[" + b" " * (10**7 - 1), mtime=0) * max(megabytes // 10, 1)
+
+
+def any_file(r: Random, data: bytes) -> bytes:
+    """What may lie under any file's name: other encodings and ends of lines, one line, nothing but zeros, a gzip."""
+    text = data.decode("utf-8", "replace")
+    what = r.randrange(8)
+    if what < 2:
+        return text.encode(r.choice(["utf-8-sig", "utf-16", "utf-16-le", "utf-32", "cp037", "utf-7"]), "replace")
+    if what == 2:
+        return r.choice(["\r", "\r\n", " ", "\0", "\u2028", "\x0b", "\n\n"]).join(text.split("\n")).encode()
+    if what == 3:
+        part = r.choice(["x", "9", "[", '{"a":', " ", ",", "\t", "-", "a=", "<a>", "#", '"', "(", "\0", "é"])
+        long = part * (r.choice([*[10_000] * 9, MOST_BYTES - 1]) // len(part.encode()))
+        return r.choice([long, f"{text}\n{long}", f"{long}\n{text}", text.replace("\n", f"{long}\n", 1)]).encode()
+    if what == 4:
+        return r.choice([gzip.compress(data, mtime=0), zlib.compress(data), _gzip_of(r.choice([*[10] * 20, 1000]))])
+    if what == 5:  # all columns twice
+        separator = r.choice([",", "\t"])
+        return "\n".join(line + separator + line if line else "" for line in text.split("\n")).encode()
+    if what == 6:
+        number = r.choice(["-1", "-9223372036854775808", "9223372036854775808", "18446744073709551616", "0", "1e308"])
+        return re.sub(r"(?<![\w.\"-])\d+(?:\.\d+)?(?![\w.\"])", number, text).encode()
+    return r.choice([b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\n", b"\r", b"\0" * r.choice([1, 10_000]), b" " * 10_000])
 
 
 def lines_bomb(r: Random, data: bytes) -> bytes:

@@ -11,8 +11,8 @@ and 10 s in all. What is found is kept as a directory each: ``fuzz_run.py --agai
 Most cases run together with others in one process (``fuzz_worker`` says what they may not leave to the next), and every
 one is judged by all of the above: by its own output, its own processor time, and no less than its own memory. Whatever
 is wrong so, or has ended that process, runs once more in a process of its own, which decides; the summary counts what
-was wrong only among others. One of ``ALONE`` cases runs by itself at once, and so does all that imports PyTorch or whose
-standard output cannot be written.
+was wrong only among others. One of ``ALONE`` cases runs by itself at once, and so does all that imports PyTorch or
+whose standard output cannot be written.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ _TOGETHER = 40
 """Cases of one process: a fork costs 20 ms, so half a millisecond each."""
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where inputs are written: no disk, if there is such a place."""
-_NO_NUMBER = re.compile(r"(?<!inf or )(?<![\w.:/'\"=-])[-+]?(?:nan|inf)(?! or nan)(?![\w.'\"=/-])")
+_NO_NUMBER = re.compile(r"(?<!inf or )(?<![\w.:/'\"=\[-])[-+]?(?:nan|inf)(?! or nan)(?![\w.'\"=/\]-])")
+"""A number that is none, but for those that a sentence quotes: 'nan', [nan], x=nan."""
 
 _INFINITE = re.compile("(?i)nan|inf|[0-9]{300}|e[0-9]{3}")
 """Given as an option, such a number may be quoted."""
@@ -224,7 +225,8 @@ def warm_up(seeds: Path) -> list[list[str]]:
             ["sweep", one, "--clock", "1,2", "--jobs", "1", "-o", str(seeds / "warm.csv"), "--plot",
              str(seeds / "warm.svg")],
             ["plan", one, "--gpus", "8"], ["serve", "llama-3.1-8b", "--device", "h100-sxm"],
-            ["memory", str(seeds / "snapshot.pickle")], ["memory", one], ["report", one, "-o", str(seeds / "warm.html")],
+            ["memory", str(seeds / "snapshot.pickle")], ["memory", one],
+            ["report", one, "-o", str(seeds / "warm.html")],
             ["report", job, "-o", str(seeds / "warm.html")], ["topologies", "dgx-h100"], ["devices"],
             ["topologies", "mine", "--from", str(seeds / "topo.xml"), "--device", "h100-sxm"], ["workloads"],
             ["export", one, "-o", str(seeds / "warm.json")], ["export", one, "-o", str(seeds / "warm.chakra")],
@@ -323,7 +325,8 @@ def _no_number(outcome: Outcome, errors: str, root: Path) -> str:
     given = any(map(_GIVEN_INFINITE.search, outcome.case.files.values()))
     if outcome.code == 0 and (root / "unfinished").exists():
         return "in JSON"
-    for text in (*([_text(root / "stdout")] * (outcome.code == 0)), *([errors] * (not given))):
+    told = errors.rpartition("\nforetrace: ")[2]  # a traceback, which is printed here only, quotes what it likes
+    for text in (*([_text(root / "stdout")] * (outcome.code == 0)), *([told] * (not given))):
         if found := _NO_NUMBER.search(text):
             return text[max(found.start() - 100, 0):found.end() + 30]
     for path in (root / "out").rglob("*"):

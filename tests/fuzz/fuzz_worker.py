@@ -9,9 +9,9 @@ milliseconds, and whatever it does to itself (a crash, all memory, no end) is an
 
 A fork costs more than most refusals, so cases run together where that hides nothing. Between two of them the process
 gets back its directory, environment, streams, warnings, signal handlers and limits. It is replaced where a case left
-more behind: memory, threads, files, processes. What a case took is measured by itself for processor time; its memory is
-counted from the fork on, which is never less than its own. A case that ends the process has no answer. So a case that is
-sound together with others is sound; for any other the answer in a fork of its own decides.
+more behind: memory, threads, files, processes. Processor time is measured by case; memory is counted from the fork on,
+which is never less than the case's own. A case that ends the process has no answer. So a case that is sound together
+with others is sound; for any other the answer in a fork of its own decides.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ _WAIT = 600.0
 _WAIT_TOGETHER = 120.0
 """Wait for a case among others; after it the case is tried by itself."""
 _MOST_LEFT = 100_000_000
-"""Bytes beyond those at the fork after which a process of many cases is replaced: less than any limit of a case, so that
-memory that one case freed and the next one used again hides nothing."""
+"""Bytes beyond those at the fork after which a process of many cases is replaced: a fifth of the least limit."""
 BYTES = 1_500_000_000
 """A case that takes more memory takes too much; no input is larger than a megabyte."""
 WRITTEN = 200_000_000
@@ -146,9 +145,7 @@ def _together(cases: list[tuple[Path, list[str]]]) -> list[dict[str, Any] | None
             _child_of_many(cases[len(answers):], writing)
         os.close(writing)
         before = len(answers)
-        with os.fdopen(reading, "rb") as lines:
-            while select.select([lines], [], [], _WAIT_TOGETHER)[0] and (line := lines.readline()):
-                answers.append(json.loads(line))
+        answers += map(json.loads, _lines(child, reading))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # it waits; or what its cases may have started is left
         os.kill(child, signal.SIGKILL)
@@ -156,6 +153,22 @@ def _together(cases: list[tuple[Path, list[str]]]) -> list[dict[str, Any] | None
         if len(answers) < len(cases) and (len(answers) == before or not (answers[-1] or {"left": False})["left"]):
             answers.append(None)
     return answers
+
+
+def _lines(child: int, reading: int) -> list[bytes]:
+    """Whole lines that a process writes until it ends or is silent for too long; others may hold its pipe open."""
+    handle, text = os.pidfd_open(child), b""
+    os.set_blocking(reading, False)
+    while (ready := select.select([reading, handle], [], [], _WAIT_TOGETHER)[0]) and handle not in ready:
+        if not (part := os.read(reading, 1 << 16)):
+            break
+        text += part
+    with contextlib.suppress(BlockingIOError):  # what it wrote before it ended
+        while part := os.read(reading, 1 << 16):
+            text += part
+    os.close(handle)
+    os.close(reading)
+    return text.split(b"\n")[:-1]
 
 
 def _child_of_many(cases: list[tuple[Path, list[str]]], writing: int) -> None:
