@@ -197,7 +197,8 @@ def samples_of(rows: pandas.DataFrame, name: str, spec: DeviceSpec, software: st
     found: dict[str, list[tuple[OpCall, float, str, bool]]] = {}
     for row in map(_with_own_size, rows.to_dict("records")):
         calls, time = calls_of_benchmark(name.partition(".")[0], row), time_us(row, host=host)
-        if calls and math.isfinite(time) and time >= _LEAST_US and is_intended(calls[0], row):
+        sized = bool(calls) and "unsized" not in calls[0].flags
+        if sized and math.isfinite(time) and time >= _LEAST_US and is_intended(calls[0], row):
             sizes = "x".join(str(row[column]) for column in row if column in _SHAPE)
             found.setdefault(calls[0].family.value, []).append((calls[0], time, sizes, row["split"] == "held-out"))
     for mine in found.values():
