@@ -4,8 +4,39 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-RUN_MODULE = (sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m")  # -P: not from here
+_NOT_FROM_HERE = ("import sys; sys.path[:] = filter(None, sys.path); import runpy; name = sys.argv.pop(1); "
+                  "runpy.run_module(name, run_name='__main__', alter_sys=True)")
+"""As -P of Python 3.11 for a module: the current directory, an empty entry, is gone before anything is imported."""
+RUN_MODULE = (sys.executable, "-P", "-m") if sys.version_info >= (3, 11) else (sys.executable, "-c", _NOT_FROM_HERE)
+"""Words before a module's name that run it, where no module of the current directory can take another one's place."""
+
+
+@contextmanager
+def away_from_here() -> Iterator[None]:
+    """Stand in the root directory while libraries start Python processes: those look for modules where they start."""
+    here = os.getcwd()
+    os.chdir(os.sep)
+    try:
+        yield
+    finally:
+        os.chdir(here)
+
+
+@contextmanager
+def safe_paths() -> Iterator[None]:
+    """Let Python processes that start meanwhile not look for modules where they start; from Python 3.11 on."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def usable_cores() -> int:

@@ -68,8 +68,8 @@ def free_text(folder: Path) -> str:
 
 _ABANDONED_S = 86400.0
 """Chosen: no export goes a day without writing. Of another machine's process nothing else is known."""
-_SYSTEM_LINKS = ("/dev/", "/proc/")
-"""``/dev/stdout`` is a link too: the system's own, to what the shell opened for writing."""
+_SYSTEM_LINKS = re.compile(r"/dev/(std(in|out|err)|fd/\d+)|/proc/[^/]+/fd/\d+")
+"""``/dev/stdout`` is a link too: the system's own, to what the shell opened. Links in /dev/shm are anybody's."""
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def is_stream(path: PathLike) -> bool:
     except OSError:
         return False
     if stat.S_ISLNK(found.st_mode):
-        return name.startswith(_SYSTEM_LINKS)
+        return bool(_SYSTEM_LINKS.fullmatch(name))
     return not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode)
 
 

@@ -16,6 +16,8 @@ from itertools import count, islice, repeat
 from pathlib import PurePath
 from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
+
 from tracer.errors import ForetraceError, reason_of
 from tracer.guard import FREE_CELLS, GROWTH, MOST_COLUMNS, DecodeError, check_cells
 from tracer.input_file import PathLike, open_anywhere, why_unopened
@@ -184,11 +186,22 @@ def _check_content(name: str, head: bytes, ending: str, known: tuple[str, ...]) 
         raise TableInputError(_NOT_UTF8.format(name=name, format=FORMATS[ending]))
 
 
+def _without_categories(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """Return a table whose columns are plain values: a dictionary, as Parquet may store a column, is its writer's.
+
+    Readers would group such a column by values that no row has.
+    """
+    for place, dtype in enumerate(frame.dtypes):
+        if isinstance(dtype, pandas.CategoricalDtype):
+            frame.isetitem(place, np.asarray(frame.iloc[:, place]))
+    return frame
+
+
 def _read(name: str, stream: BinaryIO, ending: str, comment: str | None, as_written: bool) -> pandas.DataFrame:
     if ending == ".parquet":
         try:
             table = read_parquet(stream)
-            return pandas.DataFrame(table.to_pylist(), dtype=object) if as_written else table.to_pandas()
+            return pandas.DataFrame(table.to_pylist(), dtype=object) if as_written else _without_categories(table.to_pandas())
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             stream.seek(-min(len(_PARQUET), stream.seek(0, os.SEEK_END)), os.SEEK_END)
             whole = stream.read() == _PARQUET

@@ -42,7 +42,8 @@ def _host(host: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
 
 def _job(own: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
     ranks = 1 if scale.is_cuda else min(MOST_RANKS, usable_cores())
-    launch = [*RUN_MODULE, "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m"]
+    launch = [*RUN_MODULE, "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+              "--no-python", *RUN_MODULE]  # its own -m looks for modules in the current directory
     yield _ran(f"torchrun, {ranks} ranks, {'nccl' if scale.is_cuda else 'gloo'}", [
         *launch, "foretrace", "capture", "--out", str(own / "job"), "--replace", "--form", "foretrace",
         "--workload", "gpt2", "--preset", "tiny", f"--set=device={scale.device}", "--parallel", f"ddp={ranks}"])

@@ -42,7 +42,7 @@ INTERRUPTIONS = (COULD_NOT_RUN, -signal.SIGINT, *(-number for number in TERMINAT
 TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)*", re.MULTILINE)
 """Python's report of an exception, up to the line that says what it was."""
 MOST_MINUTES = 24 * 60.0  # chosen: a day
-WORKER = (*RUN_MODULE[:-1], "-X", "faulthandler", "-m", "graph_predictor.acceptance.worker")
+WORKER = (RUN_MODULE[0], "-X", "faulthandler", *RUN_MODULE[1:], "graph_predictor.acceptance.worker")
 """The process of a part, which takes its number, the folder and the scale."""
 
 

@@ -48,6 +48,7 @@ import numpy.typing as npt
 from graph_predictor.check.measure import CheckError, StoredCapture
 from tracer.capture import Capture, CaptureOptions
 from tracer.capture.script import run_script
+from tracer.cores import away_from_here
 from tracer.errors import ForetraceError
 from tracer.kept_files import scratch_folder
 from tracer.lazy import special
@@ -235,8 +236,7 @@ def run_in_turns(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree]
 
 def _run(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], side: int, out: Path) -> None:
     """Capture in a process of its own, a fork of one that has imported PyTorch: that takes longer than most runs."""
-    context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
-    context.set_forkserver_preload(IMPORTED)
+    context = process_context()
     log = out.with_suffix(".log")
     tree = trees[side]
     process = context.Process(target=_capture, args=(script, list(arguments), out, tree, trees[1].root, log))
@@ -246,6 +246,19 @@ def _run(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], side: 
         said = "\n".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LINES:])
         raise CheckError(f"{script} cannot be captured in {tree.name} (exit status {process.exitcode}); it said: "
                          f"{said}")
+
+
+def process_context() -> Any:
+    """Return multiprocessing's context of captures; no module of the current directory runs in its processes."""
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    from multiprocessing.forkserver import ensure_running  # not there on Windows
+
+    context: Any = get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    with away_from_here():
+        ensure_running()
+    return context
 
 
 def _capture(script: str, arguments: list[str], out: Path, tree: Tree, present: Path, log: Path) -> None:

@@ -27,6 +27,7 @@ from kernel_models.profile import load_profile
 from tracer.cluster.engines import dask_client, ray_connection
 from tracer.cluster.forked import ForkedWorkers, cores
 from tracer.cluster.workers import Failed
+from tracer.cores import safe_paths
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.input_file import open_anywhere
@@ -269,6 +270,7 @@ def _run(source: SweepSource, study: Study, points: Sequence[Point], price: floa
                         raise found.error
                     yield found
             return
+        stack.enter_context(safe_paths())
         stack.enter_context(parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1))
     calls = [delayed(_rows)(source, chunk, price) for chunk in chunks]
     if backend == RAY:  # returns whole lists only

@@ -79,6 +79,8 @@ def read_table(path: str, hints: Hints) -> CollectiveMeasurements:
             per_node = int(values["per_node"][i]) if "per_node" in values else hints.per_node or ranks
             placement = _placement(placements, ranks, per_node)
             dtype = dtype_name(str(values["dtype"][i])) if "dtype" in values else hints.dtype
+            if not (math.isfinite(float(size)) and math.isfinite(float(time))):
+                raise ValueError("its size or its time is missing or infinite")
             if not (float(size) >= 0 and float(time) > 0):
                 raise ValueError(f"{size} bytes in {time}")
         except (TypeError, ValueError, OverflowError, CommError) as error:

@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from kernel_models.datasets.samples import DataError, Samples
@@ -33,6 +32,7 @@ from kernel_models.operation import Operation, backward_calls_of, calls_of, fami
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.families.family import Called, Constant, TensorArgument
 from tracer.campaign.lab import ZIPF_EXPONENT
+from tracer.campaign.results import Index
 from tracer.campaign.tables import quickest_visits
 from tracer.errors import reason_of
 from tracer.input_file import DecodeError, from_json, read_input
@@ -197,7 +197,8 @@ def samples_of(rows: pandas.DataFrame, name: str, spec: DeviceSpec, software: st
     found: dict[str, list[tuple[OpCall, float, str, bool]]] = {}
     for row in map(_with_own_size, rows.to_dict("records")):
         calls, time = calls_of_benchmark(name.partition(".")[0], row), time_us(row, host=host)
-        if calls and math.isfinite(time) and time >= _LEAST_US and is_intended(calls[0], row):
+        sized = bool(calls) and "unsized" not in calls[0].flags
+        if sized and math.isfinite(time) and time >= _LEAST_US and is_intended(calls[0], row):
             sizes = "x".join(str(row[column]) for column in row if column in _SHAPE)
             found.setdefault(calls[0].family.value, []).append((calls[0], time, sizes, row["split"] == "held-out"))
     for mine in found.values():
@@ -219,14 +220,10 @@ _SHAPE = frozenset({
     "factor", "classes", "input", "hidden", "layers"})
 
 
-class _Index(msgspec.Struct):
-    sessions: list[dict[str, Any]]
-
-
 def _sessions(path: Path) -> list[dict[str, Any]]:
     index = path.resolve().parent.parent / "campaign.json"
     try:
-        sessions = from_json(read_input(index), _Index).sessions
+        sessions = from_json(read_input(index), Index).sessions
     except (OSError, DecodeError) as error:
         raise DataError(f"{path} is a campaign's table, and the campaign.json that names its device cannot be read "
                         f"beside its folder ({reason_of(error, 100)}); keep the campaign's directory "

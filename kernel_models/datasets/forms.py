@@ -13,7 +13,7 @@ import numpy as np
 
 from kernel_models.datasets import campaign
 from kernel_models.datasets.samples import DataError, DeferredCalls, Samples, by_family
-from kernel_models.datasets.tables import DEVICE, Reader, check_sizes
+from kernel_models.datasets.tables import DEVICE, LARGEST, Reader, check_sizes
 from kernel_models.device import DeviceSpec, resolve_device
 from kernel_models.families.attention import attention
 from kernel_models.families.elementwise import elementwise
@@ -286,11 +286,19 @@ def _read_operators(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
 
 
 def _operator_call(name: str, texts: tuple[Any, ...], kernels: str) -> OpCall | None:
-    """The one call of an operation whose sizes are known."""
+    """The one call of an operation whose sizes are known.
+
+    Raises:
+        ValueError: a size is above that of any tensor.
+    """
     if "Synthetic Op" in name or any(word in kernels for word in _HOST_LINK):
         return None
     calls = calls_of(operation_of(name, *texts), uses_tf32(kernels))
-    return calls[0] if len(calls) == 1 and "unsized" not in calls[0].flags else None
+    if len(calls) != 1 or "unsized" in calls[0].flags:
+        return None
+    if any(size > LARGEST for size in calls[0].dims):
+        raise ValueError(f"{name[:60]} has a size above {LARGEST:,}")
+    return calls[0]
 
 
 def _measured_call(family: Family, row: dict[str, Any]) -> OpCall:

@@ -1,6 +1,6 @@
 """A case: damaged input files and a command that reads them, with odd options now and then.
 
-``draw_case`` takes every choice from one ``random.Random``; hypothesis gives it one whose choices it makes.
+``draw_case`` takes every choice from one ``random.Random``.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class Kind:
     damage: dict[str, Sequence[Mutator]]
     """By ending of the file's name; the longest that fits."""
     commands: Sequence[str]
+    """The first one does little more than to read: most cases are of it."""
 
 
 M, F = mutators, foreign
@@ -78,11 +79,12 @@ _TRACE = (*[M.trace_events] * 6, *[M.json_tree] * 2, M.plain_bytes, M.json_text,
 _TABLE = {".csv": (M.table_text(","), M.table_text(","), M.plain_bytes, F.table_bomb(",")),
           ".tsv": (M.table_text("\t"), F.table_bomb("\t")), ".jsonl": (M.json_lines, F.lines_bomb),
           ".parquet": (M.parquet_table,), ".json": (M.json_tree, M.json_tree, M.plain_bytes, M.json_text, F.json_bomb)}
-_READ = ("inspect IN", "inspect IN --json", "replay IN", "breakdown IN", "breakdown IN --json", "diff IN IN",
+_READ = ("inspect IN --json", "inspect IN", "replay IN", "breakdown IN", "breakdown IN --json", "diff IN IN",
          "convert IN -o OUT/a.foretrace", "export IN -o OUT/e.json", "memory IN")
 _GRAPH = (*[M.graph_file] * 8, M.zip_odd)
-_STEP = ("replay IN {maybe}", "breakdown IN {maybe}", "predict IN {option}", "predict IN {option}",
-         "predict IN {option}", "inspect IN {maybe}", "diff IN SEED/kineto.json {maybe}",
+_STEP = ("inspect IN --json", "inspect IN {maybe}",
+         "replay IN {maybe}", "breakdown IN {maybe}", "predict IN {option}", "predict IN {option}",
+         "predict IN {option}", "diff IN SEED/kineto.json {maybe}",
          "diff SEED/kineto_linear.json IN {maybe}", "opportunities IN {maybe}", "ranks IN {maybe}", "ranks IN {option}",
          "convert IN -o OUT/a.foretrace {maybe}", "comm report IN {maybe}", "overheads IN {maybe}",
          "overheads SEED/kineto_linear.json IN", "replay IN --timeline OUT/t.json",
@@ -103,7 +105,7 @@ _SEEDS = ("kineto.json", "kineto.json.gz", "job", "checked/mlp", "checked", "et.
 KINDS: dict[str, Kind] = {
     "kineto": Kind(["kineto.json", "kineto_linear.json", "kineto_cpu.json", "kineto_2020.json"], {"": _TRACE}, _STEP),
     "kineto-gz": Kind(["kineto.json.gz"], {"": (M.gzip_bytes, M.trace_events, M.gzip_odd)}, (
-        "replay IN", "inspect IN", "predict IN")),
+        "inspect IN", "replay IN", "predict IN")),
     "modules": Kind(["kineto_modules.json"], {"": (M.trace_events, F.json_bomb, *[F.nested_ranges] * 3)}, _READ),
     "nsys": Kind(["nsys.sqlite"], {"": (*[F.sqlite_rows] * 4, *[F.sqlite_pages] * 2, M.plain_bytes)}, _READ),
     "rocprof": Kind(["rocprof.json"], {"": (*[M.json_tree] * 3, *[F.json_bomb] * 3, M.json_text, M.plain_bytes)},
@@ -115,7 +117,7 @@ KINDS: dict[str, Kind] = {
                                                 ".txt": (*[F.node_table] * 4, M.plain_bytes)}, (
         *["topologies mine --from IN --device {device}"] * 2, *["topologies mine --from IN --device h100-sxm"] * 3)),
     "embeddings": Kind(["embeddings.csv", "embeddings.json"], _TABLE, (
-        "shard IN --gpus 2", "shard IN --gpus 2 --json", "shard IN --gpus 2 --kinds table_wise")),
+        "shard IN --gpus 2 --kinds table_wise", "shard IN --gpus 2", "shard IN --gpus 2 --json")),
     "indices": Kind(["indices.csv", "indices.parquet"], _TABLE, (
         "price aten::embedding_bag --shapes 1000x64,128,32 --device h200-sxm --indices IN",)),
     "inspector": Kind(["inspector.log"], {"": (*[M.json_lines] * 3, *[F.json_bomb] * 2, F.lines_bomb, M.plain_bytes)}, (
@@ -228,13 +230,13 @@ KINDS: dict[str, Kind] = {
         "topologies {topology} {option} {option}", "workloads {option}", "inspect {word}", "plan {word} --gpus {count}",
         "plan SEED/recorded --gpus 8 {option} {option}", "check {file} {option} {option}", "check {word} --base {word}",
         "convert {trace} -o {out}", "replay {trace} --timeline {out}", "sweep {trace} -o {out} --jobs 1 --clock 1,2",
-        "comm fit SEED/nccl.log -o {out} --topology dgx-h100", "calibrate -o {out} {option} --minutes -1",
-        "calibrate -o OUT/a --minutes {word} --families x", "fit {file} -o {out} --family x {option}",
+        "comm fit SEED/nccl.log -o {out} --topology dgx-h100", "fit {file} -o {out} --family x {option}",
         "{word} {word}")),
     # What imports PyTorch.
     "programs": Kind(["kineto_cpu.json"], {}, (
         "capture {word} -o {out} {option} {option}", "capture -o {out} --workload {word} {option}",
-        "capture {file} -o OUT/c",
+        "capture {file} -o OUT/c", "calibrate -o {out} {option} --minutes -1", "calibrate -o IN/ --minutes -1",
+        "calibrate -o OUT/a --minutes {word} --families x", "calibrate -o OUT/x --minutes -1 --work IN/",
         "trace {word} -o {out} {option} {option}", "trace -o {out} --workload {word} {option}", "trace {file} -o OUT/c",
         "predict {trace} --code {file} --set {set}", "plan {word} --gpus {count} {option}",
         "plan llama --gpus {count} {option}", "plan gpt2 --gpus 8 {option} {option}")),
@@ -256,16 +258,17 @@ KINDS: dict[str, Kind] = {
         "predict IN --set batch=8")),
     # Outputs where something is that foretrace did not write.
     "output": Kind(["notes"], {}, tuple(
-        template.replace("TO", f"IN/{name}") for name in ("notes.txt", "trace.json", "empty", "table.csv", "notes.json")
+        template.replace("TO", f"IN/{name}")
+        for name in ("notes.txt", "trace.json", "empty", "table.csv", "notes.json", "link.json", "folder/x.json")
         for template in (
             "convert SEED/kineto.json -o TO", "convert IN/trace.json -o TO", "replay IN/trace.json --timeline TO",
             "ranks SEED/job --timeline TO", "sweep IN/trace.json -o TO --jobs 1 --clock 1,2",
             "sweep SEED/kineto_linear.json -o OUT/s.csv --plot TO --jobs 1 --clock 1,2",
             "comm fit SEED/nccl.log -o TO --topology dgx-h100", "comm tune SEED/comm.json --csv TO",
             "comm tune SEED/comm.json --out TO", "check SEED/checked --junit TO", "check SEED/checked --markdown TO",
-            "campaign run SEED/plan.toml --out TO --part 1000000", "calibrate -o TO --minutes -1 --work IN/",
-            "calibrate -o OUT/x --minutes -1 --work IN/", "campaign run SEED/plan.toml --out IN/ --part 1000000",
-            "campaign run {file} --out IN/ --resume --part 7", "fit SEED/table.csv --family x -o TO",
+            "campaign run SEED/plan.toml --out TO --part 1000000",
+            "campaign run SEED/plan.toml --out IN/ --part 1000000", "campaign run {file} --out IN/ --resume --part 7",
+            "fit SEED/table.csv --family x -o TO",
             "capture x.py --out IN/", "capture x.py --out IN/ --replace", "trace x.py:f -o TO"))),
     # Files of a kind where another is expected, damaged by what fits no kind.
     "mixed": Kind(_SEEDS, {"": (M.nothing, M.nothing, M.plain_bytes, M.json_text)}, ()),
@@ -278,13 +281,11 @@ KINDS: dict[str, Kind] = {
 QUICK = tuple(name for name in KINDS if name not in ("given", "programs", "script", "by-shapes", "decoder"))
 """Kinds whose cases take milliseconds."""
 _ALL_COMMANDS = [command for name in QUICK for command in KINDS[name].commands if name not in ("sweep", "output")]
+_READ_ONLY = 0.6
+"""Share of cases whose command does little more than to read its file. What an edit makes of a damaged file costs ten
+times as much, and finds less."""
 _ODD = ["fifo", "directory", "/dev/zero", "/dev/full", "/dev/stdin", "nowhere", "../in", ".", "/etc/passwd",
         "/proc/self/mem", "\x1b[31m"]
-_WEIGHTS = {"nsys": 4, "rocprof": 3, "snapshot": 3, "node-map": 2, "modules": 2, "mixed": 5,
-            "odd-file": 2, "device-toml": 2, "topology-toml": 2, "kineto": 6, "job": 3, "foretrace": 4,
-            "profile": 3, "comm-profile": 2, "capture": 3, "baseline": 2, "options": 5, "words": 9, "given": 20,
-            "log": 2,
-            "comm-table": 2}
 
 _NAMES = ["node-20240115_77.1700000000.pt.trace.json", "rank30000000.json", "rank-1.json", "rank٣.json",
           "a\x1b[31mb.json",
@@ -324,9 +325,10 @@ def _arguments(r: Random, template: str, target: str) -> list[str]:
     return [each.replace("\0", "") for each in found]
 
 
-def _seeds(folder: Path, kind: Kind) -> list[str]:
+@lru_cache(maxsize=64)
+def _seeds(folder: Path, names: tuple[str, ...]) -> list[str]:
     """Names of a kind's seeds; a pattern stands for all that there are."""
-    return [found for name in kind.seeds for found in (
+    return [found for name in names for found in (
         sorted(str(path.relative_to(folder)) for path in folder.glob(name)) if "*" in name else [name])]
 
 
@@ -338,22 +340,20 @@ def _files(seed: Path) -> dict[str, bytes]:
             for path in sorted(seed.rglob("*")) if path.is_file()}
 
 
-def draw_case(r: Random, seeds: Path, kinds: Sequence[str] = ()) -> Case:
+def draw_case(r: Random, seeds: Path, name: str) -> Case:
     """Draw a case.
 
     Args:
         r: makes every choice.
         seeds: what ``fuzz_seeds.build_seeds`` wrote.
-        kinds: only these.
+        name: its kind, one of ``KINDS``.
     """
-    names = [name for name in (kinds or KINDS) for _ in range(_WEIGHTS.get(name, 1))
-             if name != "given" or _seeds(seeds, KINDS[name])]
-    name = r.choice(names)
     kind = KINDS[name]
-    seed = r.choice(_seeds(seeds, kind))
+    seed = r.choice(_seeds(seeds, tuple(kind.seeds)))
     files = dict(_files(seeds / seed))
     target = Path(seed).name
-    template = r.choice(list(kind.commands) or _ALL_COMMANDS)
+    template = kind.commands[0] if kind.damage and kind.commands and r.random() < _READ_ONLY else r.choice(
+        list(kind.commands) or _ALL_COMMANDS)
     if name == "name":
         target = r.choice(_NAMES)
         files = {target: next(iter(files.values()))}
@@ -366,6 +366,8 @@ def draw_case(r: Random, seeds: Path, kinds: Sequence[str] = ()) -> Case:
     odd: dict[str, str] = {}
     if name == "odd-file":
         odd[r.choice([*files, *({target, str(Path(next(iter(files))).parent)} - {"."})])] = r.choice(_ODD)
+    elif name == "output":
+        odd.update({"notes/link.json": "notes.json", "notes/folder": "x.work"})
     stdout = r.choice(["full", "gone"]) if r.random() < 0.01 else ""
     return Case(name, files, _arguments(r, template, target), odd, stdout)
 
@@ -376,7 +378,7 @@ def _fitting(kind: Kind, path: str) -> Sequence[Mutator]:
 
 
 def _damaged(r: Random, kind: Kind, path: str, data: bytes) -> bytes:
-    mutate = r.choice(list(_fitting(kind, path)))
+    mutate = foreign.any_file if r.random() < 0.08 else r.choice(list(_fitting(kind, path)))
     try:
         return mutate(r, data)
     except Exception:

@@ -12,7 +12,9 @@ import json
 import pickle
 import re
 import sqlite3
+import zlib
 from contextlib import closing, suppress
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -20,8 +22,10 @@ from fuzz_mutators import NUMBERS, TEXTS, change_tree, plain_bytes
 
 MOST_BYTES = 1_500_000
 """Of what is made here: a file of less than 2 MB may take 5 s of processor time."""
-_LONG = [1000, 70_000, 400_000, 1_000_000]
-_TIMES = [10, 1000, 5000, 20_000]
+# Long ones are rare: a case of them costs as much as a hundred others.
+_LONG = [*[1000] * 9, 70_000, 400_000, 1_000_000]
+_TIMES = [*[10, 100, 300] * 4, 1000, 5000, 20_000]
+_DOUBLED = [*[1, 3] * 6, 10]
 
 # SQLite ---------------------------------------------------------------------------------------------------------------
 
@@ -53,18 +57,18 @@ def _statements(r: Random, file: sqlite3.Connection) -> list[str]:
         chosen = r.sample(columns, min(len(columns), r.choice([1, 2, 5])))
         return [f'UPDATE {table} SET "{name}" = {r.choice(_CELLS)}' + some for name in chosen]
     if what == 5:
-        return [f"INSERT INTO {table} SELECT * FROM {table}"] * r.choice([1, 3, 10])
+        return [f"INSERT INTO {table} SELECT * FROM {table}"] * r.choice(_DOUBLED)
     if what == 6:  # one long name for all
         text = f"substr(hex(zeroblob({r.choice(_LONG) // 2})), 1)"
         named = [name for name in ("demangledName", "shortName", "nameId", "textId") if name in columns]
         return [f"UPDATE StringIds SET value = {text} WHERE rowid = 1",
                 *(f"UPDATE {table} SET {name} = (SELECT id FROM StringIds WHERE rowid = 1)" for name in named),
-                *[f"INSERT INTO {table} SELECT * FROM {table}"] * r.choice([5, 10])]
+                *[f"INSERT INTO {table} SELECT * FROM {table}"] * r.choice(_DOUBLED)]
     if what == 7:  # a long default stands in every row and nowhere
         long = "x" * r.choice(_LONG)
         return [f"ALTER TABLE {table} DROP COLUMN {column}",
                 f"ALTER TABLE {table} ADD COLUMN {column} {r.choice(['TEXT', 'BLOB', ''])} DEFAULT '{long}'",
-                *[f"INSERT INTO {table} SELECT * FROM {table}"] * r.choice([0, 10])]
+                *[f"INSERT INTO {table} SELECT * FROM {table}"] * r.choice([0, *_DOUBLED])]
     if what == 8:
         return [f"ALTER TABLE {table} RENAME TO {r.choice(['x', 'CUPTI_ACTIVITY_KIND_KERNEL', 'NVTX_EVENTS'])}"]
     if what == 9:
@@ -121,7 +125,7 @@ def sqlite_pages(r: Random, data: bytes) -> bytes:
 
 # pickles --------------------------------------------------------------------------------------------------------------
 
-_KEYS = [b")" + b"\x85" * 200_000, b")", b"]", b"}", b"K\x01", b"\x8a\xff" + b"\x7f" * 255, b"N", b"\x88",
+_KEYS = [b")" + b"\x85" * 200_000, *[b")"] * 5, b"]", b"}", b"K\x01", b"\x8a\xff" + b"\x7f" * 255, b"N", b"\x88",
          b"G" + b"\x7f" * 8]
 _VALUES = [b"\x8b\xe8\x03\x00\x00" + b"\x7f" * 1000, b"]" * 50_000 + b"a" * 49_999, b"\x8a\x09\0\0\0\0\0\0\0\0\x01",
            b"X\x02\0\0\0\xff\xfe", b"X\x03\0\0\0\xed\xa0\x80", b"(" + b"K\x01" * 90_000 + b"l",
@@ -144,7 +148,7 @@ def pickle_operations(r: Random, data: bytes) -> bytes:
         if what == 0:
             own = b""
         elif what == 1:
-            own = own * r.choice([2, 100])
+            own = own * r.choice([2, 2, 2, 100])
         elif what == 2:
             own = r.choice(_VALUES)
         elif what == 3:  # a key and a value more, where a dictionary is filled
@@ -170,11 +174,11 @@ def pickle_tree(r: Random, data: bytes) -> bytes:
     elif what == 2:  # one stack for all
         long = "x" * r.choice([3, 1000, 300_000]) + r.choice([".py", "torch/optim", "backward"])
         stack = [{"filename": long, "line": r.choice([i, 7]), "name": r.choice([long, "f"])}
-                 for i in range(r.choice([1, 100, 10_000]))]
+                 for i in range(r.choice([*[1, 100] * 5, 10_000]))]
         events += [{**events[0], "addr": 512 * i, "frames": stack} for i in range(r.choice(_TIMES))]
     elif what == 3:  # one frame in all stacks
         frame = {"filename": "x" * r.choice(_LONG) + ".py", "line": 1, "name": "f"}
-        for i in range(1000):
+        for i in range(r.choice([*[10, 50] * 5, 1000])):
             events.append({**events[0], "addr": 512 * i, "frames": [frame] * r.choice([1, 50, 300])})
     else:
         for event in events:
@@ -205,7 +209,7 @@ def xml_attributes(r: Random, data: bytes) -> bytes:
     """XML with other attributes, elements again and again, or nested without end."""
     text = data.decode("utf-8", "replace")
     for _ in range(r.choice([1, 1, 2, 4])):
-        attributes = list(re.finditer(r'(\w+)="([^"]*)"', text))
+        attributes = list(re.finditer(r'\b(\w+)="([^"]*)"', text))
         elements = list(re.finditer(r"<\w+[^<>]*/>", text))
         what = r.randrange(7)
         if what < 3 and attributes:
@@ -218,7 +222,7 @@ def xml_attributes(r: Random, data: bytes) -> bytes:
             one = r.choice(elements)
             text = text[:one.end()] + one[0] * min(r.choice(_TIMES), MOST_BYTES // len(one[0])) + text[one.end():]
         elif what == 5:
-            depth = r.choice([10, 100, 5000, 100_000])
+            depth = r.choice([*[10, 100] * 3, 5000, 100_000])
             text = "<pci>" * depth + re.sub(r"^<\?xml.*?\?>", "", text) + "</pci>" * depth
         else:
             return plain_bytes(r, text.encode())
@@ -234,9 +238,9 @@ def node_table(r: Random, data: bytes) -> bytes:
         if what < 3:
             row[r.randrange(len(row))] = r.choice(["NV18", "NV999", "X", "", "GPU0", "NV³", "GPU9", "SYS", *TEXTS[:14]])
         elif what == 3:
-            row *= r.choice([0, 2, 5000])
+            row *= r.choice([*[0, 2] * 5, 5000])
         elif what == 4:
-            rows += [list(row) for _ in range(r.choice([1, 1000]))]
+            rows += [list(row) for _ in range(r.choice([*[1] * 5, 1000]))]
         else:
             rows.remove(row)
             rows = rows or [[""]]
@@ -260,14 +264,14 @@ def json_bomb(r: Random, data: bytes) -> bytes:
     elif what == 1 and values:
         one = r.choice(values)
         text = text[:one.start()] + '"' + r.choice(["k", "é", "<", ", sizes = ", "a::b "]) * r.choice(
-            [10_000, 200_000]) + '"' + text[one.end():]
+            [*[10_000] * 9, 200_000]) + '"' + text[one.end():]
     elif what == 2 and objects:
         one = r.choice(objects)
         times = min(r.choice(_TIMES), MOST_BYTES // (len(one[0]) + 1))
         text = text[:one.end()] + f",{one[0]}" * times + text[one.end():]
     elif what == 3 and objects:
         one = r.choice(objects)
-        text = text[:one.end()] + ",{}" * r.choice([1000, 100_000, 400_000]) + text[one.end():]
+        text = text[:one.end()] + ",{}" * r.choice([*[1000] * 9, 100_000, 400_000]) + text[one.end():]
     elif values:
         one = r.choice(values)
         return _packed(text[:one.start()].encode() + b'"' + r.choice([b"\xff", b"\xc3\x28", b"\xed\xa0\x80"]) + b'"'
@@ -285,7 +289,7 @@ def nested_ranges(r: Random, data: bytes) -> bytes:
     tree = json.loads(gzip.decompress(data) if packed else data)
     events = tree if isinstance(tree, list) else tree["traceEvents"]
     first = next(event for event in events if isinstance(event, dict) and event.get("cat") == "cpu_op")
-    count = r.choice([50, 1000, 5000, 12_000])
+    count = r.choice([*[50, 200] * 6, 1000, 5000, 12_000])
     category, name = r.choice([("python_function", "nn.Module: L"), ("cpu_op", "aten::op"), ("user_annotation", "mark"),
                                ("cuda_runtime", "cudaLaunchKernel"), ("python_function", "a.py(3): f")])
     long = "x" * r.choice([0, 0, 500]) if count < 2000 else ""
@@ -323,9 +327,38 @@ def table_bomb(separator: str) -> Any:
     return mutate
 
 
+@lru_cache(maxsize=4)
+def _gzip_of(megabytes: int) -> bytes:
+    """A gzip of many members, a thousand times as long unpacked."""
+    return gzip.compress(b"[" + b" " * (10**7 - 1), mtime=0) * max(megabytes // 10, 1)
+
+
+def any_file(r: Random, data: bytes) -> bytes:
+    """What may lie under any file's name: other encodings and ends of lines, one line, nothing but zeros, a gzip."""
+    text = data.decode("utf-8", "replace")
+    what = r.randrange(8)
+    if what < 2:
+        return text.encode(r.choice(["utf-8-sig", "utf-16", "utf-16-le", "utf-32", "cp037", "utf-7"]), "replace")
+    if what == 2:
+        return r.choice(["\r", "\r\n", " ", "\0", "\u2028", "\x0b", "\n\n"]).join(text.split("\n")).encode()
+    if what == 3:
+        part = r.choice(["x", "9", "[", '{"a":', " ", ",", "\t", "-", "a=", "<a>", "#", '"', "(", "\0", "é"])
+        long = part * (r.choice([*[10_000] * 9, MOST_BYTES - 1]) // len(part.encode()))
+        return r.choice([long, f"{text}\n{long}", f"{long}\n{text}", text.replace("\n", f"{long}\n", 1)]).encode()
+    if what == 4:
+        return r.choice([gzip.compress(data, mtime=0), zlib.compress(data), _gzip_of(r.choice([*[10] * 20, 1000]))])
+    if what == 5:  # all columns twice
+        separator = r.choice([",", "\t"])
+        return "\n".join(line + separator + line if line else "" for line in text.split("\n")).encode()
+    if what == 6:
+        number = r.choice(["-1", "-9223372036854775808", "9223372036854775808", "18446744073709551616", "0", "1e308"])
+        return re.sub(r"(?<![\w.\"-])\d+(?:\.\d+)?(?![\w.\"])", number, text).encode()
+    return r.choice([b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\n", b"\r", b"\0" * r.choice([1, 10_000]), b" " * 10_000])
+
+
 def lines_bomb(r: Random, data: bytes) -> bytes:
     """JSON lines whose keys differ, or that are very many."""
     lines = data.splitlines()
-    count = r.choice([100, 20_000, 60_000])
+    count = r.choice([*[100] * 9, 20_000, 60_000])
     more = [f'{{"k{i}": {i}}}'.encode() for i in range(count)] if r.random() < 0.5 else [b"{}"] * count
     return b"\n".join([*lines, *more])[:MOST_BYTES]

@@ -1,6 +1,6 @@
 """Structure-aware damage: JSON trees, trace events, containers, arrays, tables, logs, TOML, and plain bytes.
 
-Every mutator takes the source of choices ``r`` (a ``random.Random``, so that hypothesis decides) and a file's bytes,
+Every mutator takes the source of choices ``r`` (a ``random.Random``) and a file's bytes,
 and gives other bytes. Containers with a checksum are sealed again: what is inside is what shall be met.
 """
 
@@ -558,7 +558,7 @@ def parquet_table(r: Random, data: bytes) -> bytes:
     what = r.random()
     if what < 0.15:
         return plain_bytes(r, data)
-    if what < 0.18:
+    if what < 0.155:
         return _many_rows(data, 1_000_000)
     if what < 0.35:
         return _retyped(r, data)

@@ -56,7 +56,7 @@ OPERATIONS = ["aten::linear", "aten::mm", "aten::addmm", "aten::bmm", "aten::con
 FILES = ["SEED/device.profile", "SEED/comm.json", "SEED/kineto.json", "SEED/table.csv", "SEED/checked", "", "nowhere",
          "/dev/null", "SEED/plan.toml", "SEED/job.toml", "SEED/campaign", "SEED/sweep/points.csv",
          "SEED/graph.foretrace", "SEED/", "SEED/collectives.parquet", "SEED/et.json", "SEED/kineto.json.gz",
-         "x" * 300, "/proc/self/maps"]
+         "x" * 300, "/proc/self/maps", "/dev/zero", "/dev/stdin", "/dev/full", "/proc/self/mem"]
 TRACES = ["SEED/kineto_linear.json", "SEED/kineto.json", "SEED/kineto_cpu.json", "SEED/job", "SEED/graph.foretrace",
           "SEED/job.foretrace", "SEED/checked/mlp", "SEED/kineto_2020.json", "SEED/graph_long.foretrace",
           "SEED/checked", "SEED/recorded"]

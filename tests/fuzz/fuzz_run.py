@@ -2,16 +2,23 @@
 
     python tests/fuzz/fuzz_run.py --cases 20000 [--seed 1] [--jobs 2] [--kind kineto] [--out out/fuzz]
 
-Hypothesis makes the choices (a run with the same seed makes the same), ``fuzz_mutators`` and ``fuzz_foreign`` damage
-sound files of every kind, and real commands read them. Wrong are: a traceback or "a bug", an exit code that a command
-does not have, over 20 s, over 1.5 GB, a warning, and printed numbers that are none. Small files may not become large:
-what only reads (``READING``) has 5 s of processor time for less than 2 MB, half a gigabyte for less than 1 MB, and
-10 s in all. What is found is kept as a directory each: ``fuzz_run.py --again DIR`` runs it again.
+A run with the same seed makes the same choices, of every kind of file as many; ``fuzz_mutators`` and ``fuzz_foreign``
+damage sound files, and real commands read them. Wrong are: a traceback or "a bug", an exit code that a command does not
+have, over 20 s, over 1.5 GB, a warning, and numbers that are none, printed or written. Small files may not become
+large: what only reads (``READING``) has 5 s of processor time for less than 2 MB, half a gigabyte for less than 1 MB,
+and 10 s in all. What is found is kept as a directory each: ``fuzz_run.py --again DIR`` runs it again.
+
+Most cases run together with others in one process (``fuzz_worker`` says what they may not leave to the next), and every
+one is judged by all of the above: by its own output, its own processor time, and no less than its own memory. Whatever
+is wrong so, or has ended that process, runs once more in a process of its own, which decides; the summary counts what
+was wrong only among others. One of ``ALONE`` cases runs by itself at once, and so does all that imports PyTorch or
+whose standard output cannot be written.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import re
@@ -26,13 +33,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fuzz_cases import KINDS, QUICK, Case, draw_case, keep, kept
 from fuzz_worker import BYTES, ROOT, SECONDS, WRITTEN, Worker
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 CODES = {"check": {0, 1, 2, 3}, "plan": {0, 1, 2}, "sweep": {0, 1, 2}, "capture": {0, 1, 2, 3}}
 """Exit codes of commands that are gates, or end as the program does that they run; all others end with 0 or 2."""
@@ -44,13 +50,24 @@ READING = frozenset({"inspect", "replay", "breakdown", "memory", "topologies", "
 SMALL_SECONDS, SMALL_BYTES, HUNG_SECONDS = 5, 500_000_000, 10
 """What reading may take: of a file of less than 2 MB, of one of less than 1 MB, and of any."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-_CHUNK = 200
+ALONE = 25
+"""One of so many cases runs in a process of its own at once: what a process of many may hide is met there."""
+APART = frozenset({"capture", "trace", "calibrate", "validate"})
+"""Commands that always do."""
+_TOGETHER = 40
+"""Cases of one process: a fork costs 20 ms, so half a millisecond each."""
 _MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Where inputs are written: no disk, if there is such a place."""
-_NO_NUMBER = re.compile(r"(?<!inf or )(?<![\w.:/'\"=-])[-+]?(?:nan|inf)(?! or nan)(?![\w.'\"=/-])")
+_NO_NUMBER = re.compile(r"(?<!inf or )(?<![\w.:/'\"=\[-])[-+]?(?:nan|inf)(?! or nan)(?![\w.'\"=/\]-])")
+"""A number that is none, but for those that a sentence quotes: 'nan', [nan], x=nan."""
 
-_INFINITE = re.compile("(?i)nan|inf|[0-9]{300}")
+_INFINITE = re.compile("(?i)nan|inf|[0-9]{300}|e[0-9]{3}")
 """Given as an option, such a number may be quoted."""
+_GIVEN_INFINITE = re.compile(rb"(?i)nan|inf|[0-9]{300}|[0-9]e\+?[0-9]{3}")
+"""So may one that a file holds."""
+_WRITTEN_INFINITE = {".json": re.compile(r"(?<=[:\[,])\s*(?:NaN|-?Infinity)\b"), ".csv": re.compile(
+    r"(?m)(?:^|,)-?(?:nan|inf)(?=,|$)")}
+"""What no JSON, and no table of ours, may have."""
 
 
 @dataclass
@@ -68,6 +85,10 @@ class Outcome:
     text: str = ""
     own: int = 0
     """Bytes beyond those that its process began with."""
+    alone: bool = True
+    """Whether it had a process of its own."""
+    only_together: str = ""
+    """What was wrong with it among others, where nothing is by itself."""
 
     @property
     def given(self) -> int:
@@ -86,7 +107,11 @@ class Tally:
     slowest: float = 0.0
     largest: int = 0
     amplified: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """By kind the most seconds of processor, and bytes, that reading took a byte of an input of 10 kB or more."""
+    """By kind the most seconds of processor, and bytes, that reading took a byte of an input of 10 kB or more, of cases
+    that had a process of their own."""
+    seconds: Counter[str] = field(default_factory=Counter)
+    """Of processor, by kind."""
+    only_together: Counter[str] = field(default_factory=Counter)
 
     def add(self, outcome: Outcome) -> None:
         """Count an outcome."""
@@ -94,7 +119,10 @@ class Tally:
         self.processor += outcome.processor
         self.codes[f"{outcome.case.kind}: {outcome.wrong or f'exit {outcome.code}'}"] += 1
         self.slowest, self.largest = max(self.slowest, outcome.seconds), max(self.largest, outcome.bytes)
-        if outcome.given >= 10_000 and outcome.case.arguments[0] in READING:
+        self.seconds[outcome.case.kind] += outcome.processor  # type: ignore[assignment] -- seconds, not a count
+        if outcome.only_together:
+            self.only_together[outcome.only_together] += 1
+        if outcome.alone and outcome.given >= 10_000 and outcome.case.arguments[0] in READING:
             before = self.amplified.get(outcome.case.kind, (0.0, 0.0))
             self.amplified[outcome.case.kind] = (max(before[0], outcome.processor / outcome.given),
                                                  max(before[1], outcome.own / outcome.given))
@@ -113,6 +141,12 @@ class Tally:
         lines = [f"{self.cases:,} cases, {self.processor:,.0f} s of processor; slowest {self.slowest:.1f} s, largest "
                  f"{self.largest / 1e6:,.0f} MB"]
         lines += [f"  {number:7,} {name}" for name, number in sorted(self.by_outcome().items())]
+        numbers: Counter[str] = Counter()
+        for name, number in self.codes.items():
+            numbers[name.partition(": ")[0]] += number
+        lines += [f"  {number:7,} {kind}: {1e3 * self.seconds[kind] / number:.1f} ms of processor each"
+                  for kind, number in sorted(numbers.items())]
+        lines += [f"  {number:7,} only among others: {wrong}" for wrong, number in self.only_together.items()]
         lines += [f"  {kind}: at most {1e6 * seconds:,.1f} s of processor a MB, {size:,.0f} bytes a byte"
                   for kind, (seconds, size) in sorted(self.amplified.items())]
         for (wrong, where), found in sorted(self.faults.items(), key=lambda item: -len(item[1])):
@@ -124,27 +158,10 @@ class Tally:
 
 
 def cases(seeds: Path, number: int, seed_number: int, kinds: Sequence[str] = ()) -> Iterator[Case]:
-    """Cases of a seed, in chunks that hypothesis draws."""
-    for chunk in itertools.count():
-        size = min(_CHUNK, number - chunk * _CHUNK)
-        if size <= 0:
-            return
-        yield from _chunk(seeds, size, seed_number * 1_000_003 + chunk, kinds)
-
-
-def _chunk(seeds: Path, size: int, number: int, kinds: Sequence[str]) -> list[Case]:
-    found: list[Case] = []
-
-    # Only its choices: what is wrong is kept as files, and must not end the run.
-    @seed(number)
-    @settings(max_examples=size, phases=[Phase.generate], database=None, deadline=None,
-              suppress_health_check=list(HealthCheck))
-    @given(st.randoms(use_true_random=True))
-    def draw(r: Random) -> None:
-        found.append(draw_case(r, seeds, kinds))
-
-    draw()
-    return found[:size]
+    """Cases of a seed, each of choices of its own."""
+    wanted = [name for name in (kinds or KINDS) if name != "given" or any((seeds / "given").glob("*"))]
+    for at in range(number):
+        yield draw_case(Random(f"{seed_number}: {at}"), seeds, wanted[at % len(wanted)])
 
 
 def run_cases(todo: Iterable[Case], seeds: Path, jobs: int = 1) -> Iterator[Outcome]:
@@ -161,12 +178,12 @@ def run_cases(todo: Iterable[Case], seeds: Path, jobs: int = 1) -> Iterator[Outc
         try:
             while True:
                 with lock:
-                    case = next(queue, None)
-                if case is None:
+                    some = list(itertools.islice(queue, _TOGETHER))
+                if not some:
                     return
-                outcome = run_one(worker, case, seeds)
+                found = run_some(worker, some, seeds)
                 with done:
-                    results.append(outcome)
+                    results.extend(found)
                     done.notify()
         except BaseException as error:
             errors.append(error)
@@ -207,23 +224,63 @@ def warm_up(seeds: Path) -> list[list[str]]:
             ["comm", "predict", "all_reduce", "--bytes", "1MiB", "--profile", str(seeds / "comm.json")],
             ["sweep", one, "--clock", "1,2", "--jobs", "1", "-o", str(seeds / "warm.csv"), "--plot",
              str(seeds / "warm.svg")],
-            ["plan", one, "--gpus", "8"]]
+            ["plan", one, "--gpus", "8"], ["serve", "llama-3.1-8b", "--device", "h100-sxm"],
+            ["memory", str(seeds / "snapshot.pickle")], ["memory", one],
+            ["report", one, "-o", str(seeds / "warm.html")],
+            ["report", job, "-o", str(seeds / "warm.html")], ["topologies", "dgx-h100"], ["devices"],
+            ["topologies", "mine", "--from", str(seeds / "topo.xml"), "--device", "h100-sxm"], ["workloads"],
+            ["export", one, "-o", str(seeds / "warm.json")], ["export", one, "-o", str(seeds / "warm.chakra")],
+            ["convert", one, "-o", str(seeds / "warm.foretrace")], ["inspect", str(seeds / "nsys.sqlite")],
+            ["inspect", str(seeds / "rocprof.json")], ["shard", str(seeds / "embeddings.csv"), "--gpus", "2"],
+            ["shard", "dlrm", "--gpus", "2"], ["comm", "fit", str(seeds / "nccl.log"), "-o", str(
+                seeds / "warm.comm.json"), "--topology", "dgx-h100"],
+            ["fit", str(seeds / "table.csv"), "-o", str(seeds / "warm.profile"), "--device", "h200-sxm"],
+            ["validate", "x.py"], ["doctor", "--help"],
+            ["capture", "x.py", "--out", str(seeds / "warm")], ["models", "evaluate", str(
+                seeds / "device.profile"), str(seeds / "table.csv")]]
+
+
+def run_some(worker: Worker, some: Sequence[Case], seeds: Path) -> list[Outcome]:
+    """Run cases, together those that can be, and judge each; what is wrong decides a run by itself."""
+    found: dict[int, Outcome] = {}
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_MEMORY) as folder:
+        roots: dict[int, tuple[Path, list[str]]] = {}
+        for number, case in enumerate(some):
+            if number % ALONE and not case.stdout and case.arguments[0] not in APART:
+                (root := Path(folder) / str(number)).mkdir()
+                with contextlib.suppress(OSError):  # a name that this file system cannot have
+                    roots[number] = (root, case.write(root, seeds))
+        answers = worker.run_together(list(roots.values())) if roots else []
+        for (number, (root, _)), answer in zip(roots.items(), answers, strict=True):
+            found[number] = _outcome(some[number], answer, root) if answer else Outcome(
+                some[number], -1, 0.0, 0, wrong="ended the process")
+            found[number].alone = False
+    for number, case in enumerate(some):
+        together = found.get(number)
+        if together is None or together.wrong:
+            found[number] = run_one(worker, case, seeds)
+            if together and not found[number].wrong:
+                found[number].only_together = f"{together.wrong} at {together.where or '?'}"
+    return [found[number] for number in range(len(some))]
 
 
 def run_one(worker: Worker, case: Case, seeds: Path) -> Outcome:
-    """Run a case and judge it."""
+    """Run a case in a process of its own and judge it."""
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_MEMORY) as folder:
         root = Path(folder)
         try:
             argv = case.write(root, seeds)
         except OSError as error:  # a name that this file system cannot have
             return Outcome(case, 2, 0.0, 0, text=str(error))
-        answer = worker.run(root, argv, case.stdout)
-        outcome = Outcome(case, answer["code"], answer["seconds"], answer["bytes"], answer["processor"],
-                          own=answer["own"])
-        _judge(outcome, answer["hung"], root)
-        if case.kind == "output" and not outcome.wrong and not _untouched(case, root / "in"):
-            outcome.wrong, outcome.where = "what was there is changed", case.arguments[0]
+        return _outcome(case, worker.run(root, argv, case.stdout), root)
+
+
+def _outcome(case: Case, answer: dict[str, Any], root: Path) -> Outcome:
+    """Judge an answer by what it took and by what lies in its folder."""
+    outcome = Outcome(case, answer["code"], answer["seconds"], answer["bytes"], answer["processor"], own=answer["own"])
+    _judge(outcome, answer["hung"], root)
+    if case.kind == "output" and not outcome.wrong and not _untouched(case, root / "in"):
+        outcome.wrong, outcome.where = "what was there is changed", case.arguments[0]
     return outcome
 
 
@@ -257,13 +314,26 @@ def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
         outcome.text = errors[max(errors.index("Warning: ") - 200, 0):][:400]
     elif code not in CODES.get(gate, {0, 2}):
         outcome.wrong = f"exit {code}"
-    elif outcome.code == 0 and not any(map(_INFINITE.search, outcome.case.arguments[1:])) and (
-            (root / "unfinished").exists() or _NO_NUMBER.search(_text(root / "stdout"))):
-        outcome.wrong = "a number that is none"
-        found = _NO_NUMBER.search(_text(root / "stdout"))
-        outcome.text = found.string[max(found.start() - 100, 0):found.end() + 30] if found else "in JSON"
+    elif not any(map(_INFINITE.search, outcome.case.arguments[1:])) and (none := _no_number(outcome, errors, root)):
+        outcome.wrong, outcome.text = "a number that is none", none
     if outcome.wrong:
         outcome.where = _where(errors) or (gate if outcome.wrong == "a number that is none" else "")
+
+
+def _no_number(outcome: Outcome, errors: str, root: Path) -> str:
+    """Quote a number that is none: printed, in JSON, in a sentence (if the input has none), or in a file written."""
+    given = any(map(_GIVEN_INFINITE.search, outcome.case.files.values()))
+    if outcome.code == 0 and (root / "unfinished").exists():
+        return "in JSON"
+    told = errors.rpartition("\nforetrace: ")[2]  # a traceback, which is printed here only, quotes what it likes
+    for text in (*([_text(root / "stdout")] * (outcome.code == 0)), *([told] * (not given))):
+        if found := _NO_NUMBER.search(text):
+            return text[max(found.start() - 100, 0):found.end() + 30]
+    for path in (root / "out").rglob("*"):
+        if (pattern := _WRITTEN_INFINITE.get(path.suffix)) and path.is_file() and (
+                found := pattern.search(text := _text(path))):
+            return f"{path.name}: {text[max(found.start() - 100, 0):found.end() + 30]}"
+    return ""
 
 
 def _amplified(outcome: Outcome) -> str:

@@ -292,7 +292,6 @@ def test_a_command_answers_where_another_user_made_the_cache(base: Path, monkeyp
     assert ran.returncode == 0 and '"ops"' in ran.stdout, ran.stderr
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 looks in the current directory first")
 def test_modules_of_the_current_directory_are_not_run(base: Path) -> None:
     for name in ("foretrace", "typer"):
         assert _as_other(lambda name=name: (base / "open" / f"{name}.py").write_text("raise SystemExit(3)"))  # type: ignore[misc]

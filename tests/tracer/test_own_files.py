@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import stat
+import tempfile
 from pathlib import Path
 
 import pyarrow.parquet
@@ -136,6 +137,17 @@ def test_an_output_replaces_a_file_but_not_through_a_link(tmp_path: Path) -> Non
         stream.write(b"new")
     assert victim.read_text() == "new" and stat.S_IMODE(victim.stat().st_mode) == 0o600
     assert sorted(os.listdir(tmp_path)) == ["out.json", "victim"]
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="there is no /dev/shm")
+def test_a_link_in_shared_memory_is_one_of_others() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        victim, link = Path(folder) / "victim", Path(folder) / "out.json"
+        victim.write_text("keep")
+        link.symlink_to(victim)
+        with pytest.raises(ForetraceError, match="is a link"), whole_file(link) as stream:
+            stream.write(b"new")
+        assert victim.read_text() == "keep"
 
 
 def test_standard_output_is_no_link_of_others(tmp_path: Path) -> None:

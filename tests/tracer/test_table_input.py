@@ -137,3 +137,12 @@ def test_long_reasons_end_with_a_word() -> None:
         assert set(cut.removesuffix(" …").split()) <= set(text.split())
     assert cut_text("x" * 50, 10) == "x" * 10 + " …"
     assert reason_of(ValueError()) == "ValueError"
+
+
+def test_values_that_parquet_stores_by_a_dictionary_are_plain(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"gpu": pd.Categorical(["a", "b", None], ["a", "b", "of no row"]),
+                          "n": pd.Categorical([1, 2, 2])})
+    frame.to_parquet(tmp_path / "a.parquet")
+    read = read_frame(tmp_path / "a.parquet")
+    assert [str(dtype) for dtype in read.dtypes] == ["object", "int64"]
+    assert read.gpu.isna().tolist() == [False, False, True] and read.groupby("gpu").size().to_dict() == {"a": 1, "b": 1}

@@ -90,6 +90,12 @@ class Index(msgspec.Struct, kw_only=True):
     failed: int = 0
     bytes: int = 0
 
+    def __post_init__(self) -> None:
+        for session in self.sessions:
+            for part in ("hardware", "software"):
+                if not isinstance(session.get(part, {}), dict):
+                    raise ValueError(f"a session's {part} is no table of names and values")
+
 
 class Results:
     """Reads and writes a campaign's directory. Nothing is ever half written: files are made aside and renamed.

@@ -59,13 +59,14 @@ def quickest_visits(frame: pandas.DataFrame) -> pandas.DataFrame:
     """The warm rows, one a benchmark, with the times of its quickest visit (by the tenth percentile).
 
     What was only seen on the first visit (kernels, bytes) is the first visit's. A benchmark without a first visit's
-    row is left out.
+    row is left out; one without a tenth percentile has no quickest visit, and so no times.
     """
     first = frame[frame.variant == WARM]
     visits = frame[frame.variant.str.match(rf"{WARM}( \d+)?$")]
     if len(visits) == len(first):
         return first
-    quickest = visits.loc[visits.groupby("id").p10_us.idxmin()].set_index("id")
+    timed = visits[visits.p10_us.notna()]
+    quickest = timed.loc[timed.groupby("id").p10_us.idxmin()].set_index("id")
     found = first.copy()
     for name in _TIMES:
         found[name] = quickest[name].reindex(found.id).to_numpy()
