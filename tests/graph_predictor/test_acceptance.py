@@ -380,6 +380,26 @@ def test_what_cannot_be_run_is_refused(stub: Path) -> None:
     assert (stub / acceptance.RESULTS).read_text(encoding="utf-8") == of_another
 
 
+def test_two_runs_do_not_share_a_folder(run: Run, stub: Path) -> None:
+    pytest.importorskip("fcntl")
+    stub.mkdir()
+    holder = ("import sys; from pathlib import Path; from tracer.output_file import DirectoryLock; "
+              "lock = DirectoryLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", holder, str(stub)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                          ) as first:
+        assert first.stdout is not None and first.stdout.readline() == b"held\n"
+        refused = run("doctor", "--gpu", "--parts", "0", "--out", str(stub))
+        first.kill()
+    assert refused.code == 2 and f"Another acceptance run is writing to {stub}: wait for it" in plain(refused.err)
+    assert not (stub / acceptance.RESULTS).exists()
+    assert not run("doctor", "--gpu", "--parts", "0", "--out", str(stub)).code
+    assert sorted(os.listdir(stub)) == ["part0", acceptance.RESULTS]
+
+
+def test_a_run_in_which_no_part_fits_leaves_no_folder(stub: Path) -> None:
+    assert acceptance.accept(stub, 0.001, "cpu").parts == [] and not stub.exists()
+
+
 def test_the_command_prints_each_point_and_fails_with_a_part(run: Run, stub: Path) -> None:
     acceptance.accept(stub, 10, "cpu")
     ran = run("doctor", "--gpu", "--out", str(stub))
