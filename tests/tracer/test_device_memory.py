@@ -101,7 +101,8 @@ LISTS, ONE_LIST = "[[100, 32], [32]]", "[[[100, 32], [32]]]"
 
 @pytest.mark.parametrize(("optimizer", "operations", "states"), [
     ("AdamW", [("aten::_foreach_add_", "[[[], []]]"), ("aten::_foreach_mul_", ONE_LIST),
-               ("aten::_foreach_mul_", ONE_LIST), ("aten::_foreach_lerp_", f"[{LISTS}, {LISTS}]"), ("aten::_foreach_sqrt", ONE_LIST)], 2),
+               ("aten::_foreach_mul_", ONE_LIST), ("aten::_foreach_lerp_", f"[{LISTS}, {LISTS}]"),
+               ("aten::_foreach_sqrt", ONE_LIST)], 2),
     ("Adam", [("aten::_fused_adam_", f"[{LISTS}, {LISTS}, {LISTS}, {LISTS}]")], 2),
     ("SGD", [("aten::_foreach_mul_", ONE_LIST), ("aten::_foreach_add_", f"[{LISTS}, {LISTS}]"),
              ("aten::_foreach_add_", f"[{LISTS}, {LISTS}]")], 1),
