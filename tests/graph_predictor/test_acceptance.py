@@ -24,8 +24,10 @@ from graph_predictor.acceptance import calibration, captures, collectives, machi
 from graph_predictor.acceptance import run as acceptance
 from graph_predictor.acceptance.parts import PARTS, SCALES
 from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, absent, at_least, at_most, near, verdict_of
-from graph_predictor.check.validate import ValidatedCase
+from graph_predictor.check.validate import ValidatedCase, size_label
 from kernel_models.calibration.checks import Health
+from kernel_models.device_choice import find_device
+from kernel_models.profile import DeviceProfile, save_profile
 from tracer.campaign import lab
 from tracer.campaign.plan import CampaignBusyError, CampaignError
 from tracer.campaign.results import ItemResult, Results
@@ -129,6 +131,30 @@ def test_predictions_that_are_off_fail_one_by_one_and_together() -> None:
     assert failed(predictions.judged({name: replace(case, low_us=1.03) for name, case in good.items()}, CUDA)) == [
         "inside the 80% interval"]
     assert failed(predictions.judged({}, CUDA)) == ["predictions"]
+
+
+def test_products_of_a_cpu_that_other_work_interrupted_are_not_held_against_a_calibration(tmp_path: Path) -> None:
+    tiny = SCALES["tiny"]
+    profile, captured = tmp_path / "cpu.profile", tmp_path / size_label(tiny.captured[0])
+    save_profile(DeviceProfile(find_device("cpu"), [], {}), profile)
+
+    def found() -> tuple[float, float]:
+        taken, error = predictions._products(tmp_path, tiny, str(profile))
+        assert taken.value is not None and error.value is not None
+        assert "quickest" in taken.name and "quickest" in error.name and "other work" in taken.measured
+        return taken.value, error.value
+
+    graph = read_job(TRACES / "bert-cpu").graphs[0]
+    graph.save(captured)
+    before = found()
+    products = [row for row in range(len(graph.ops)) if graph.string(int(graph.ops.name[row])) == "aten::mm"]
+    like = [row for row in products if all(column[row] == column[products[0]] for column in (
+        graph.ops.shapes, graph.ops.strides))]
+    assert len(like) > 1 and before[0] >= 1.0
+    graph.ops.writable("duration_ns")[like[0]] += 10**9  # a second in which it did not run
+    graph.save(captured)
+    after = found()
+    assert after[0] > before[0] + 1.0 and after[1] == pytest.approx(before[1], rel=0.01)
 
 
 def test_a_calibration_that_lacks_a_family_or_errs_fails() -> None:
