@@ -3,7 +3,7 @@
     pip install coverage && python ci/gpu_lines.py [AREA …]
 
 Runs each area's tests, whose GPUs are simulated, and prints file, lines, function and the first of the lines. Processes
-that tests start count too, unless they are killed.
+that tests start count too, unless they are killed. ``coverage`` may also lie anywhere on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -51,14 +51,17 @@ def unrun(files: tuple[str, ...], tests: tuple[str, ...]) -> Iterator[str]:
     """Run tests, and yield a line of text for each run of lines of the files that they did not run."""
     with tempfile.TemporaryDirectory() as folder:
         settings, report = Path(folder, "settings"), Path(folder, "report.json")
-        settings.write_text(f"[run]\ndata_file = {folder}/data\nparallel = true\npatch = subprocess\n"
+        settings.write_text(f"[run]\ndata_file = {folder}/data\nparallel = true\npatch = _exit\n"
                             f"include =\n    {'    '.join(f'{ROOT / file}' + chr(10) for file in files)}")
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        for command, *arguments in (("run", "-m", "pytest", "-q", *tests), ("combine", "-q"),
-                                    ("json", "-q", "-o", str(report))):
+        # Each process of Python that finds it counts; coverage's own way is a file that only site-packages can have.
+        Path(folder, "sitecustomize.py").write_text("import coverage\ncoverage.process_startup()\n")
+        path = os.pathsep.join(filter(None, (folder, str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+        subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=ROOT, check=False, stdout=sys.stderr,
+                       env={**environment, "COVERAGE_PROCESS_START": str(settings)})
+        for command, *arguments in (("combine", "-q"), ("json", "-q", "-o", str(report))):
             subprocess.run([sys.executable, "-m", "coverage", command, f"--rcfile={settings}", *arguments], cwd=ROOT,
-                           env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}, check=command != "run",
-                           stdout=sys.stderr)
+                           env=environment, check=True, stdout=sys.stderr)
         found = json.loads(report.read_text(encoding="utf-8"))["files"]
     for name, facts in sorted(found.items()):
         text = (ROOT / name).read_text(encoding="utf-8")

@@ -119,7 +119,6 @@ class DemoFiles:
     def locked(self) -> Iterator[None]:
         """Make the directory, and keep other demos out of it. Raises ``Failed``."""
         with self._explained():
-            self._out.mkdir(parents=True, exist_ok=True)
             lock = DirectoryLock(self._out)
         try:
             yield

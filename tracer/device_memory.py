@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -26,6 +26,7 @@ from tracer.arrays import Bool, Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, ExecutionGraph, Phase
 from tracer.lazy import pandas as pd
+from tracer.optimizer_memory import kept_by_optimizer
 from tracer.shown import Chart, ChartSeries, Shown
 
 PEAK = "peak"
@@ -72,7 +73,7 @@ class MemoryAccount:
     @property
     def total(self) -> float:
         """All of it."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(getattr(self, part.name) for part in fields(self))
 
     @property
     def allocated(self) -> float:
@@ -82,7 +83,7 @@ class MemoryAccount:
     @property
     def parts(self) -> dict[str, float]:
         """Bytes by name of what is there at all."""
-        return {field.name: size for field in fields(self) if (size := getattr(self, field.name))}
+        return {part.name: size for part in fields(self) if (size := getattr(self, part.name))}
 
     def lacking(self, limit_bytes: float, name: str) -> str | None:
         """Return why it does not fit a device, as a sentence; ``None`` if it does, or its memory is unknown (0)."""
@@ -153,6 +154,8 @@ class MemoryTimeline(Shown):
         steps: begin and end of each step, as ``time_ns``.
         notes: what is to be known of it.
         on_device: whether it is a device's memory, not the host's.
+        lacks_earlier: whether bytes that were handed out before the window are in none of it.
+        earlier_bytes: an estimate of these by ``Holds``, as far as the recording tells them.
     """
 
     source: str
@@ -164,6 +167,8 @@ class MemoryTimeline(Shown):
     steps: tuple[tuple[str, int, int], ...] = ()
     notes: tuple[str, ...] = ()
     on_device: bool = True
+    lacks_earlier: bool = False
+    earlier_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total_bytes(self) -> Int64:
@@ -216,6 +221,7 @@ class MemoryTimeline(Shown):
                 int(self.time_ns[self.peak_at]) if self.timed and len(self.time_ns) else None,
                 "holds_bytes": {name: int(size) for name, size in self.at_peak.parts.items()},
                 "inferred": self.inferred, "places_bytes": dict(self.places), "changes": len(self.time_ns),
+                "lacks_earlier": self.lacks_earlier, "earlier_bytes": dict(self.earlier_bytes),
                 "notes": list(self.notes)}
 
 
@@ -278,8 +284,21 @@ def memory_timeline(graph: ExecutionGraph, device: int | None = None) -> MemoryT
     places = _at_peak(graph, rows, reused=True) if (changes.address[rows] >= 0).any() else {}
     if base:
         places = dict(sorted({**places, "before the window": base}.items(), key=lambda each: -each[1]))
-    return timeline_of(where, changes.start_ns[rows], size, holds, places,
+    found = timeline_of(where, changes.start_ns[rows], size, holds, places,
                      inferred=True, timed=True, steps=steps, base=base, notes=notes, on_device=device >= 0)
+    return found if device >= 0 else _of_host(found, graph)
+
+
+def _of_host(found: MemoryTimeline, graph: ExecutionGraph) -> MemoryTimeline:
+    """Say what is missing: PyTorch counts a host's memory from when it was first profiled (c10's CPUAllocator.cpp)."""
+    parts = dict(zip((Holds.PARAMETERS.value, Holds.OPTIMIZER_STATE.value), kept_by_optimizer(graph), strict=True))
+    earlier = {name: size for name, size in parts.items() if size}
+    listed = ", ".join(f"{name.replace('_', ' ')} {binary_size(size)}" for name, size in earlier.items())
+    about = f"By the optimizer's operations these are {binary_size(sum(earlier.values()))} or more ({listed})." if (
+        earlier) else "How much that is, the recording does not tell; give --code SCRIPT.py:FUNCTION for a prediction."
+    note = ("What was handed out before the window (parameters, the optimizer's state, data) is not in it: PyTorch's "
+            f"profiler counts the host's memory from its own begin. {about}")
+    return replace(found, notes=(*found.notes, note), lacks_earlier=True, earlier_bytes=earlier)
 
 
 def timeline_of(source: str, time: Int64, size: Int64, holds: Int64, places: Mapping[str, int], *, inferred: bool,

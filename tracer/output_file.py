@@ -199,31 +199,62 @@ class Busy(Exception):
 
 
 class DirectoryLock:
-    """Held from construction to ``release``; a process that ends, however it ends, gives it up.
+    """A directory and the right to write there, held from construction to ``release``; a process that ends, however it
+    ends, gives the right up.
 
+    A directory that is missing is made, with those above it; ``release`` removes what it made and nobody wrote to.
     Where the system or the file system has no locks, nothing is locked.
 
     Raises:
         Busy: another process has it.
-        OSError: the lock's file cannot be made, or something else lies there.
+        OSError: the directory or the lock's file cannot be made, or something else lies there.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / LOCK
+        self._folder, self._path = folder, folder / LOCK
         self._file: IO[bytes] | None = None
+        self._made: list[Path] = []
         until = time.monotonic() + _PATIENCE_S
-        while not self._taken():
-            if time.monotonic() > until:
-                raise Busy
-            time.sleep(_PAUSE_S)
+        try:
+            while not self._taken_now(until):
+                if time.monotonic() > until:
+                    raise Busy
+                time.sleep(_PAUSE_S)
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
-        """Give it up and remove its file. Safe to repeat."""
+        """Give it up and remove its file, and directories made for it that are empty. Safe to repeat."""
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):  # while it is still ours
                 self._path.unlink()
             file.close()
+        made, self._made = self._made, []
+        for folder in reversed(made):
+            with suppress(OSError):  # it has files
+                folder.rmdir()
+
+    def _taken_now(self, until: float) -> bool:
+        try:
+            self._make()
+            return self._taken()
+        except FileNotFoundError:  # whoever made the directory has removed it meanwhile
+            if time.monotonic() > until:
+                raise
+            return False
+
+    def _make(self) -> None:
+        for folder in reversed([self._folder, *self._folder.parents]):
+            if folder.exists():
+                continue
+            try:
+                folder.mkdir()
+                self._made.append(folder)
+            except FileExistsError:  # another process has made it meanwhile, or it is no directory
+                if not folder.is_dir():
+                    raise
 
     def _taken(self) -> bool:
         try:

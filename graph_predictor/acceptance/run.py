@@ -15,8 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from tracer.campaign.processes import torch_sees_gpu
 from tracer.capture.interruption import TERMINATIONS, termination_unwinds
 from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError
-from tracer.output_file import whole_file
+from tracer.output_file import Busy, DirectoryLock, whole_file
 
 RESULTS = "results.json"
 VERSION = 1  # of the format; rises when an older reader would misread it
@@ -118,7 +118,8 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
         say: is told of each part.
 
     Raises:
-        ForetraceError: a time or part cannot be, the folder cannot be written, or holds results of another device.
+        ForetraceError: a time or part cannot be, the folder cannot be written, another run uses it, or it holds
+            results of another device.
         KeyboardInterrupt: with the parts that ended kept.
     """
     ends = time.monotonic() + 60.0 * minutes
@@ -126,6 +127,28 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
         raise ForetraceError(f"An acceptance run cannot last {minutes:g} minutes (--minutes).")
     if unknown := [number for number in again if not 0 <= number < len(PARTS)]:
         raise ForetraceError(f"There is no part {unknown[0]}; parts are 0 to {len(PARTS) - 1} (--parts).")
+    with _alone_in(folder):
+        return _go_on(folder, ends, scale, again, say)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other runs out of a folder. Raises ``ForetraceError``: one is there, or it cannot be written."""
+    try:
+        lock = DirectoryLock(folder)
+    except Busy:
+        raise ForetraceError(f"Another acceptance run is writing to {folder}: wait for it, or give another directory "
+                             "(--out).") from None
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _go_on(folder: Path, ends: float, scale: str, again: Collection[int], say: Callable[[str], None]
+           ) -> AcceptanceResults:
     results = read_results(folder) or AcceptanceResults(scale, [])
     if results.scale != scale:
         raise ForetraceError(f"{folder} holds results of {results.scale}, and this machine's would be of {scale}: give "
@@ -149,6 +172,10 @@ def accept(folder: Path, minutes: float, scale: str, again: Collection[int] = ()
     return results
 
 
+def _unwritable(folder: Path, error: OSError) -> ForetraceError:
+    return ForetraceError(f"{folder} cannot be written ({error.strerror}); give another directory (--out).")
+
+
 def _save(results: AcceptanceResults, folder: Path) -> None:
     with whole_file(folder / RESULTS) as file:
         file.write(msgspec.json.format(msgspec.json.encode(results)))
@@ -162,7 +189,7 @@ def _run(part: AcceptancePart, folder: Path, scale: str, longest: float, *, anew
         own.mkdir(parents=True, exist_ok=True)
         (own / POINTS).unlink(missing_ok=True)
     except OSError as error:
-        raise ForetraceError(f"{own} cannot be written ({error.strerror}); give another directory (--out).") from error
+        raise _unwritable(own, error) from error
     command = [*WORKER, str(part.number), str(folder.absolute()), scale]
     began = time.monotonic()
     # A CPU is calibrated with one thread, so that its steps are of one too.

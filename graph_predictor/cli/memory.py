@@ -71,7 +71,8 @@ def _report(measured: device_memory.MemoryTimeline | None, predicted: device_mem
     known = [(name, one) for name, one in (("measured", measured), ("predicted", predicted)) if one is not None]
     report.line()
     for name, one in known:
-        report.line(f"Peak {name} ({one.source}): {device_memory.binary_size(one.peak_bytes)}", style="bold")
+        lacks = ", without what was there before the window" * one.lacks_earlier
+        report.line(f"Peak {name} ({one.source}): {device_memory.binary_size(one.peak_bytes)}{lacks}", style="bold")
     parts = [one.at_peak.parts for _, one in known]
     holds = list(dict.fromkeys(name for each in parts for name in each))
     report.table("At the peak, by what it holds", [Column("holds", name=True), *(Column(name) for name, _ in known)],

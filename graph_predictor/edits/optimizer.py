@@ -13,15 +13,12 @@ from graph_predictor.prediction.scenario import EditError, Replacement, Rewritin
 from kernel_models.op_call import Family, OpCall
 from tracer.arrays import Bool, Float64
 from tracer.graph import OpKind, Phase
+from tracer.optimizer_memory import MUCH, STATES
 
-STATES = {"adam": 2, "sgd": 1, "adagrad": 1, "rmsprop": 1}
-"""Values an optimizer keeps beside each parameter: Adam's two moments, SGD's momentum, the others' mean of squares."""
 OPERATIONS = {"adam": 12.0, "sgd": 4.0, "adagrad": 8.0, "rmsprop": 8.0}
 """Floating-point operations for each parameter, counted from the formulas."""
 FEW_STATES = 1.5
 """Bytes of an optimizer's states for each byte of parameters, below which it keeps one value rather than two."""
-MUCH = 0.1
-"""Operations on fewer elements than this share of the most are on the optimizer's step counters, not on parameters."""
 
 
 @dataclass(frozen=True)

@@ -362,10 +362,9 @@ class Study:
                 self._shared.once("device", (spec,), lambda: Device(spec).apply(self._known().scenario))
             edits.append(Device(spec, self._profiles.get(spec.name)))
         if wanted.host_from is not None:
-            if wanted.host_from in host_names() or "," in wanted.host_from or is_host_file(wanted.host_from):
-                raise EditError(f"--host-from {wanted.host_from}: a recorded step takes the host of one capture, "
-                                "operation by operation; several, and hosts by name or file, are for steps that never "
-                                "ran. Give one capture.")
+            if (what := _no_capture(wanted.host_from)) is not None:
+                raise EditError(f"A recorded step cannot take its host from {wanted.host_from}, {what}: give "
+                                "--host-from one capture of the same model, made on that host.")
             edits.append(HostFrom(self._once("host", self._other, wanted.host_from).graphs, wanted.host_from))
         return start, edits
 
@@ -474,6 +473,15 @@ class Study:
 def _straggling(wanted: Configuration) -> list[int]:
     """Return the ranks that are slower than others, which none stands for."""
     return [edit.rank for edit in made(wanted.edits) if isinstance(edit, Straggler)]
+
+
+def _no_capture(host: str) -> str | None:
+    """Say what a host's text names instead of one capture; ``None`` where it may name one."""
+    if "," in host:
+        return "which names several captures"
+    kind = "a shipped host" if host in host_names() else (
+        "a file of foretrace calibrate --host" if is_host_file(host) else None)
+    return None if kind is None else f"{kind} with only the usual cost of each operation"
 
 
 def _other_clock(profile: DeviceProfile, job: Job) -> str:

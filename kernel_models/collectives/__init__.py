@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         uneven_all_to_all,
     )
     from kernel_models.collectives.measurements import CollectiveMeasurements, make_measurements
-    from kernel_models.collectives.price import CollectiveModel, price_calls, topology_of
+    from kernel_models.collectives.price import CollectiveModel, planned_topology, price_calls, topology_of
     from kernel_models.collectives.profile import CommProfile
     from kernel_models.collectives.topology import Topology, find_topology
 
@@ -29,7 +29,7 @@ _MODULES = {
     "call": ("CollectiveBatch", "CollectiveCall", "CollectiveKind", "CommError", "Placement", "bus_factor",
              "collective_kind", "uneven_all_to_all", "CommTimes", "Level"),
     "measurements": ("CollectiveMeasurements", "make_measurements"),
-    "price": ("CollectiveModel", "price_calls", "topology_of"),
+    "price": ("CollectiveModel", "planned_topology", "price_calls", "topology_of"),
     "profile": ("CommProfile",),
     "topology": ("Topology", "find_topology"),
 }
@@ -52,6 +52,7 @@ __all__ = [
     "collective_kind",
     "find_topology",
     "make_measurements",
+    "planned_topology",
     "price_calls",
     "topology_of",
     "uneven_all_to_all",

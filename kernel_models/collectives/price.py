@@ -291,6 +291,12 @@ def _over_links(batch: CollectiveBatch, device: DeviceSpec) -> CommTimes:
     return out
 
 
+PCIE_SERVER = "pcie-l40s"
+"""The node type whose layout is taken for other PCIe devices: two host bridges with four GPUs and a card each."""
+ASSUMED_SERVER = f"assumed: laid out as {PCIE_SERVER}, with the device's own links to its host"
+"""Source of the figures of a node that no file describes."""
+
+
 def topology_of(device: DeviceSpec, world_size: int, network: str | None = None) -> Topology:
     """Return the usual cluster of a device for so many ranks: its maker's eight-GPU node on that node's own network.
 
@@ -311,11 +317,32 @@ def topology_of(device: DeviceSpec, world_size: int, network: str | None = None)
     if not names and world_size <= 1:
         return _alone(device, network)
     if not names:
-        raise PlanError(f"No node type known to foretrace has the device {device.name}; name the cluster with "
-                        "--topology (foretrace topologies lists them).")
+        raise PlanError(f"No node type known to foretrace has the device {device.name}: give --topology node.toml "
+                        "(node.tomlx4 for four such nodes), a file that begins as foretrace topologies "
+                        f"{PCIE_SERVER} --toml > node.toml and has your node's name, device, links and cards.")
     name = min(names, key=lambda n: (not n.startswith("dgx"), -node_type(n).gpus, n))
     nodes = -(-max(world_size, 1) // node_type(name).gpus)
     return find_topology((f"{name}x{nodes}" if nodes > 1 else name) + (f"@{network}" if network else ""))
+
+
+def planned_topology(device: DeviceSpec, gpus: int) -> Topology:
+    """Return the cluster that a plan takes where none is named: the usual one (``topology_of``), else one server.
+
+    Devices of no known node that have nothing between them but their host's PCIe are taken to be in a server laid out
+    as the known PCIe ones, up to so many as those hold.
+
+    Raises:
+        PlanError: the device has links whose layout is not known, or there are more GPUs than one server has.
+    """
+    try:
+        return topology_of(device, gpus)
+    except PlanError:
+        layout = find_topology(PCIE_SERVER)
+        if not device.pcie_width or device.peer_gbps or gpus > layout.node.gpus:
+            raise
+    node = replace(layout.node, name=f"pcie-{device.name}", device=device.name, architecture=device.architecture,
+                   peer_gbps=device.host_gbps, sources=dict.fromkeys(layout.node.sources, ASSUMED_SERVER))
+    return replace(layout, node=node)
 
 
 def _alone(device: DeviceSpec, network: str | None) -> Topology:

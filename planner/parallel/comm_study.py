@@ -27,8 +27,8 @@ from kernel_models.collectives import (
     CollectiveModel,
     Topology,
     bus_factor,
+    planned_topology,
     price_calls,
-    topology_of,
 )
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
@@ -357,7 +357,7 @@ def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sx
         raise PlanError(f"These are {count:,} cases, and at most {MOST_CASES} are studied at once; ask for fewer sizes "
                         "or plans.")
     spec = find_device(device)
-    known = cluster_of(topology, comm_profile, None, comm_choices, lambda: topology_of(spec, max(gpus)))
+    known = cluster_of(topology, comm_profile, None, comm_choices, lambda: planned_topology(spec, max(gpus)))
     named = topology is not None or measured_file(comm_profile, comm_choices) is not None
     pieces, rates = LayerCosts(spec, profile), CorrectionFactors()
     cases: list[PlanCommunication] = []
@@ -371,7 +371,7 @@ def comm_study(source: str | Job, gpus: Sequence[int], *, device: str = "h200-sx
                 _, shape, _, own = read_decoder(source, (*settings, f"seq={seq}"), preset)
             notes += own
             for size in gpus:
-                cluster = known if named else replace(known, topology=topology_of(spec, size))
+                cluster = known if named else replace(known, topology=planned_topology(spec, size))
                 for text in plans or usual_plans(shape, size, cluster.topology):
                     try:
                         plan = with_batch(ParallelPlan.parse(text, size), text, global_batch)

@@ -14,6 +14,7 @@ from typing import Any
 
 from graph_predictor.sizes.retrace import MOST
 from kernel_models.collectives import Topology
+from kernel_models.collectives.price import ASSUMED_SERVER
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from planner.parallel.config_families import FAMILIES, HYBRIDS, IMBALANCE, MOST_LAYERS, ConfigFields, by_fields
@@ -429,7 +430,10 @@ def _whole(values: Mapping[str, Any], name: str) -> int:
 
 
 def other_nodes(on: Topology, spec: DeviceSpec) -> list[str]:
-    """Say where a topology's nodes have another device than the one that computes."""
-    node = find_device(on.node.device).name
+    """Say where a topology's nodes have another device than the one that computes, or are described nowhere."""
+    if ASSUMED_SERVER in on.node.sources.values():
+        return [f"No node type has {spec.name}: its GPUs are taken to be in one PCIe server of {on.node.gpus}, in "
+                f"which each sends at {on.node.peer_gbps:g} GB/s; describe another in a file for --topology."]
+    node = spec.name if on.node.device == spec.name else find_device(on.node.device).name
     return [] if node == spec.name else [
         f"The nodes of the topology have {node}, not {spec.name}; their network is taken."]

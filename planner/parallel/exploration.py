@@ -9,7 +9,7 @@ from itertools import product
 from math import isfinite
 from typing import Any
 
-from kernel_models.collectives import find_topology, topology_of
+from kernel_models.collectives import find_topology, planned_topology
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from planner.parallel.layer_costs import LayerCosts
@@ -206,7 +206,7 @@ def cases_of(devices: str, topologies: str | None, prices: str | None, changes: 
         spec = find_device(name)
 
         def link_gbps(on: str | None = on, spec: Any = spec) -> float:
-            where = topology_of(spec, gpus) if on is None else find_topology(on)
+            where = planned_topology(spec, gpus) if on is None else find_topology(on)
             return where.node.peer_gbps
 
         factors = [factors_of(axis, changes.get(axis), spec, link_gbps) for axis in AXES]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.prediction.host_steps import host_by_name, traced_host_step
 from graph_predictor.synthesis.step import calls_by_operation
-from kernel_models.collectives import CollectiveModel, topology_of
+from kernel_models.collectives import CollectiveModel, planned_topology
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, scaled_device, shape_device
 from kernel_models.host.model import HostModel
@@ -210,7 +210,7 @@ class PlanRequest:
     def clusters(self, known: DeviceSpec) -> Callable[[int], CollectiveModel]:
         """Return the collectives of so many GPUs: of the cluster that was named, or of the device's usual nodes."""
         if self.topology is None and measured_file(self.comm_profile, self.comm_choices) is None:
-            return lambda size: CollectiveModel(topology_of(known, size).with_links(self.technology.link),
+            return lambda size: CollectiveModel(planned_topology(known, size).with_links(self.technology.link),
                                                 mixed=self.comm_choices is not None)
         named = cluster_of(self.topology, self.comm_profile, None, self.comm_choices)
         named = replace(named, topology=named.topology.with_links(self.technology.link))

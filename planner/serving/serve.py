@@ -14,7 +14,7 @@ import numpy as np
 
 from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.prediction.scenario import Edit
-from kernel_models.collectives import CollectiveModel, topology_of
+from kernel_models.collectives import CollectiveModel, planned_topology
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
@@ -411,7 +411,7 @@ def cluster_for(spec: DeviceSpec, gpus: int, topology: str | None, comm_profile:
     if topology is not None or measured_file(comm_profile, comm_choices) is not None:
         found = cluster_of(topology, comm_profile, None, comm_choices)
     else:
-        found = CollectiveModel(topology_of(spec, gpus), mixed=comm_choices is not None)
+        found = CollectiveModel(planned_topology(spec, gpus), mixed=comm_choices is not None)
     found.check_fits(gpus)
     return found
 

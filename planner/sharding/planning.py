@@ -19,7 +19,7 @@ import numpy as np
 
 from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.comm.mixing import mixture
-from kernel_models.collectives import topology_of
+from kernel_models.collectives import planned_topology
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile
@@ -196,7 +196,7 @@ def shard(source: str, gpus: int, *, device: str | DeviceSpec | None = None, top
     spec = device_of(source) if device is None else find_device(device) if isinstance(device, str) else device
     found = sharding_source(source, spec, profile, samples=batch, preset=preset, settings=settings,
                             step_region=step_region)
-    collectives = cluster_of(topology, comm_profile, None, comm_choices, lambda: topology_of(spec, gpus))
+    collectives = cluster_of(topology, comm_profile, None, comm_choices, lambda: planned_topology(spec, gpus))
     if collectives.mixed:  # exchanges are priced one by one: all have one base
         collectives = replace(collectives, backend=collectives.backends.usual)
     usual = topology is None and measured_file(comm_profile, comm_choices) is None

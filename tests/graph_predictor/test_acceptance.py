@@ -23,9 +23,21 @@ from simulated_gpu.driver import Driver, SimulatedGpu, simulated_torch
 from graph_predictor.acceptance import calibration, captures, collectives, machine, predictions, programs, units, worker
 from graph_predictor.acceptance import run as acceptance
 from graph_predictor.acceptance.parts import PARTS, SCALES
-from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, absent, at_least, at_most, near, verdict_of
-from graph_predictor.check.validate import ValidatedCase
+from graph_predictor.acceptance.points import (
+    AcceptancePoint,
+    PointVerdict,
+    absent,
+    at_least,
+    at_most,
+    guarded,
+    near,
+    verdict_of,
+)
+from graph_predictor.check.validate import ValidatedCase, size_label
 from kernel_models.calibration.checks import Health
+from kernel_models.device import DeviceError
+from kernel_models.device_choice import find_device
+from kernel_models.profile import DeviceProfile, save_profile
 from tracer.campaign import lab
 from tracer.campaign.plan import CampaignBusyError, CampaignError
 from tracer.campaign.results import ItemResult, Results
@@ -131,18 +143,114 @@ def test_predictions_that_are_off_fail_one_by_one_and_together() -> None:
     assert failed(predictions.judged({}, CUDA)) == ["predictions"]
 
 
+def test_products_of_a_cpu_that_other_work_interrupted_are_not_held_against_a_calibration(tmp_path: Path) -> None:
+    tiny = SCALES["tiny"]
+    profile, captured = tmp_path / "cpu.profile", tmp_path / size_label(tiny.captured[0])
+    save_profile(DeviceProfile(find_device("cpu"), [], {}), profile)
+
+    def found() -> tuple[float, float]:
+        taken, error = predictions._products(tmp_path, tiny, str(profile))
+        assert taken.value is not None and error.value is not None
+        assert "quickest" in taken.name and "quickest" in error.name and "other work" in taken.measured
+        return taken.value, error.value
+
+    graph = read_job(TRACES / "bert-cpu").graphs[0]
+    graph.save(captured)
+    before = found()
+    products = [row for row in range(len(graph.ops)) if graph.string(int(graph.ops.name[row])) == "aten::mm"]
+    like = [row for row in products if all(column[row] == column[products[0]] for column in (
+        graph.ops.shapes, graph.ops.strides))]
+    assert len(like) > 1 and before[0] >= 1.0
+    graph.ops.writable("duration_ns")[like[0]] += 10**9  # a second in which it did not run
+    graph.save(captured)
+    after = found()
+    assert after[0] > before[0] + 1.0 and after[1] == pytest.approx(before[1], rel=0.01)
+
+
+def test_what_cannot_be_predicted_fails_but_for_variants_of_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+                                                                  ) -> None:
+    scale = replace(SCALES["tiny"], unseen=({"bananas": 4},), variants={"dtype": ("int3", {"dtype": "int3"})})
+    for sizes in scale.captured:
+        read_job(TRACES / "cpu-small").graphs[0].save(tmp_path / size_label(sizes))
+    predicted, refused = predictions._predicted(tmp_path, scale, [])
+    assert not predicted and set(refused) == {size_label(scale.unseen[0]), "dtype"}
+    monkeypatch.setattr(predictions, "capture_program", lambda *_: None)
+    monkeypatch.setattr(predictions, "_predicted", lambda *_: ({}, refused))
+    monkeypatch.setattr(predictions, "_run_in_turns", lambda *_: iter(()))
+    (tmp_path / "part3").mkdir()
+    points = list(predictions.predictions(tmp_path, scale))
+    assert [point.verdict for point in points] == [PointVerdict.FAILED, PointVerdict.ABSENT, PointVerdict.FAILED]
+    on_gpu = list(predictions.predictions(tmp_path, replace(scale, device="cuda")))
+    assert [point.verdict for point in on_gpu] == [PointVerdict.FAILED] * 3
+    assert failed(predictions.with_profile(tmp_path, scale)) == ["files of parts 3 and 4"]
+
+
+def test_a_device_that_no_data_sheet_has_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+
+    def unknown(*_: object) -> None:
+        raise DeviceError("No data sheet has the device.")
+
+    monkeypatch.setattr(machine, "find_gpus", lambda: None)
+    monkeypatch.setattr(machine.readiness, "examine", lambda folder: [])
+    monkeypatch.setattr(machine, "resolve_device", unknown)
+    assert failed(machine.machine(tmp_path, SCALES["cpu"])) == ["device known"]
+
+
+def test_a_capture_that_cannot_be_replayed_or_lacks_its_clock_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ForetraceError("It has no steps.")
+
+    monkeypatch.setattr(captures, "replay", refuse)
+    assert failed(captures.judged_graph("x", read_job(TRACES / "cpu-small").graphs[0], False)) == ["replay"]
+    monkeypatch.setattr(captures, "find_spec", lambda name: object())
+    for context, verdict in (({"gpu_samples": []}, PointVerdict.PASSED), ({}, PointVerdict.FAILED)):
+        assert captures._samples("x", context, True, True).verdict is verdict
+
+
+def test_a_snapshot_is_held_against_the_peak_that_its_program_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+                                                                   ) -> None:
+    program = next(one for one in programs.PROGRAMS if one.name == "snapshot")
+    monkeypatch.setattr(programs.subprocess, "run", lambda words, **_: types.SimpleNamespace(
+        returncode=0, stdout="peak 1000\n", stderr=""))
+    monkeypatch.setattr(programs, "read_context", lambda part: {"hardware": {"device": "NVIDIA H100"}, "peak_memory": {
+        "allocated_bytes": 1000}})
+    monkeypatch.setattr(programs, "read_job", lambda out: read_job(TRACES / "cpu-small"))
+    for peak, wrong in ((1000, []), (100, ["peak of the snapshot over PyTorch's"])):
+        monkeypatch.setattr(programs, "snapshot_timeline", lambda path, peak=peak: types.SimpleNamespace(
+            peak_bytes=peak))
+        assert failed(programs._captured(tmp_path, program, "cuda")) == wrong
+
+
+def test_a_busy_place_ends_a_part_and_other_errors_are_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    def points(error: Exception) -> Iterator[AcceptancePoint]:
+        yield at_most("x", 0.0, 1.0)
+        raise error
+
+    assert failed(guarded("y", points(RuntimeError("no driver")))) == ["y"]
+    with pytest.raises(CampaignBusyError):
+        list(guarded("y", points(CampaignBusyError("Another campaign is writing to x."))))
+    monkeypatch.setattr(acceptance, "find_spec", lambda name: None)
+    with pytest.raises(ForetraceError, match=r"needs PyTorch; install it with: pip install 'foretrace\[capture\]'"):
+        acceptance.torch_device()
+
+
 def test_a_calibration_that_lacks_a_family_or_errs_fails() -> None:
     class Profile:
         families = (types.SimpleNamespace(value="gemm"), types.SimpleNamespace(value="sort"))
+        judged = "gemm"
 
         def entries_of(self, family: Any) -> list[Any]:
-            held = {"n": 9, "median": 0.3} if family.value == "gemm" else None
+            held = {"n": 9, "median": 0.3} if family.value == self.judged else None
             return [types.SimpleNamespace(facts={"held_out": held}, rows=12)]
 
     scale = replace(CUDA, families=("gemm", "sort", "norm"))
     found = list(calibration.judged_profile(Profile(), scale))  # type: ignore[arg-type]
     assert failed(found) == ["families", "median error, held out", "measurements"]  # 12 and 9 of gemm, 12 of sort
     assert "without norm" in found[0].measured
+    Profile.judged = "sort"  # whose errors are shown alone
+    *_, noted = calibration.judged_profile(Profile(), scale)  # type: ignore[arg-type]
+    assert (noted.verdict, noted.measured) == (PointVerdict.NOTED, "30.00%")
 
 
 @pytest.mark.parametrize(("earlier_s", "kept"), [(40.0, True), (2.0, False)])
@@ -378,6 +486,26 @@ def test_what_cannot_be_run_is_refused(stub: Path) -> None:
     with pytest.raises(ForetraceError, match="is of version 99, and this foretrace reads 1"):
         acceptance.accept(stub, 10, "cpu")
     assert (stub / acceptance.RESULTS).read_text(encoding="utf-8") == of_another
+
+
+def test_two_runs_do_not_share_a_folder(run: Run, stub: Path) -> None:
+    pytest.importorskip("fcntl")
+    stub.mkdir()
+    holder = ("import sys; from pathlib import Path; from tracer.output_file import DirectoryLock; "
+              "lock = DirectoryLock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", holder, str(stub)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                          ) as first:
+        assert first.stdout is not None and first.stdout.readline() == b"held\n"
+        refused = run("doctor", "--gpu", "--parts", "0", "--out", str(stub))
+        first.kill()
+    assert refused.code == 2 and f"Another acceptance run is writing to {stub}: wait for it" in plain(refused.err)
+    assert not (stub / acceptance.RESULTS).exists()
+    assert not run("doctor", "--gpu", "--parts", "0", "--out", str(stub)).code
+    assert sorted(os.listdir(stub)) == ["part0", acceptance.RESULTS]
+
+
+def test_a_run_in_which_no_part_fits_leaves_no_folder(stub: Path) -> None:
+    assert acceptance.accept(stub, 0.001, "cpu").parts == [] and not stub.exists()
 
 
 def test_the_command_prints_each_point_and_fails_with_a_part(run: Run, stub: Path) -> None:

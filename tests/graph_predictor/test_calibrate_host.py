@@ -72,8 +72,12 @@ def test_a_step_that_never_ran_takes_it(calibrated: tuple[Path, dict[str, object
 
 
 def test_a_recorded_step_takes_a_captures_host(calibrated: tuple[Path, dict[str, object]]) -> None:
-    done = CliRunner().invoke(app, ["predict", str(TRACES / "bert-cpu"), "--host-from", str(calibrated[0])])
-    assert done.exit_code == 2 and "takes the host of one capture" in plain(done.stderr)
+    for host, what in ((str(calibrated[0]), "a file of foretrace calibrate --host with only the usual cost of each"),
+                       (CPU_HOST, "a shipped host with only"), ("a,b", "which names several captures")):
+        done = CliRunner().invoke(app, ["predict", str(TRACES / "bert-cpu"), "--host-from", host])
+        said = plain(done.stderr)
+        assert done.exit_code == 2 and "A recorded step cannot take its host from" in said and what in said
+        assert "give --host-from one capture of the same model, made on that host." in said
 
 
 @pytest.mark.parametrize(("arguments", "why"), [

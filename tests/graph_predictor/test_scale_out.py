@@ -19,12 +19,14 @@ from kernel_models.collectives import (
     CollectiveKind,
     CollectiveModel,
     find_topology,
+    planned_topology,
     price_calls,
     topology_of,
 )
 from kernel_models.collectives.call import CommError
 from kernel_models.device import device
 from tracer.parallel_plan import PlanError
+from tracer.shape_only.devices import device_names
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +72,27 @@ def test_one_gpu_needs_no_known_nodes() -> None:
         topology_of(device("a10g"), 2)
     with pytest.raises(CommError, match="no network"):
         topology_of(device("a10g"), 1, "carrier-pigeon")
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_a_plan_takes_a_server_of_pcie_devices_or_says_what_to_give(name: str) -> None:
+    spec = device(name)
+    try:
+        usual = topology_of(spec, 4)
+    except PlanError:
+        if spec.vendor == "host" or not spec.pcie_width or spec.peer_gbps:  # links whose layout nobody said
+            with pytest.raises(PlanError, match=r"give --topology node\.toml"):
+                planned_topology(spec, 4)
+            return
+        where = planned_topology(spec, 4)
+        assert where.gpus == 8 and where.node.device == name and where.node.peer_gbps == spec.host_gbps
+        calls = [CollectiveCall(CollectiveKind.ALL_REDUCE, 1e8, where.first(ranks)) for ranks in (2, 4, 8)]
+        times = price_calls(calls, CollectiveModel(where)).time_us
+        assert (np.diff(times) > 0).all() and times[0] > 1e8 / spec.host_gbps / 1e3
+        with pytest.raises(PlanError, match=r"topologies pcie-l40s --toml > node\.toml"):
+            planned_topology(spec, 9)
+    else:
+        assert planned_topology(spec, 4) == usual
 
 
 def test_more_ranks_are_never_quicker(pair: Baseline) -> None:

@@ -632,6 +632,7 @@ def test_a_plan_for_a_gpu_without_one_says_so(torch: Any, tmp_path: Path) -> Non
         pytest.skip("there is a GPU")
     with pytest.raises(campaign.CampaignError, match=r"sees no CUDA device.*--rehearse"):
         campaign.run(campaign.read_plan("h200-kernels"), tmp_path / "out", campaign.RunOptions(minutes=1))
+    assert not (tmp_path / "out").exists()  # nothing was measured
 
 
 def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:

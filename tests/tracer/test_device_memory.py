@@ -4,6 +4,7 @@ are only data."""
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import pickletools
@@ -24,6 +25,7 @@ from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph, Phase
 from tracer.kineto import read_kineto
 from tracer.memory_snapshot import SnapshotError, plain_pickle, read_snapshot, snapshot_timeline
+from tracer.optimizer_memory import kept_by_optimizer
 
 DATA = Path(os.environ.get("FORETRACE_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data") / "traces"
 
@@ -83,6 +85,49 @@ def test_what_memory_holds_is_told_by_when_it_comes_and_goes(tmp_path: Path) -> 
     assert found.to_pandas("timeline")["total_bytes"].tolist() == found.total_bytes.tolist()
     assert found.at_peak == MemoryAccount(activations=100, gradients=70, other=1_000_000)
     assert "peak 976.73 KiB" in found.headline() and "7 changes" in found.headline()
+
+
+def test_a_hosts_memory_says_that_it_lacks_what_was_there_before(tmp_path: Path) -> None:
+    found = memory_timeline(read_kineto(recorded_memory(tmp_path, [(20, 1, 100), (340, 1, -100)], device=-1)))
+    assert found.lacks_earlier and found.earlier_bytes == {} and found.to_json()["lacks_earlier"] is True
+    assert "handed out before the window" in found.notes[-1] and "the recording does not tell" in found.notes[-1]
+    on_gpu = memory_timeline(recorded(tmp_path, [(20, 1, 100), (340, 1, -100)]))
+    assert not on_gpu.lacks_earlier and not any("begin" in note for note in on_gpu.notes)
+
+
+P = 100 * 32 + 32
+LISTS, ONE_LIST = "[[100, 32], [32]]", "[[[100, 32], [32]]]"
+
+
+@pytest.mark.parametrize(("optimizer", "operations", "states"), [
+    ("AdamW", [("aten::_foreach_add_", "[[[], []]]"), ("aten::_foreach_mul_", ONE_LIST),
+               ("aten::_foreach_mul_", ONE_LIST), ("aten::_foreach_lerp_", f"[{LISTS}, {LISTS}]"),
+               ("aten::_foreach_sqrt", ONE_LIST)], 2),
+    ("Adam", [("aten::_fused_adam_", f"[{LISTS}, {LISTS}, {LISTS}, {LISTS}]")], 2),
+    ("SGD", [("aten::_foreach_mul_", ONE_LIST), ("aten::_foreach_add_", f"[{LISTS}, {LISTS}]"),
+             ("aten::_foreach_add_", f"[{LISTS}, {LISTS}]")], 1),
+    ("SGD", [("aten::add_", "[[100, 32], [100, 32]]"), ("aten::add_", "[[32], [32]]")], 0),
+    ("SGD", [("aten::_fused_sgd_", f"[{LISTS}, {LISTS}, []]")], 0),
+    ("SGD", [("aten::_fused_sgd_", f"[{LISTS}, {LISTS}, {LISTS}]")], 1),
+    ("Lion", [("aten::_foreach_add_", f"[{LISTS}, {LISTS}]")], 0)])
+def test_an_optimizers_operations_show_what_it_keeps(
+        optimizer: str, operations: list[tuple[str, str]], states: int, tmp_path: Path) -> None:
+    path = recorded_memory(tmp_path, [(20, 1, 100)], device=-1)
+    trace = json.loads(path.read_text())
+    annotation = next(each for each in trace["traceEvents"] if each["name"].startswith("Optimizer.step#"))
+    annotation["name"] = f"Optimizer.step#{optimizer}.step"
+    trace["traceEvents"] = [each for each in trace["traceEvents"] if each["name"] != "aten::add_"]
+    for number, (name, shapes) in enumerate(operations):
+        sizes = json.loads(shapes)
+        types = ["TensorList" if size and isinstance(size[0], list) else "float" for size in sizes]
+        trace["traceEvents"].append({"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": 710 + number,
+                                     "dur": 0.5, "args": {"Input Dims": sizes, "Input type": types}})
+    path.write_text(json.dumps(trace))
+    graph = read_kineto(path)
+    assert kept_by_optimizer(graph) == (4 * P, 4 * P * states)
+    found = memory_timeline(graph)
+    assert sum(found.earlier_bytes.values()) == 4 * P * (1 + states)
+    assert f"{binary_size(4 * P * (1 + states))} or more (parameters 12.62 KiB" in found.notes[-1]
 
 
 def test_a_graph_keeps_its_changes_in_a_file(tmp_path: Path) -> None:

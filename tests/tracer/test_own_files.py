@@ -9,6 +9,7 @@ import signal
 import stat
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet
 import pytest
@@ -202,6 +203,39 @@ def test_a_lock_is_exclusive_and_gone_afterwards(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path)
     lock.release()
     assert os.listdir(tmp_path) == [] and issubclass(Busy, Exception)
+
+
+def test_a_lock_makes_its_directory_and_removes_it_if_nothing_was_written(tmp_path: Path) -> None:
+    lock = DirectoryLock(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "a" / "kept").touch()
+    lock.release()
+    assert os.listdir(tmp_path / "a") == ["kept"]
+    (tmp_path / "a" / "mine").mkdir()
+    DirectoryLock(tmp_path / "a" / "mine").release()
+    assert (tmp_path / "a" / "mine").is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        DirectoryLock(tmp_path / "file" / "below")
+
+
+def test_a_directory_that_another_process_removes_meanwhile_is_made_again(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, opened = tmp_path / "a", os.open
+    removed: list[bool] = []
+
+    def open_late(path: Any, *arguments: Any) -> int:
+        if not removed:
+            removed.append(True)
+            folder.rmdir()
+        return opened(path, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tracer.output_file.os.open", open_late)
+        lock = DirectoryLock(folder)
+    assert removed and (folder / LOCK).is_file()
+    lock.release()
+    assert not folder.exists()
 
 
 def _filled(folder: Path) -> Path:

@@ -141,7 +141,6 @@ class Results:
         try:
             if os.path.lexists(self.path):
                 self._adopt(resume, rehearsal)
-            self.path.mkdir(parents=True, exist_ok=True)
             self._lock = DirectoryLock(self.path)
             self._adopt(resume, rehearsal)  # as the run that had the lock has left it
             self._clear_scratch()
@@ -188,7 +187,7 @@ class Results:
                                 "empty or a new directory.")
 
     def close(self) -> None:
-        """Leave nothing behind but results. Safe to repeat."""
+        """Leave nothing behind but results, and no directory without any. Safe to repeat."""
         lock, self._lock = self._lock, None
         if lock is not None:  # without it nothing here is this run's
             with suppress(OSError):

@@ -42,8 +42,6 @@ from tracer.output_file import (
 
 _SCRATCH = ".scratch-"
 _OWN_SCRATCH = re.compile(r"\.scratch-\d+$")
-_ATTEMPTS = 20
-"""Tries to make a directory that other ranks, which only check whether they could write, remove again."""
 _LINES_BYTES = 1 << 22  # chosen: memory for a block of lines
 _COMPRESSION = 6
 """gzip's own default: level 9 takes four times as long for 3% on these files."""
@@ -71,7 +69,6 @@ class PartWriter:
         self.path = out / part_name(rank)
         self.scratch = self.path / f"{_SCRATCH}{os.getpid()}"
         self._lock: DirectoryLock | None = None
-        self._made: list[Path] = []
         self._replaced: list[Path] = []
         try:
             with self._explained():
@@ -102,22 +99,13 @@ class PartWriter:
         if self.path.is_symlink():
             raise CaptureError(f"{self.path} is a link, which a capture is not written through: remove it, or choose "
                                "another directory.")
-        for attempt in range(_ATTEMPTS):
-            try:
-                for folder in reversed([self.path, *self.path.parents]):
-                    if not folder.exists():
-                        folder.mkdir()
-                        self._made.append(folder)
-                self._lock = DirectoryLock(self.path)
-                return
-            except (FileExistsError, FileNotFoundError):  # other ranks make and remove the job's directory meanwhile
-                if attempt == _ATTEMPTS - 1:
-                    raise
-            except Busy:
-                raise CaptureError(
-                    f"Another process is capturing into {self.path}: wait for it, or choose another directory (if it "
-                    "is another rank of this job, call init_process_group, or set RANK and WORLD_SIZE, before the "
-                    "capture begins).") from None
+        try:
+            self._lock = DirectoryLock(self.path)
+        except Busy:
+            raise CaptureError(
+                f"Another process is capturing into {self.path}: wait for it, or choose another directory (if it "
+                "is another rank of this job, call init_process_group, or set RANK and WORLD_SIZE, before the "
+                "capture begins).") from None
 
     def _find_old(self, out: Path, rank: int, replace: bool, world_size: int, fake: dict[str, Any] | None) -> None:
         """Find the parts that the first file replaces. Raises ``CaptureError`` where they must not be replaced."""
@@ -227,9 +215,6 @@ class PartWriter:
             self._lock = None
             with suppress(OSError):
                 self.path.rmdir()
-        for folder in reversed(self._made):
-            with suppress(OSError):
-                folder.rmdir()
 
     def remove_scratch(self) -> None:
         """Remove what the profiler wrote: only of use while recording."""

@@ -52,7 +52,7 @@ from tracer.shape_only.substitutions import CPU, GPU, operators
 from tracer.shape_only.substitutions.operators import Site, installed
 from tracer.shape_only.substitutions.placement import DevicePlacement
 from tracer.shape_only.tensors import MemoryTracker, resize_watch
-from tracer.shape_only.uncompiled import UncompiledFakeMode, without_compiler
+from tracer.shape_only.uncompiled import UncompiledFakeMode, shardings_are_not_kept, without_compiler
 from tracer.workloads import Settings, as_plain, create
 from tracer.workloads.places import check_alone, pieces_of, tables_at
 
@@ -246,6 +246,10 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
     with _quiet(), without_compiler(), installed(device, GPU if device.is_gpu else CPU) as site:
         tracker, modules = MemoryTracker(), ModuleStack()
         site.patch(torch.UntypedStorage, "resize_", resize_watch(tracker))
+        if world_size is not None:
+            from torch.distributed.tensor import _dispatch
+
+            site.patch(_dispatch, "_are_we_tracing", shardings_are_not_kept)
         placement = DevicePlacement(tracker, one_device=world_size is None) if device.is_gpu else None
         operators.install(site, placement)
         if placement is not None:

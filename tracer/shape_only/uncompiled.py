@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 NAME, SETTINGS, SOURCES = "torch._dynamo", "torch._dynamo.config", "torch._dynamo.source"
 _FOLDER = Path(torch.__file__).parent / "_dynamo"
@@ -200,3 +201,9 @@ def _uncompiled(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _callback_from_stance(callback: None) -> None:
     return callback
+
+
+def shardings_are_not_kept() -> bool:
+    """As ``_are_we_tracing`` of torch/distributed where DTensor asks it, but for fake tensors: it takes a step of these
+    for one that is compiled, and finds the sharding of operations on lists anew, which a step that runs looks up."""
+    return get_proxy_mode() is not None
