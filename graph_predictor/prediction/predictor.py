@@ -32,7 +32,7 @@ from graph_predictor.prediction.edited_repeats import (
 from graph_predictor.prediction.explain import HOST, Explained, bottleneck_rank, explain, path_entries, time_sources
 from graph_predictor.prediction.interval import ActiveErrors, FamilyRows, KernelVariants, TimeErrors, spread_by
 from graph_predictor.prediction.pricing import KernelTimes, measured_times, price_kernels
-from graph_predictor.prediction.repeat import KEPT, MOST_KEPT, Cycle, Repeated, choose_steps, steps_of
+from graph_predictor.prediction.repeat import KEPT, Cycle, Repeated, Shared, choose_steps, results_kept, steps_of
 from graph_predictor.prediction.replay import ReplayErrors, check_recorded, replay_error
 from graph_predictor.prediction.result import (
     Prediction,
@@ -54,7 +54,7 @@ from graph_predictor.prediction.scenario import (
     Work,
     is_edit,
 )
-from graph_predictor.prediction.steady_state import FIRST_COPIES, Steady, matters, slowed, steady_shares, steady_state
+from graph_predictor.prediction.steady_state import Steady, matters, slowed, steady_shares, steady_state
 from graph_predictor.prediction.step_spread import (
     StepKinds,
     drift,
@@ -151,7 +151,8 @@ class Baseline:
         cycle = steps_of(built, similar if steps is None else steps)
         slices = host_slices(built)
         scenario = Scenario(built, cycle, slices, DeviceChange(device or recorded_device(graphs[0]), models),
-                            batches=BatchChange(loader_of(built, cycle)), profiled=built.profiled)
+                            batches=BatchChange(loader_of(built, cycle)), profiled=built.profiled,
+                            shared=Shared(results_kept(built.program)))
         spreads = _spreads(built, cycle, slices, similar, counted)
         # Repeated are at most six steps of one kind; recorded are all that count, or those that were asked for.
         asked = None if steps is None else cycle.numbers
@@ -312,7 +313,7 @@ class Baseline:
             scenario = edit.apply(scenario)
         if edits and (lacking := lacking_memory(scenario)) is not None:
             raise EditError(lacking)
-        if edits and FIRST_COPIES * int(self.cycle.item.sum() + self.cycle.kernel.sum()) > MOST_KEPT:
+        if edits and self.cycle.shared.most < KEPT:
             self._let_others_go()
         return _Run(self, scenario, [*self.changes, *(edit.describe() for edit in edits)])
 
@@ -618,7 +619,7 @@ def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
     changes = [getattr(group, field.name) for group in (scenario.host, scenario.launches, scenario.batches)
                for field in fields(group)]
     of = (scenario.built, scenario.cycle, scenario.slices, *changes)
-    most = min(max(NUMBERS_KEPT // max(len(scenario.slices), 1), KEPT), HOSTS_KEPT)
+    most = scenario.shared.as_many(len(scenario.slices), NUMBERS_KEPT, HOSTS_KEPT)
     return scenario.shared.once("host", of, lambda: edit_host(scenario, None), most=most)
 
 
