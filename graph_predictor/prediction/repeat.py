@@ -93,8 +93,8 @@ class Shared:
 
     def as_many(self, numbers: int, room: int, most: int) -> int:
         """Return how many results of so many numbers each to keep: as many as there is ``room`` for, at most ``most``;
-        of a large job no more than of other kinds."""
-        return self.most if self.most < KEPT else min(max(room // max(numbers, 1), KEPT), most)
+        of a large job the last one."""
+        return 1 if self.most < KEPT else min(max(room // max(numbers, 1), KEPT), most)
 
     def _key(self, value: object) -> Hashable:
         """Return what values that count as the same have in common. The identity of an object is good as long as its
