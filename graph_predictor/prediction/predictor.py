@@ -8,7 +8,6 @@ replay of those steps.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +31,7 @@ from graph_predictor.prediction.edited_repeats import (
 from graph_predictor.prediction.explain import HOST, Explained, bottleneck_rank, explain, path_entries, time_sources
 from graph_predictor.prediction.interval import ActiveErrors, FamilyRows, KernelVariants, TimeErrors, spread_by
 from graph_predictor.prediction.pricing import KernelTimes, measured_times, price_kernels
-from graph_predictor.prediction.repeat import KEPT, Cycle, Repeated, Shared, choose_steps, results_kept, steps_of
+from graph_predictor.prediction.repeat import KEPT, Cycle, Repeated, Shared, choose_steps, collect, results_kept, steps_of
 from graph_predictor.prediction.replay import ReplayErrors, check_recorded, replay_error
 from graph_predictor.prediction.result import (
     Prediction,
@@ -320,12 +319,12 @@ class Baseline:
 
     def _let_others_go(self) -> None:
         """Work out what edited steps are compared with, and keep no other step: of a large recording each takes
-        hundreds of MB. Copies and what they share refer to each other, so that only a collection finds them."""
+        hundreds of MB."""
         _ = self.replay_error, self.scatter, self.unlike_measured
         if self.known_contention is not None:
             _ = self.unedited_shares
         vars(self).pop("_unedited", None)
-        gc.collect()
+        collect(self.built.program)
 
 
 @dataclass(frozen=True, slots=True)

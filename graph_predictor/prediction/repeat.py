@@ -16,6 +16,7 @@ profiler's own. A batch that a data loader delivered late comes a recorded perio
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -123,6 +124,13 @@ class Shared:
 def results_kept(program: Program) -> int:
     """Return how many results of each kind are kept of a job."""
     return KEPT if len(program.item_kind) + len(program.kernel_item) <= LARGE else LARGE_KEPT
+
+
+def collect(program: Program) -> None:
+    """Free what has been let go of a large job, where it takes hundreds of MB. Copies and what they share refer to each
+    other, so that only a collection finds them."""
+    if results_kept(program) < KEPT:
+        gc.collect()
 
 
 MOST_KEPT = 1_000_000
