@@ -31,7 +31,16 @@ from graph_predictor.prediction.edited_repeats import (
 from graph_predictor.prediction.explain import HOST, Explained, bottleneck_rank, explain, path_entries, time_sources
 from graph_predictor.prediction.interval import ActiveErrors, FamilyRows, KernelVariants, TimeErrors, spread_by
 from graph_predictor.prediction.pricing import KernelTimes, measured_times, price_kernels
-from graph_predictor.prediction.repeat import KEPT, Cycle, Repeated, Shared, choose_steps, collect, results_kept, steps_of
+from graph_predictor.prediction.repeat import (
+    KEPT,
+    Cycle,
+    Repeated,
+    Shared,
+    choose_steps,
+    collect,
+    results_kept,
+    steps_of,
+)
 from graph_predictor.prediction.replay import ReplayErrors, check_recorded, replay_error
 from graph_predictor.prediction.result import (
     Prediction,

@@ -188,8 +188,8 @@ FETCH = "_SingleProcessDataLoaderIter"
 
 @dataclass(frozen=True, slots=True)
 class HostSlices:
-    """Columns of equal length, the longest tables of a job (four rows an operation): rows of others take 32 bits. Sums by
-    item are the program's ``item_work`` and ``item_cost``.
+    """Columns of equal length, the longest tables of a job (four rows an operation): rows of others take 32 bits.
+    Sums by item are the program's ``item_work`` and ``item_cost``.
 
     Attributes:
         rank: position in the job.

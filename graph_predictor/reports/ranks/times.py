@@ -306,8 +306,8 @@ def predicted_times(step: SimulatedStep) -> JobTimes:
     built, host = scenario.built, steady.copies.host
     return JobTimes(
         built, steady.program, steady.simulated, kinds_of(repeated, built.graphs), repeated.item, repeated.kernel,
-        scenario.slices, host.ns, host.gone, partial(step_names, scenario, host), windows(steady.periods), cycle.steps, True,
-        scenario.profiled, step.ran, step.edits, step.notes, again)
+        scenario.slices, host.ns, host.gone, partial(step_names, scenario, host), windows(steady.periods), cycle.steps,
+        True, scenario.profiled, step.ran, step.edits, step.notes, again)
 
 
 def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Program:
