@@ -337,6 +337,15 @@ def _selected(call: Call) -> Outcome:
     return _one(dims)
 
 
+@_rule("unbind")
+def _unbound(call: Call) -> Outcome:
+    """The slices along a dimension, all alike."""
+    dims = call.first().dims
+    at = call.number(1, 0) % len(dims)
+    one = _one([*dims[:at], *dims[at + 1:]])
+    return Outcome(one.results * dims[at][0])
+
+
 @_rule("split_with_sizes", "split", "chunk", "unsafe_split", "unsafe_chunk")
 def _split(call: Call) -> Outcome:
     """Parts of a dimension that follows nothing; parts of samples are as many as the program says."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from operator import mul
 from typing import TypeGuard
 
 import numpy as np
 
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.sizes import twins
 from graph_predictor.sizes.layouts import Dim, Layout, NamedSizes, Shape, total
 from graph_predictor.sizes.retrace import LEADING
 from graph_predictor.sizes.size_flow import Role, SizeFlow, Use, Value
@@ -34,8 +35,16 @@ PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var", "weight
 DATA = frozenset({"indices", "offsets", "offset2bag", "bag_size", "maximum_indices", "target", "grad_output",
                   "grad_out", "grad"})
 """Arguments that never hold parameters."""
-COUNTED = frozenset({"indices", "target"})
-"""Arguments that come from a step's input, which the samples lead."""
+_TRACED_AGAIN = "Trace the program again (--code SCRIPT.py:FUNCTION, or foretrace trace)"
+_OR_AGAIN = "trace the program again (--code)"
+INPUTS = {**{name: name for name in twins.COUNTED}, "input": "input", "mat1": "input"}
+"""Arguments of layers that hold the data, as the operations' schemas call them, and as they are called here."""
+_ORDINALS = ("1st", "2nd", "3rd", "4th", "5th")
+_SHOWN = 2
+"""Inputs of which is said what follows a size."""
+MOST_TORN = 0.01
+"""Share of all tensors' elements that may be torn: of eight programs whose samples and tokens are as many as a width
+(``benchmarks/equal_sizes.py``), those up to 0.7% were within 3% of the program traced again, one at 1.6% was 17% off."""
 _MAP = 4
 """Dimensions of a batch of images' maps: samples, channels, rows, columns."""
 _FLAT = 2
@@ -81,10 +90,16 @@ class ScaledShapes:
                 raise EditError(f"{changes} is not the step's number of samples: {samples} lead all its indices and "
                                 f"targets, and {old} none of them; write {name}={samples}:{new} for other samples, or "
                                 "name another size by a name of its own.")
+            if not leading:
+                self._check_twins(name, old, changes)
             if not leading and old == samples and any(old in shape[1:] for shape in self.shapes):
                 raise EditError(f"{changes} is ambiguous: the step has {old} samples too, so that the two cannot be "
                                 f"told apart; capture the step at another {name}, or another number of samples, or "
                                 f"write batch={old}:{new} if samples are meant.")
+            if leading and (torn := self._torn()) is not None:
+                raise EditError(f"{changes} is ambiguous: {by(torn[:2])} samples and tokens are as many as parameters "
+                                f"are wide, and some tensors of {by(torn)} follow the samples, some do not. Capture "
+                                f"the step at another size; or {_OR_AGAIN}.")
             if old == 1:
                 raise EditError(f"{changes} is ambiguous: dimensions of 1 are everywhere, and most have nothing to do "
                                 f"with {name}; capture the step at another size.")
@@ -99,6 +114,63 @@ class ScaledShapes:
                 raise EditError(f"{changes} changes more than what has the size {old}: maps of {maps} follow from it "
                                 "by strides, which one capture does not tell; trace the program again (--code).")
 
+    def _check_twins(self, name: str, old: int, changes: str) -> None:
+        """Raise ``EditError`` where the size is that of something else too (``twins``)."""
+        if twins.bare(name) in twins.OF_MODELS:
+            raise EditError(f"{changes} is a size of the model: its parameters change with it, and one capture scales "
+                            f"what the data change. {_TRACED_AGAIN}, or name a size of the data.")
+        square = twins.square_input(self.graph, old)
+        if square is not None:
+            raise EditError(f"{changes} is ambiguous: an input of the step is {by(square)}, so that samples and {name} "
+                            f"cannot be told apart. Capture the step where they differ, or write batch={old}:… if "
+                            f"samples are meant; or {_OR_AGAIN}.")
+        parts = twins.split_parameter(self.graph, self._sizes_of_parameters, old)
+        if parts is not None:
+            said = f"{changes} is ambiguous: the step takes a width of {parts[0]} apart into {by(parts[1])}, whose"
+            if twins.bare(name) not in twins.OF_DATA:
+                raise EditError(f"{said} {old} may be meant. Capture the step at another size, or call it by what it "
+                                f"is (seq, batch, image); or {_OR_AGAIN}.")
+            confused = twins.confused_shape(self.flow, old)
+            if confused is not None:
+                raise EditError(f"{said} {old} stays: among the tensors of {by(confused)} the two cannot be told "
+                                f"apart. Capture the step at another {name}; or {_OR_AGAIN}.")
+        if len([one for one, size, _ in self.changes if size == old and one.lower() not in LEADING]) > 1:
+            return  # the user says that all of them change
+        apart = twins.separate_inputs(self.graph, old)
+        if apart:
+            raise EditError(f"{changes} is ambiguous: {len(apart)} inputs of the step ({' and '.join(map(by, apart))}) "
+                            f"are {old} long, and nothing says that they grow together. Capture the step where they "
+                            f"differ; if all grow, name them one by one ({changes} and other={old}:…); or "
+                            f"{_OR_AGAIN}.")
+
+    def said(self) -> str:
+        """Which dimensions of the step's first inputs follow each name, as a phrase."""
+        phrases = []
+        for at, (name, old, new) in enumerate(self.changes):
+            found = [f"the {_ORDINALS[dim]} dimension of {where}" for dim, where in islice(self._followed(at), _SHOWN)]
+            same = len({one.split(" of ")[0] for one in found}) == 1
+            said = [found[0], *(one.split(" of ", 1)[1] for one in found[1:])] if same else found
+            phrases.append(f"{name} {old} → {new} is {' and '.join(said) or 'no dimension of an input'}")
+        return "; ".join(phrases)
+
+    def _followed(self, name: int) -> Iterator[tuple[int, str]]:
+        """Dimensions of what look-ups, products, convolutions and losses take that follow a name, each shape once, in
+        the step's order; and what takes them."""
+        seen: set[tuple[str, Shape]] = set()
+        ops = self.graph.ops
+        for row in np.flatnonzero((ops.phase != Phase.BACKWARD) & (ops.phase != Phase.OPTIMIZER)).tolist():
+            operation = self.graph.string(int(ops.name[row]))
+            rule = registry.forward_rule(operation)
+            if rule is None:
+                continue
+            for (place, _), value in self.flow.values(row).items():
+                argument = rule.names[place] if place < len(rule.names) else ""
+                short = operation.rpartition("::")[2].strip("_")
+                dim = next((at for at, one in enumerate(value.layouts[0]) if one.powers[name]), None)
+                if argument in INPUTS and dim is not None and dim < len(_ORDINALS) and (short, value.shape) not in seen:
+                    seen.add((short, value.shape))
+                    yield dim, f"{short}'s {by(value.shape)} {INPUTS[argument]}"
+
     def undecided(self, op: int) -> bool:
         """Return whether an operation that does work takes a tensor that may be a parameter or samples, and nothing
         says which."""
@@ -106,6 +178,20 @@ class ScaledShapes:
         if rule is not None and rule.is_free:
             return False
         return any(value.undecided for value in self.flow.values(op).values())
+
+    def _torn(self) -> Shape | None:
+        """A shape of tensors that the samples lead in one place and that follow nothing in another, where samples and
+        tokens together are as many as parameters are wide: one of them was taken for a parameter's."""
+        wide = {shape[0] * shape[1] for shape in self.shapes if len(shape) > _FLAT and shape[0] in self.sizes.old}
+        if not wide & self._sizes_of_parameters:
+            return None
+        values = list(self.flow.every())
+        led = {value.shape for value in values
+               if value.shape[0] in self.sizes.old and self.sizes.samples(value.layouts[0])}
+        torn = [value for value in values if len(value.shape) > _FLAT and value.shape in led - self.parameters
+                and not any(total(value.layouts[0]))]
+        share = sum(map(_elements, torn)) / max(sum(map(_elements, values)), 1)
+        return torn[0].shape if share > MOST_TORN else None
 
     def operation(self, operation: Operation) -> Operation:
         """An operation at the new sizes, wherever in the step it may be."""
@@ -278,20 +364,15 @@ def _samples_of_inputs(graph: ExecutionGraph, shapes_of_step: Iterable[Shape]) -
 
     Indices of one row are the same for all samples (positions), and lists of indices are longer than the samples.
     """
-    ops = graph.ops
-    pairs = np.unique(np.stack([ops.name, ops.shapes]), axis=1).T if len(ops) else np.zeros((0, 2), np.int64)
-    found: set[int] = set()
-    count = 0
-    for name, shapes in pairs.tolist():
-        rule = registry.forward_rule(graph.string(name))
-        if rule is None or shapes < 0:
-            continue
-        for argument, part in zip(rule.names, list_of(graph.string(shapes)), strict=False):
-            if argument in COUNTED and _is_shape(part) and part[0] != 1 and (len(part) > 1 or argument != "indices"):
-                found.add(part[0])
-                count += 1
+    leads = [shape[0] for _, argument, shape in twins.counted_inputs(graph)
+             if shape[0] != 1 and (len(shape) > 1 or argument != "indices")]
     together = {shape[0] * shape[1] for shape in shapes_of_step if len(shape) > 1 and 1 not in shape[:2]}
-    return found.pop() if len(found) == 1 and count > 1 and not found & together else None
+    return leads[0] if len(set(leads)) == 1 and len(leads) > 1 and leads[0] not in together else None
+
+
+def by(shape: Iterable[int]) -> str:
+    """A shape as text: 16×64."""
+    return "×".join(map(str, shape))
 
 
 def _elements(value: Value) -> int:

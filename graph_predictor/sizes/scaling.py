@@ -143,6 +143,7 @@ class Sizes:
         _check_decided(scenario, scaled, self)
         if self.because:
             scenario = scenario.with_note(self.because)
+        scenario = scenario.with_note(f"{scaled[0].said()}.")
         batch = next((one for one in self.changes if one[0].lower() in LEADING), None)
         samples, recorded = (1.0, None) if batch is None else (batch[2] / batch[1], batch[1])
         scenario = self._with_activations(scenario.with_samples(samples, recorded, self.growth))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -154,6 +154,11 @@ class SizeFlow:
     def values(self, op: int) -> dict[Use, Value]:
         """The tensors among an operation's arguments."""
         return self._inputs.get(op, {})
+
+    def every(self) -> Iterator[Value]:
+        """The tensors among all operations' arguments, in the step's order."""
+        for values in self._inputs.values():
+            yield from values.values()
 
     def values_of(self, name: str, taken: list[Argument]) -> dict[Use, Value]:
         """The same for an operation that is none of the step's, with what the step says of its shapes."""

@@ -212,7 +212,8 @@ def test_activations_follow_the_batch_on_a_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("changes", "why"), [
     (("batch", 48, 96), "not the step's number of samples: 4 lead"), (("batch", 160, 320), "4 lead all"),
-    (("heads", 4, 8), "has 4 samples too"), (("batch", 4, 16), None), (("seq", 48, 120), None)])
+    (("heads", 4, 8), "a size of the model"), (("num_heads", 4, 8), "a size of the model"),
+    (("speakers", 4, 8), "has 4 samples too"), (("batch", 4, 16), None), (("seq", 48, 120), None)])
 def test_a_size_that_is_not_what_its_name_says_is_refused(
         tmp_path: Path, changes: tuple[str, int, int], why: str | None) -> None:
     """4 texts of 48 words, 4 heads, 160 wide."""

@@ -1,0 +1,89 @@
+"""Sizes that coincide are told apart or refused (``sizes/twins.py``); ``benchmarks/equal_sizes.py`` has more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from micro import Micro
+
+from graph_predictor.prediction.scenario import EditError
+from graph_predictor.sizes import twins
+from graph_predictor.sizes.scaled_shapes import ScaledShapes
+from tracer.graph import ExecutionGraph
+
+Op = tuple[str, list[list[int]], list[object]]
+
+
+def step(tmp_path: Path, *ops: Op) -> ExecutionGraph:
+    """One after another; an operation's numbers stand after its tensors."""
+    trace = Micro().calibrate()
+    trace.step(1000, 2000, 1)
+    for number, (name, tensors, numbers) in enumerate(ops):
+        trace.op(name, 1010 + 10 * number, 1015 + 10 * number, **{
+            "Input Dims": [*tensors, *([] for _ in numbers)],
+            "Input type": [*(["float"] * len(tensors)), *(["ScalarList"] * len(numbers))],
+            "Concrete Inputs": [*("" for _ in tensors), *map(str, numbers)]})
+    return trace.read(tmp_path)
+
+
+def check(graph: ExecutionGraph, *changes: tuple[str, int, int]) -> None:
+    ScaledShapes(graph, changes).check()
+
+
+def words(batch: int, seq: int, width: int = 48) -> list[Op]:
+    return [("aten::embedding", [[100, width], [batch, seq]], []),
+            ("aten::linear", [[batch, seq, width], [width, width], [width]], [])]
+
+
+def test_as_many_samples_as_words_are_refused_by_any_name_but_the_batch(tmp_path: Path) -> None:
+    graph = step(tmp_path, *words(16, 16))
+    check(graph, ("batch", 16, 64))
+    for name in ("seq", "nonsense"):
+        with pytest.raises(EditError, match=r"an input of the step is 16×16.*batch=16"):
+            check(graph, (name, 16, 64))
+
+
+def test_heads_are_as_many_as_words(tmp_path: Path) -> None:
+    split: Op = ("aten::view", [[4, 8, 48]], [[4, 8, 8, 6]])
+    both = [("aten::transpose", [[4, 8, 8, 6]], [1, 2])]
+    graph = step(tmp_path, *words(4, 8), split, *both)
+    with pytest.raises(EditError, match="a size of the model"):
+        check(graph, ("num_heads", 8, 16))
+    with pytest.raises(EditError, match="takes a width of 48 apart into 8×6"):
+        check(graph, ("speed", 8, 16))
+
+
+def test_a_head_as_wide_as_the_sequence_is_long_is_told_apart(tmp_path: Path) -> None:
+    graph = step(tmp_path, *words(4, 12), ("aten::view", [[4, 12, 48]], [[4, 12, 4, 12]]),
+                 ("aten::transpose", [[4, 12, 4, 12]], [1, 2]))
+    scaled = ScaledShapes(graph, (("seq", 12, 36),))
+    scaled.check()
+    row = [graph.string(int(code)) for code in graph.ops.name].index("aten::transpose")
+    assert scaled.operation_of(row).arguments[0].shape == (4, 36, 4, 12)
+
+
+def test_a_size_says_which_dimensions_it_is(tmp_path: Path) -> None:
+    scaled = ScaledShapes(step(tmp_path, *words(4, 12)), (("batch", 4, 8), ("seq", 12, 36)))
+    assert scaled.said() == ("batch 4 → 8 is the 1st dimension of embedding's 4×12 indices and linear's 4×12×48 input; "
+                             "seq 12 → 36 is the 2nd dimension of embedding's 4×12 indices and linear's 4×12×48 input")
+
+
+def test_a_source_and_a_target_of_one_length_are_two_sizes(tmp_path: Path) -> None:
+    graph = step(tmp_path, *words(4, 24), *words(4, 24))
+    with pytest.raises(EditError, match=r"2 inputs of the step.*name them one by one"):
+        check(graph, ("source", 24, 72))
+    check(graph, ("source", 24, 72), ("target", 24, 72))
+    assert len(twins.separate_inputs(graph, 24)) == 2
+
+
+def test_inputs_that_are_added_are_one_size(tmp_path: Path) -> None:
+    add: Op = ("aten::add", [[4, 24, 48], [4, 24, 48]], [])
+    graph = step(tmp_path, words(4, 24)[0], words(4, 24)[0], ("aten::embedding", [[512, 48], [1, 24]], []), add,
+                 ("aten::add", [[4, 24, 48], [1, 24, 48]], []), words(4, 24)[1])
+    check(graph, ("seq", 24, 72))
+
+
+def test_names_are_read_without_what_counts() -> None:
+    assert [twins.bare(name) for name in ("num_heads", "N_Layers", "seq", "number_of_nodes")] == [
+        "heads", "layers", "seq", "nodes"]
