@@ -101,12 +101,11 @@ class _RankTree:
     def __init__(self, tree: _Growing, times: OperationSums) -> None:
         self.tree, self.times = tree, times
         # Single rows are looked up: a view of a table takes no more room, and is as quick as a list.
-        self.node = memoryview(np.full(len(times.graph.ops), NONE, np.int32))
+        self.node = np.full(len(times.graph.ops), NONE, np.int32).data
         self.bases: dict[tuple[int, int], int] = {}
         ops = times.graph.ops
         self.step_names = set(times.graph.steps.name.tolist())
-        self.columns = [memoryview(np.ascontiguousarray(column))
-                        for column in (ops.name, ops.parent, ops.module, ops.phase)]
+        self.columns = [np.ascontiguousarray(column).data for column in (ops.name, ops.parent, ops.module, ops.phase)]
 
     def add(self, step: ReplayedStep) -> None:
         rows, sums = self.times.operation_sums(step)

@@ -289,7 +289,7 @@ def _by_operation(times: JobTimes, rank: int) -> dict[str, Float64]:
         kept = graph.kernels.kind[rows] != KernelKind.COLLECTIVE
     else:
         pieces = times.slices.of_rank(rank)
-        op, ns = times.slices.op[pieces], times.host_ns[pieces]
+        op, ns = times.slices.op[pieces].astype(np.int64), times.host_ns[pieces]
         window = _windows_of_items(times, rank)[times.slices.item[pieces]]
         name, kept = names[op], (op >= 0) & (window >= 0)
     op, ns, window, name = op[kept], ns[kept], window[kept], name[kept]
