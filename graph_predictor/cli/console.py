@@ -182,8 +182,8 @@ def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: s
 
 MANY_EVENTS = 500_000
 """Operations, launches and kernels from which free memory is checked; commands on fewer take about 0.5 GB."""
-BYTES_AN_EVENT = {"predict": 620, "report": 1_160, "opportunities": 1_090}
-"""Peak memory of commands: what recordings of 1.25 and 5 M events took (``benchmarks/event_memory.py``)."""
+BYTES_AN_EVENT = {"predict": 570, "report": 700, "opportunities": 780}
+"""Peak memory of commands: the most that a recording of 1.25 or 5 M events took (``benchmarks/event_memory.py``)."""
 
 
 def too_large(events: int, free: float | None) -> str:

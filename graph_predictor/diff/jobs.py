@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from graph_predictor.diff.causes import Aligned, Causes, CauseTimes, Ratio, add_causes, add_left_over, parts_of
 from graph_predictor.diff.places import Places, find_places, hunk_causes
 from graph_predictor.diff.result import Difference, DifferenceKind
-from graph_predictor.diff.step_times import RankSteps
+from graph_predictor.diff.step_times import RESOURCES, RankSteps
 from graph_predictor.diff.step_tree import StepTree, Vocabulary, align_trees
 from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
 from graph_predictor.recorded.facts import recorded_facts
 from graph_predictor.reports.breakdown import replayed_steps
-from tracer.arrays import Int64
+from tracer.arrays import Bool, Int64
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY
 from tracer.job import Job
@@ -192,16 +194,41 @@ class _Side:
             trees.append((tree, of_node))
         rows = self.rank.of_rows(trees, places)
         asked = [*self.steps, *self.apart]
-        times = [self.rank.times(step, *tree, places, rows) for step, tree in zip(asked, trees, strict=False)]
-        number = len(self.steps)
-        path, own = (np.stack(each) for each in zip(*times, strict=True))
+        size, number = RESOURCES * (places.irregular + 1), len(self.steps)
+        somewhere, path, own = _side_by_side(size, (
+            self.rank.times(step, *tree, places, rows) for step, tree in zip(asked, trees, strict=False)))
+        mean_path, mean_own = (_rounded(each[:number].sum(axis=0), number) for each in (path, own))
+        own.sort(axis=0)
         middle = (len(asked) - 1) // 2
-        steady_path, steady_own = (np.sort(each, axis=0)[middle] for each in (path, own))
-        spread = np.sort(np.abs(path - steady_path), axis=0)[len(asked) // 2]
-        mean = CauseTimes(
-            _rounded(path[:number].sum(axis=0), number), _rounded(own[:number].sum(axis=0), number), spread
-        )
-        return mean, CauseTimes(steady_path, np.maximum(steady_own, steady_path), spread)
+        steady_path = np.partition(path, middle, axis=0)[middle]
+        steady_own = np.maximum(own[middle], steady_path)
+        path -= steady_path
+        np.abs(path, out=path)
+        path.sort(axis=0)
+
+        def everywhere(found: Int64) -> Int64:
+            every = np.zeros(size, np.int64)
+            every[somewhere] = found
+            return every
+
+        spread = everywhere(path[len(asked) // 2])
+        return (CauseTimes(everywhere(mean_path), everywhere(mean_own), spread),
+                CauseTimes(everywhere(steady_path), everywhere(steady_own), spread))
+
+
+def _side_by_side(size: int, times: Iterable[tuple[Int64, Int64]]) -> tuple[Bool, Int64, Int64]:
+    """Return which entries of the times of steps, [size] each, are not 0 in all of them, and those, [steps, entries]:
+    most resources take no time of a place."""
+    kept, somewhere = [], np.zeros(size, np.bool_)
+    for path, own in times:
+        at = np.flatnonzero((path != 0) | (own != 0))
+        somewhere[at] = True
+        kept.append((at, path[at], own[at]))
+    entry = np.cumsum(somewhere) - 1
+    paths, owns = np.zeros((2, len(kept), int(somewhere.sum())), np.int64)
+    for step, (at, path, own) in enumerate(kept):
+        paths[step, entry[at]], owns[step, entry[at]] = path, own
+    return somewhere, paths, owns
 
 
 def _rounded(sums: Int64, number: int) -> Int64:

@@ -26,6 +26,7 @@ from graph_predictor.exports.work_graph import After, WorkGraph, WorkKind, work_
 from graph_predictor.prediction.simulated_job import SimulatedJob
 from graph_predictor.simulation.program import ItemKind
 from kernel_models.collectives.recorded import element_bytes
+from tracer.columns import spans
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph, KernelKind
 from tracer.output_file import whole_file
@@ -102,6 +103,8 @@ def messages() -> dict[str, Any]:
 
 _MARKERS = {ItemKind.STEP_BEGIN: "begin of", ItemKind.STEP_END: "end of", ItemKind.HAND_OVER: "hand-over",
             ItemKind.RESUME: "resume", ItemKind.DATA_READY: "data ready"}
+NODES_AT_ONCE = 20_000
+"""Nodes whose columns are looked up at once: as Python's numbers they take ten times the room (a choice)."""
 _SEND, _RECEIVE, _BARRIER = "send", "recv", "barrier"
 
 
@@ -205,18 +208,27 @@ class _RankFile:
 
     def nodes(self, rows: np.ndarray) -> Iterator[Any]:
         """The rank's nodes; each is to be written before the next is taken."""
+        node, duration_us = self.kinds["Node"](), self.work.duration_us
+        for low in range(0, len(rows), NODES_AT_ONCE):
+            some = rows[low:low + NODES_AT_ONCE]
+            yield from self._nodes(some, duration_us[some], node)
+
+    def _nodes(self, rows: np.ndarray, duration_us: np.ndarray, node: Any) -> Iterator[Any]:
         work, ids = self.work, self.ids
-        pointer, before = work.before_ptr, work.before
+        pointer = work.before_ptr
         kind, row, on_kernel = work.kind[rows].tolist(), work.row[rows].tolist(), work.on_kernel[rows].tolist()
         op, number = work.op[rows].tolist(), ids[rows].tolist()
-        start, length = (work.start_ns[rows] // 1000).tolist(), work.duration_us[rows].tolist()
+        start, length = (work.start_ns[rows] // 1000).tolist(), duration_us.tolist()
         exact = work.duration_ns[rows].tolist()
+        # The dependencies of these rows, behind one another.
+        counts = pointer[rows + 1] - pointer[rows]
+        before = work.before[spans(pointer[rows], pointer[rows + 1])]
         needs, far = ids[before].tolist(), work.rank[before] != self.position
-        first, last = pointer[rows].tolist(), pointer[rows + 1].tolist()
+        ends = np.cumsum(counts)
         # Dependencies on other ranks of the rows up to each.
         apart = np.concatenate([[0], np.cumsum(far)])
-        remote = (apart[pointer[rows + 1]] - apart[pointer[rows]]).tolist()
-        node = self.kinds["Node"]()
+        remote = (apart[ends] - apart[ends - counts]).tolist()
+        first, last, why_of = (ends - counts).tolist(), ends.tolist(), pointer[rows].tolist()
         for at in range(len(rows)):
             node.Clear()
             node.id, node.start_time_micros, node.duration_micros = number[at], start[at], length[at]
@@ -224,7 +236,7 @@ class _RankFile:
             if not remote[at]:
                 node.data_deps.extend(needs[low:high])
             else:
-                self._across(node, low, high, far)
+                self._across(node, before[low:high].tolist())
             if kind[at] == WorkKind.KERNEL:
                 self._kernel(node, row[at])
             elif kind[at] == WorkKind.TAIL:
@@ -239,18 +251,17 @@ class _RankFile:
                     node.name = self._call(row[at])
                     self._thread(node, row[at])
                 else:
-                    why = After(int(work.why[low])).label if high > low else After.OUTSIDE.label
+                    why = After(int(work.why[why_of[at]])).label if high > low else After.OUTSIDE.label
                     node.name = self._moment(kind[at], row[at], on_kernel[at], why)
                     _add(node, "delay" if kind[at] == WorkKind.DELAY else "moment", True)
             if exact[at]:
                 _add(node, "duration_ns", exact[at])
             yield node
 
-    def _across(self, node: Any, low: int, high: int, far: np.ndarray) -> None:
-        """Dependencies of a node of which some are on other ranks."""
-        for place in range(low, high):
-            other = int(self.work.before[place])
-            if far[place]:
+    def _across(self, node: Any, before: list[int]) -> None:
+        """Add dependencies of which some are on other ranks."""
+        for other in before:
+            if self.work.rank[other] != self.position:
                 self.remote += 1
                 _add(node, "after_rank", f"{self.job.rank_of(int(self.work.rank[other]))}:{int(self.ids[other])}")
             else:

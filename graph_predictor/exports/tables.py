@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 TABLE_ENDINGS = (".csv", ".parquet")
+ROWS_AT_ONCE = 20_000
+"""Rows of a CSV file that are made at once: their text takes a few MB (a choice)."""
 _MOST_HEADER = 1 << 16  # bytes of a CSV file's first line; chosen
 
 Tables = Mapping[str, Callable[[], "pd.DataFrame"]]
@@ -43,7 +45,9 @@ def write_frame(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     """Write a table whole or not at all, as CSV or Parquet by the name's ending. Raises ``ForetraceError``."""
     with whole_file(path) as stream:
         if Path(path).suffix.lower() == ".csv":
-            stream.write(table.to_csv(index=False).encode("utf-8", "replace"))
+            for low in range(0, max(len(table), 1), ROWS_AT_ONCE):
+                some = table.iloc[low:low + ROWS_AT_ONCE]
+                stream.write(some.to_csv(index=False, header=low == 0).encode("utf-8", "replace"))
         else:
             table.to_parquet(stream, index=False)
 

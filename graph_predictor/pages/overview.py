@@ -207,26 +207,30 @@ def report_page(job: Job, where: Provenance, *, step: str | None = None, profile
     inspected = inspect_job(job)
     measured = fullest(job.graphs)
     times, said = replayed_ranks(job, step, profiled=profiled, known=found)
+    replayed, ranks = replayed_sections(found, result, times), _ranks(times, said)
+    # Of a large recording the replay takes as much memory as the prediction: what shows it is made first.
+    built = found.built.as_recorded()
+    del found
     try:
         # Without a step that is named, the prediction rests on the last ones alike, as `foretrace predict` does.
-        baseline = baseline_of(job, step, profiled=profiled, built=found.built.as_recorded())
+        baseline = baseline_of(job, step, profiled=profiled, built=built)
+        roofline = roofline_section(times, baseline.scenario)
+        del times
         prediction = baseline.predict(evidence=True)
     except ForetraceError as error:
         result.notes.append(f"Nothing is predicted of it: {error}")
         overview = broken_down_overview(result, loss=inspected.loss())
-        page = ReportPage(where.title, sentence(result.headline()), [
-            _with_facts(overview, inspected_facts(inspected), 1), *replayed_sections(found, result, times)])
-        page.sections += [step_memory(None, None, measured, traced), *_ranks(times, said),
-                          provenance_section(where, job)]
-        return page
+        return ReportPage(where.title, sentence(result.headline()), [
+            _with_facts(overview, inspected_facts(inspected), 1), *replayed,
+            step_memory(None, None, measured, traced), *ranks, provenance_section(where, job)])
     overview = predicted_overview(prediction, loss=inspected.loss())
     overview = _with_facts(overview, inspected_facts(inspected), 2)
     overview = PageSection(overview.key, overview.title, [*overview.parts, steps_table(result)])
     scenario = baseline.scenario
     leads = "" if prediction.recorded is None else f"{recorded_line(prediction.recorded)}. "
     page = ReportPage(where.title, leads + sentence(prediction.headline()), [
-        overview, *replayed_sections(found, result, times), roofline_section(times, scenario),
-        scenario_memory(scenario, measured, traced), *_ranks(times, said), provenance_section(where, job, prediction)])
+        overview, *replayed, roofline, scenario_memory(scenario, measured, traced), *ranks,
+        provenance_section(where, job, prediction)])
     return _with_what_ifs(page, _saving(baseline))
 
 

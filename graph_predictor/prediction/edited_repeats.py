@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from graph_predictor.prediction.interval import KernelVariants
-from graph_predictor.prediction.repeat import KEPT, Cycle, Repeated, Shared
+from graph_predictor.prediction.repeat import Cycle, Repeated, Shared
 from graph_predictor.prediction.rewriting import Rewritten, replaced_host
 from graph_predictor.prediction.scenario import Gone, Loading, Scenario
 from graph_predictor.simulation.build import kernel_kinds
@@ -300,10 +300,10 @@ class EditedRepeats:
     @classmethod
     def once(cls, repeated: Repeated, scenario: Scenario, host: EditedHost) -> EditedRepeats:
         """Return those with a host and launches, made once for as many hosts as take little room."""
-        most = NUMBERS_KEPT // max(len(repeated.item) // repeated.copies * LANES, 1)
         of = (host, scenario.launches.waits, scenario.launches.hidden_collectives, _loads_in_background(scenario))
         return repeated.shared.once("copies", of, lambda: cls(repeated, scenario, host),
-                                    most=min(max(most, KEPT), HOSTS_KEPT))
+                                    most=repeated.shared.as_many(len(repeated.item) // repeated.copies * LANES,
+                                                                 NUMBERS_KEPT, HOSTS_KEPT))
 
     @cached_property
     def rows(self) -> CycleRows:

@@ -20,7 +20,7 @@ from graph_predictor.simulation.engine import Causes, Path, PathStart, kernel_bo
 from graph_predictor.simulation.host_slices import HostSlices
 from graph_predictor.simulation.program import Bound, ItemKind, Simulated, StartCause, pointers
 from kernel_models.op_call import Source
-from tracer.arrays import Float64, Int8, Int64
+from tracer.arrays import Bool, Float64, Int8, Int32, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind
 
 HOST = "host"
@@ -82,35 +82,37 @@ class OperationNames:
         built: the job.
         slices: its host time.
         ns: what each slice takes.
+        items: the items that are asked about; all by default.
         kernel_labels, slice_labels: names of work that has taken the place of other work.
         graphed: whether calls are one launch of a CUDA graph.
     """
 
-    def __init__(self, built: Built, slices: HostSlices, ns: Float64, *, kernel_labels: Mapping[int, str] | None = None,
-                 slice_labels: Mapping[int, str] | None = None, graphed: bool = False) -> None:
+    def __init__(self, built: Built, slices: HostSlices, ns: Float64, *, items: Bool | None = None,
+                 kernel_labels: Mapping[int, str] | None = None, slice_labels: Mapping[int, str] | None = None,
+                 graphed: bool = False) -> None:
         self._graphs = built.graphs
         self._offset = np.concatenate([[0], np.cumsum([len(graph.strings) for graph in built.graphs])])
         self._more: list[str] = []
-        self._kernel = np.concatenate([np.zeros(0, np.int64), *(
+        self._kernel: Int32 = np.concatenate([np.zeros(0, np.int32), *(
             self._numbers(rank, graph, graph.kernels.op, graph.kernels.name)
             for rank, graph in enumerate(built.graphs))])
-        self._label(self._kernel, kernel_labels or {})
-        rows = np.flatnonzero(~slices.is_cost & (ns > 0))
+        self._label(self._kernel, kernel_labels or {}, np.arange(len(self._kernel)))
+        work = ~slices.is_cost & (ns > 0)
+        rows = np.flatnonzero(work if items is None else work & items[slices.item])
         rows = rows[np.argsort(slices.item[rows], kind="stable")]
         program = built.program
-        of_slice: Int64 = np.full(len(slices), NONE, np.int64)
-        self._item: Int64 = np.full(len(program.item_kind), NONE, np.int64)
+        self._of_row: Int32 = np.full(len(rows), NONE, np.int32)
+        self._item: Int32 = np.full(len(program.item_kind), NONE, np.int32)
         for rank, graph in enumerate(built.graphs):
-            mine = slices.of_rank(rank)
-            of_slice[mine] = self._numbers(rank, graph, slices.op[mine])
-        self._label(of_slice, slice_labels or {})
-        self._of_row, self._ns = of_slice[rows], ns[rows]
-        count = np.bincount(slices.item[rows], minlength=len(program.item_kind))
-        self._pointer = pointers(count)
-        self._total = np.bincount(slices.item[rows], weights=ns[rows], minlength=len(program.item_kind))
+            mine = np.flatnonzero(slices.rank[rows] == rank)
+            self._of_row[mine] = self._numbers(rank, graph, slices.op[rows[mine]])
+        self._label(self._of_row, slice_labels or {}, rows)
+        item, self._ns = slices.item[rows], ns[rows]
+        self._pointer = pointers(np.bincount(item, minlength=len(program.item_kind)))
+        self._total = np.bincount(item, weights=self._ns, minlength=len(program.item_kind))
         # A marker is in the operation that most of the host time before it was spent in.
-        longest = rows[np.argsort(ns[rows], kind="stable")]
-        self._item[slices.item[longest]] = of_slice[longest]
+        by_length = np.argsort(self._ns, kind="stable")
+        self._item[item[by_length]] = self._of_row[by_length]
         is_call = program.item_kind == ItemKind.CALL
         rank_of = program.thread_rank[program.item_thread()]
         for rank, graph in enumerate(built.graphs):
@@ -157,10 +159,10 @@ class OperationNames:
         return PathTimes(np.concatenate([np.flatnonzero(whole), segment]),
                          np.concatenate([name[whole], self._of_row[row]]), np.concatenate([length[whole], share]))
 
-    def _numbers(self, rank: int, graph: ExecutionGraph, op: np.ndarray, otherwise: np.ndarray | int = NONE) -> Int64:
+    def _numbers(self, rank: int, graph: ExecutionGraph, op: np.ndarray, otherwise: np.ndarray | int = NONE) -> Int32:
         """Return numbers of the names of a rank's operations, or where there is none (-1), of the other string."""
-        code = np.where(op >= 0, np.append(graph.ops.name, NONE)[op], otherwise).astype(np.int64)
-        return np.where(code >= 0, code + self._offset[rank], NONE)
+        code = np.where(op >= 0, np.append(graph.ops.name, np.int32(NONE))[op], otherwise).astype(np.int32)
+        return np.where(code >= 0, code + np.int32(self._offset[rank]), np.int32(NONE))
 
     def _number(self, text: str) -> int:
         """Return the number of a name that no graph has."""
@@ -168,16 +170,20 @@ class OperationNames:
             self._more.append(text)
         return int(self._offset[-1]) + self._more.index(text)
 
-    def _label(self, numbers: Int64, labels: Mapping[int, str]) -> None:
+    def _label(self, numbers: Int32, labels: Mapping[int, str], rows: Int64) -> None:
+        """Put the numbers of labels, by row, in the place of others; ``rows`` are those that ``numbers`` are of."""
+        order = np.argsort(rows, kind="stable") if labels else rows
         for row, text in labels.items():
-            numbers[row] = self._number(text)
+            number, at = self._number(text), int(np.searchsorted(rows, row, sorter=order))
+            if at < len(rows) and rows[order[at]] == row:
+                numbers[order[at]] = number
 
 
 def step_names(scenario: Scenario, host: EditedHost) -> OperationNames:
     """Return what the operations of an edited step are called; made once for all with the same host."""
     on_host, labels = scenario.built.computes_on_host, host.labels
     return scenario.shared.once("names", (scenario.built, scenario.slices, host), lambda: OperationNames(
-        scenario.built, scenario.slices, host.ns, kernel_labels={} if on_host else labels,
+        scenario.built, scenario.slices, host.ns, items=scenario.cycle.item, kernel_labels={} if on_host else labels,
         slice_labels=labels if on_host else {}, graphed=scenario.launches.graphed))
 
 

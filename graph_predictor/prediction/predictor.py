@@ -8,7 +8,6 @@ replay of those steps.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +31,16 @@ from graph_predictor.prediction.edited_repeats import (
 from graph_predictor.prediction.explain import HOST, Explained, bottleneck_rank, explain, path_entries, time_sources
 from graph_predictor.prediction.interval import ActiveErrors, FamilyRows, KernelVariants, TimeErrors, spread_by
 from graph_predictor.prediction.pricing import KernelTimes, measured_times, price_kernels
-from graph_predictor.prediction.repeat import KEPT, MOST_KEPT, Cycle, Repeated, choose_steps, steps_of
+from graph_predictor.prediction.repeat import (
+    KEPT,
+    Cycle,
+    Repeated,
+    Shared,
+    choose_steps,
+    collect,
+    results_kept,
+    steps_of,
+)
 from graph_predictor.prediction.replay import ReplayErrors, check_recorded, replay_error
 from graph_predictor.prediction.result import (
     Prediction,
@@ -54,7 +62,7 @@ from graph_predictor.prediction.scenario import (
     Work,
     is_edit,
 )
-from graph_predictor.prediction.steady_state import FIRST_COPIES, Steady, matters, slowed, steady_shares, steady_state
+from graph_predictor.prediction.steady_state import Steady, matters, slowed, steady_shares, steady_state
 from graph_predictor.prediction.step_spread import (
     StepKinds,
     drift,
@@ -151,7 +159,8 @@ class Baseline:
         cycle = steps_of(built, similar if steps is None else steps)
         slices = host_slices(built)
         scenario = Scenario(built, cycle, slices, DeviceChange(device or recorded_device(graphs[0]), models),
-                            batches=BatchChange(loader_of(built, cycle)), profiled=built.profiled)
+                            batches=BatchChange(loader_of(built, cycle)), profiled=built.profiled,
+                            shared=Shared(results_kept(built.program)))
         spreads = _spreads(built, cycle, slices, similar, counted)
         # Repeated are at most six steps of one kind; recorded are all that count, or those that were asked for.
         asked = None if steps is None else cycle.numbers
@@ -312,19 +321,19 @@ class Baseline:
             scenario = edit.apply(scenario)
         if edits and (lacking := lacking_memory(scenario)) is not None:
             raise EditError(lacking)
-        if edits and FIRST_COPIES * int(self.cycle.item.sum() + self.cycle.kernel.sum()) > MOST_KEPT:
+        if edits and self.cycle.shared.most < KEPT:
             self._let_others_go()
         return _Run(self, scenario, [*self.changes, *(edit.describe() for edit in edits)])
 
 
     def _let_others_go(self) -> None:
         """Work out what edited steps are compared with, and keep no other step: of a large recording each takes
-        hundreds of MB. Copies and what they share refer to each other, so that only a collection finds them."""
+        hundreds of MB."""
         _ = self.replay_error, self.scatter, self.unlike_measured
         if self.known_contention is not None:
             _ = self.unedited_shares
         vars(self).pop("_unedited", None)
-        gc.collect()
+        collect(self.built.program)
 
 
 @dataclass(frozen=True, slots=True)
@@ -618,7 +627,7 @@ def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
     changes = [getattr(group, field.name) for group in (scenario.host, scenario.launches, scenario.batches)
                for field in fields(group)]
     of = (scenario.built, scenario.cycle, scenario.slices, *changes)
-    most = min(max(NUMBERS_KEPT // max(len(scenario.slices), 1), KEPT), HOSTS_KEPT)
+    most = scenario.shared.as_many(len(scenario.slices), NUMBERS_KEPT, HOSTS_KEPT)
     return scenario.shared.once("host", of, lambda: edit_host(scenario, None), most=most)
 
 

@@ -21,7 +21,6 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from graph_predictor.prediction.repeat import KEPT
 from graph_predictor.prediction.scenario import COLLECTIVE, Scenario
 from graph_predictor.simulation.program import Program
 from kernel_models.device import DeviceSpec
@@ -289,7 +288,7 @@ def _priced(scenario: Scenario) -> KernelTimes:
     ratio, ratio_low, ratio_high, changed, said = scenario.shared.once("ratios", (
         devices.clock, devices.bandwidth, work, devices.target, devices.source, devices.target_models,
         devices.source_models, changes.calls, changes.change_known, changes.call_edits), lambda: _ratios(scenario),
-        most=min(max(NUMBERS_KEPT // max(len(work.call_row), 1), KEPT), RATIOS_KEPT))
+        most=scenario.shared.as_many(len(work.call_row), NUMBERS_KEPT, RATIOS_KEPT))
     notes = list(said)
     of = np.maximum(work.kernel_group, 0)
     inside = work.kernel_group >= 0

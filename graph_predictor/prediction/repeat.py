@@ -16,6 +16,7 @@ profiler's own. A batch that a data loader delivered late comes a recorded perio
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,10 @@ from tracer.shape_only.devices import TracedDevice
 
 KEPT = 6
 """Results of each kind that are kept: points of a sweep come grouped."""
+LARGE = 500_000
+"""Items and kernels of a job from which on fewer results are kept, as each takes tens of MB (a choice)."""
+LARGE_KEPT = 2
+"""Results of each kind that a large job keeps: those of the unedited step and of the last edited one."""
 _PLAIN = frozenset({float, str})
 _BY_VALUE = frozenset({dict, DeviceSpec, TracedDevice})
 _MOST_NUMBERED = 512  # chosen: beyond what a sweep asks for at one time
@@ -43,15 +48,20 @@ T = TypeVar("T")
 
 
 class Shared:
-    """The last few results of each kind, with what they were made of; refusals among them."""
+    """The last few results of each kind, with what they were made of; refusals among them.
 
-    def __init__(self) -> None:
+    Args:
+        most: how many of each kind are kept.
+    """
+
+    def __init__(self, most: int = KEPT) -> None:
+        self.most = most
         self._found: dict[str, OrderedDict[Hashable, tuple[object, object]]] = {}
         self._numbered: OrderedDict[int, object] = OrderedDict()
         self._numbers = count()
 
     def once(self, kind: str, of: tuple[object, ...], make: Callable[[], T], *,
-             keep: Callable[[T], bool] = lambda result: True, most: int = KEPT) -> T:
+             keep: Callable[[T], bool] = lambda result: True, most: int | None = None) -> T:
         """Return ``make()``, or its result for the same ``of`` before; nobody may change it.
 
         Args:
@@ -60,8 +70,9 @@ class Shared:
                 identity.
             make: makes it. A ``ForetraceError`` that it raises is raised again without trying.
             keep: whether a result is to be kept.
-            most: results that are kept of this kind.
+            most: results that are kept of this kind, where they are not as many as of others.
         """
+        most = self.most if most is None else most
         kept = self._found.setdefault(kind, OrderedDict())
         key = self._key(of)
         if key in kept:
@@ -80,6 +91,11 @@ class Shared:
         if keep(made):
             kept[key] = of, made
         return made
+
+    def as_many(self, numbers: int, room: int, most: int) -> int:
+        """Return how many results of so many numbers each to keep: as many as there is ``room`` for, at most ``most``;
+        of a large job the last one."""
+        return 1 if self.most < KEPT else min(max(room // max(numbers, 1), KEPT), most)
 
     def _key(self, value: object) -> Hashable:
         """Return what values that count as the same have in common. The identity of an object is good as long as its
@@ -103,6 +119,18 @@ class Shared:
         number = next(self._numbers)
         self._numbered[number] = value
         return number
+
+
+def results_kept(program: Program) -> int:
+    """Return how many results of each kind are kept of a job."""
+    return KEPT if len(program.item_kind) + len(program.kernel_item) <= LARGE else LARGE_KEPT
+
+
+def collect(program: Program) -> None:
+    """Free what has been let go of a large job, where it takes hundreds of MB. Copies and what they share refer to each
+    other, so that only a collection finds them."""
+    if results_kept(program) < KEPT:
+        gc.collect()
 
 
 MOST_KEPT = 1_000_000
@@ -241,8 +269,10 @@ def choose_steps(built: Built, steps: str | int | Sequence[int] | None = None) -
     launcher = program.kernel_item
     kernel = np.where(launcher >= 0, item[launcher] if len(item) else False, False).astype(np.bool_)
     names = tuple(step_names[number] for number in numbers)
-    return Cycle(built, len(numbers), item, kernel, np.array(first, np.int64), np.array(last, np.int64), names,
-                 np.array(rows, np.int64), tuple(numbers))
+    cycle = Cycle(built, len(numbers), item, kernel, np.array(first, np.int64), np.array(last, np.int64), names,
+                  np.array(rows, np.int64), tuple(numbers))
+    cycle.shared.most = results_kept(program)
+    return cycle
 
 
 def step_numbers(names: Sequence[str], wanted: str | int | Sequence[int], fewest: int) -> list[int]:
@@ -317,8 +347,10 @@ def _repeated(cycle: Cycle, copies: int) -> Repeated:
         recorded_kernel_start=p.recorded_kernel_start[kernels.of],
         recorded_kernel_end=p.recorded_kernel_end[kernels.of])
     end = items.at(cycle.last[:, None], np.arange(copies))
-    return Repeated(program, copies, items.of, kernels.of, items.copy, kernels.copy, end, tail, tail_rank,
-                    structure_of(program))
+    found = Repeated(program, copies, items.of, kernels.of, items.copy, kernels.copy, end, tail, tail_rank,
+                     structure_of(program))
+    found.shared.most = results_kept(p)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from graph_predictor.prediction.explain import bottleneck
 from graph_predictor.prediction.predictor import Baseline
-from graph_predictor.prediction.repeat import step_numbers
+from graph_predictor.prediction.repeat import collect, step_numbers
 from graph_predictor.prediction.replay import WINDOW, Replay, ReplayedStep, slowest_mean_ns
 from graph_predictor.prediction.result import PathItem, SteadyStep, which_times
 from graph_predictor.prediction.step_spread import step_kinds
@@ -311,7 +311,11 @@ def breakdown(replay: Replay, *, step: str | None = None, spans: bool = True) ->
     for at, one in enumerate(chosen):
         ranks.setdefault(positions[one.rank], []).append(at)
     baseline, why = _baseline(replay, step)
+    recorded = None if baseline is None else baseline.recorded_facts
+    steady = None if baseline is None else baseline.steady_step()
     spans = spans or baseline is None
+    del baseline  # its host time is the longest table of a large job
+    collect(replay.program)
     causes = Causes(replay.program, replay.simulated, [g.kernels.kind for g in graphs])
     found: dict[int, StepBreakdown] = {}
     for position, rows in ranks.items():
@@ -320,7 +324,6 @@ def breakdown(replay: Replay, *, step: str | None = None, spans: bool = True) ->
         found.update((row, StepBreakdown(
             one.rank, one.name, one.measured_ns, one.replayed_ns, Totals(figures.bounds[at], [(figures.tables, at)]),
             one.why_not if step is None else "")) for at, (row, one) in enumerate(zip(rows, own, strict=True)))
-    recorded = None if baseline is None else baseline.recorded_facts
     notes = [*replay.notes, *why, *([] if recorded is None else recorded.notes())]
     if step is None and (kinds := step_kinds(graphs)) is not None:
         notes.append(f"Warning: {kinds.text} The mean is of different steps; --step names one.")
@@ -328,8 +331,7 @@ def breakdown(replay: Replay, *, step: str | None = None, spans: bool = True) ->
         notes.append("The trace has no GPU work: all time is the host's, and the step is a playback of it.")
     if replay.graphs and not any((g.ops.module >= 0).any() for g in graphs):
         notes.append(_without_modules(replay.graphs))
-    return Breakdown([found[at] for at in range(len(chosen))], notes, replay.profiled, recorded,
-                     None if baseline is None else baseline.steady_step())
+    return Breakdown([found[at] for at in range(len(chosen))], notes, replay.profiled, recorded, steady)
 
 
 def _baseline(replay: Replay, step: str | None) -> tuple[Baseline | None, list[str]]:

@@ -100,16 +100,17 @@ class _RankTree:
 
     def __init__(self, tree: _Growing, times: OperationSums) -> None:
         self.tree, self.times = tree, times
-        self.node: dict[int, int] = {}
+        # Single rows are looked up: a view of a table takes no more room, and is as quick as a list.
+        self.node = np.full(len(times.graph.ops), NONE, np.int32).data
         self.bases: dict[tuple[int, int], int] = {}
         ops = times.graph.ops
         self.step_names = set(times.graph.steps.name.tolist())
-        self.columns = [column.tolist() for column in (ops.name, ops.parent, ops.module, ops.phase)]
+        self.columns = [np.ascontiguousarray(column).data for column in (ops.name, ops.parent, ops.module, ops.phase)]
 
     def add(self, step: ReplayedStep) -> None:
         rows, sums = self.times.operation_sums(step)
         many = len(self.times.graph.ops)
-        for row, (calls, host, waiting, gpu) in zip(rows.tolist(), sums.T.tolist(), strict=True):
+        for row, calls, host, waiting, gpu in zip(rows.tolist(), *sums.tolist(), strict=True):
             node = self.tree.nodes[self._of(row) if row < many else self._apart(row - many)]
             node.calls += calls
             node.host_ns += host
@@ -123,7 +124,7 @@ class _RankTree:
         """The node of an operation: below the one it is called in, where that is of the same module and phase."""
         chain = []
         names, parents, modules, phases = self.columns
-        while row not in self.node:
+        while self.node[row] < 0:
             chain.append(row)
             above = parents[row]
             if above < 0 or names[above] in self.step_names:
@@ -131,8 +132,8 @@ class _RankTree:
             if modules[above] != modules[row] or phases[above] != phases[row]:
                 break
             row = above
-        at = self.node.get(row)
-        if at is None:
+        at = self.node[row]
+        if at < 0:
             at = self._base(modules[row], phases[row])
         for each in reversed(chain):
             at = self.node[each] = self.tree.child(at, self.times.graph.string(names[each]), "operation")

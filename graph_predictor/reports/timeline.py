@@ -22,6 +22,7 @@ from graph_predictor.prediction.simulated_job import SimulatedJob, replayed_job
 from graph_predictor.simulation.host_slices import HostSlices
 from graph_predictor.simulation.program import ItemKind, KernelCause, Program, Simulated
 from tracer.arrays import Float64, Int64
+from tracer.columns import kinds_of
 from tracer.graph import NONE, OpKind
 from tracer.output_file import whole_file
 from tracer.output_kind import TIMELINE, check_output
@@ -66,7 +67,7 @@ def timeline_events(source: Replay | SimulatedJob) -> Iterator[str]:
         for part in parts:
             for order, name in listed.tracks:
                 process.track(order, name)
-            yield _part_events(part, process, texts)
+            yield from _part_events(part, process, texts)
         yield process.metadata()
 
 
@@ -83,28 +84,51 @@ class _JsonTexts:
         return self.known[id(texts)]
 
 
-def _part_events(part: TimelinePart, process: TimelineProcess, known: _JsonTexts) -> str:
+EVENTS_AT_ONCE = 20_000
+"""Events that are one block: their text takes a few MB (a choice)."""
+
+
+def _blocks(rows: int) -> Iterator[slice]:
+    """Return which rows are a block each."""
+    return (slice(low, low + EVENTS_AT_ONCE) for low in range(0, rows, EVENTS_AT_ONCE))
+
+
+def _part_events(part: TimelinePart, process: TimelineProcess, known: _JsonTexts) -> Iterator[str]:
+    """Yield the events of a part as blocks."""
     tids = np.array(list(process.tids.values()) or [0], np.int64)
     if isinstance(part, CountBlock):
         form = f'{{"ph":"C","pid":{process.pid},"name":{json_text(part.name)},"ts":%.3f,"args":{{"count":%d}}}}'
-        return ",\n".join([form % row for row in zip((part.at_ns / 1e3).tolist(), part.value.tolist(), strict=True)])
-    if isinstance(part, ArrowBlock):
+        for some in _blocks(len(part.at_ns)):
+            yield ",\n".join([form % row for row in zip((part.at_ns[some] / 1e3).tolist(), part.value[some].tolist(),
+                                                        strict=True)])
+    elif isinstance(part, ArrowBlock):
         form = (f'{{"ph":"s","cat":"launch","name":"launch","pid":{process.pid},"tid":%d,"ts":%.3f,"id":%d}},\n'
                 f'{{"ph":"f","bp":"e","cat":"launch","name":"launch","pid":{process.pid},"tid":%d,"ts":%.3f,"id":%d}}')
-        first = process.tracks.arrows
-        process.tracks.arrows += len(part.from_ns)
-        return ",\n".join([form % (source, at, first + n, target, to, first + n) for n, (source, at, target, to)
-                           in enumerate(zip(tids[part.from_track].tolist(), (part.from_ns / 1e3).tolist(),
-                                            tids[part.to_track].tolist(), (part.to_ns / 1e3).tolist(), strict=True))])
-    texts = known.of(part.texts)
-    arguments = None
-    if part.arguments:
-        forms = [f"{json_text(key)}:%s" for key in part.arguments]
-        form = "{" + ",".join(forms).replace("%", "%%").replace("%%s", "%s") + "}"
-        columns = [[texts[code] for code in column.tolist()] for column in part.arguments.values()]
-        arguments = [form % row for row in zip(*columns, strict=True)]
-    return process.slices(part.category, tids[part.track].tolist(), part.start_ns, part.duration_ns,
-                          [texts[code] for code in part.name.tolist()], arguments)
+        for some in _blocks(len(part.from_ns)):
+            first = process.tracks.arrows
+            process.tracks.arrows += len(part.from_ns[some])
+            yield ",\n".join([form % (source, at, first + n, target, to, first + n) for n, (source, at, target, to) in
+                              enumerate(zip(tids[part.from_track[some]].tolist(), (part.from_ns[some] / 1e3).tolist(),
+                                            tids[part.to_track[some]].tolist(), (part.to_ns[some] / 1e3).tolist(),
+                                            strict=True))])
+    else:
+        texts = known.of(part.texts)
+        made, place = _arguments(part, texts)
+        for some in _blocks(len(part.start_ns)):
+            yield process.slices(part.category, tids[part.track[some]].tolist(), part.start_ns[some],
+                                 part.duration_ns[some], [texts[code] for code in part.name[some].tolist()],
+                                 [made[each] for each in place[some].tolist()] if part.arguments else None)
+
+
+def _arguments(part: SliceBlock, texts: list[str]) -> tuple[list[str], Int64]:
+    """Return the JSON of the arguments that differ, and which of them each slice has."""
+    if not part.arguments:
+        return [], np.zeros(0, np.int64)
+    forms = [f"{json_text(key)}:%s" for key in part.arguments]
+    form = "{" + ",".join(forms).replace("%", "%%").replace("%%s", "%s") + "}"
+    place, first = kinds_of(*part.arguments.values())
+    columns = [[texts[code] for code in column[first].tolist()] for column in part.arguments.values()]
+    return [form % row for row in zip(*columns, strict=True)], place
 
 
 class Tracks:

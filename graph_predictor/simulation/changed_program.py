@@ -252,22 +252,22 @@ def with_residuals(program: Program) -> Program:
     A residual is the recorded time less what the program says from *recorded* inputs; it is added to every term the
     time is a maximum of, so the recorded times solve the program again.
     """
-    p = program.copy()
+    p, changed = program, {}
     kernels = len(p.kernel_item)
     item_start, item_end = p.recorded_item_start, p.recorded_item_end
     start, end = p.recorded_kernel_start, p.recorded_kernel_end
     if kernels:
         said, clamped_latency, clamped_gap = _kernel_start(p, item_start, item_end, start, end)
         residual = np.where(said > NEVER, start - said, 0)
-        p.kernel_latency += residual + clamped_latency
-        p.kernel_gap += residual + clamped_gap
-        p.edge_lag += np.repeat(residual, np.diff(p.edge_ptr))
-        p.kernel_external = np.where(p.kernel_external > NEVER, start, NEVER)
+        changed = {"kernel_latency": p.kernel_latency + residual + clamped_latency,
+                   "kernel_gap": p.kernel_gap + residual + clamped_gap,
+                   "edge_lag": p.edge_lag + np.repeat(residual, np.diff(p.edge_ptr)),
+                   "kernel_external": np.where(p.kernel_external > NEVER, start, NEVER)}
         grouped = p.kernel_group >= 0
         last = np.full(len(p.group_size), NEVER, np.int64)
         np.maximum.at(last, p.kernel_group[grouped], start[grouped])
-        p.kernel_duration = np.where(grouped, end - last[p.kernel_group], p.kernel_duration) if grouped.any() else (
-            p.kernel_duration)
+        if grouped.any():
+            changed["kernel_duration"] = np.where(grouped, end - last[p.kernel_group], p.kernel_duration)
 
     said_end = item_start + p.item_cost
     owner = owners(p.wait_ptr)
@@ -278,11 +278,9 @@ def with_residuals(program: Program) -> Program:
     said_end = np.maximum(said_end, p.item_external)
     residual_end = item_end - said_end
     # A call's own cost cannot fall below zero; what is left of a negative residual sits in the other terms.
-    p.item_cost = np.maximum(p.item_cost + residual_end, 0)
-    p.wait_lag += residual_end[owner] if len(owner) else 0
-    p.item_return += residual_end
-    p.item_external += np.where(p.item_external > NEVER, residual_end, 0)
-    return p
+    return replace(p, **changed, item_cost=np.maximum(p.item_cost + residual_end, 0),
+                   wait_lag=p.wait_lag + residual_end[owner], item_return=p.item_return + residual_end,
+                   item_external=p.item_external + np.where(p.item_external > NEVER, residual_end, 0))
 
 
 def _kernel_start(p: Program, item_start: Int64, item_end: Int64, start: Int64, end: Int64) -> tuple[

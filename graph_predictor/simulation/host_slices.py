@@ -188,7 +188,8 @@ FETCH = "_SingleProcessDataLoaderIter"
 
 @dataclass(frozen=True, slots=True)
 class HostSlices:
-    """Columns of equal length; sums by item are the program's ``item_work`` and ``item_cost``.
+    """Columns of equal length, the longest tables of a job (four rows an operation): rows of others take 32 bits.
+    Sums by item are the program's ``item_work`` and ``item_cost``.
 
     Attributes:
         rank: position in the job.
@@ -203,11 +204,11 @@ class HostSlices:
         ns: how long.
     """
 
-    rank: Int64
-    item: Int64
+    rank: Int32
+    item: Int32
     is_cost: Bool
-    op: Int64
-    following: Int64
+    op: Int32
+    following: Int32
     launch_kind: Int8
     data: Bool
     fetched: Bool
@@ -227,6 +228,8 @@ def host_slices(built: Built) -> HostSlices:
     if built.without_profiler is not None:
         return built.without_profiler.slices
     parts = [_rank_slices(built, rank) for rank in range(len(built.graphs))]
+    if len(parts) == 1:
+        return parts[0]
     return HostSlices(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(HostSlices)))
 
 
@@ -268,9 +271,11 @@ def _rank_slices(built: Built, rank: int) -> HostSlices:
     around = np.append(operation_of(graph), NONE)[graph.launches.op[row]]
     none, no = np.full(len(calls), NONE, np.int64), np.zeros(len(calls), np.bool_)
     return HostSlices(
-        rank=np.full(len(ns) + len(calls), rank, np.int64), item=np.concatenate([items[query], items[calls]]),
+        rank=np.full(len(ns) + len(calls), rank, np.int32),
+        item=np.concatenate([items[query], items[calls]]).astype(np.int32),
         is_cost=np.concatenate([np.zeros(len(ns), np.bool_), np.ones(len(calls), np.bool_)]),
-        op=np.concatenate([op, around]), following=np.concatenate([following, none]),
+        op=np.concatenate([op, around]).astype(np.int32),
+        following=np.concatenate([following, none]).astype(np.int32),
         launch_kind=np.concatenate([np.full(len(ns), NONE, np.int8), graph.launches.kind[row]]).astype(np.int8),
         data=np.concatenate([data, no]), fetched=np.concatenate([fetched, no]),
         start_ns=np.concatenate([found.start_ns[part], graph.launches.start_ns[row]]),

@@ -154,19 +154,19 @@ class _Sheet:
         self._items(launches)
         self._queues(launches)
         self._kernels(launches, alone)
-        key = np.concatenate([key for key, _ in self.parts]) if self.parts else np.zeros(0, np.int64)
-        operations: Int32 = np.full((len(key), op.COLUMNS), NONE, np.int32)
-        constant: Int32 = np.zeros((len(key), op.CONSTANTS), np.int32)
-        at = 0
-        for keys, columns in self.parts:
+        counts = [len(key) for key, _ in self.parts]
+        order = np.argsort(np.concatenate([np.zeros(0, np.int64), *(key for key, _ in self.parts)]), kind="stable")
+        place: Int32 = np.empty(len(order), np.int32)  # where each goes: a table that is sorted is there twice
+        place[order] = np.arange(len(order), dtype=np.int32)
+        operations: Int32 = np.full((len(order), op.COLUMNS), NONE, np.int32)
+        constant: Int32 = np.zeros((len(order), op.CONSTANTS), np.int32)
+        for at, (_, columns) in zip(np.split(place, np.cumsum(counts)[:-1]), self.parts, strict=False):
             for name, values in columns.items():
                 if name in _CONSTANTS:
-                    constant[at:at + len(keys), _CONSTANTS.index(name)] = values
+                    constant[at, _CONSTANTS.index(name)] = values
                 else:
-                    operations[at:at + len(keys), getattr(op, name.upper())] = values
-            at += len(keys)
-        order = np.argsort(key, kind="stable")
-        return Tape(operations[order], constant[order])
+                    operations[at, getattr(op, name.upper())] = values
+        return Tape(operations, constant)
 
     def _alone(self) -> tuple[Int64, Bool]:
         """Return which items are one operation with the kernel they launch (that kernel; -1 for none), and which

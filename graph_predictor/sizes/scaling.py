@@ -181,7 +181,7 @@ def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes)
     else:
         slices = scenario.slices
         mine = scenario.cycle.working[slices.item] & ~slices.fetched
-        rank, op, ns = slices.rank[mine], slices.op[mine], slices.ns[mine]
+        rank, op, ns = slices.rank[mine].astype(np.int64), slices.op[mine].astype(np.int64), slices.ns[mine]
     undecided = 0
     for r, o, time in zip(rank.tolist(), op.tolist(), ns.tolist(), strict=True):
         if o >= 0:

@@ -19,10 +19,12 @@ from typer.testing import CliRunner
 import foretrace
 from foretrace import edits
 from foretrace.commands import app
+from graph_predictor.exports import chakra, tables
 from graph_predictor.exports.chakra import messages, write_chakra
 from graph_predictor.exports.work_graph import After, WorkGraph, WorkKind, work_graph
 from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.prediction.simulated_job import SimulatedJob, simulated_job
+from graph_predictor.reports import timeline
 from graph_predictor.reports.timeline import QUEUED, RUNNING
 from tracer.errors import ForetraceError
 from tracer.job import read_job
@@ -366,6 +368,21 @@ def test_every_table_of_a_job_can_be_written(tmp_path: Path) -> None:
         found = foretrace.export(job, tmp_path / ending, format=ending)
         rows = [len(pd.read_csv(path) if ending == "csv" else pd.read_parquet(path)) for path in found.paths]
         assert rows == [len(job.to_pandas(name)) for name in job.tables()]
+
+
+def test_files_do_not_depend_on_how_much_is_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written() -> list[bytes]:
+        result, found = replay(read_job(worked_step().write(tmp_path / "trace.json")).graphs), []
+        for name in ("a.json", "a.et", "a.csv"):
+            exported = foretrace.export(result, tmp_path / name)
+            found += [Path(path).read_bytes() for path in exported.paths]
+        return found
+
+    whole = written()
+    for module, name in ((timeline, "EVENTS_AT_ONCE"), (chakra, "NODES_AT_ONCE"), (tables, "ROWS_AT_ONCE")):
+        assert getattr(module, name) > 2
+        monkeypatch.setattr(module, name, 2)
+    assert written() == whole
 
 
 def test_tables_without_rows_have_their_columns(tmp_path: Path) -> None:

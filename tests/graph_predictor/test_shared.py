@@ -10,6 +10,7 @@ from micro import Micro
 
 from foretrace.edits import Device, ScaleClock, ScaleHost
 from graph_predictor.prediction import pricing
+from graph_predictor.prediction import repeat as repeats
 from graph_predictor.prediction.repeat import KEPT, Shared, repeat
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
@@ -48,6 +49,20 @@ def test_a_refusal_is_a_result_and_what_is_too_large_is_not_kept() -> None:
     assert len(tried) == 2
     assert [shared.once("large", (), lambda size=size: size, keep=lambda size: size < 3) for size in (5, 2, 1)] == [
         5, 2, 2]
+
+
+def test_a_large_job_keeps_the_unedited_results_and_the_last_ones(monkeypatch: pytest.MonkeyPatch,
+                                                                  tmp_path: Path) -> None:
+    monkeypatch.setattr(repeats, "LARGE", 1)
+    one = baseline_of(read_job(step(tmp_path)), device=device("a100-sxm-80g"))
+    assert one.scenario.shared.most == one.cycle.shared.most == repeats.LARGE_KEPT
+    assert repeat(one.cycle, 4).shared.most == repeats.LARGE_KEPT
+    assert one.scenario.shared.as_many(1, 1_000, 1_000) == 1 and Shared().as_many(1, 1_000, 1_000) == 1_000
+    edits = [[ScaleHost(0.5)], [ScaleClock(0.9)], [ScaleHost(0.5)], [Device("h100-sxm")]]
+    found = [one.predict(each) for each in edits]
+    monkeypatch.undo()
+    assert found == [baseline_of(read_job(step(tmp_path)), device=device("a100-sxm-80g")).predict(each)
+                     for each in edits]
 
 
 def step(folder: Path) -> Path:

@@ -78,13 +78,14 @@ def job_path(times: JobTimes, windows: list[Window]) -> list[Stretch]:
     path = path_back(program, times.simulated, times.kinds, window.at, window.start_ns, across=True)
     rank = path_ranks(program, path, window.rank)
     cuts = np.concatenate([[0], np.flatnonzero(np.diff(rank)) + 1, [len(rank)]])
-    found = times.names.along(path, times.simulated, times.item, times.kernel)
+    names = times.names()
+    found = names.along(path, times.simulated, times.item, times.kernel)
     stretch = np.searchsorted(cuts, found.segment, side="right") - 1
     none = (path.kernel < 0) & (path.item < 0)
     sums: list[dict[tuple[str, Bound], float]] = [{} for _ in cuts[1:]]
     for at, number, segment, ns in zip(*(column.tolist() for column in (
             stretch, found.name, found.segment, found.ns)), strict=True):
-        name = NOT_YET if none[segment] else times.names.text(number)
+        name = NOT_YET if none[segment] else names.text(number)
         key = name, Bound(int(path.bound[segment]))
         sums[at][key] = sums[at].get(key, 0.0) + ns
     return [Stretch(int(rank[low]), int(path.start_ns[low]) - window.start_ns,
@@ -288,7 +289,7 @@ def _by_operation(times: JobTimes, rank: int) -> dict[str, Float64]:
         kept = graph.kernels.kind[rows] != KernelKind.COLLECTIVE
     else:
         rows = times.slices.of_rank(rank)
-        op, ns = times.slices.op[rows], times.host_ns[rows]
+        op, ns = times.slices.op[rows].astype(np.int64), times.host_ns[rows]
         window = _windows_of_items(times, rank)[times.slices.item[rows]]
         name, kept = names[op], (op >= 0) & (window >= 0)
     op, ns, window, name = op[kept], ns[kept], window[kept], name[kept]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cache, partial
 
 import numpy as np
 
@@ -186,7 +187,7 @@ class JobTimes:
         item, kernel: the row of ``built.program`` that each row of ``program`` is, or is a copy of.
         slices: what the host time of the items of ``built.program`` was spent in; ``host_ns`` what it takes now.
         gone: what edits took away; ``None`` where all is there.
-        names: what its operations are called.
+        names: makes what its operations are called, once.
         windows: of each step the ranks' windows.
         steps: recorded steps in one window.
         predicted: whether it was predicted rather than recorded and replayed.
@@ -207,7 +208,7 @@ class JobTimes:
     slices: HostSlices
     host_ns: Float64
     gone: Gone | None
-    names: OperationNames
+    names: Callable[[], OperationNames]
     windows: list[list[Window]]
     steps: int
     predicted: bool
@@ -275,7 +276,7 @@ def recorded_times(result: Replay, step: str | None = None) -> JobTimes:
     ns = slices.ns.astype(np.float64)
     return JobTimes(
         built, program, result.simulated, [graph.kernels.kind for graph in built.graphs], rows,
-        np.arange(len(program.kernel_item)), slices, ns, None, OperationNames(built, slices, ns),
+        np.arange(len(program.kernel_item)), slices, ns, None, cache(lambda: OperationNames(built, slices, ns)),
         windows(result.simulated), 1, False, result.profiled, True, (), tuple(notes), again, facts)
 
 
@@ -298,8 +299,8 @@ def predicted_times(step: SimulatedStep) -> JobTimes:
     built, host = scenario.built, steady.copies.host
     return JobTimes(
         built, steady.program, steady.simulated, kinds_of(repeated, built.graphs), repeated.item, repeated.kernel,
-        scenario.slices, host.ns, host.gone, step_names(scenario, host), windows(steady.periods), cycle.steps, True,
-        scenario.profiled, step.ran, step.edits, step.notes, again)
+        scenario.slices, host.ns, host.gone, partial(step_names, scenario, host), windows(steady.periods), cycle.steps,
+        True, scenario.profiled, step.ran, step.edits, step.notes, again)
 
 
 def scaled_rank(times: JobTimes, rank: int, kernels: float, host: float) -> Program:
