@@ -201,7 +201,9 @@ def _read(name: str, stream: BinaryIO, ending: str, comment: str | None, as_writ
     if ending == ".parquet":
         try:
             table = read_parquet(stream)
-            return pandas.DataFrame(table.to_pylist(), dtype=object) if as_written else _without_categories(table.to_pandas())
+            if as_written:
+                return pandas.DataFrame(table.to_pylist(), dtype=object)
+            return _without_categories(table.to_pandas())
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             stream.seek(-min(len(_PARQUET), stream.seek(0, os.SEEK_END)), os.SEEK_END)
             whole = stream.read() == _PARQUET
