@@ -42,9 +42,6 @@ INPUTS = {**{name: name for name in twins.COUNTED}, "input": "input", "mat1": "i
 _ORDINALS = ("1st", "2nd", "3rd", "4th", "5th")
 _SHOWN = 2
 """Inputs of which is said what follows a size."""
-MOST_TORN = 0.01
-"""Share of all tensors' elements that may be torn: of eight programs whose samples and tokens are as many as a width
-(``benchmarks/equal_sizes.py``), those up to 0.7% were within 3% of the program traced again, one at 1.6% 17% off."""
 _MAP = 4
 """Dimensions of a batch of images' maps: samples, channels, rows, columns."""
 _FLAT = 2
@@ -96,10 +93,6 @@ class ScaledShapes:
                 raise EditError(f"{changes} is ambiguous: the step has {old} samples too, so that the two cannot be "
                                 f"told apart; capture the step at another {name}, or another number of samples, or "
                                 f"write batch={old}:{new} if samples are meant.")
-            if leading and (torn := self._torn()) is not None:
-                raise EditError(f"{changes} is ambiguous: {by(torn[:2])} samples and tokens are as many as parameters "
-                                f"are wide, and some tensors of {by(torn)} follow the samples, some do not. Capture "
-                                f"the step at another size; or {_OR_AGAIN}.")
             if old == 1:
                 raise EditError(f"{changes} is ambiguous: dimensions of 1 are everywhere, and most have nothing to do "
                                 f"with {name}; capture the step at another size.")
@@ -178,20 +171,6 @@ class ScaledShapes:
         if rule is not None and rule.is_free:
             return False
         return any(value.undecided for value in self.flow.values(op).values())
-
-    def _torn(self) -> Shape | None:
-        """A shape of tensors that the samples lead in one place and that follow nothing in another, where samples and
-        tokens together are as many as parameters are wide: one of them was taken for a parameter's."""
-        wide = {shape[0] * shape[1] for shape in self.shapes if len(shape) > _FLAT and shape[0] in self.sizes.old}
-        if not wide & self._sizes_of_parameters:
-            return None
-        values = list(self.flow.every())
-        led = {value.shape for value in values
-               if value.shape[0] in self.sizes.old and self.sizes.samples(value.layouts[0])}
-        torn = [value for value in values if len(value.shape) > _FLAT and value.shape in led - self.parameters
-                and not any(total(value.layouts[0]))]
-        share = sum(map(_elements, torn)) / max(sum(map(_elements, values)), 1)
-        return torn[0].shape if share > MOST_TORN else None
 
     def operation(self, operation: Operation) -> Operation:
         """An operation at the new sizes, wherever in the step it may be."""

@@ -379,7 +379,7 @@ def test_operator_tables_need_a_device(run: Run, tmp_path: Path) -> None:
     assert code == 2 and "--device" in only_sentence(error)
     assert run("fit", path, "-o", tmp_path / "x.profile", "--device", "h100-sxm")[0] == 0
     broken = table(tmp_path / "broken.parquet", pd.read_parquet(path).assign(**{"Input Dims": "((64,"}))
-    with pytest.raises(DataError, match="literals"):
+    with pytest.raises(TableInputError, match="literals"):
         read_table(broken, device("h100-sxm"))
 
 
