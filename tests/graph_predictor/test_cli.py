@@ -376,6 +376,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 INTERRUPTED = """
 import atexit, os, runpy, signal, sys
 when = sys.argv.pop(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
 interrupt = lambda: os.kill(os.getpid(), signal.SIGINT)
 sys.addaudithook(lambda event, names: event == "import" and names[0] == when and interrupt())
 if when == "the end":
