@@ -70,7 +70,7 @@ class Shared:
                 identity.
             make: makes it. A ``ForetraceError`` that it raises is raised again without trying.
             keep: whether a result is to be kept.
-            most: results that are kept of this kind, where they are not as many as of others.
+            most: results to keep of this kind; by default as many as of every kind.
         """
         most = self.most if most is None else most
         kept = self._found.setdefault(kind, OrderedDict())

@@ -80,7 +80,7 @@ def test_a_plan_takes_a_server_of_pcie_devices_or_says_what_to_give(name: str) -
     try:
         usual = topology_of(spec, 4)
     except PlanError:
-        if spec.vendor == "host" or not spec.pcie_width or spec.peer_gbps:  # links whose layout nobody said
+        if spec.vendor == "host" or not spec.pcie_width or spec.peer_gbps:  # links of unknown layout
             with pytest.raises(PlanError, match=r"give --topology node\.toml"):
                 planned_topology(spec, 4)
             return
