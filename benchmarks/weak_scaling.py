@@ -1,21 +1,26 @@
 """Published step times of large jobs from shape-only graphs: how they grow with the job, and which is faster.
 
-    python benchmarks/weak_scaling.py [DATA] [--rows mpt|dgx]
+    python benchmarks/weak_scaling.py [DATA] [--rows mpt|dgx|recipes]
 
 DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with
-`end_to_end/mosaic_mpt_fsdp.parquet` (LLM-Foundry's benchmark tables, github.com/mosaicml/llm-foundry) and
-`end_to_end/dgxc_step_times.parquet` (github.com/NVIDIA/dgxc-benchmarking). Nothing is fitted: kernels by data sheets
-and default efficiencies, collectives by the topology's, `CorrectionFactors()` as they are. Of the first table bf16 rows
-are read, of the second pre-training rows whose model and plan are published (fine-tuning and Paxml's GPT are not).
+`end_to_end/mosaic_mpt_fsdp.parquet` (LLM-Foundry's benchmark tables, github.com/mosaicml/llm-foundry),
+`end_to_end/dgxc_step_times.parquet` (github.com/NVIDIA/dgxc-benchmarking) and
+`end_to_end/training_hopper_blackwell.csv` (Megatron-Bridge's performance summary, MLPerf logs and NeMo's page). Kernels
+are priced by data sheets and default efficiencies, collectives by the topology's, `CorrectionFactors()` as they are;
+what Blackwell's 8- and 4-bit products take of a board's power is fitted to rows marked "fitted"
+(`kernel_models.pricing`), which the figures below a table leave out. Of the first table bf16 rows are read, of the
+second pre-training rows whose model and plan are published (fine-tuning and Paxml's GPT are not), of the third the
+pre-training rows of dense models, each of its newest release.
 
-Printed for each table: every row, MAPE, median, bias, p90 and largest error of the step time, and Spearman's rank
-correlation over its rows; for jobs that only grow (same model, sequence and batch of a GPU) the slope: the step time of
+Printed for each table: every row, MAPE, median, bias, p90 and largest error of the step time, how many lie inside the
+80% interval, and Spearman's rank correlation over its rows; for jobs that only grow (same model, sequence and batch of a GPU) the slope: the step time of
 the largest over the smallest, measured and predicted.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 from collections import defaultdict
 from collections.abc import Sequence
@@ -77,6 +82,18 @@ MAXTEXT_SHARDED = 128
 (NVIDIA/dgxc-benchmarking, maxtext/configure.sh: 16 nodes from 64 nodes on, ``save_qkv_proj``)."""
 
 
+GPT3_175B = TransformerShape(96, 12_288, 96, 96, 49_152, 51_200, 2048)
+RECIPES = {"LLAMA3_70B": _llama(*LLAMA_70B, 128_256, 8192), "GPT3_175B_MLPERF": GPT3_175B, "GPT3_175B_NEMO": GPT3_175B,
+           **dict.fromkeys(("LLAMA3.1_405B", "LLAMA3.1_405B_MLPERF"), _llama(
+               126, 16_384, 128, 53_248, 128_256, 8192))}
+"""Dense models of NVIDIA's recipes and MLPerf logs whose plans are published."""
+SYSTEMS = {"DGX-H100": ("h100-sxm", "dgx-h100"), "DGX-B200": ("b200", "dgx-b200"), "DGX-GB200": ("gb200", "dgx-gb200"),
+           "DGX-B300": ("b300", "dgx-b300"), "DGX-GB300": ("gb300", "dgx-gb300")}
+FITTED = {("LLAMA3.1_405B", "DGX-GB200", "MXFP8"), ("LLAMA3.1_405B", "DGX-GB200", "NVFP4"),
+          ("LLAMA3_70B", "DGX-GB200", "NVFP4")}
+"""Model, system and precision of the rows to which ``kernel_models.pricing.COST_ON`` is fitted."""
+
+
 @dataclass(frozen=True)
 class Job:
     """One published row: what it is, which series it is of, what ran where, and seconds of a step."""
@@ -90,6 +107,7 @@ class Job:
     node: str
     network: str
     seconds: float
+    fitted: bool = False
 
     @property
     def cluster(self) -> CollectiveModel:
@@ -105,6 +123,7 @@ class Result:
     job: Job
     predicted: float
     bound: str
+    inside: bool
 
 
 def mpt_jobs(path: Path) -> list[Job]:
@@ -145,13 +164,41 @@ def dgx_jobs(path: Path) -> list[Job]:
     return jobs
 
 
+def recipe_jobs(path: Path) -> list[Job]:
+    """NVIDIA's recipes and MLPerf logs of dense models: tensor parallelism overlapped by userbuffers and gradients in
+    bf16, as the recipes have them; embedding and loss count as layers where the layers do not divide by the chunks."""
+    jobs: dict[tuple[str, ...], Job] = {}
+    with path.open(encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):  # newest releases first
+            key = tuple(row[name] for name in ("model", "system", "precision", "gpus"))
+            if row["model"] not in RECIPES or row["task"] in ("SFT", "LoRA") or key in jobs:
+                continue
+            shape = RECIPES[row["model"]].in_linears("" if row["precision"] == "BF16" else row["precision"].lower())
+            gpus, tp, pp, cp, chunks, microbatch = (int(row[name] or 1) for name in (
+                "gpus", "tp", "pp", "cp", "vp", "micro_batch"))
+            dp = gpus // (tp * pp * cp)
+            uneven = pp > 1 and shape.layers % (pp * chunks) > 0
+            plan = ParallelPlan(
+                dp=dp, tp=tp, pp=pp, cp=cp, chunks=chunks, microbatch=microbatch,
+                schedule=Schedule.INTERLEAVED if chunks > 1 else Schedule.ONE_F_ONE_B,
+                microbatches=int(row["global_batch"]) // dp // microbatch, half_gradients=True,
+                sharding=Sharding.PARAMETERS if int(row["fsdp"]) > 1 else Sharding.OPTIMIZER,
+                sequence_parallel=tp > 1, tensor_overlap=tp > 1, embedding_layer=uneven, loss_layer=uneven)
+            spec, node = SYSTEMS[row["system"]]
+            jobs[key] = Job(f"{row['model']} {row['precision']} on {gpus} {row['system'][4:]}", "/".join(key[:3]),
+                            f"Dense recipes on {'Hopper' if spec == 'h100-sxm' else 'Blackwell'}", shape, plan, spec,
+                            node, "", float(row["step_s"]), key[:3] in FITTED)
+    return list(jobs.values())
+
+
 def predict(jobs: Sequence[Job]) -> dict[str, list[Result]]:
     """Every job's step, by table."""
     pieces = {name: LayerCosts(device(name)) for name in {job.device for job in jobs}}
     tables: dict[str, list[Result]] = defaultdict(list)
     for job in jobs:
         found = estimate(costs_of_plan(job.plan, job.shape, pieces[job.device], job.cluster))
-        tables[job.table].append(Result(job, found.time_us / 1e6, found.bound))
+        tables[job.table].append(Result(job, found.time_us / 1e6, found.bound,
+                                        found.low_us <= 1e6 * job.seconds <= found.high_us))
     return tables
 
 
@@ -160,14 +207,16 @@ def show(title: str, rows: list[Result]) -> None:
     print(f"\n{title}: {len(rows)} rows")
     for row in rows:
         print(f"  {row.job.name:46}{row.job.seconds:>10.3f}{row.predicted:>10.3f} s"
-              f"{row.predicted / row.job.seconds - 1:>+8.1%}  {row.bound}")
+              f"{row.predicted / row.job.seconds - 1:>+8.1%}  {row.bound}{', fitted' * row.job.fitted}")
+    rows = [row for row in rows if not row.job.fitted]
     measured, predicted = (np.array([row.job.seconds for row in rows]),
                            np.array([row.predicted for row in rows]))
     error = 100 * (predicted / measured - 1)
     size = np.abs(error)
     rank = spearmanr(measured, predicted).statistic
     print(f"  MAPE {size.mean():.1f}%, median {np.median(size):.1f}%, bias {error.mean():+.1f}%, p90 "
-          f"{np.quantile(size, 0.9):.1f}%, largest {size.max():.1f}%; Spearman {rank:.3f} (asked {ASKED})")
+          f"{np.quantile(size, 0.9):.1f}%, largest {size.max():.1f}%; {sum(row.inside for row in rows)} of {len(rows)} "
+          f"inside; Spearman {rank:.3f} (asked {ASKED})")
     for series in dict.fromkeys(row.job.series for row in rows):
         mine = sorted((row for row in rows if row.job.series == series), key=lambda row: row.job.plan.world_size)
         least, most = (mine[end].job.plan.world_size for end in (0, -1))
@@ -182,11 +231,13 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", type=Path, default=DATA)
-    parser.add_argument("--rows", choices=["mpt", "dgx", "all"], default="all")
+    parser.add_argument("--rows", choices=["mpt", "dgx", "recipes", "all"], default="all")
     options = parser.parse_args()
     folder = options.data / "end_to_end"
-    jobs = ([] if options.rows == "mpt" else dgx_jobs(folder / "dgxc_step_times.parquet")) + (
-        [] if options.rows == "dgx" else mpt_jobs(folder / "mosaic_mpt_fsdp.parquet"))
+    tables = {"dgx": (dgx_jobs, "dgxc_step_times.parquet"), "recipes": (recipe_jobs, "training_hopper_blackwell.csv"),
+              "mpt": (mpt_jobs, "mosaic_mpt_fsdp.parquet")}
+    jobs = [job for name, (read, file) in tables.items() if options.rows in (name, "all") for job in read(
+        folder / file)]
     for title, rows in predict(jobs).items():
         show(title, rows)
 

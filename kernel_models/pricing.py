@@ -320,13 +320,19 @@ they are (GeForce and T4 to L40S boards: ``heuristics.work``)."""
 COST_OF_TYPE = {"fp16": 1.0, "bf16": 1.0, "fp8": 0.56, "int8": 0.56, "fp4": 0.31, "tf32": 2.0}
 """Energy of an operation of each type, 16-bit ones 1: fp8 by the two Hopper figures above; fp4 half as much again less,
 tf32 twice, by their peaks: assumed."""
+COST_ON = {"blackwell": {"fp8": 0.46, "int8": 0.46, "fp4": 0.26}}
+"""The same by architecture, where steps say so. Blackwell's 16-bit figure is one machine's (SimuMax's B200), narrower
+ones are of NVIDIA's recipes: fp8 makes Llama 3.1 405B in MXFP8 on 256 GB200 take what Megatron-Bridge's summary
+publishes (26.06), fp4 the same in NVFP4 and Llama 3 70B's, between which it lies (``benchmarks/weak_scaling.py
+--rows recipes`` judges the other rows). Boards of other power (B300, GB300) are extrapolated."""
 LIMITED = frozenset((Family.GEMM, Family.ATTENTION, Family.CONV))
 
 
 def sustained_tflops(device: DeviceSpec, dtype: str) -> float:
     """The rate of products that the board's power feeds, 10¹² operations/s; infinite where nothing is known of it."""
     watts = WATTS_PER_TFLOPS.get(device.architecture)
-    cost = COST_OF_TYPE.get(computed_as(device, dtype))
+    computed = computed_as(device, dtype)
+    cost = COST_ON.get(device.architecture, {}).get(computed, COST_OF_TYPE.get(computed))
     if watts is None or cost is None or not device.power_w:
         return np.inf
     return device.power_w / (watts * cost)
