@@ -13,8 +13,8 @@ second pre-training rows whose model and plan are published (fine-tuning and Pax
 pre-training rows of dense models, each of its newest release.
 
 Printed for each table: every row, MAPE, median, bias, p90 and largest error of the step time, how many lie inside the
-80% interval, and Spearman's rank correlation over its rows; for jobs that only grow (same model, sequence and batch of a GPU) the slope: the step time of
-the largest over the smallest, measured and predicted.
+80% interval, and Spearman's rank correlation over its rows; for jobs that only grow (same model, sequence and batch of
+a GPU) the slope: the step time of the largest over the smallest, measured and predicted.
 """
 
 from __future__ import annotations

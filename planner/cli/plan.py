@@ -77,6 +77,9 @@ def plan(
     link: Annotated[str | None, typer.Option(
         metavar="FACTOR,…", help="Links between its GPUs and nodes × FACTOR, or a value such as 900GB/s of a GPU in "
                                  "its node; several are compared.")] = None,
+    power: Annotated[str | None, typer.Option(
+        metavar="FACTOR,…", help="The board's power limit × FACTOR, or a value such as 1200W; several are compared.")
+    ] = None,
     launch_us: Annotated[float | None, typer.Option(
         min=0, metavar="US", help="Host time of a kernel's launch, µs, where it is known.")] = None,
     host: Annotated[float, shared("--host", "of what a launch takes")] = 1.0,
@@ -109,7 +112,7 @@ def plan(
         raise PlanError(f"--framework {framework} looks for plans that --export {export} need not have; give both "
                         "the same name, or one of them.")
     limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
-    changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link}
+    changes = {"clock": clock, "bandwidth": bandwidth, "memory": memory, "link": link, "power": power}
     cases = exploration.cases_of(device, topology, price, changes, max(sizes))
     case = cases[0]
     request = planning.PlanRequest(

@@ -19,9 +19,10 @@ from tracer.parallel_plan import PlanError
 
 AXES: Mapping[str, Mapping[str, float]] = {
     "clock": {"mhz": 1.0, "ghz": 1e3}, "bandwidth": {"gb/s": 1.0, "tb/s": 1e3},
-    "memory": {"gb": 1.0, "tb": 1e3, "gib": 1.073741824}, "link": {"gb/s": 1.0, "tb/s": 1e3}}
+    "memory": {"gb": 1.0, "tb": 1e3, "gib": 1.073741824}, "link": {"gb/s": 1.0, "tb/s": 1e3},
+    "power": {"w": 1.0, "kw": 1e3}}
 """Figures that may be changed, and units of their values in those of the device's figure."""
-_UNITS = {"clock": "MHz", "bandwidth": "GB/s", "memory": "GB", "link": "GB/s"}
+_UNITS = {"clock": "MHz", "bandwidth": "GB/s", "memory": "GB", "link": "GB/s", "power": "W"}
 MOST = 100.0
 """Largest factor, and one over the smallest."""
 MOST_CASES = 64
@@ -170,7 +171,10 @@ def factors_of(axis: str, text: str | None, spec: DeviceSpec, link_gbps: Callabl
     if text is None:
         return [1.0]
     own = {"clock": lambda: spec.boost_clock_mhz, "bandwidth": lambda: spec.memory_bandwidth_gbps,
-           "memory": lambda: spec.memory_gb, "link": link_gbps}[axis]
+           "memory": lambda: spec.memory_gb, "link": link_gbps, "power": lambda: spec.power_w}[axis]
+    if axis == "power" and not spec.power_w:
+        raise PlanError(f"--power: nothing says what power {spec.name} may take; give it as power_w of a FILE.toml "
+                        f"(foretrace devices {spec.name} --toml prints one to start from).")
     found = []
     for part in text.split(","):
         match = re.fullmatch(r"[x×]?(\d{1,9}(?:\.\d{1,9})?)\s*([a-z/]*)", part.strip().lower(), re.ASCII)

@@ -334,6 +334,9 @@ def test_small_products_and_traffic_are_left_alone() -> None:
 def test_an_8_bit_product_takes_less_energy_than_a_16_bit_one_and_more_than_half() -> None:
     spec = device("h200-sxm")
     assert 1.5 < sustained_tflops(spec, "fp8") / sustained_tflops(spec, "bf16") < 2
+    hopper, blackwell = (sustained_tflops(device(name), "fp8") / device(name).power_w for name in ("h100-sxm", "gb200"))
+    assert 1.2 < blackwell / hopper < 1.4, "narrow products on Blackwell have an energy of their own"
+    assert sustained_tflops(device("gb200"), "fp4") > 1.5 * sustained_tflops(device("gb200"), "fp8")
 
 
 @pytest.mark.parametrize("name", ["v100-sxm2-32g", "rtx-4090", "cpu"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,7 +70,10 @@ def test_factors_and_values() -> None:
     assert factors("link", "900GB/s, 450 gb/s") == [2.0, 1.0]
     assert factors("clock", f"{H100.boost_clock_mhz:g}MHz") == [1.0]
     assert factors("memory", f"{2 * H100.memory_gb:g}GB") == [2.0]
+    assert factors("power", "1400W,0.5") == [2.0, 0.5]
     assert factors_of("clock", None, H100, lambda: 1.0) == [1.0]
+    with pytest.raises(PlanError, match="nothing says what power"):
+        factors_of("power", "2", replace(H100, power_w=0.0), lambda: 1.0)
     for axis in AXES:
         for bad in ("0", "-1", "nan", "1e9", "", "x", "1parsec", "1000"):
             with pytest.raises(PlanError):
@@ -97,6 +101,8 @@ def test_the_command_compares_devices_and_draws_a_map() -> None:
     for each in values:
         assert each["joules_per_token"] == pytest.approx(each["power_w"] / each["tokens_per_gpu_second"])
         assert set(each["gains"]) == {"compute", "power", "memory", "network"} and each["cost_per_million_tokens"] > 0
+    fed = CliRunner().invoke(app, [*base, "--device", "h100-sxm", "--power", "1,2", "--json"])
+    assert [each["power_w"] for each in json.loads(fed.stdout)["cases"]] == [700, 1400]
     mapped = CliRunner().invoke(app, [*base, "--device", "h100-sxm", "--clock", "1,2", "--link", "0.5,1"])
     assert mapped.exit_code == 0 and "clock \\ link" in mapped.stdout and "What binds" in mapped.stdout, mapped.output
     one = CliRunner().invoke(app, [*base, "--device", "h100-sxm", "--bandwidth", "2", "--json"])
