@@ -48,6 +48,7 @@ def test_a_busy_host_is_not_calibrated() -> None:
         host_steps.calibrated(programs(2.0), "busy")
 
 
+@pytest.mark.slow
 def test_the_file_is_a_host(calibrated: tuple[Path, dict[str, object]]) -> None:
     path, said = calibrated
     model = read_host(path)
@@ -59,6 +60,7 @@ def test_the_file_is_a_host(calibrated: tuple[Path, dict[str, object]]) -> None:
     assert model.counted is not None and model.counted.with_calls and model.counted.spread > 0.35
 
 
+@pytest.mark.slow
 def test_a_step_that_never_ran_takes_it(calibrated: tuple[Path, dict[str, object]], tmp_path: Path) -> None:
     step = tmp_path / "bert.foretrace"
     made = CliRunner().invoke(app, ["trace", "--workload", "bert", "--preset", "tiny", "--device", "cpu", "-o",
@@ -71,6 +73,7 @@ def test_a_step_that_never_ran_takes_it(calibrated: tuple[Path, dict[str, object
     assert planned.exit_code == 2 and "compute on their host" in plain(planned.stderr)
 
 
+@pytest.mark.slow
 def test_a_recorded_step_takes_a_captures_host(calibrated: tuple[Path, dict[str, object]]) -> None:
     for host, what in ((str(calibrated[0]), "a file of foretrace calibrate --host with only the usual cost of each"),
                        (CPU_HOST, "a shipped host with only"), ("a,b", "which names several captures")):

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from micro import Micro, read_ranks
+from slowly import mostly_slow
 from test_micro_traces import full_queue
 from tried_edits import EVERY
 
@@ -122,13 +123,13 @@ def _hold_for_all(baseline: Baseline) -> None:
     assert taken >= LEAST_EDITS
 
 
-@pytest.mark.parametrize("name", ON_CPU)
+@pytest.mark.parametrize("name", mostly_slow(ON_CPU, ON_CPU[1:]))
 def test_the_path_is_of_what_the_edited_step_does(name: str) -> None:
     _hold_for_all(_baseline(TRACES / name))
 
 
 @pytest.mark.real_traces
-@pytest.mark.parametrize("name", ON_GPU)
+@pytest.mark.parametrize("name", mostly_slow(ON_GPU, ON_GPU[:2]))
 def test_the_path_is_of_what_the_edited_gpu_step_does(real_trace: Callable[[str], Path], name: str) -> None:
     baseline = _baseline(real_trace(name))
     _hold_for_all(baseline)

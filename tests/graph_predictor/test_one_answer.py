@@ -11,11 +11,15 @@ import pytest
 from report_support import ROOT
 from said import Run
 from said_facts import Facts, contradictions, facts_of_page, facts_of_text
+from slowly import mostly_slow
 
 DATA = ROOT.parent / "shared" / "data"
 OWN = ["bert-cpu", "cpu-small", "dlrm-cpu", "llama-cpu", "resnet50-cpu"]
 COMMANDS = ("inspect", "replay", "opportunities", "ranks", "memory")
 WITH_PAGES = ("breakdown", "predict")
+QUICK = ("cpu-small", "resnet50-V100", "resnet18-ddp-MI300X", "rank0-1-of-128", "vllm-cuda-graph", "gpu-only-MI210",
+         "mi300-gaunernst_bert-small-uncased.json.gz")
+"""Of the recordings of whole steps, those asked in every run: a CPU, a GPU, ranks, a CUDA graph, no host, AMD."""
 
 
 def recordings() -> list[Path]:
@@ -53,7 +57,9 @@ def _name(path: Path) -> str:
 
 
 @pytest.mark.usefixtures("quick_pages")
-@pytest.mark.parametrize("path", recordings(), ids=_name)
+@pytest.mark.parametrize("path", mostly_slow(recordings(), {
+    _name(path) for path in recordings() if path.parent.name not in ("traces", "h100-vs-mi300", "resnet50-V100-2021")
+    or path.name in QUICK}, [_name(path) for path in recordings()]))
 def test_no_command_and_no_page_contradicts_another(path: Path, run: Run, tmp_path: Path) -> None:
     said = said_by(path, run, tmp_path)
     if said["predict"]:

@@ -39,8 +39,9 @@ def alone() -> Baseline:
     return baseline_of(read_job(ROOT / "traces" / "llama-cpu"))
 
 
-@pytest.mark.parametrize(("plan", "ranks"), [("ddp=2", 2), ("ddp=2,bucket_mb=1", 2), ("fsdp2=4", 4),
-                                             ("fsdp2=2,tp=2", 4)])
+@pytest.mark.parametrize(("plan", "ranks"), [
+    ("ddp=2,bucket_mb=1", 2), ("fsdp2=2,tp=2", 4),
+    *(pytest.param(plan, ranks, marks=pytest.mark.slow) for plan, ranks in (("ddp=2", 2), ("fsdp2=4", 4)))])
 def test_collectives_are_those_of_a_captured_fake_world(alone: Baseline, tmp_path: Path, plan: str, ranks: int) -> None:
     spread = on_ranks(alone, ParallelPlan.parse(plan))
     assert [graph.meta.rank for graph in spread.built.graphs] == list(range(ranks))

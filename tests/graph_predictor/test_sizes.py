@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from micro import Micro
+from slowly import mostly_slow
 from test_predict import waiting_steps
 
 from foretrace.edits import Sizes
@@ -265,7 +266,7 @@ def test_matrices_that_may_be_either_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_traces
-@pytest.mark.parametrize("times", [2, 8, 32])
+@pytest.mark.parametrize("times", mostly_slow([2, 8, 32], {8}))
 def test_payloads_and_look_ups_grow_as_the_batch_on_all_ranks(real_trace: Find, times: int) -> None:
     """16 samples a rank, and layers of 16 outputs too."""
     base = baseline_of(read_job(real_trace("dlrm-8xV100-2023")))

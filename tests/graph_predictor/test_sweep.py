@@ -99,8 +99,9 @@ def test_points_share_nothing_that_another_point_changes(data_folder: Path) -> N
 @pytest.mark.parametrize(("trace", "axes"), [
     ("resnet50-V100", (Axis("device", ("b200", "l40s")), Axis("clock", (0.9,)), Axis("host", (0.5, 1.2)),
                        Axis("edits", ("none", "cuda-graphs", "free-launches")))),
-    ("resnet50-ddp-2xA100", (Axis("set:batch", (16, 64), 32), Axis("bandwidth", (0.9,)), Axis("host", (0.5, 1.2)),
-                             Axis("edits", ("none", "hide-collectives")))),
+    pytest.param("resnet50-ddp-2xA100", (
+        Axis("set:batch", (16, 64), 32), Axis("bandwidth", (0.9,)), Axis("host", (0.5, 1.2)),
+        Axis("edits", ("none", "hide-collectives"))), marks=pytest.mark.slow),
 ])
 def test_points_of_large_steps_are_those_of_each_alone(trace: str, axes: tuple[Axis, ...], data_folder: Path) -> None:
     """Steps of which several variants are simulated, rather than drawn ones: other devices, hosts, sizes, launches and
