@@ -125,7 +125,7 @@ class Measurements:
         self.findings: list[Finding] = []
         self.canary_us: list[float] = []
         self.failures: Counter[tuple[str, str]] = Counter()
-        self.strange: Counter[str] = Counter()
+        self.useless: Counter[tuple[str, str]] = Counter()
         self.scatter: list[float] = []
         self.measured = 0
         self._work, self._box_s, self._say, self._clock, self._probe = work, box_s, say, clock, probe
@@ -215,18 +215,20 @@ class Measurements:
         if result.status != "ok":
             self._failed(item, result, state, candidate)
             return
-        self._worked.add(modes)
         self.measured += 1
         self._failed_in_a_row = 0
+        warm = next((row for row in rows if row.get("variant") == WARM), None)
+        useless = "have no time" if warm is None else self._learn(item, dict(warm))
+        if useless:
+            self._says_nothing(item, useless, state)
+            return
+        self._worked.add(modes)
         if state is not None:
             state.failed_in_a_row = 0
             state.fitted, state.held_out = (
                 (state.fitted, state.held_out + 1) if item.split == "held-out" else (state.fitted + 1, state.held_out))
-        warm = next((row for row in rows if row.get("variant") == WARM), None)
-        if warm is not None:
-            self._learn(item, dict(warm))
-            if self._on_host and item is not self._canary:
-                self._visits.add(item, time_us(dict(warm), host=True), self._clock())
+        if warm is not None and self._on_host and item is not self._canary:
+            self._visits.add(item, time_us(dict(warm), host=True), self._clock())
 
     def planned(self) -> int:
         """Open: as many as there is time for."""
@@ -244,8 +246,8 @@ class Measurements:
 
     def notes(self) -> list[str]:
         """Return what a reader of the profile should know."""
-        found = [f"{count} measurements of {name} ran other kernels than meant and were left out."
-                 for name, count in self.strange.items()]
+        found = [f"{count} measurements of {name} {why} and were left out."
+                 for (name, why), count in self.useless.items()]
         found += [f"{count} measurements of {name} did not work: {reason}"
                   for (name, reason), count in self.failures.most_common(12)]
         if len(self.canary_us) > 2:
@@ -280,6 +282,17 @@ class Measurements:
         state.failed_in_a_row += 1
         state.reason = result.reason
         if state.failed_in_a_row >= GIVEN_UP:
+            self._end(state)
+
+    def _says_nothing(self, item: Item, why: str, state: _FamilyState | None) -> None:
+        """Count a measurement that worked and cannot be used, so that its modes and family are not tried for ever."""
+        self.useless[item.name, why] += 1
+        self._refused[_modes(item)] += 1
+        if state is None:
+            return
+        state.failed += 1
+        state.reason = f"such measurements {why}."
+        if not state.done and state.failed >= COVERAGE:
             self._end(state)
 
     def _end(self, state: _FamilyState) -> None:
@@ -321,8 +334,10 @@ class Measurements:
                                        quickest_visits(frame).to_dict("records")}
         row = self._tables[item.name].get(line.id)
         if row is not None:
-            self._worked.add(_modes(item))
-            self._learn(item, row)
+            if useless := self._learn(item, row):
+                self._says_nothing(item, useless, None)
+            else:
+                self._worked.add(_modes(item))
 
     @property
     def _on_host(self) -> bool:
@@ -343,7 +358,8 @@ class Measurements:
         if quicker and item.id in self._told and measured_us > 0:
             state.progress.correct(self._told[item.id], calls[0], measured_us)
 
-    def _learn(self, item: Item, row: dict[str, Any]) -> None:
+    def _learn(self, item: Item, row: dict[str, Any]) -> str:
+        """Take a measurement in; return why it cannot be used, in words that follow its name, or nothing."""
         assert self._spec is not None
         row = {**row, **item.settings}  # a setting may go by the name of a measured column
         calls = calls_of_benchmark(item.name, row)
@@ -355,11 +371,12 @@ class Measurements:
             if len(self.canary_us) > 1 and measured_us > SLOWER * self.canary_us[0]:
                 self._find(Finding("canary", "The device has become slower: a product that took "
                                              f"{self.canary_us[0]:.0f} µs at first takes {measured_us:.0f} µs."))
-        if not calls or not math.isfinite(measured_us) or measured_us <= 0:
-            return
+        if not math.isfinite(measured_us) or measured_us <= 0:
+            return "have no time"
+        if not calls:
+            return "show the profiler no kernel that could be named"
         if not is_intended(calls[0], row):
-            self.strange[item.name] += 1
-            return
+            return "ran other kernels than meant"
         if row.get("p50_us"):
             self.scatter.append((row["p75_us"] - row["p25_us"]) / row["p50_us"])
         held = item.split == "held-out"
@@ -368,6 +385,7 @@ class Measurements:
         if state is not None and not held:
             self._told[item.id] = state.progress.measured
             state.progress.tell(calls[0], measured_us)
+        return ""
 
     def _prepare(self) -> None:
         """Begin with every family, and take in what is known."""
