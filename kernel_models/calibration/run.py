@@ -15,7 +15,7 @@ import numpy as np
 
 from kernel_models.calibration import checks
 from kernel_models.calibration.checks import CalibrationError, Finding
-from kernel_models.calibration.figures import spec_of, with_measured
+from kernel_models.calibration.figures import measured_device, spec_of, with_measured
 from kernel_models.calibration.planner import LEAST_TO_LEARN
 from kernel_models.calibration.source import Measurements
 from kernel_models.calibration.space import families_of
@@ -165,7 +165,7 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
     notes = [] if notes is None else notes
     results = Results.read(work)
     sessions = results.index.sessions
-    names = list(dict.fromkeys(str(session.get("hardware", {}).get("device", "")) for session in sessions))
+    names = list(dict.fromkeys(measured_device(session.get("hardware", {})) for session in sessions))
     if len(names) > 1:
         raise CalibrationError(f"{work} holds measurements of several devices ({', '.join(names)}); give each its own "
                                "directory (--work).")

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from kernel_models.calibration import checks
-from kernel_models.calibration.checks import Finding
-from kernel_models.calibration.figures import spec_of, with_measured
+from kernel_models.calibration.checks import CalibrationError, Finding
+from kernel_models.calibration.figures import measured_device, spec_of, with_measured
 from kernel_models.calibration.planner import LEAST_TO_LEARN, FamilyProgress, Visits
 from kernel_models.calibration.space import Candidate, Limits, Space, draw, limits_for, spaces
 from kernel_models.datasets.campaign import calls_of_benchmark, is_intended, time_us
@@ -31,7 +31,7 @@ from kernel_models.op_call import Family, OpCall
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.items import Item, expand, kernel_item
 from tracer.campaign.plan import KernelEntry, Plan, WorkloadEntry
-from tracer.campaign.results import ItemResult
+from tracer.campaign.results import INDEX, ItemResult, Results
 from tracer.campaign.source import Rows, Setup
 from tracer.campaign.tables import WARM, quickest_visits, read_kernels, warm_variant
 
@@ -167,8 +167,12 @@ class Measurements:
         return ()
 
     def started(self, context: Mapping[str, Any]) -> None:
-        """The device is known: prepare to plan."""
+        """The device is known: prepare to plan. Raises ``CalibrationError`` if earlier runs measured another."""
         hardware = context.get("hardware", {})
+        here, earlier = measured_device(hardware), self._measured_before()
+        if earlier - {here}:
+            raise CalibrationError(f"{self._work} was measured on {', '.join(sorted(earlier))} and this is {here}: "
+                                   "times of different devices do not mix, so give another directory (--work).")
         self._spec = spec_of(hardware, self.setup.threads)
         self._free = hardware.get("free_memory") or self._free
         self._checked = self._said = self._begun = self._clock()
@@ -319,6 +323,13 @@ class Measurements:
         if finding.what not in {one.what for one in self.findings}:
             self.findings.append(finding)
             self._say(finding.text)
+
+    def _measured_before(self) -> set[str]:
+        """Return the devices of earlier runs, as far as they are known."""
+        if not (self._work / INDEX).is_file():
+            return set()
+        sessions = Results.read(self._work).index.sessions
+        return {measured_device(session.get("hardware", {})) for session in sessions} - {""}
 
     def _take_up(self, item: Item, line: ItemResult) -> None:
         """Learn from a line of an earlier run."""

@@ -141,8 +141,8 @@ class _Run:
     def _begin(self, workers: Workers) -> None:
         context = dict(workers.take(fresh=True).context or {})
         known = {"part": self._setup.part, "parts": self._setup.parts, "minutes": self._options.minutes}
+        self._source.started(context)  # refuses a device that does not go with the results
         self._session = self._results.begin_session({**known, **context})
-        self._source.started(context)
 
     def _run_all(self, workers: Workers) -> str:
         """Run what the source gives until nothing fits any more; returns why it stopped early, empty if not."""
