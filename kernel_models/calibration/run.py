@@ -27,8 +27,7 @@ from kernel_models.host.overheads import HostOverheads
 from kernel_models.op_call import Family
 from kernel_models.profile import DeviceProfile, ProfileEntry
 from tracer.campaign.families import FAMILIES
-from tracer.campaign.plan import CampaignError
-from tracer.campaign.processes import torch_sees_gpu
+from tracer.campaign.processes import NoWorkerError, torch_sees_gpu
 from tracer.campaign.results import Results
 from tracer.campaign.runner import BOX_ENDED, CampaignOutcome, RunOptions, run_items
 from tracer.campaign.source import Setup
@@ -48,7 +47,6 @@ FIT_SHARE, MOST_FIT_S = 0.2, 60.0
 """Part of the minutes kept for fitting: chosen."""
 _MAX_MB = 200.0
 """Of measurements: chosen."""
-_NO_START = "could not start ("
 
 
 @dataclass(frozen=True)
@@ -220,14 +218,10 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
 def _run(source: Measurements, work: Path, options: RunOptions, device: str) -> CampaignOutcome:
     try:
         return run_items(source, work, options)
-    except CampaignError as error:
-        told, marker, _ = str(error).partition(_NO_START)
-        if not marker:
-            raise
+    except NoWorkerError as error:
         hint = " --on cpu calibrates the CPU." if device == "cuda" else ""
-        reason = str(error)[len(told) + len(marker):].partition(")")[0]
-        needs = " PyTorch is needed (pip install 'foretrace[capture]')." if "No module" in reason else ""
-        raise CalibrationError(f"Nothing can be measured here: {reason}{needs}{hint}") from error
+        needs = " PyTorch is needed (pip install 'foretrace[capture]')." if "No module" in error.reason else ""
+        raise CalibrationError(f"Nothing can be measured here: {error.reason}{needs}{hint}") from error
 
 
 def share_of_time(left: Sequence[Samples]) -> float:
