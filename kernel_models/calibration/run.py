@@ -17,7 +17,7 @@ from kernel_models.calibration import checks
 from kernel_models.calibration.checks import CalibrationError, Finding
 from kernel_models.calibration.figures import measured_device, spec_of, with_measured
 from kernel_models.calibration.planner import LEAST_TO_LEARN
-from kernel_models.calibration.source import Measurements
+from kernel_models.calibration.source import GAVE_UP, Measurements
 from kernel_models.calibration.space import families_of
 from kernel_models.datasets.campaign import samples_of, software_of
 from kernel_models.datasets.samples import Samples, joined
@@ -171,11 +171,15 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
     samples = [] if spec is None else _samples(work, sessions, spec)
     if spec is None or not samples:
         raise CalibrationError(f"{work} holds no measurement to fit to; calibrate with more minutes.")
+    wanted = set(families)
+    mine = joined(part for part in samples if part.family in wanted)
+    if not mine:
+        why = next((f" ({note.rstrip('.')})" for note in notes if GAVE_UP in note), "")
+        raise CalibrationError(f"{work} holds no measurement of {', '.join(sorted(one.value for one in wanted))}{why}: "
+                               "calibrate other families (--families), or with more minutes.")
     spec = with_measured(spec, [(call, float(time)) for one in samples
                                 for call, time in zip(one.calls, one.measured_us, strict=True)])
-    wanted = set(families)
     entries: list[ProfileEntry] = []
-    mine = joined(part for part in samples if part.family in wanted)
     late: list[str] = []
     ended: list[str] = []
     for number, one in enumerate(mine):
@@ -201,7 +205,7 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
                      "trees were tried; give more minutes with --resume.")
     overheads = _overheads(results, host, notes)
     clock_mhz = _clock_mhz(work)
-    highest = (sessions[-1]["hardware"].get("clocks") or {}).get("max_sm_mhz") or spec.boost_clock_mhz
+    highest = (sessions[-1].get("hardware", {}).get("clocks") or {}).get("max_sm_mhz") or spec.boost_clock_mhz
     if clock_mhz is not None and clock_mhz < highest and are_unlike_clocks(clock_mhz, highest):
         notes.append(f"The measurements ran at {clock_mhz:,.0f} MHz (median) of at most {highest:,.0f}: the profile's "
                      "times are those of that clock.")
@@ -235,7 +239,7 @@ def _samples(work: Path, sessions: Sequence[dict[str, Any]], spec: DeviceSpec) -
         if not any((work / KERNELS).glob(f"{benchmark}.*parquet")):
             continue
         frame = read_kernels(work, benchmark)
-        if len(frame) and int(frame.session.max()) >= len(sessions):
+        if not frame.session.between(0, len(sessions) - 1).all():
             raise CalibrationError(f"{work} holds measurements of more runs than its campaign.json knows; it was "
                                    "changed or damaged, so measure again in another directory (--work).")
         for session, rows in quickest_visits(frame).groupby("session", sort=True):
@@ -254,7 +258,12 @@ def _clock_mhz(work: Path) -> float | None:
 def _overheads(results: Results, host: HostFit | None, notes: list[str]) -> HostOverheads | None:
     files = [results.path / line.file for line in results.lines.values()
              if line.kind == "workload" and line.status == "ok" and line.content == "graph"]
-    if host is None or not files:
+    if host is None:
+        return None
+    if not files:
+        notes += [f"The host's overheads are not in the profile, since the step that tells them was not kept: "
+                  f"{line.reason or ' '.join(line.notes) or f'there is only its {line.content}.'}"
+                  for line in results.lines.values() if line.kind == "workload"][:1]
         return None
     try:
         return host([load_graph(path) for path in files])

@@ -53,6 +53,7 @@ MOST_REFUSALS = 3
 GIVEN_UP = 8
 """A family whose last so many measurements all failed is given up: chosen, so that a device's other families lose less
 than a tenth of nine minutes, with a worker's start after each failure."""
+GAVE_UP = "was given up with"
 DOUBTFUL = 5
 """After so many failures in a row what has worked is measured again: it tells a broken device from families that cannot
 be measured, before the run gives the device up (``tracer.campaign.runner.MOST_FAILURES``)."""
@@ -303,7 +304,7 @@ class Measurements:
         """Measure no more of a family: nothing is left to measure, or nothing works."""
         state.exhausted = True
         if state.failed and state.done < COVERAGE:
-            self._find(Finding(f"family {state.family.value}", f"{state.family.value} was given up with {state.done} "
+            self._find(Finding(f"family {state.family.value}", f"{state.family.value} {GAVE_UP} {state.done} "
                                f"measurements, since {state.failed} did not work; the last one: {state.reason}"))
 
     def _look(self) -> None:
