@@ -146,8 +146,11 @@ class Workers:
         self._started = 0
 
     def take(self, *, fresh: bool) -> Worker:
-        """A ready worker; ``fresh``: one that has done nothing yet. Raises ``CampaignError``."""
-        if self._current is not None and fresh and self._current.tasks_done:
+        """A ready worker; ``fresh``: one that has done nothing yet. Raises ``NoWorkerError``.
+
+        One that was started ahead replaces the current one at once: an idle process is another on the device.
+        """
+        if self._current is not None and (self._next is not None or (fresh and self._current.tasks_done)):
             self.drop()
         if self._current is None:
             self._current, self._next = self._next or self._new(), None
