@@ -34,6 +34,7 @@ from tracer.campaign.source import Setup
 from tracer.campaign.tables import KERNELS, quickest_visits, read_kernels
 from tracer.capture_layout import are_unlike_clocks
 from tracer.errors import ForetraceError
+from tracer.gpu_state import find_gpus
 from tracer.graph import ExecutionGraph
 from tracer.store import load_graph
 
@@ -115,6 +116,9 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
         _check_threads(request)
     health = probe(device)
     findings = checks.before(health)
+    if request.device == "auto" and device == "cpu" and find_gpus() is not None:
+        findings.append(Finding("device", "PyTorch does not see this machine's GPU (foretrace doctor says why): the "
+                                          "CPU is calibrated."))
     for finding in findings:
         if finding.fatal:
             raise CalibrationError(finding.text)
