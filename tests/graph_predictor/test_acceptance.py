@@ -493,7 +493,8 @@ def test_what_cannot_be_run_is_refused(stub: Path) -> None:
     acceptance.accept(stub, 10, "cpu", [0])
     for folder, minutes, scale, again, sentence in (
             (stub, 10, "cuda", (), "holds results of cpu"), (stub, 10, "cpu", (9,), "no part 9"),
-            (stub, 0, "cpu", (), "0 minutes"), (stub.parent / "stub.py", 10, "cpu", (), "cannot be written")):
+            (stub, 0, "cpu", (), "0 minutes"), (stub.parent / "stub.py", 10, "cpu", (), "cannot be written"),
+            (Path("s3://bucket/run"), 10, "cpu", (), "cannot be written .it is a URL")):
         with pytest.raises(ForetraceError, match=sentence):
             acceptance.accept(folder, minutes, scale, again)
     (stub / acceptance.RESULTS).write_text("{", encoding="utf-8")
