@@ -27,7 +27,9 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
                 ("tests/tracer/test_capture.py", "tests/tracer/test_capture_gpu.py",
                  "tests/tracer/test_capture_interruption.py", "tests/tracer/test_gpu_state.py")),
     "campaign": (("tracer/campaign/*.py",), ("tests/tracer/test_campaign.py", "tests/tracer/test_campaign_gpu.py")),
-    "calibration": (("kernel_models/calibration/*.py",), ("tests/kernel_models/test_calibration.py",)),
+    "calibration": (("kernel_models/calibration/*.py",),
+                    tuple(f"tests/kernel_models/test_{name}.py" for name in (
+                        "calibration", "calibration_faults", "visits"))),
     "acceptance": (("graph_predictor/acceptance/*.py",), ("tests/graph_predictor/test_acceptance.py",)),
     "comm": (("tracer/comm_bench/*.py",), ("tests/tracer/test_comm_bench.py",)),
 }

@@ -14,12 +14,16 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Protocol
 
+from tracer.errors import reason_of
+
 SLOWED = {0x4: "its power limit", 0x8: "a hardware slow-down", 0x20: "its temperature (software)",
           0x40: "its temperature (hardware)", 0x80: "a power brake"}
 """NVML's reasons that lower a busy device's clock (``nvmlClocksEventReason…``); idling and set clocks are none."""
 _SMI = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "power.limit",
         "temperature.gpu", "clocks_throttle_reasons.active", "memory.total", "memory.used", "utilization.gpu", "uuid",
         "pci.bus_id")
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that choose among the devices, and may leave none."""
 _SMI_SECONDS = 10  # chosen: a driver that hangs does not answer at all
 _AMD_SLOWED = {"active_ppt_pwr": "its power limit", "active_socket_thrm": "its temperature (socket)",
                "active_vr_thrm": "its temperature (voltage regulator)", "active_hbm_thrm": "its temperature (memory)",
@@ -219,6 +223,19 @@ def find_gpus(*, by_library: bool = False) -> GpuDevices | None:
         except Exception:  # not installed, no driver, or one that does not answer; each library raises its own
             continue
     return None
+
+
+def why_none() -> str:
+    """Return why PyTorch, which is imported, sees no GPU, in words that follow a colon; empty where it does not say."""
+    torch = sys.modules["torch"]
+    if not (torch.version.cuda or torch.version.hip):
+        return "it is a build for CPUs"
+    chosen = [f"{name}={os.environ[name]}" for name in HIDING if name in os.environ]
+    try:
+        torch.cuda.init()
+    except Exception as error:  # the driver's own, or PyTorch's
+        chosen.append(reason_of(error, 200).rstrip("."))
+    return "; ".join(chosen)
 
 
 def devices_in_use() -> list[int]:

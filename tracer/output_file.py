@@ -23,6 +23,8 @@ FULL = frozenset(getattr(errno, name) for name in ("ENOSPC", "EDQUOT") if hasatt
 """No space, or no quota, left."""
 SCARCE_BYTES = 1 << 30
 """Free bytes below which a trace that broke off is put down to the disk: three steps of a large model take 1 GB."""
+_URL = re.compile(r"[A-Za-z][\w+.-]+:/")
+"""Begin of a URL, as a ``Path`` has it: with one slash."""
 _PROBE_BYTES = 1 << 20  # chosen: far more than a full disk still takes
 
 
@@ -207,10 +209,12 @@ class DirectoryLock:
 
     Raises:
         Busy: another process has it.
-        OSError: the directory or the lock's file cannot be made, or something else lies there.
+        OSError: the directory or the lock's file cannot be made, something else lies there, or it is a URL.
     """
 
     def __init__(self, folder: Path) -> None:
+        if _URL.match(str(folder)):
+            raise OSError(errno.EINVAL, "it is a URL, and this is written on a local disk")
         self._folder, self._path = folder, folder / LOCK
         self._file: IO[bytes] | None = None
         self._made: list[Path] = []

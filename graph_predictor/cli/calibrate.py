@@ -14,7 +14,7 @@ import typer
 from graph_predictor.cli.console import Column, ProgressLine, Report, print_json
 from graph_predictor.cli.fit import error_cells
 from graph_predictor.cli.options import Json, in_one_sentence, shared
-from graph_predictor.cli.running import INTERRUPTED, tell
+from graph_predictor.cli.running import INTERRUPTED, TERMINATED, tell
 from graph_predictor.figures import count, microseconds, signed_percent
 from graph_predictor.prediction import host_steps, overheads
 from kernel_models import profile as kernel_models_profile
@@ -24,6 +24,7 @@ from kernel_models.host import model, segments
 from kernel_models.host import overheads as host_overheads
 from tracer import graph, job, kept_files
 from tracer.campaign import host_rounds
+from tracer.capture import interruption
 from tracer.errors import ForetraceError
 from tracer.output_kind import HOST, PROFILE, check_output
 
@@ -154,15 +155,21 @@ def calibrate(
                                   resume, threads, seed)
     line = ProgressLine()
     try:
-        found = run.calibrate(request, host=_host, say=line.say)
-    except KeyboardInterrupt:
+        with interruption.termination_unwinds():
+            found = run.calibrate(request, host=_host, say=line.say)
+    except KeyboardInterrupt as error:
         line.end()
+        ended = isinstance(error, interruption.Terminated)
         again = f"{' --work ' + work if work else ''} --resume"
-        tell(f"foretrace: Interrupted. What was measured is kept in {folder}; go on with the same command and "
-             f"{again.strip()}.")
-        raise typer.Exit(INTERRUPTED) from None
+        tell(f"foretrace: {'Terminated' if ended else 'Interrupted'}. What was measured is kept in {folder}; go on "
+             f"with the same command and {again.strip()}.")
+        raise typer.Exit(TERMINATED if ended else INTERRUPTED) from None
     line.end()
-    kernel_models_profile.save_profile(found.profile, out)
+    try:
+        kernel_models_profile.save_profile(found.profile, out)
+    except ForetraceError as error:
+        raise CalibrationError(f"{str(error).rstrip('.')}. What was measured is kept in {folder}, and the same command "
+                               "with --resume fits it again.") from error
     if json:
         print_json(_as_json(out, folder, found))
     else:

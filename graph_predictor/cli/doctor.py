@@ -107,8 +107,8 @@ def _print_parts(found: run.AcceptanceResults) -> None:
             report.line(f"Part {part.number}: {part.failure}", indent=2)
     report.line()
     counts = {verdict: sum(part.verdict is verdict for part in found.parts) for verdict in run.PointVerdict}
-    report.line(f"On this machine's {'GPU' if found.scale == 'cuda' else 'CPU'}: " + ", ".join(
-        f"{number} {verdict.value}" for verdict, number in counts.items() if number) + f" of {len(run.PARTS)} parts.")
+    told = ", ".join(f"{number} {verdict.value}" for verdict, number in counts.items() if number) or "none has run"
+    report.line(f"On this machine's {'GPU' if found.scale == 'cuda' else 'CPU'}: {told} of {len(run.PARTS)} parts.")
     if again := found.numbers(run.PointVerdict.FAILED):
         report.line(f"Failed: {again}. The same command with --parts {again} begins them anew.")
     if again := found.numbers(run.PointVerdict.NOTED):

@@ -23,6 +23,13 @@ _OTHER_DTYPES = {"fp64": 0.5, "int8": 1.0, "fp16": 1.0}
 """Shares of the fp32 rate taken where nothing was measured."""
 
 
+def measured_device(hardware: Mapping[str, Any]) -> str:
+    """Return what tells a measured device from others: its name, a CPU's model, a GPU's units (it may be a part)."""
+    name, units = str(hardware.get("device", "")), hardware.get("multi_processor_count")
+    more = hardware.get("cpu") if name == "CPU" else f"{units} units" if units else ""
+    return f"{name} ({more})" if more else name
+
+
 def spec_of(hardware: Mapping[str, Any], threads: int) -> DeviceSpec:
     """The device that a worker reports; figures are placeholders where no file describes it.
 

@@ -160,7 +160,7 @@ class Visits:
     def spread(self) -> list[float]:
         """Return how much longer the slowest visit of each benchmark took than its quickest, shares."""
         return [max(shape.times_us) / min(shape.times_us) - 1 for shape in self._shapes.values()
-                if len(shape.times_us) > 1]
+                if len(shape.times_us) > 1 and min(shape.times_us) > 0]
 
     def _plan(self, shape: _Shape) -> None:
         self._shapes[shape.item.id] = shape

@@ -15,9 +15,9 @@ import numpy as np
 
 from kernel_models.calibration import checks
 from kernel_models.calibration.checks import CalibrationError, Finding
-from kernel_models.calibration.figures import spec_of, with_measured
+from kernel_models.calibration.figures import measured_device, spec_of, with_measured
 from kernel_models.calibration.planner import LEAST_TO_LEARN
-from kernel_models.calibration.source import Measurements
+from kernel_models.calibration.source import GAVE_UP, Measurements
 from kernel_models.calibration.space import families_of
 from kernel_models.datasets.campaign import samples_of, software_of
 from kernel_models.datasets.samples import Samples, joined
@@ -27,14 +27,14 @@ from kernel_models.host.overheads import HostOverheads
 from kernel_models.op_call import Family
 from kernel_models.profile import DeviceProfile, ProfileEntry
 from tracer.campaign.families import FAMILIES
-from tracer.campaign.plan import CampaignError
-from tracer.campaign.processes import torch_sees_gpu
+from tracer.campaign.processes import NoWorkerError, torch_sees_gpu
 from tracer.campaign.results import Results
 from tracer.campaign.runner import BOX_ENDED, CampaignOutcome, RunOptions, run_items
 from tracer.campaign.source import Setup
 from tracer.campaign.tables import KERNELS, quickest_visits, read_kernels
 from tracer.capture_layout import are_unlike_clocks
 from tracer.errors import ForetraceError
+from tracer.gpu_state import find_gpus
 from tracer.graph import ExecutionGraph
 from tracer.store import load_graph
 
@@ -48,7 +48,6 @@ FIT_SHARE, MOST_FIT_S = 0.2, 60.0
 """Part of the minutes kept for fitting: chosen."""
 _MAX_MB = 200.0
 """Of measurements: chosen."""
-_NO_START = "could not start ("
 
 
 @dataclass(frozen=True)
@@ -117,6 +116,9 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
         _check_threads(request)
     health = probe(device)
     findings = checks.before(health)
+    if request.device == "auto" and device == "cpu" and find_gpus() is not None:
+        findings.append(Finding("device", "PyTorch does not see this machine's GPU (foretrace doctor says why): the "
+                                          "CPU is calibrated."))
     for finding in findings:
         if finding.fatal:
             raise CalibrationError(finding.text)
@@ -165,7 +167,7 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
     notes = [] if notes is None else notes
     results = Results.read(work)
     sessions = results.index.sessions
-    names = list(dict.fromkeys(str(session.get("hardware", {}).get("device", "")) for session in sessions))
+    names = list(dict.fromkeys(measured_device(session.get("hardware", {})) for session in sessions))
     if len(names) > 1:
         raise CalibrationError(f"{work} holds measurements of several devices ({', '.join(names)}); give each its own "
                                "directory (--work).")
@@ -173,11 +175,15 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
     samples = [] if spec is None else _samples(work, sessions, spec)
     if spec is None or not samples:
         raise CalibrationError(f"{work} holds no measurement to fit to; calibrate with more minutes.")
+    wanted = set(families)
+    mine = joined(part for part in samples if part.family in wanted)
+    if not mine:
+        why = next((f" ({note.rstrip('.')})" for note in notes if GAVE_UP in note), "")
+        raise CalibrationError(f"{work} holds no measurement of {', '.join(sorted(one.value for one in wanted))}{why}: "
+                               "calibrate other families (--families), or with more minutes.")
     spec = with_measured(spec, [(call, float(time)) for one in samples
                                 for call, time in zip(one.calls, one.measured_us, strict=True)])
-    wanted = set(families)
     entries: list[ProfileEntry] = []
-    mine = joined(part for part in samples if part.family in wanted)
     late: list[str] = []
     ended: list[str] = []
     for number, one in enumerate(mine):
@@ -203,7 +209,7 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
                      "trees were tried; give more minutes with --resume.")
     overheads = _overheads(results, host, notes)
     clock_mhz = _clock_mhz(work)
-    highest = (sessions[-1]["hardware"].get("clocks") or {}).get("max_sm_mhz") or spec.boost_clock_mhz
+    highest = (sessions[-1].get("hardware", {}).get("clocks") or {}).get("max_sm_mhz") or spec.boost_clock_mhz
     if clock_mhz is not None and clock_mhz < highest and are_unlike_clocks(clock_mhz, highest):
         notes.append(f"The measurements ran at {clock_mhz:,.0f} MHz (median) of at most {highest:,.0f}: the profile's "
                      "times are those of that clock.")
@@ -220,14 +226,10 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
 def _run(source: Measurements, work: Path, options: RunOptions, device: str) -> CampaignOutcome:
     try:
         return run_items(source, work, options)
-    except CampaignError as error:
-        told, marker, _ = str(error).partition(_NO_START)
-        if not marker:
-            raise
+    except NoWorkerError as error:
         hint = " --on cpu calibrates the CPU." if device == "cuda" else ""
-        reason = str(error)[len(told) + len(marker):].partition(")")[0]
-        needs = " PyTorch is needed (pip install 'foretrace[capture]')." if "No module" in reason else ""
-        raise CalibrationError(f"Nothing can be measured here: {reason}{needs}{hint}") from error
+        needs = " PyTorch is needed (pip install 'foretrace[capture]')." if "No module" in error.reason else ""
+        raise CalibrationError(f"Nothing can be measured here: {error.reason}{needs}{hint}") from error
 
 
 def share_of_time(left: Sequence[Samples]) -> float:
@@ -241,7 +243,7 @@ def _samples(work: Path, sessions: Sequence[dict[str, Any]], spec: DeviceSpec) -
         if not any((work / KERNELS).glob(f"{benchmark}.*parquet")):
             continue
         frame = read_kernels(work, benchmark)
-        if len(frame) and int(frame.session.max()) >= len(sessions):
+        if not frame.session.between(0, len(sessions) - 1).all():
             raise CalibrationError(f"{work} holds measurements of more runs than its campaign.json knows; it was "
                                    "changed or damaged, so measure again in another directory (--work).")
         for session, rows in quickest_visits(frame).groupby("session", sort=True):
@@ -260,7 +262,12 @@ def _clock_mhz(work: Path) -> float | None:
 def _overheads(results: Results, host: HostFit | None, notes: list[str]) -> HostOverheads | None:
     files = [results.path / line.file for line in results.lines.values()
              if line.kind == "workload" and line.status == "ok" and line.content == "graph"]
-    if host is None or not files:
+    if host is None:
+        return None
+    if not files:
+        notes += [f"The host's overheads are not in the profile, since the step that tells them was not kept: "
+                  f"{line.reason or ' '.join(line.notes) or f'there is only its {line.content}.'}"
+                  for line in results.lines.values() if line.kind == "workload"][:1]
         return None
     try:
         return host([load_graph(path) for path in files])

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from kernel_models.calibration import checks
-from kernel_models.calibration.checks import Finding
-from kernel_models.calibration.figures import spec_of, with_measured
+from kernel_models.calibration.checks import CalibrationError, Finding
+from kernel_models.calibration.figures import measured_device, spec_of, with_measured
 from kernel_models.calibration.planner import LEAST_TO_LEARN, FamilyProgress, Visits
 from kernel_models.calibration.space import Candidate, Limits, Space, draw, limits_for, spaces
 from kernel_models.datasets.campaign import calls_of_benchmark, is_intended, time_us
@@ -31,7 +31,7 @@ from kernel_models.op_call import Family, OpCall
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.items import Item, expand, kernel_item
 from tracer.campaign.plan import KernelEntry, Plan, WorkloadEntry
-from tracer.campaign.results import ItemResult
+from tracer.campaign.results import INDEX, ItemResult, Results
 from tracer.campaign.source import Rows, Setup
 from tracer.campaign.tables import WARM, quickest_visits, read_kernels, warm_variant
 
@@ -53,6 +53,7 @@ MOST_REFUSALS = 3
 GIVEN_UP = 8
 """A family whose last so many measurements all failed is given up: chosen, so that a device's other families lose less
 than a tenth of nine minutes, with a worker's start after each failure."""
+GAVE_UP = "was given up with"
 DOUBTFUL = 5
 """After so many failures in a row what has worked is measured again: it tells a broken device from families that cannot
 be measured, before the run gives the device up (``tracer.campaign.runner.MOST_FAILURES``)."""
@@ -125,7 +126,7 @@ class Measurements:
         self.findings: list[Finding] = []
         self.canary_us: list[float] = []
         self.failures: Counter[tuple[str, str]] = Counter()
-        self.strange: Counter[str] = Counter()
+        self.useless: Counter[tuple[str, str]] = Counter()
         self.scatter: list[float] = []
         self.measured = 0
         self._work, self._box_s, self._say, self._clock, self._probe = work, box_s, say, clock, probe
@@ -167,8 +168,12 @@ class Measurements:
         return ()
 
     def started(self, context: Mapping[str, Any]) -> None:
-        """The device is known: prepare to plan."""
+        """The device is known: prepare to plan. Raises ``CalibrationError`` if earlier runs measured another."""
         hardware = context.get("hardware", {})
+        here, earlier = measured_device(hardware), self._measured_before()
+        if earlier - {here}:
+            raise CalibrationError(f"{self._work} was measured on {', '.join(sorted(earlier))} and this is {here}: "
+                                   "times of different devices do not mix, so give another directory (--work).")
         self._spec = spec_of(hardware, self.setup.threads)
         self._free = hardware.get("free_memory") or self._free
         self._checked = self._said = self._begun = self._clock()
@@ -215,18 +220,20 @@ class Measurements:
         if result.status != "ok":
             self._failed(item, result, state, candidate)
             return
-        self._worked.add(modes)
         self.measured += 1
         self._failed_in_a_row = 0
+        warm = next((row for row in rows if row.get("variant") == WARM), None)
+        useless = "have no time" if warm is None else self._learn(item, dict(warm))
+        if useless:
+            self._says_nothing(item, useless, state)
+            return
+        self._worked.add(modes)
         if state is not None:
             state.failed_in_a_row = 0
             state.fitted, state.held_out = (
                 (state.fitted, state.held_out + 1) if item.split == "held-out" else (state.fitted + 1, state.held_out))
-        warm = next((row for row in rows if row.get("variant") == WARM), None)
-        if warm is not None:
-            self._learn(item, dict(warm))
-            if self._on_host and item is not self._canary:
-                self._visits.add(item, time_us(dict(warm), host=True), self._clock())
+        if warm is not None and self._on_host and item is not self._canary:
+            self._visits.add(item, time_us(dict(warm), host=True), self._clock())
 
     def planned(self) -> int:
         """Open: as many as there is time for."""
@@ -244,8 +251,8 @@ class Measurements:
 
     def notes(self) -> list[str]:
         """Return what a reader of the profile should know."""
-        found = [f"{count} measurements of {name} ran other kernels than meant and were left out."
-                 for name, count in self.strange.items()]
+        found = [f"{count} measurements of {name} {why} and were left out."
+                 for (name, why), count in self.useless.items()]
         found += [f"{count} measurements of {name} did not work: {reason}"
                   for (name, reason), count in self.failures.most_common(12)]
         if len(self.canary_us) > 2:
@@ -282,11 +289,22 @@ class Measurements:
         if state.failed_in_a_row >= GIVEN_UP:
             self._end(state)
 
+    def _says_nothing(self, item: Item, why: str, state: _FamilyState | None) -> None:
+        """Count a measurement that worked and cannot be used, so that its modes and family are not tried for ever."""
+        self.useless[item.name, why] += 1
+        self._refused[_modes(item)] += 1
+        if state is None:
+            return
+        state.failed += 1
+        state.reason = f"such measurements {why}."
+        if not state.done and state.failed >= COVERAGE:
+            self._end(state)
+
     def _end(self, state: _FamilyState) -> None:
         """Measure no more of a family: nothing is left to measure, or nothing works."""
         state.exhausted = True
         if state.failed and state.done < COVERAGE:
-            self._find(Finding(f"family {state.family.value}", f"{state.family.value} was given up with {state.done} "
+            self._find(Finding(f"family {state.family.value}", f"{state.family.value} {GAVE_UP} {state.done} "
                                f"measurements, since {state.failed} did not work; the last one: {state.reason}"))
 
     def _look(self) -> None:
@@ -307,6 +325,13 @@ class Measurements:
             self.findings.append(finding)
             self._say(finding.text)
 
+    def _measured_before(self) -> set[str]:
+        """Return the devices of earlier runs, as far as they are known."""
+        if not (self._work / INDEX).is_file():
+            return set()
+        sessions = Results.read(self._work).index.sessions
+        return {measured_device(session.get("hardware", {})) for session in sessions} - {""}
+
     def _take_up(self, item: Item, line: ItemResult) -> None:
         """Learn from a line of an earlier run."""
         if line.status == "unsupported":
@@ -321,8 +346,10 @@ class Measurements:
                                        quickest_visits(frame).to_dict("records")}
         row = self._tables[item.name].get(line.id)
         if row is not None:
-            self._worked.add(_modes(item))
-            self._learn(item, row)
+            if useless := self._learn(item, row):
+                self._says_nothing(item, useless, None)
+            else:
+                self._worked.add(_modes(item))
 
     @property
     def _on_host(self) -> bool:
@@ -343,7 +370,8 @@ class Measurements:
         if quicker and item.id in self._told and measured_us > 0:
             state.progress.correct(self._told[item.id], calls[0], measured_us)
 
-    def _learn(self, item: Item, row: dict[str, Any]) -> None:
+    def _learn(self, item: Item, row: dict[str, Any]) -> str:
+        """Take a measurement in; return why it cannot be used, in words that follow its name, or nothing."""
         assert self._spec is not None
         row = {**row, **item.settings}  # a setting may go by the name of a measured column
         calls = calls_of_benchmark(item.name, row)
@@ -355,11 +383,12 @@ class Measurements:
             if len(self.canary_us) > 1 and measured_us > SLOWER * self.canary_us[0]:
                 self._find(Finding("canary", "The device has become slower: a product that took "
                                              f"{self.canary_us[0]:.0f} µs at first takes {measured_us:.0f} µs."))
-        if not calls or not math.isfinite(measured_us) or measured_us <= 0:
-            return
+        if not math.isfinite(measured_us) or measured_us <= 0:
+            return "have no time"
+        if not calls:
+            return "show the profiler no kernel that could be named"
         if not is_intended(calls[0], row):
-            self.strange[item.name] += 1
-            return
+            return "ran other kernels than meant"
         if row.get("p50_us"):
             self.scatter.append((row["p75_us"] - row["p25_us"]) / row["p50_us"])
         held = item.split == "held-out"
@@ -368,6 +397,7 @@ class Measurements:
         if state is not None and not held:
             self._told[item.id] = state.progress.measured
             state.progress.tell(calls[0], measured_us)
+        return ""
 
     def _prepare(self) -> None:
         """Begin with every family, and take in what is known."""

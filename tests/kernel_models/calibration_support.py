@@ -1,4 +1,4 @@
-"""A GPU that is not there: its clock, its kernels' times, its worker processes and its health, all simulated.
+"""A GPU, or a host, that is not there: its clock, its kernels' times, its workers and its health, all simulated.
 
 The times are a law that no formula of ours has: efficiencies by kind and size, and a floor. The measuring code
 (`tracer.campaign.micro`) runs against the simulated clock as it runs against a GPU's events.
@@ -25,6 +25,7 @@ from tracer.campaign.items import Item
 from tracer.campaign.lab import CudaMachine
 from tracer.campaign.micro import _empty_pair_us, _quantiles, _repeat
 from tracer.campaign.record import Answer, Task, is_unsupported
+from tracer.campaign.tables import warm_variant
 
 H200 = device("h200-sxm")
 HEALTHY = Health("cuda", "NVIDIA H200", 1980.0, 1980.0, (), 141e9, 140e9, 0, 0.0)
@@ -38,6 +39,21 @@ KERNELS = {
 }
 
 
+CPU_CONTEXT = {"hardware": {"device": "CPU", "cpu": "Some CPU", "cores": 2}, "software": {"torch": "2.9.0"}}
+
+
+def host_law_us(call: OpCall) -> float:
+    """The time of a call on the simulated host when nothing else runs there, µs."""
+    spec = device("cpu")
+    return 1.5 + call.flops / (0.6e6 * spec.peak_tflops(call.dtype)) + call.bytes_moved / (
+        0.7e3 * spec.memory_bandwidth_gbps)
+
+
+def no_capture(task: Task) -> list[Answer]:
+    """Refuse a step's capture, as the simulated GPU does by itself."""
+    return [Answer("failed", values={"status": "unsupported"}, reason="NotImplementedError: simulated.")]
+
+
 def law_us(call: OpCall) -> float:
     """The time of a call on the simulated GPU, µs."""
     share = 0.35 + 0.1 * (len(call.kind) % 5)
@@ -49,12 +65,20 @@ def law_us(call: OpCall) -> float:
 
 @dataclass
 class Bench0:
-    """What a test wants of the simulated machine."""
+    """What a test wants of the simulated machine.
+
+    ``seconds`` is what each measurement takes beside its runs, ``first_s`` what the first takes more, ``disturbed`` how
+    many times as long work takes at a moment (s), ``capture`` answers to the task of capturing a step.
+    """
 
     law: Callable[[OpCall], float] = law_us
     kernel: Callable[[OpCall, Item], str] = lambda call, item: (
         item.settings["backend"] if item.name == "attention" else KERNELS.get(call.family, "some_kernel"))
     refuses: Callable[[Item], str] = lambda item: ""
+    disturbed: Callable[[float], float] = lambda at_s: 1.0
+    capture: Callable[[Task], list[Answer]] = no_capture
+    seconds: float = 0.08
+    first_s: float = 0.0
     interrupt_after: int = 0
     slower_after: int = 10**9
     context: dict[str, Any] = field(default_factory=lambda: CONTEXT)
@@ -66,8 +90,10 @@ class Bench0:
 class SimulatedWorkers:
     """Instead of ``tracer.campaign.processes.Workers``: measures on the simulated GPU, in simulated time."""
 
-    def __init__(self, bench: Bench0) -> None:
-        self._bench, self._gpu = bench, SimulatedGpu()
+    def __init__(self, bench: Bench0, device: str) -> None:
+        self._bench, self._gpu, self._device = bench, SimulatedGpu(), device
+        self._answers: list[Answer] = []
+        self.tasks_done = 0
         flushed = SimpleNamespace(zero_=lambda: self._gpu.launch(60.0))
         torch = SimpleNamespace(cuda=SimulatedCuda(self._gpu), version=SimpleNamespace(hip=None), int32=None,
                                 empty=lambda count, **options: flushed)
@@ -79,6 +105,8 @@ class SimulatedWorkers:
 
     def ask(self, task: Task) -> None:
         self._item = task.item
+        self.tasks_done += 1
+        self._answers = self._bench.capture(task) if task.item.kind == "workload" else []
 
     def prepare_next(self) -> None:
         pass
@@ -90,11 +118,13 @@ class SimulatedWorkers:
 
     def answer(self, seconds: float) -> Answer:
         bench, item = self._bench, self._item
+        if item.kind == "workload":
+            return self._answers.pop(0)
         bench.asked.append(item)
         if bench.interrupt_after and len(bench.asked) > bench.interrupt_after:
             raise KeyboardInterrupt
-        bench.clock_s += 0.08
-        if item.kind != "kernel" or item.name == "overheads":
+        bench.clock_s += bench.seconds + bench.first_s * (self.tasks_done == 1)
+        if item.name == "overheads":
             return Answer("failed", values={"status": "unsupported"}, reason="NotImplementedError: simulated.")
         refused = bench.refuses(item)
         if refused:
@@ -102,10 +132,12 @@ class SimulatedWorkers:
             status = "unsupported" if is_unsupported(error) else "failed"
             return Answer("failed", values={"status": status}, reason=refused)
         calls = calls_of_benchmark(item.name, {**item.settings, "kernels": ["triton_poi_fused_0"]})
+        if self._device == "cpu":
+            return self._on_host(calls[0])
         time_us = bench.law(calls[0]) * (1.3 if len(bench.asked) > bench.slower_after else 1.0)
 
         def work() -> None:
-            self._gpu.launch(time_us)
+            self._gpu.launch(time_us * bench.disturbed(bench.clock_s))
 
         bench.clock_s += 40 * time_us / 1e6
         common = {"kernels": [bench.kernel(calls[0], item)], "kernel_count": 1.0, "kernel_us": time_us,
@@ -115,11 +147,20 @@ class SimulatedWorkers:
                 for variant, flush in (("warm", False), ("cold", True))]
         return Answer("done", values={"content": "kernels", "median_ns": round(rows[0]["p50_us"] * 1e3)}, rows=rows)
 
+    def _on_host(self, call: OpCall) -> Answer:
+        bench, visit = self._bench, self._item.visit
+        time_us = host_law_us(call) * bench.disturbed(bench.clock_s)
+        rows = [{"variant": variant, **_quantiles([time_us] * 10), "event_overhead_us": 0.0, "flops": call.flops,
+                 "bytes": call.bytes_moved} for variant in (warm_variant(visit), *["cold"] * (visit == 1))]
+        return Answer("done", values={"content": "kernels", "median_ns": round(time_us * 1e3)}, rows=rows)
+
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> Bench0:
     """A simulated GPU behind the campaign's runner, with a clock of its own."""
-    from kernel_models.calibration import source
+    from kernel_models import fitting
+    from kernel_models.calibration import run, source
+    from kernel_models.learned import gaussian, process
 
     bench = Bench0()
 
@@ -128,9 +169,9 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Bench0:
         def monotonic() -> float:
             return bench.clock_s
 
-    monkeypatch.setattr(runner, "Workers", lambda *arguments: SimulatedWorkers(bench))
-    monkeypatch.setattr(runner, "time", Clock)
-    monkeypatch.setattr(source, "time", Clock)
+    monkeypatch.setattr(runner, "Workers", lambda device, *others: SimulatedWorkers(bench, device))
+    for module in (runner, source, run, fitting, gaussian, process):  # fits take no time, however busy this machine is
+        monkeypatch.setattr(module, "time", Clock)
     monkeypatch.setattr(source.Measurements.__init__, "__defaults__", (Clock.monotonic,))
     return bench
 

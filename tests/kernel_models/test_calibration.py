@@ -46,6 +46,8 @@ from tracer.campaign import CampaignError, Results, read_kernels
 from tracer.campaign.families import FAMILIES
 from tracer.campaign.items import side
 from tracer.campaign.results import Index
+from tracer.capture.interruption import Terminated
+from tracer.errors import DiskFullError
 from tracer.shape_only.devices import device_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -633,6 +635,39 @@ def command(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code, "calibrate", *arguments], text=True, cwd=ROOT,
                             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+
+
+@pytest.mark.parametrize(("error", "code", "word"), [
+    (KeyboardInterrupt(), 130, "Interrupted"), (Terminated(), 143, "Terminated")])
+def test_an_interrupted_command_says_how_to_go_on(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                  error: BaseException, code: int, word: str) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        raise error
+
+    monkeypatch.setattr("kernel_models.calibration.run.calibrate", interrupt)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        ran = run("calibrate", "-o", tmp_path / "a.profile", "--work", tmp_path / "w")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ran.code == code and ran.out == ""
+    assert ran.err.startswith(f"foretrace: {word}. What was measured is kept in {tmp_path / 'w'}; go on with the same")
+    assert ran.err.endswith(f"--work {tmp_path / 'w'} --resume.\n")
+
+
+def test_measurements_outlive_a_profile_that_cannot_be_written(run: Run, simulated: Bench0, tmp_path: Path,
+                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(profile: Any, path: Any) -> None:
+        raise DiskFullError(f"{path} cannot be written (No space left on device).")
+
+    monkeypatch.setattr("kernel_models.calibration.run.torch_sees_gpu", lambda: True)
+    words = ("calibrate", "-o", tmp_path / "a.profile", "--families", "memset", "--minutes", "0.3")
+    with monkeypatch.context() as patch:
+        patch.setattr("kernel_models.profile.save_profile", full)
+        ran = run(*words)
+    assert ran.code == 2 and f"is kept in {tmp_path / 'a.measurements'}, and the same command with --resume" in ran.err
+    assert run(*words, "--resume").code == 0 and (tmp_path / "a.profile").is_file()
 
 
 @pytest.mark.slow

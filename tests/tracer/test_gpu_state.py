@@ -178,6 +178,37 @@ def test_the_doctor_says_whose_the_counters_are(monkeypatch: pytest.MonkeyPatch,
     assert [found in check.found for check in readiness._counters()] == [True] * bool(found)
 
 
+OLD = "The NVIDIA driver on your system is too old (found version 11040)"
+
+
+@pytest.mark.parametrize(("variable", "value"), [
+    ("CUDA_VISIBLE_DEVICES", "nonsense"), ("HIP_VISIBLE_DEVICES", ""), ("ROCR_VISIBLE_DEVICES", "-1"), ("", "")])
+@pytest.mark.parametrize("build", ["CUDA", "HIP", "CPU"])
+def test_the_doctor_says_that_torch_does_not_see_a_gpu_and_why(
+        nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, build: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    def refuse() -> None:
+        raise RuntimeError(f"{OLD}.\nPlease update it.")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    monkeypatch.setattr(torch.version, "cuda", "13.0" if build == "CUDA" else None)
+    monkeypatch.setattr(torch.version, "hip", "7.0" if build == "HIP" else None)
+    if variable:
+        monkeypatch.setenv(variable, value)
+    unseen, profiler = readiness._profile()
+    assert (unseen.subject, unseen.verdict, profiler.verdict) == (
+        "GPU of PyTorch", MachineVerdict.PROBLEM, MachineVerdict.OK)
+    hidden = f"{variable}={value}; " if variable else ""
+    assert unseen.found == ("none: it is a build for CPUs" if build == "CPU" else
+                            f"none: {hidden}{OLD}. Please update it")
+    assert unseen.advice
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml([]))
+    monkeypatch.setenv("PATH", "")
+    assert [check.subject for check in readiness._profile()] == ["profiler"]  # a machine without a GPU
+
+
 @pytest.mark.parametrize(("governor", "verdict"), [("powersave", "note"), ("performance", "ok")])
 def test_the_doctor_says_if_the_processor_saves_power(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, governor: str,
                                                       verdict: str) -> None:

@@ -199,6 +199,16 @@ def test_a_lock_of_others_is_left(make: object, tmp_path: Path) -> None:
     assert victim.read_text() == "keep" and os.path.lexists(tmp_path / LOCK)
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/run", "gs://b", "file:///tmp/run"])
+def test_a_url_is_no_directory_to_lock(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match="it is a URL"):
+        DirectoryLock(Path(url))
+    with pytest.raises(CampaignError, match=r"cannot be written to .* \(it is a URL, and this is"):
+        Results(url).open("calibration", "", resume=False, rehearsal=False)
+    assert not os.listdir(tmp_path)
+
+
 def test_a_lock_is_exclusive_and_gone_afterwards(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path)
     lock.release()

@@ -34,6 +34,14 @@ def torch_sees_gpu() -> bool:
         return False
 
 
+class NoWorkerError(CampaignError):
+    """No process can record here. ``reason``: one sentence why."""
+
+    def __init__(self, reason: str, advice: str = "") -> None:
+        super().__init__(f"The process that records could not start: {reason}{advice}")
+        self.reason = reason
+
+
 class WorkerDied(Exception):
     """The worker ended, or did not answer in time; the text says how."""
 
@@ -62,17 +70,17 @@ class Worker:
         """Wait until it can take a task; its ``context`` is known then.
 
         Raises:
-            CampaignError: torch or the device cannot be used.
+            NoWorkerError: torch or the device cannot be used.
         """
         if self.context is not None:
             return
         try:
             answer = self.answer(START_S)
         except WorkerDied as error:
-            raise CampaignError(f"The process that records could not start: {error}") from error
+            raise NoWorkerError(str(error)) from error
         if answer.phase != "ready":
-            raise CampaignError(f"The process that records could not start ({answer.reason}) It needs torch (pip "
-                                "install 'foretrace[capture]') and the plan's device; --rehearse runs on the CPU.")
+            raise NoWorkerError(answer.reason, " It needs torch (pip install 'foretrace[capture]') and the plan's "
+                                               "device; --rehearse runs on the CPU.")
         self.context = answer.values
 
     def ask(self, task: Task) -> None:
@@ -138,8 +146,11 @@ class Workers:
         self._started = 0
 
     def take(self, *, fresh: bool) -> Worker:
-        """A ready worker; ``fresh``: one that has done nothing yet. Raises ``CampaignError``."""
-        if self._current is not None and fresh and self._current.tasks_done:
+        """A ready worker; ``fresh``: one that has done nothing yet. Raises ``NoWorkerError``.
+
+        One that was started ahead replaces the current one at once: an idle process is another on the device.
+        """
+        if self._current is not None and (self._next is not None or (fresh and self._current.tasks_done)):
             self.drop()
         if self._current is None:
             self._current, self._next = self._next or self._new(), None

@@ -107,6 +107,7 @@ class _Run:
         self._batch: list[tuple[ItemResult, list[dict[str, Any]]]] = []
         self._flushed, self._batches = time.monotonic(), 0
         self._session = 0
+        self._first_of_process = False
         self._used: int | None = None
         self._new: list[ItemResult] = []
 
@@ -141,8 +142,8 @@ class _Run:
     def _begin(self, workers: Workers) -> None:
         context = dict(workers.take(fresh=True).context or {})
         known = {"part": self._setup.part, "parts": self._setup.parts, "minutes": self._options.minutes}
+        self._source.started(context)  # refuses a device that does not go with the results
         self._session = self._results.begin_session({**known, **context})
-        self._source.started(context)
 
     def _run_all(self, workers: Workers) -> str:
         """Run what the source gives until nothing fits any more; returns why it stopped early, empty if not."""
@@ -159,7 +160,8 @@ class _Run:
                 source.record(item, result, rows)
                 continue
             if result.status == "ok":
-                self._learn(item, result.seconds)
+                starts = item.kind == "kernel" and self._first_of_process
+                self._learn(item, min(result.seconds, item.seconds) if starts else result.seconds)
             failures = failures + 1 if result.status == "failed" else 0
             self._keep(result, rows)
             source.record(item, result, rows)
@@ -187,6 +189,7 @@ class _Run:
         values: dict[str, Any] = {}
         try:
             worker = workers.take(fresh=item.needs_fresh_process)
+            self._first_of_process = not worker.tasks_done  # it starts the profiler and libraries, for seconds
             worker.ask(Task(asked, str(self._results.scratch), self._graph_room()))
             answer = worker.answer(timeout)
             if answer.phase == "measured":

@@ -50,7 +50,10 @@ class ItemSource(Protocol):
         return ()
 
     def started(self, context: Mapping[str, Any]) -> None:
-        """Take note of machine and software, as a capture's context has them, once the first worker is ready."""
+        """Take note of machine and software, as a capture's context has them, once the first worker is ready.
+
+        Raises ``ForetraceError`` for a machine whose results must not be added to those in the directory.
+        """
         return
 
     def next(self, fits: Callable[[Item], bool]) -> Item | None:

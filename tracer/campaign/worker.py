@@ -30,6 +30,7 @@ from tracer.campaign.record import (
 )
 from tracer.capture.context import collect_context
 from tracer.errors import DiskFullError
+from tracer.gpu_state import why_none
 
 
 def main(arguments: list[str]) -> int:
@@ -88,7 +89,7 @@ def _start(device: str, threads: int) -> dict[str, Any]:
     if device != "cuda":
         return collect_context()
     if not torch.cuda.is_available():
-        raise RuntimeError(f"torch {torch.__version__} sees no CUDA device.")
+        raise RuntimeError(f"torch {torch.__version__} sees no CUDA device{f': {why}' if (why := why_none()) else ''}.")
     torch.ones(1, device="cuda").item()
     context = collect_context()
     with suppress(Exception):  # some drivers do not tell; a partition's is its own, not the whole device's

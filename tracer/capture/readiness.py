@@ -17,7 +17,7 @@ from typing import Any
 from tracer.capture import context
 from tracer.capture.recorder import QuietStderr
 from tracer.cores import usable_cores
-from tracer.gpu_state import GpuState, find_gpus
+from tracer.gpu_state import GpuState, find_gpus, why_none
 from tracer.output_file import SCARCE_BYTES, free_bytes, writing_error
 from tracer.versions import installed_version
 
@@ -176,6 +176,10 @@ def _profile() -> Iterator[MachineCheck]:
     from torch.profiler import ProfilerActivity, profile
 
     on_device = torch.cuda.is_available()
+    if not on_device and find_gpus() is not None:
+        yield MachineCheck("GPU of PyTorch", MachineVerdict.PROBLEM, f"none{f': {why}' if (why := why_none()) else ''}",
+                           "Captures and calibrations would be the CPU's: install the PyTorch of this GPU's driver, or "
+                           "unset the variable that hides it.")
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
     matrix = torch.ones(64, 64, device="cuda" if on_device else "cpu")
     quiet = QuietStderr()

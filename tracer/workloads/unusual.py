@@ -108,10 +108,16 @@ def out_of_memory() -> object:
     return torch.empty(NO_MEMORY_HAS, dtype=torch.uint8, device=sys.argv[2])
 
 
+def interrupted() -> None:
+    """Press Ctrl-C, which a shell's background jobs are born ignoring."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 PROGRAMS: dict[str, Callable[[UnusualProgram], Step]] = {
     "plain": lambda program: program.step, "loader": lambda program: program.step,
     "snapshot": lambda program: program.step, "reduce-overhead": reduce_overhead, "graph": graph, "streams": streams,
-    "oom": failing(out_of_memory), "ctrl-c": failing(lambda: os.kill(os.getpid(), signal.SIGINT)),
+    "oom": failing(out_of_memory), "ctrl-c": failing(interrupted),
 }
 
 
