@@ -428,17 +428,23 @@ class Measurements:
             if one is not None:
                 (state.held if one.split == "held-out" else state.pool)[one.item.id] = one
         for pool in (state.held, state.pool) if held_out else (state.pool,):
-            for name in [name for name, one in pool.items() if not self._may_be_measured(state, one)]:
+            for name in pool.keys() - self._measurable(state, pool):
                 del pool[name]
             if pool:
                 odds = 1.0 / np.array([one.item.seconds for one in pool.values()])
                 return pool.pop([*pool][int(state.rng.choice(len(pool), p=odds / odds.sum()))])
         return None
 
-    def _may_be_measured(self, state: _FamilyState, one: Candidate) -> bool:
-        """Return whether a candidate is new, may work, and takes no longer than it may."""
-        return (one.item.id not in self._done and one.bytes <= state.most_bytes and self._may_work(one.item)
-                and not self._too_long(state, one))
+    def _measurable(self, state: _FamilyState, pool: Mapping[str, Candidate]) -> list[str]:
+        """Return which candidates are new, may work, and take no longer than they may: measurements expect that, as
+        the formulas that drew them may be far too low."""
+        assert self._limits is not None
+        found = [name for name, one in pool.items() if one.item.id not in self._done
+                 and one.bytes <= state.most_bytes and self._may_work(one.item)]
+        if not found or state.fitted < LEAST_TO_LEARN:
+            return found
+        times = state.progress.predict([pool[name].call for name in found])
+        return [name for name, time in zip(found, times.tolist(), strict=True) if time <= LONGER * self._limits.run_us]
 
     def _may_work(self, item: Item) -> bool:
         """Return whether to try it: not if these modes failed or were refused several times, and never worked."""
@@ -457,12 +463,6 @@ class Measurements:
                 return chosen
             self._end(state)
         return None
-
-    def _too_long(self, state: _FamilyState, chosen: Candidate) -> bool:
-        """Return whether measurements expect it to take too long: the formulas that drew it may be far too low."""
-        assert self._limits is not None
-        return state.fitted >= LEAST_TO_LEARN and (
-            float(state.progress.predict([chosen.call])[0]) > LONGER * self._limits.run_us)
 
 
 def _modes(item: Item) -> tuple[Any, ...]:
