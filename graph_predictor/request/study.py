@@ -9,6 +9,7 @@ What the configurations of one source share (a trace under a plan, a host, a clu
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -53,6 +54,7 @@ from tracer.lookup_data.indices import LAW
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only import apart
 from tracer.shape_only.errors import UnknownSizeError
+from tracer.user_code import SUFFIXES, find_importable
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.result import Prediction
@@ -136,10 +138,11 @@ def is_script(source: Sequence[str], step_region: str | None = None) -> bool:
         ForetraceError: it names a script alone, or the steps of a recording are named for it.
     """
     path, colon, function = source[0].rpartition(":")
-    if len(source) == 1 and source[0].endswith(".py"):
+    if len(source) == 1 and source[0].endswith(SUFFIXES):
         raise ForetraceError(f"{source[0]} is a script: name its function that builds the step, "
                              f"{source[0]}:FUNCTION.")
-    found = len(source) == 1 and bool(colon) and path.endswith(".py") and function.isidentifier()
+    found = len(source) == 1 and bool(colon) and function.isidentifier() and (
+        path.endswith(SUFFIXES) or (not os.path.exists(source[0]) and find_importable(path) is not None))
     if found and step_region is not None:
         raise ForetraceError(f"{source[0]} is traced by shapes as one step, and --step-region names the steps of a "
                              "recording; leave it out.")

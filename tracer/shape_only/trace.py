@@ -6,13 +6,10 @@ import gc
 import inspect
 import json
 import logging
-import runpy
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +50,7 @@ from tracer.shape_only.substitutions.operators import Site, installed
 from tracer.shape_only.substitutions.placement import DevicePlacement
 from tracer.shape_only.tensors import MemoryTracker, resize_watch
 from tracer.shape_only.uncompiled import UncompiledFakeMode, shardings_are_not_kept, without_compiler
+from tracer.user_code import find_importable
 from tracer.workloads import Settings, as_plain, create
 from tracer.workloads.places import check_alone, pieces_of, tables_at
 
@@ -177,7 +175,8 @@ def trace_job(
 
 def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
                  arguments: Mapping[str, int] | None = None, selected: float | None = None) -> ExecutionGraph:
-    """Trace the step that ``SCRIPT.py:FUNCTION`` returns; arguments as ``trace_step``.
+    """Trace the step that ``SCRIPT.py:FUNCTION`` returns, or ``package.module:FUNCTION``, or a notebook's function;
+    arguments as ``trace_step``.
 
     ``arguments`` are passed to the function by name: sizes, as in ``def build(batch=32)``.
 
@@ -193,26 +192,21 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
     path, _, name = target.rpartition(":")
     if not path or not name:
         raise ShapeOnlyError(f"{target!r} names no function; write it as script.py:function.")
-    file = Path(path)
-    if not file.is_file():
+    code = find_importable(path)
+    if code is None:
         raise ShapeOnlyError(f"{path} does not exist; check the path.")
 
     def build() -> Any:
-        before, arguments_before = list(sys.path), sys.argv
-        sys.path.insert(0, str(file.resolve().parent))
-        sys.argv = [str(file)]
-        try:
-            found = runpy.run_path(str(file), run_name=file.stem)
+        with code.importing():
+            found = code.names_for(name)
             function = found.get(name)
             if not callable(function):
                 there = ", ".join(key for key, value in found.items() if callable(value) and not key.startswith("_")
-                                  and getattr(value, "__module__", "") == file.stem)
+                                  and code.defines(value))
                 raise ShapeOnlyError(f"{path} has no function {name!r}" + (f"; it has {there}." if there else "."))
             for argument in arguments or ():
                 _check_takes(target, function, argument)
             return function(**(arguments or {}))
-        finally:
-            sys.path[:], sys.argv = before, arguments_before
 
     return trace_step(build, device, world_size=world_size, rank=rank, source=target, selected=selected)
 
