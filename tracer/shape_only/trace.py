@@ -271,7 +271,7 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
                 modes.enter_context(UncompiledFakeMode(allow_non_fake_inputs=True))
                 modes.enter_context(modules)
                 modes.enter_context(recorder)
-                modes.enter_context(NumbersInLists())
+                modes.enter_context(NumbersInLists(recorder.values.forget))
                 if placement is not None:
                     modes.enter_context(placement)
                 _run(fn, source, recorder, steps, warmup, site, placement)
