@@ -222,6 +222,8 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
     meta.profiler_flags.update({str(name): bool(value) for name, value in _mapping(context, "profiler").items()})
     meta.versions.update({str(name): str(value) for name, value in software.items()})
     meta.host_cores, meta.host_threads = _whole(hardware, "cores_usable"), _whole(context, "torch_threads")
+    units = hardware.get("cpu_units")
+    meta.host_units = [str(unit) for unit in units] if isinstance(units, list) else []
     meta.torch_version = meta.torch_version or str(software.get("torch", ""))
     if hardware.get("device") not in (None, "CPU"):
         meta.device = meta.device or str(hardware["device"])

@@ -418,6 +418,8 @@ class Meta:
     host_cores: int = NONE
     host_threads: int = NONE
     """Cores that the process might use, and threads that one of its operations computed with."""
+    host_units: list[str] = field(default_factory=list)
+    """Instructions of its processor that multiply narrow numbers (``tracer.cpu_units``); empty where nobody knows."""
     process_groups: list[dict[str, Any]] = field(default_factory=list)
     unprofiled_step_ns: list[int] = field(default_factory=list)
     et_schema: str = ""

@@ -31,7 +31,7 @@ from kernel_models.op_call import itemsize, short_dtype
 from kernel_models.profile import load_profile
 from tracer import shape_only
 from tracer.device_memory import MemoryAccount
-from tracer.graph import LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
+from tracer.graph import HOST_READ, LAUNCHING, NONE, ExecutionGraph, LaunchKind, OpKind
 from tracer.input_file import DecodeError, convert, from_json, read_input
 from tracer.job import assemble_job, read_job
 from tracer.output_file import whole_file
@@ -323,8 +323,8 @@ def _waits(traced: ExecutionGraph, made: Sequence[ExecutionGraph]) -> dict[str, 
     found = Counter(_by_operation(made, [LaunchKind.BLOCKING_SYNC]))
     for graph in made:
         rows = np.flatnonzero(view_rank(graph).k_in_call & (graph.kernels.step >= 0))
-        for code in _names(graph, graph.kernels.op[rows]).tolist():
-            found[graph.string(code) or OUTSIDE] += 1
+        names = [graph.string(code) for code in _names(graph, graph.kernels.op[rows]).tolist()]
+        found.update(name or OUTSIDE for name in names if name != HOST_READ)  # whose call that waits is counted
     if asked := traced.meta.substitutions.get(SYNCHRONIZE, 0):
         found["torch.cuda.synchronize"] += -(-asked // max(len(traced.steps), 1))
     return dict(sorted(found.items()))

@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Debug, Json, in_one_sentence, shared
 from graph_predictor.cli.running import FAILED, INTERRUPTED, TERMINATED, one_sentence, tell
+from tracer import user_code
 from tracer import workloads as tracer_workloads
 from tracer.capture import interruption, session
 from tracer.capture import options as capture_options
@@ -24,6 +25,8 @@ from tracer.capture import script as capture_script
 from tracer.errors import CaptureError, ForetraceError
 from tracer.lazy import rich_console, rich_progress
 from tracer.parallel_plan import ParallelPlan
+
+_AS_MODULE = ("-m", "--module")
 
 
 class CaptureCommand(TyperCommand):
@@ -35,7 +38,8 @@ class CaptureCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            script = next((text for text in given if text.endswith(".py")), None)
+            script = next((text for before, text in zip(["", *given], given, strict=False)
+                           if text.endswith(user_code.SUFFIXES) or before in _AS_MODULE), None)
             # By its name: where the class lives depends on typer's version.
             if type(error).__name__ != "NoSuchOption" or script is None:
                 raise
@@ -50,8 +54,10 @@ def capture(
     out: Annotated[str, shared(
         "--out", "the job's directory; each rank writes its part", short="-o")],
     script: Annotated[str | None, typer.Argument(
-        metavar="SCRIPT.py", help="The script; its own arguments follow after --.")] = None,
+        metavar="SCRIPT.py", help="The script or notebook; its own arguments follow after --.")] = None,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
+    module: Annotated[bool, typer.Option(
+        *_AS_MODULE, help="SCRIPT.py is the name of a module, such as package.train, run as python -m does.")] = False,
     workload: Annotated[str | None, shared("--workload", "instead of a script")] = None,
     assignments: Annotated[list[str] | None, shared("--set")] = None,
     preset: Annotated[str, shared("--preset")] = "default",
@@ -97,6 +103,8 @@ def capture(
         options = capture_options.CaptureOptions(
             steps, warmup, timed, cycles, execution_trace, form, stacks, replace,  # type: ignore[arg-type]
             lookups, python_calls, profile_memory)
+        if script == _AS_MODULE[0] and arguments:  # after --
+            module, (script, *arguments) = True, arguments
         if script is None and workload is None:
             raise CaptureError("Name what to capture: a script, or a workload with --workload.")
         if script is not None and workload is not None:
@@ -112,7 +120,10 @@ def capture(
         if workload is not None:
             done = _workload(workload, assignments or [], preset, out, options, parallel, world)
         else:
-            done = _script(str(script), arguments or [], out, options, run_on, debug, world, optimizer or 0)
+            code = user_code.find_main(str(script), as_module=module)
+            if code is None:
+                raise CaptureError(capture_script.not_there(str(script), module))
+            done = _script(code, arguments or [], out, options, run_on, debug, world, optimizer or 0)
         _report(done, out)
 
 
@@ -139,17 +150,18 @@ def _launched_ranks() -> int:
     return int(text)
 
 
-def _script(path: str, arguments: list[str], out: str, options: capture_options.CaptureOptions, run_on: bool,
-            debug: bool, world: tuple[int, int] | None, optimizer: int) -> session.Capture:
+def _script(code: user_code.UserCode, arguments: list[str], out: str, options: capture_options.CaptureOptions,
+            run_on: bool, debug: bool, world: tuple[int, int] | None, optimizer: int) -> session.Capture:
 
-    begun = session.Capture(out, options)
+    begun, path = session.Capture(out, options), code.name
     try:
         with _progress(begun), _interruption_told(path, begun):
-            return capture_script.run_script(path, arguments, begun, afterwards="continue" if run_on else "stop",
+            return capture_script.run_script(code, arguments, begun, afterwards="continue" if run_on else "stop",
                                              world=world, optimizer=optimizer)
     except (ForetraceError, typer.Exit):
         raise
     except SystemExit as error:
+        advice = ""
         # As Python ends: a number is the status, anything else is printed and the status 1.
         status = error.code if isinstance(error.code, int) else FAILED
         if not isinstance(error.code, int):
@@ -157,10 +169,12 @@ def _script(path: str, arguments: list[str], out: str, options: capture_options.
         what = f"{path} ended itself with exit status {status}"
     except BaseException as error:
         # The script's own failure is shown as Python would, not as one of foretrace.
-        shown = error if debug else capture_script.without_our_frames(error, path)
+        shown = error if debug else capture_script.without_our_frames(error, code.file)
         traceback.print_exception(type(shown), shown, shown.__traceback__)
         status, what = FAILED, f"{path} failed with {type(error).__name__}"
-    tell(f"foretrace: {what}; {begun.kept}.")
+        named = code.module_wanted_by(error)
+        advice = f" It imports from its own package: name it as the module it is, -m {named}." if named else ""
+    tell(f"foretrace: {what}; {begun.kept}.{advice}")
     raise typer.Exit(status)
 
 

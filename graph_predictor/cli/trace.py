@@ -88,7 +88,7 @@ def _workload(name: str, assignments: list[str], preset: str, device: devices.Tr
 def _function(target: str, assignments: list[str], device: devices.TracedDevice, world_size: int | None,
               rank: int, selected: float | None) -> tracer_graph.ExecutionGraph:
 
-    _, sizes = retrace.parse_sets(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them
+    _, sizes = retrace.parse_settings(assignments)  # as `foretrace predict SCRIPT.py:FUNCTION --set` reads them
     return shape_only_trace.trace_script(target, device, world_size=world_size, rank=rank, arguments=sizes,
                                          selected=selected)
 

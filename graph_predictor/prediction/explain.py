@@ -217,6 +217,10 @@ def _of_host(scenario: Scenario, host: EditedHost) -> Float64:
     ns, was = host.ns[mine], slices.ns[mine]
     changed = np.abs(ns - was) > ROUNDING * was
     sums = _sums(np.where(changed, max(source, Source.ANCHORED), source), ns)
+    if scenario.host.guessed:
+        guessed = scenario.host.guessed * sums
+        sums -= guessed
+        sums[Source.HEURISTIC] += float(guessed.sum())
     if scenario.launches.graphed:
         sums[Source.HEURISTIC] += GRAPH_LAUNCH_NS * scenario.host.factor * len(scenario.built.graphs)
     return sums

@@ -300,6 +300,7 @@ class HostChange:
         weight: factor on each slice.
         constants: launch constants of another host, by rank.
         source: where the times come from before any edit.
+        guessed: share of the time that comes from formulas instead.
     """
 
     ns: Float64 | None = None
@@ -308,6 +309,7 @@ class HostChange:
     weight: Float64 | None = None
     constants: list[LaunchConstants] | None = None
     source: Source = Source.MEASURED
+    guessed: float = 0.0
 
     def scaled(self, weight: Float64) -> HostChange:
         """Return the same with one more factor on each slice."""

@@ -272,7 +272,7 @@ def _code(graph: ExecutionGraph, text: str) -> int:
     return graph.strings.index(text) if text in graph.strings else NONE - 1
 
 
-def settings_under(plan: ParallelPlan, sizes: Mapping[str, int]) -> dict[str, int]:
+def settings_under(plan: ParallelPlan, sizes: Mapping[str, int | str]) -> dict[str, int | str]:
     """Return the workload's settings that change: those of ``sizes``, and what the plan says of micro-batches.
 
     Raises:
@@ -289,7 +289,7 @@ def settings_under(plan: ParallelPlan, sizes: Mapping[str, int]) -> dict[str, in
 
 
 def traced(plan: ParallelPlan, workload: dict[str, Any], device: str | TracedDevice, *,
-           sizes: Mapping[str, int] | None = None, also: Sequence[int] = ()) -> Job:
+           sizes: Mapping[str, int | str] | None = None, also: Sequence[int] = ()) -> Job:
     """A workload's step under a plan, traced by shapes: all ranks of a small world, else one of each class.
 
     Args:
@@ -324,7 +324,7 @@ def unfolded(job: Job, world_size: int, also: Sequence[int] = ()) -> Job:
 
 
 def on_ranks(baseline: Baseline, plan: ParallelPlan, collectives: CollectiveModel | None = None, *,
-             sizes: Mapping[str, int] | None = None, also: Sequence[int] = ()) -> Baseline:
+             sizes: Mapping[str, int | str] | None = None, also: Sequence[int] = ()) -> Baseline:
     """A recorded step as it would be on many ranks: traced again under the plan, else by ``with_ddp``.
 
     Args:

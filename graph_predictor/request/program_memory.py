@@ -15,7 +15,7 @@ from typing import Any
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.memory_fit import StageMemory, fit_of, with_waste
 from graph_predictor.request.study import DEFAULT_DEVICE
-from graph_predictor.sizes.retrace import MOST, parse_sets, trace_again
+from graph_predictor.sizes.retrace import MOST, parse_settings, trace_again
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, shape_device
 from tracer.device_memory import MemoryAccount, MemoryTimeline, binary_size, memory_timeline
@@ -105,7 +105,7 @@ def fit_batch(graph: ExecutionGraph | None, device: str | DeviceSpec, *, name: s
     limit = limit_bytes if limit_bytes is not None else spec.memory_gb * 1e9
     if not limit > 0:
         raise EditError(f"Nothing is known of the memory of {spec.name}; give it with --memory-limit.")
-    _, others = parse_sets(sizes)
+    _, others = parse_settings(sizes)
     if name in others:
         raise EditError(f"{name} is the size that is sought; leave it out of --set.")
     target = shape_device(spec)
@@ -191,4 +191,4 @@ def program_memory(graph: ExecutionGraph | None, code: str | None = None, sizes:
         ForetraceError: it cannot be traced, or keeps nothing in the device's memory.
     """
     spec = find_device(device or (graph.meta.device if graph is not None and graph.meta.device else DEFAULT_DEVICE))
-    return memory_timeline(trace_again(graph, parse_sets(sizes)[1], shape_device(spec), code))
+    return memory_timeline(trace_again(graph, parse_settings(sizes)[1], shape_device(spec), code))

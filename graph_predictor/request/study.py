@@ -9,6 +9,7 @@ What the configurations of one source share (a trace under a plan, a host, a clu
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -28,10 +29,12 @@ from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request import parallel_ranks
 from graph_predictor.sizes import scaling
 from graph_predictor.sizes.retrace import (
+    are_sizes,
     captured_sizes,
     nearest,
     parse_also,
     parse_sets,
+    parse_settings,
     recorded_sizes,
     retrace,
     samples_of,
@@ -53,6 +56,7 @@ from tracer.lookup_data.indices import LAW
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only import apart
 from tracer.shape_only.errors import UnknownSizeError
+from tracer.user_code import SUFFIXES, find_importable
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.result import Prediction
@@ -136,10 +140,11 @@ def is_script(source: Sequence[str], step_region: str | None = None) -> bool:
         ForetraceError: it names a script alone, or the steps of a recording are named for it.
     """
     path, colon, function = source[0].rpartition(":")
-    if len(source) == 1 and source[0].endswith(".py"):
+    if len(source) == 1 and source[0].endswith(SUFFIXES):
         raise ForetraceError(f"{source[0]} is a script: name its function that builds the step, "
                              f"{source[0]}:FUNCTION.")
-    found = len(source) == 1 and bool(colon) and path.endswith(".py") and function.isidentifier()
+    found = len(source) == 1 and bool(colon) and function.isidentifier() and (
+        path.endswith(SUFFIXES) or (not os.path.exists(source[0]) and find_importable(path) is not None))
     if found and step_region is not None:
         raise ForetraceError(f"{source[0]} is traced by shapes as one step, and --step-region names the steps of a "
                              "recording; leave it out.")
@@ -307,7 +312,7 @@ class Study:
         workload = None if self._job is None else self._job.graphs[0].meta.workload
         if wanted.also:
             raise EditError("--also is for recorded steps, and this one never ran; leave it out.")
-        old, new = parse_sets(sizes)
+        old, new = parse_settings(sizes)
         again = bool(workload or self._code)
         if wanted.code is not None:
             raise EditError("The step was traced by shapes already; trace it again with foretrace trace, or name "
@@ -320,7 +325,7 @@ class Study:
                 sizes = ()
             except UnknownSizeError:
                 # A user who named the old one means the traced dimensions.
-                if wanted.parallel is not None or set(old) != set(new):
+                if wanted.parallel is not None or set(old) != set(new) or not are_sizes(new):
                     raise
         if sizes:
             edits.append(scaling.Sizes.parse(list(sizes)))
@@ -335,7 +340,7 @@ class Study:
         traced = self._code_device if self._job is None else self._job.graphs[0].meta.device
         return self._profiles.get((spec or find_device(traced)).name)
 
-    def _traced(self, parallel: str | None, sizes: dict[str, int], device: str | TracedDevice,
+    def _traced(self, parallel: str | None, sizes: dict[str, int | str], device: str | TracedDevice,
                 also: tuple[int, ...]) -> Job:
         graph = None if self._job is None else self._job.graphs[0]
         if parallel is None:
@@ -370,7 +375,7 @@ class Study:
 
     def _on_ranks(self, wanted: Configuration, alone: str | None, also: tuple[int, ...]) -> Baseline:
         plan = ParallelPlan.parse(wanted.parallel or "")
-        _, new = parse_sets(wanted.sizes)
+        _, new = parse_settings(wanted.sizes)
         workload = self.job.graphs[0].meta.workload
         if new and not workload:
             raise EditError("A step that cannot be traced again is not spread over ranks at other sizes too; leave "
@@ -388,7 +393,7 @@ class Study:
         recorded = self._known()
         if not wanted.sizes:
             return recorded, []
-        old, new = parse_sets(wanted.sizes)
+        old, new = parse_settings(wanted.sizes)
         reason = why_not(recorded, wanted.code)
         if reason is None and (wanted.code is not None or not wanted.also):
             start = self._shared.once("retraced", (new, old, wanted.code),
@@ -397,7 +402,7 @@ class Study:
         if wanted.code is not None:
             raise EditError(f"{reason}; leave --code out.")
         if wanted.also:
-            start, edit = self._once("nearest", self._nearest, wanted.also, new, old)
+            start, edit = self._once("nearest", self._nearest, wanted.also, parse_sets(wanted.sizes)[1], old)
             return start, [edit]
         noted = recorded_sizes(recorded)
         because = f"{reason}; the sizes of one capture were scaled instead." if noted and reason else ""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 _SET = re.compile(r"(\w+)=(?:(\d+):)?(\d+)")
+_WORD = re.compile(r"(\w+)=([A-Za-z_][\w.+-]*|-?\d*\.\d+(?:e-?\d+)?|-?\d+e-?\d+)")
 _ALSO = re.compile(r"(?P<path>.+?)(?::(?P<sizes>\w+=\d+(?:,\w+=\d+)*))?")
 SEED = "seed"
 LEADING = frozenset({"batch", "b", "bs", "batch_size"})
@@ -52,13 +53,40 @@ def parse_sets(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int]]:
             raise EditError(f"{text!r} is no size: by which law rows of tables are looked up is said by --indices, as "
                             "zipf:1.05.")
         if match is None:
-            raise EditError(f"{text!r} names no size: write it like batch=128, or batch=32:128 with the recorded one.")
+            word = _WORD.fullmatch(text.strip())
+            way = "" if word is None else (
+                f" A setting that is no size is known to the program alone: give --code SCRIPT.py:FUNCTION, whose "
+                f"FUNCTION takes {word[1]} by name.")
+            raise EditError(f"{text!r} names no size: write it like batch=128, or batch=32:128 with the recorded one."
+                            f"{way}")
         if match[1] in new:
             raise EditError(f"{match[1]} is set twice; give one new size.")
         new[match[1]] = _size(match[1], match[3])
         if match[2] is not None:
             old[match[1]] = _size(match[1], match[2])
     return old, new
+
+
+def parse_settings(texts: Sequence[str]) -> tuple[dict[str, int], dict[str, int | str]]:
+    """As ``parse_sets``; the new ones are also words and fractions, such as "opt=fused" or "lr=0.1", as texts. Only a
+    program that is traced again can be asked for these.
+
+    Raises:
+        EditError: a text is neither, or a setting is set twice.
+    """
+    words = {text.strip(): match for text in texts if (match := _WORD.fullmatch(text.strip())) is not None}
+    old, sizes = parse_sets([text for text in texts if text.strip() not in words])
+    new: dict[str, int | str] = dict(sizes)
+    for match in words.values():
+        if match[1] in new:
+            raise EditError(f"{match[1]} is set twice; give one new value.")
+        new[match[1]] = match[2]
+    return old, new
+
+
+def are_sizes(settings: Mapping[str, int | str]) -> bool:
+    """Return whether all of these are sizes: one capture can be scaled to them."""
+    return not any(isinstance(value, str) for value in settings.values())
 
 
 def _size(name: str, digits: str) -> int:
@@ -154,13 +182,13 @@ def why_not(baseline: Baseline, code: str | None = None) -> str | None:
     return None
 
 
-def retrace(baseline: Baseline, new: Mapping[str, int], old: Mapping[str, int] | None = None, *,
+def retrace(baseline: Baseline, new: Mapping[str, int | str], old: Mapping[str, int] | None = None, *,
             code: str | None = None) -> Baseline:
     """A recorded step as its program makes it at other sizes.
 
     Args:
         baseline: recorded.
-        new: sizes that are asked for, by name.
+        new: sizes and settings that are asked for, by name.
         old: recorded ones, as far as they were named: they are checked where the capture says them.
         code: "train.py:build", a function that takes the sizes as arguments and returns the step; by default the
             workload of the suite that was captured.
@@ -183,10 +211,10 @@ def retrace(baseline: Baseline, new: Mapping[str, int], old: Mapping[str, int] |
         counted = [table for table in tables_of(captured) if table.reuse]
         if counted:  # says more than the law that the program states
             note_tables(graph, counted)
-    said = ", ".join(f"{name} {(recorded.get(name) or (old or {}).get(name, '?'))} → {size}"
-                     for name, size in new.items())
+    settings_then = {**(old or {}), **baseline.built.graphs[0].meta.workload.get("settings", {})}
+    said = ", ".join(f"{name} {settings_then.get(name, '?')} → {size}" for name, size in new.items())
     found = retraced(baseline, graphs, f"{said} by tracing the program again")
-    batch = next((size for name, size in new.items() if name.lower() in LEADING), None)
+    batch = next((size for name, size in new.items() if name.lower() in LEADING and isinstance(size, int)), None)
     was = next((size for name, size in {**(old or {}), **recorded}.items() if name.lower() in LEADING), None)
     if batch is not None and was:
         found.scenario = found.scenario.with_samples(batch / was, was)
@@ -200,13 +228,13 @@ def recorded_sizes(baseline: Baseline) -> dict[str, int]:
     return {name: value for name, value in settings.items() if type(value) is int}
 
 
-def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int], device: str | TracedDevice,
+def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], device: str | TracedDevice,
                 code: str | None = None) -> ExecutionGraph:
     """A step's program traced by shapes at other sizes.
 
     Args:
         graph: of the step; of a workload of the suite unless ``code`` is given, which needs none for a single rank.
-        sizes: other ones, by name.
+        sizes: other ones, and other settings, by name.
         device: name of the device it is traced for.
         code: see ``retrace``; it runs in a process of its own, as it may have run in this one.
 
@@ -215,7 +243,7 @@ def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int], device: 
         ShapeOnlyError, WorkloadError: the program has no such size, or cannot be traced.
     """
     for name, size in sizes.items():
-        if not 1 <= size <= MOST:
+        if isinstance(size, int) and not 1 <= size <= MOST:
             raise no_size(name, size)
     if code is not None:
         world = graph.meta.world_size if graph is not None and graph.meta.world_size > 1 else None

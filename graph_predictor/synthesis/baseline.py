@@ -136,7 +136,8 @@ def anchored_step(graphs: Sequence[ExecutionGraph], recorded: StandInTimes,
     notes = [*recorded.notes(device_ns), *(() if shared is None else (shared.note(),)),
              *(() if collectives is None else collective_notes(graphs, spec, collectives))]
     change = recorded.change_spread if shared is None else float(np.hypot(recorded.change_spread, SHARED_CORES))
-    return SynthesizedStep(made, spec, recorded.recorded_spread, recorded.host_source, change, tuple(notes), ())
+    return SynthesizedStep(made, spec, recorded.recorded_spread, recorded.host_source, change, tuple(notes), (),
+                           recorded.guessed_share)
 
 
 def _cores_shared(graphs: Sequence[ExecutionGraph], recorded: StandInTimes, collectives: CollectiveModel | None) -> \
@@ -175,7 +176,7 @@ def _scenario(step: SynthesizedStep, models: Models | None, steps: str | int | r
     return Scenario(
         made.built, cycle, host_slices(made.built), DeviceChange(step.device, models),
         KernelChange(sources=KernelSources(made.source, made.low, made.high)),
-        HostChange(spread=step.change_spread, source=step.host_source), warnings=step.warnings,
+        HostChange(spread=step.change_spread, source=step.host_source, guessed=step.guessed), warnings=step.warnings,
         **known)  # type: ignore[arg-type]
 
 

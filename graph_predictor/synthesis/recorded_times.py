@@ -52,6 +52,7 @@ from graph_predictor.synthesis.recorded_operations import (
     recorded_operations,
 )
 from graph_predictor.synthesis.step import collective_works, modelled_works
+from kernel_models.cpu_units import Retyped, narrow_type, retyped, said_of
 from kernel_models.device import DeviceSpec
 from kernel_models.host.model import PLANS_HOST, shipped_host
 from kernel_models.host.segments import LaunchConstants
@@ -225,17 +226,25 @@ class _Tally:
     computed_ns: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
     """Computation on the host that changed, and its ratios; infinite where nothing was recorded."""
+    guessed_ns: float = 0.0
+    """Of that what no measured time of its own element type stands for."""
+    doubted_ns: float = 0.0
+    """Computation in another element type, each times the log half width of what is not known of it."""
+    types: set[str] = field(default_factory=set)
+    """These element types."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
     """The change from a recorded operation to a traced one: the ratio of their times and the logs of its interval's
-    ends; the ratio of their work on the host."""
+    ends; the ratio of their work on the host; on a CPU what another element type adds to the interval, and the type."""
 
     ratio: float
     low: float
     high: float
     on_host: float
+    retyping: float = 0.0
+    dtype: str = ""
 
     @property
     def source(self) -> Source:
@@ -272,12 +281,19 @@ class StandInTimes:
         total = sum(tally.host_ns for tally in self._tallies)
         ns, ratio = (np.concatenate([getattr(tally, name) for tally in self._tallies])
                      for name in ("computed_ns", "ratio"))
-        return resized_on_cpu(ns, ratio, total)
+        doubted = sum(tally.doubted_ns for tally in self._tallies) / max(total, 1.0)
+        return float(np.hypot(resized_on_cpu(ns, ratio, total), doubted))
 
     @property
     def host_source(self) -> Source:
         """Return where most of the host's time comes from."""
         return Source.ANCHORED if any(sum(tally.computed_ns) for tally in self._tallies) else Source.MEASURED
+
+    @property
+    def guessed_share(self) -> float:
+        """Return the share of the host's time that models say, rather than a measured time of the same kind."""
+        total = sum(tally.host_ns for tally in self._tallies)
+        return sum(tally.guessed_ns for tally in self._tallies) / max(total, 1.0)
 
     @property
     def origin(self) -> StandIn:
@@ -325,7 +341,16 @@ class StandInTimes:
         if left > 0.01 * host:
             found.append("Recorded operations that the trace does not have "
                          f"({left / len(self._tallies) / 1e6:.3f} ms of a rank's step) were left out.")
-        return found
+        types = sorted({dtype for tally in self._tallies for dtype in tally.types})
+        return found + [said_of(dtype, self._units, measured=self._calibrated) for dtype in types]
+
+    @property
+    def _units(self) -> tuple[str, ...]:
+        return tuple(self.scenario.built.graphs[0].meta.host_units)
+
+    @property
+    def _calibrated(self) -> bool:
+        return self.scenario.devices.source_models is not None
 
     def _rank(self, position: int) -> int:
         return min(position, len(self.scenario.built.graphs) - 1)
@@ -352,10 +377,13 @@ class StandInTimes:
                             "a trace at other sizes cannot be compared with it; record with record_shapes=True "
                             "(foretrace capture does).")
         models = self.scenario.devices.source_models
+        new = [retyped(was, will, self._units, measured=self._calibrated) if self.on_cpu else Retyped(will)
+               for was, will, _ in found.values()]
         ratios = change_ratios(prices_of([was for was, _, _ in found.values()], self.device, models),
-                               prices_of([will for _, will, _ in found.values()], self.device, models))
-        return {key: _Change(ratio, low, high, on_host) for (key, (_, _, on_host)), ratio, low, high in zip(
-            found.items(), ratios.ratio.tolist(), ratios.low.tolist(), ratios.high.tolist(), strict=True)}
+                               prices_of([one.calls for one in new], self.device, models))
+        return {key: _Change(ratio * one.factor, low, high, on_host, one.spread, narrow_type(will) or narrow_type(was))
+                for (key, (was, will, on_host)), one, ratio, low, high in zip(
+                    found.items(), new, ratios.ratio.tolist(), ratios.low.tolist(), ratios.high.tolist(), strict=True)}
 
 
 class _Rank:
@@ -426,6 +454,10 @@ class _Rank:
         if self.source.on_cpu and change.ratio != 1.0:
             self.tally.computed_ns.append(compute * change.ratio)
             self.tally.ratio.append(change.ratio)
+            if change.retyping:
+                self.tally.doubted_ns += compute * change.ratio * change.retyping
+                self.tally.guessed_ns += compute * change.ratio
+                self.tally.types.add(change.dtype)
             return total - compute + compute * change.ratio
         return total * change.on_host
 
@@ -487,6 +519,7 @@ class _Rank:
             ns = sum(work.ns for work in works)
             self.tally.computed_ns.append(ns)
             self.tally.ratio.append(np.inf)
+            self.tally.guessed_ns += ns
             return (0.0 if len(self.graph.collectives) else usual[0]), usual[1] + ns, []
         computed = host_work_ns(self.graph, op)
         if not works:

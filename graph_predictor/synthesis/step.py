@@ -162,6 +162,7 @@ class SynthesizedStep:
         change_spread: the same of what changed in anchored host time.
         notes: what was assumed.
         warnings: what makes it unsure.
+        guessed: share of the host's time that formulas say.
     """
 
     made: Synthesized
@@ -171,6 +172,7 @@ class SynthesizedStep:
     change_spread: float
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
+    guessed: float = 0.0
 
 
 def modelled_step(graphs: Sequence[ExecutionGraph], device: DeviceSpec | None = None, models: Models | None = None,

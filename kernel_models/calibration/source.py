@@ -66,6 +66,7 @@ _GEMM = {"batch": 1, "op": "mm", "layout": "nt"}
 _ANCHORS: dict[str, tuple[tuple[str, dict[str, Any]], ...]] = {
     "cpu": (("gemm", {"m": 512, "n": 512, "k": 512, "dtype": "fp32", **_GEMM}),
             ("gemm", {"m": 512, "n": 512, "k": 512, "dtype": "bf16", **_GEMM}),
+            ("gemm", {"m": 512, "n": 512, "k": 512, "dtype": "fp16", **_GEMM}),
             ("copy", {"bytes": 64 << 20, "direction": "d2d"}), ("copy", {"bytes": 128 << 20, "direction": "d2d"}),
             ("elementwise", {"rows": 8, "width": 32, "op": "add", "dtype": "fp32"})),
     "cuda": (("gemm", {"m": 4096, "n": 4096, "k": 4096, "dtype": "bf16", **_GEMM}),

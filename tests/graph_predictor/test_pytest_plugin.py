@@ -40,6 +40,8 @@ def build(norms=0, wait=None):
             optimizer.step()
             if wait == "item":
                 print(loss.item())
+            elif wait == "decide" and loss.item() > 1:
+                optimizer.step()
             elif wait == "cpu":
                 loss.detach().cpu()
             elif wait == "synchronize":
@@ -194,7 +196,8 @@ def test_added_launches_and_waits_name_what_adds_them(run: Run) -> None:
     result.stdout.fnmatch_lines(["*launches: *, stored *: 4 more", "*aten::native_layer_norm: 0 * 2 a step",
                                  "*aten::native_layer_norm_backward: 0 * 2 a step", "*memory: *, stored *",
                                  "*parameters: * MB * MB"])
-    for wait, name in (("cpu", "aten::_to_copy"), ("synchronize", "torch.cuda.synchronize")):
+    for wait, name in (("cpu", "aten::_to_copy"), ("synchronize", "torch.cuda.synchronize"),
+                       ("item", "aten::_local_scalar_dense")):
         result = run(KEPT, WAIT=wait)
         result.assert_outcomes(failed=1)
         result.stdout.fnmatch_lines(["*syncs: 1, stored 0: 1 more", f"*{name}: 0 * 1 a step"])
@@ -220,10 +223,10 @@ def build(norms, wait):
     run(step, TYPE="bfloat16").assert_outcomes(passed=1)
 
 
-def test_a_value_read_by_the_host_fails_with_the_line(run: Run) -> None:
-    result = run(KEPT, "--foretrace-update", WAIT="item")
+def test_a_step_that_decides_by_a_value_fails_with_the_line(run: Run) -> None:
+    result = run(KEPT, "--foretrace-update", WAIT="decide")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*print(loss.item())*reads a tensor's values*"])
+    result.stdout.fnmatch_lines(["*loss.item() > 1*decides by a number*"])
 
 
 def test_a_step_that_breaks_a_limit_is_not_stored(run: Run, pytester: pytest.Pytester) -> None:

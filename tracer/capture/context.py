@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tracer.cpu_units import cpu_units
 from tracer.gpu_state import devices_in_use, find_gpus, main_device, place_in_use
 
 SWITCHES = (
@@ -132,7 +133,7 @@ def _hardware() -> dict[str, Any]:
     import torch
 
     found: dict[str, Any] = {"device": "CPU", "cpu": cpu_model(), "cores": os.cpu_count(),
-                             "architecture": platform.machine()}
+                             "cpu_units": cpu_units(), "architecture": platform.machine()}
     with contextlib.suppress(AttributeError):  # Linux only
         found["cores_usable"] = len(os.sched_getaffinity(0))
     if (number := main_device()) is not None:

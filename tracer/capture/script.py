@@ -1,6 +1,7 @@
 """Captures of programs that have no line for it: an unmodified script, or a workload of the suite.
 
-A script's steps are found by its optimizer: a step ends when the first optimizer that was seen (or another that was
+A script, a module of a package or a notebook is run as Python would (``tracer.user_code``). Its steps are found by its
+optimizer: a step ends when the first optimizer that was seen (or another that was
 chosen) has updated the parameters, so that gradient accumulation needs no care, nor do further optimizers that step as
 often. Those that do not are told (``Optimizers``).
 """
@@ -9,8 +10,6 @@ from __future__ import annotations
 
 import functools
 import os
-import runpy
-import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from tracer.capture.options import CaptureWarning, by_optimizer
 from tracer.capture.session import Capture, need_torch
 from tracer.errors import CaptureError
 from tracer.fake_world.fit import check_plan
+from tracer.user_code import UserCode, find_main
 from tracer.workloads import Settings
 from tracer.workloads.places import check_alone
 
@@ -117,7 +117,8 @@ class _RecordedAll(SystemExit):
 
 
 def without_our_frames(error: BaseException, script: str | os.PathLike[str]) -> BaseException:
-    """The exception of a script with the traceback that ``python script`` would print, in place, causes included."""
+    """The exception of a script with the traceback that ``python script`` would print, in place, causes included; of a
+    notebook, from its first cell on."""
     seen: set[int] = set()
     rest: list[BaseException | None] = [error]
     while rest:
@@ -125,7 +126,7 @@ def without_our_frames(error: BaseException, script: str | os.PathLike[str]) -> 
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        each.__traceback__ = _frames_of(each.__traceback__, os.fspath(script), is_outermost=each is error)
+        each.__traceback__ = _frames_of(each.__traceback__, os.path.abspath(script), is_outermost=each is error)
         rest += [each.__cause__, each.__context__]
     return error
 
@@ -137,22 +138,32 @@ def _frames_of(first: types.TracebackType | None, script: str, *, is_outermost: 
         frames.append(first)
         first = first.tb_next
     files = [frame.tb_frame.f_code.co_filename for frame in frames]
-    start = next((place for place, file in enumerate(files) if file == script), len(files)) if is_outermost else 0
+    start = next((place for place, file in enumerate(files) if file == script or file.startswith(f"{script}, ")),
+                 len(files)) if is_outermost else 0
     kept = [frame for frame, file in zip(frames[start:], files[start:], strict=True) if file != __file__]
     for frame, following in zip(kept, [*kept[1:], None], strict=False):
         frame.tb_next = following
     return kept[0] if kept else None
 
 
-def run_script(path: str | os.PathLike[str], args: Sequence[str], capture: Capture, *,
+def not_there(name: str, as_module: bool = False) -> str:
+    """Say that there is no program of a name."""
+    if as_module:
+        return (f"There is no module {name} that python -m {name} would run here (of a package it runs __main__.py): "
+                "check the name, and start from the directory where it is found.")
+    return f"There is no script {name}; check the path (a module is named as python -m does: -m package.train)."
+
+
+def run_script(path: str | os.PathLike[str] | UserCode, args: Sequence[str], capture: Capture, *,
                afterwards: Literal["stop", "continue"] = "stop", world: tuple[int, int] | None = None,
                optimizer: int = 0) -> Capture:
-    """Run a Python script as ``python path args…`` would, and capture its training steps.
+    """Run a Python script as ``python path args…`` would, a module as ``python -m`` would, or a notebook, and capture
+    its training steps.
 
     Its first optimizer step is never measured: it ends the script's preparations. The capture begins after it.
 
     Args:
-        path: the script.
+        path: the script, the notebook or the module's name.
         args: its arguments.
         capture: not begun.
         afterwards: "stop" ends the script when everything is recorded, "continue" lets it run to its own end.
@@ -167,10 +178,11 @@ def run_script(path: str | os.PathLike[str], args: Sequence[str], capture: Captu
             the script ended too early (what there is of the capture has been written).
         BaseException: whatever the script raised, as it was raised; ``SystemExit`` only if it reports a failure.
     """
-    script = os.fspath(path)
     capture.counting = by_optimizer(optimizer)
-    if not os.path.isfile(script):
-        raise CaptureError(f"There is no script {script}; check the path.")
+    code = path if isinstance(path, UserCode) else find_main(os.fspath(path))
+    if code is None:
+        raise CaptureError(not_there(str(path)))
+    script = code.name
     capture.check(world)
     need_torch()
     finder = _StepFinder(capture, optimizer, afterwards)
@@ -179,10 +191,10 @@ def run_script(path: str | os.PathLike[str], args: Sequence[str], capture: Captu
             from tracer.fake_world import fake_launch
 
             stack.enter_context(fake_launch(*world))
-        for each in (finder.installed(), _as_main(script, args), termination_unwinds(), _ended_quietly(capture)):
+        for each in (finder.installed(), termination_unwinds(), _ended_quietly(capture)):
             stack.enter_context(each)
         try:
-            runpy.run_path(script, run_name="__main__")
+            code.run(args)
         except SystemExit as error:
             if error.code not in (None, 0) and not isinstance(error, _RecordedAll):
                 raise
@@ -326,18 +338,6 @@ class _StepFinder:
             self._hook.remove()
         if self._over and self._afterwards == "stop":
             raise _RecordedAll(0)
-
-
-@contextmanager
-def _as_main(script: str, args: Sequence[str]) -> Iterator[None]:
-    """``sys.argv`` and ``sys.path`` as Python sets them for a script."""
-    argv, path = sys.argv, list(sys.path)
-    sys.argv = [script, *args]
-    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = argv, path
 
 
 @contextmanager

@@ -180,7 +180,7 @@ class _Request(msgspec.Struct):
     device: str | TracedDevice
     world_size: int | None
     rank: int
-    arguments: dict[str, int]
+    arguments: dict[str, int | str]
 
 
 class _Failure(msgspec.Struct):
@@ -199,7 +199,7 @@ class _Elsewhere(Exception):
 
 
 def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
-                arguments: Mapping[str, int] | None = None) -> ExecutionGraph:
+                arguments: Mapping[str, int | str] | None = None) -> ExecutionGraph:
     """Trace the step that ``SCRIPT.py:FUNCTION`` returns in a process of its own; arguments as ``trace_script``.
 
     Raises:

@@ -104,10 +104,16 @@ def _users(frames: traceback.StackSummary) -> str:
     inside = next((frame for frame in reversed(frames) if _is_librarys(frame.filename)), None)
     if users is None:
         return "The traced function" if inside is None else _line(inside, inside.filename)
-    found = _line(users, users.filename)
+    found = _line(users, _shown(users.filename))
     if inside is None or frames.index(inside) < frames.index(users):
         return found
     return f"{found}, in {_line(inside, inside.filename.rpartition('site-packages/')[2])},"
+
+
+def _shown(filename: str) -> str:
+    """A file by its path from the current directory, where it lies in it."""
+    path, here = Path(filename), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else filename
 
 
 def _line(frame: traceback.FrameSummary, name: str) -> str:

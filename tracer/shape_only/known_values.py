@@ -5,8 +5,9 @@
 
 A fake tensor has no values, but what comes of constants alone is the same wherever a program runs: small tensors of it
 are made for real beside the fake ones, views of them as views, and read where a program asks for a number or for as
-many elements as its values say. What is random, comes from data or is large has no value here; where a share is given,
-masks that come from data are assumed to select it, evenly spread, and what they select is computed as for known ones.
+many elements as its values say. What is random, comes from data or is large has no value here: a single number of it
+that is read by ``item`` has a stand-in (``stand_ins``), anything else is refused. Where a share is given, masks that
+come from data are assumed to select it, evenly spread, and what they select is computed as for known ones.
 Numbers that lie between known ends are assumed then too (``ends_of``); masks made of them select the share like others.
 """
 
@@ -22,7 +23,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from tracer.shape_only.errors import MOST_ELEMENTS
+from tracer.shape_only.errors import MOST_ELEMENTS, caller_line
+from tracer.shape_only.stand_ins import READ, VALUE, StandIn, stand_in
 from tracer.shape_only.tensors import ENDS, KeptValues, ends_of, spread, tensors_in
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ _INDEXED = torch.ops.aten.index.Tensor
 _WHERE = torch.ops.aten.nonzero.default
 _MASKED = torch.ops.aten.masked_select.default
 _ROWS = torch.ops.aten.index_select.default
+_TO_NUMBER = torch.ops.aten._local_scalar_dense.default
+_SCALED_FINITE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+"""Gradient scalers ask it whether gradients are finite, for which it leaves a number in its second argument."""
 _OF_ALL = (torch.ops.aten.all.default, torch.ops.aten.any.default)
 _RESHAPES = torch.Tag.inplace_view
 _BY_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -56,19 +61,35 @@ _CHECKS = {"isfinite": True, "isnan": False, "isinf": False, "isneginf": False, 
 
 
 class NumbersInLists(TorchFunctionMode):
-    """Lets ``torch.tensor`` read the numbers of a list in which some are tensors, as it does where they have memory."""
+    """Lets ``torch.tensor`` read the numbers of a list in which some are tensors, as it does where they have memory.
+    What is made of stand-ins for numbers of data has no values.
+
+    Args:
+        forget: called with such a tensor.
+    """
+
+    def __init__(self, forget: Callable[[Any], None]) -> None:
+        super().__init__()
+        self._forget = forget
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.tensor, torch.as_tensor) and args and isinstance(args[0], (list, tuple)):
-            args = (_numbers(args[0]), *args[1:])
-        return func(*args, **(kwargs or {}))
+        if func not in (torch.tensor, torch.as_tensor) or not args or not isinstance(args[0], (list, tuple, StandIn)):
+            return func(*args, **(kwargs or {}))
+        stand_ins: list[StandIn] = []
+        made = func(_numbers(args[0], stand_ins), *args[1:], **(kwargs or {}))
+        if stand_ins:
+            self._forget(made)
+        return made
 
 
-def _numbers(values: Any) -> Any:
+def _numbers(values: Any, stand_ins: list[StandIn]) -> Any:
     if isinstance(values, FakeTensor):
-        return values.tolist()
-    if isinstance(values, (list, tuple)) and any(isinstance(one, (list, tuple, FakeTensor)) for one in values):
-        return [_numbers(one) for one in values]
+        values = values.tolist() if values.dim() else values.item()
+    if isinstance(values, StandIn):
+        stand_ins.append(values)
+        return values if isinstance(values, float) else VALUE
+    if isinstance(values, (list, tuple)) and any(isinstance(one, (list, tuple, FakeTensor, StandIn)) for one in values):
+        return [_numbers(one, stand_ins) for one in values]
     return values
 
 
@@ -87,11 +108,13 @@ class KnownValues:
         self._say = assumed
         self._share = selected
         self._rows = 0
+        self._stands_in = self._said_read = False
 
     def install(self, site: Site) -> None:
         """Give known values where they are read without an operator, and take all values to be finite, for a trace."""
         site.patch(torch.Tensor, "numpy", self._numpy(torch.Tensor.numpy))
         site.patch(torch.Tensor, "__format__", self._format(torch.Tensor.__format__))
+        site.patch(torch.Tensor, "item", self._item(torch.Tensor.item))
         if self._share is not None:
             site.patch(FakeImplCtx, "new_dynamic_size", self._dynamic_size)
             site.patch(FakeImplCtx, "create_unbacked_symint", self._dynamic_size)
@@ -122,6 +145,8 @@ class KnownValues:
             self._rows = max((one.shape[0] for one in tensors_in((args, kwargs)) if one.dim()), default=0)
         if _RESHAPES in func.tags:
             self._reshape(func, args, kwargs)
+        if self._stands_in and func is _TO_NUMBER:
+            return float(VALUE) if args[0].is_floating_point() else VALUE
         if not any(tag in func.tags for tag in _BY_VALUES) or not any(
                 isinstance(one, FakeTensor) for one in tensors_in((args, kwargs))):
             return None
@@ -213,14 +238,41 @@ class KnownValues:
     def _format(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``Tensor.__format__`` that writes the number of a fake tensor where it is known, as that of a real one."""
         def written(tensor: Any, spec: str) -> Any:
-            known = self.of(tensor) if isinstance(tensor, FakeTensor) and not tensor.dim() else None
-            if known is None:
+            if not isinstance(tensor, FakeTensor) or tensor.dim():
                 return original(tensor, spec)
+            known = self.of(tensor)
+            if known is None:
+                return format(tensor.detach().item(), spec)
             self._note_assumed([tensor])
             with _disable_current_modes():
                 return format(known.item(), spec)
 
         return written
+
+    def forget(self, tensor: Any) -> None:
+        """Forget what is known of a tensor and all in its memory."""
+        if isinstance(tensor, FakeTensor):
+            tensor.constant = None  # PyTorch's own copy
+            self._kept.forget(tensor)
+
+    def _item(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``Tensor.item`` that gives a stand-in of a number that only data decide. Truths decide what is done, and are
+        refused as before."""
+        def item(tensor: Any) -> Any:
+            if self._stands_in or not isinstance(tensor, FakeTensor) or tensor.numel() != 1 or (
+                    self._kept.get(tensor) is not None or tensor.dtype is torch.bool or tensor.is_complex()):
+                return original(tensor)
+            self._stands_in = True  # PyTorch may ask again on the way, for a mode of functions
+            try:
+                number = original(tensor)
+            finally:
+                self._stands_in = False
+            if not self._said_read:
+                self._say(READ.format(caller_line()))
+            self._said_read = True
+            return stand_in(number)
+
+        return item
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note the values of an operator's results, and forget those of tensors that it writes unknown ones into."""
@@ -252,6 +304,11 @@ class KnownValues:
                 with _disable_current_modes():
                     copied = constant.detach().clone()
                 self._kept.keep(result, copied)
+        elif func is _SCALED_FINITE:
+            self._forget(func, args, kwargs)
+            with _disable_current_modes():
+                none = torch.zeros(args[1].shape, dtype=args[1].dtype)
+            self._kept.keep(args[1], none, (FINITE,))
         elif _RESHAPES in func.tags:  # what memory holds stays as it is
             if self._reshaped is not None:
                 self._keep_results(self._reshaped[0], outputs, self._reshaped[1])

@@ -6,13 +6,10 @@ import gc
 import inspect
 import json
 import logging
-import runpy
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +50,7 @@ from tracer.shape_only.substitutions.operators import Site, installed
 from tracer.shape_only.substitutions.placement import DevicePlacement
 from tracer.shape_only.tensors import MemoryTracker, resize_watch
 from tracer.shape_only.uncompiled import UncompiledFakeMode, shardings_are_not_kept, without_compiler
+from tracer.user_code import find_importable
 from tracer.workloads import Settings, as_plain, create
 from tracer.workloads.places import check_alone, pieces_of, tables_at
 
@@ -176,10 +174,12 @@ def trace_job(
 
 
 def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
-                 arguments: Mapping[str, int] | None = None, selected: float | None = None) -> ExecutionGraph:
-    """Trace the step that ``SCRIPT.py:FUNCTION`` returns; arguments as ``trace_step``.
+                 arguments: Mapping[str, int | str] | None = None, selected: float | None = None) -> ExecutionGraph:
+    """Trace the step that ``SCRIPT.py:FUNCTION`` returns, or ``package.module:FUNCTION``, or a notebook's function;
+    arguments as ``trace_step``.
 
-    ``arguments`` are passed to the function by name: sizes, as in ``def build(batch=32)``.
+    ``arguments`` are passed to the function by name: sizes, as in ``def build(batch=32)``, and settings as they were
+    written, which become what the function's default is (``def build(opt="adamw", fused=False, lr=0.1)``).
 
     The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``), so that what it makes on import
     is traced too and its decorators see the GPU that is not there. It finds its own path as the command line,
@@ -193,37 +193,47 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
     path, _, name = target.rpartition(":")
     if not path or not name:
         raise ShapeOnlyError(f"{target!r} names no function; write it as script.py:function.")
-    file = Path(path)
-    if not file.is_file():
+    code = find_importable(path)
+    if code is None:
         raise ShapeOnlyError(f"{path} does not exist; check the path.")
 
     def build() -> Any:
-        before, arguments_before = list(sys.path), sys.argv
-        sys.path.insert(0, str(file.resolve().parent))
-        sys.argv = [str(file)]
-        try:
-            found = runpy.run_path(str(file), run_name=file.stem)
+        with code.importing():
+            found = code.names_for(name)
             function = found.get(name)
             if not callable(function):
                 there = ", ".join(key for key, value in found.items() if callable(value) and not key.startswith("_")
-                                  and getattr(value, "__module__", "") == file.stem)
+                                  and code.defines(value))
                 raise ShapeOnlyError(f"{path} has no function {name!r}" + (f"; it has {there}." if there else "."))
-            for argument in arguments or ():
-                _check_takes(target, function, argument)
-            return function(**(arguments or {}))
-        finally:
-            sys.path[:], sys.argv = before, arguments_before
+            return function(**{argument: _taken(target, function, argument, value)
+                               for argument, value in (arguments or {}).items()})
 
     return trace_step(build, device, world_size=world_size, rank=rank, source=target, selected=selected)
 
 
-def _check_takes(target: str, function: Any, argument: str) -> None:
-    """Raise ``UnknownSizeError`` if a function takes no argument of a name."""
+def _taken(target: str, function: Any, argument: str, value: int | str) -> Any:
+    """Return an argument as a function takes it: a text as a number or a truth, where its default is one.
+
+    Raises:
+        UnknownSizeError: the function takes no argument of this name.
+        ShapeOnlyError: a text is none of what the default is.
+    """
     parameters = inspect.signature(function).parameters
     if argument not in parameters and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         there = f"it takes {', '.join(parameters)}" if parameters else "it takes none"
         raise UnknownSizeError(f"{target} takes no argument {argument!r} ({there}); let it take its sizes by name, as "
-                               f"in def {target.rpartition(':')[2]}({argument}=32).")
+                               f"in def {target.rpartition(':')[2]}({argument}="
+                               f"{32 if isinstance(value, int) else value!r}).")
+    default = parameters[argument].default if argument in parameters else None
+    if not isinstance(value, str) or not isinstance(default, bool | int | float):
+        return value
+    try:
+        if isinstance(default, bool):
+            return {"true": True, "false": False}[value.lower()]
+        return float(value) if isinstance(default, float) else int(value)
+    except (KeyError, ValueError):
+        wanted = "true or false" if isinstance(default, bool) else f"a number, as {default} is"
+        raise ShapeOnlyError(f"{argument}={value} names no size or setting of {target}: it takes {wanted}.") from None
 
 
 @contextmanager
@@ -261,7 +271,7 @@ def _traced(fn: Callable[[], Step], device: TracedDevice, steps: int, warmup: in
                 modes.enter_context(UncompiledFakeMode(allow_non_fake_inputs=True))
                 modes.enter_context(modules)
                 modes.enter_context(recorder)
-                modes.enter_context(NumbersInLists())
+                modes.enter_context(NumbersInLists(recorder.values.forget))
                 if placement is not None:
                     modes.enter_context(placement)
                 _run(fn, source, recorder, steps, warmup, site, placement)
@@ -336,6 +346,7 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         for message in (".*CUDA is not available.*", ".*Can't initialize NVML.*", ".*lr_scheduler.step.*",
                         ".*torch.cuda.amp.GradScaler is enabled.*", ".*pin_memory.*",
+                        ".*Accessing the data pointer of FakeTensor.*",
                         "(?s).*Overriding a previously registered kernel"):
             warnings.filterwarnings("ignore", message=message)
         try:

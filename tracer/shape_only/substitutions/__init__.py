@@ -7,6 +7,7 @@ a GPU installs; a trace for the CPU installs ``CPU``, which only mends where fak
 from __future__ import annotations
 
 from tracer.shape_only.substitutions.autocast import autocast, grad_scaler
+from tracer.shape_only.substitutions.compilers import compilers
 from tracer.shape_only.substitutions.layers import attention, norms, recurrent, rms_norm
 from tracer.shape_only.substitutions.operators import (
     clipping,
@@ -23,7 +24,7 @@ from tracer.shape_only.substitutions.operators import (
 from tracer.shape_only.substitutions.placement import placement
 
 GPU = (placement, conversions, autocast, attention, rms_norm, norms, dropout, one_hot, recurrent, optimizers,
-       grad_scaler, collectives, sparse, initialization, counting, grouped)
-CPU = (conversions, one_hot, collectives, sparse, initialization, clipping, grouped)
+       grad_scaler, collectives, sparse, initialization, counting, grouped, compilers)
+CPU = (conversions, one_hot, collectives, sparse, initialization, clipping, grouped, compilers)
 
 __all__ = ["CPU", "GPU"]

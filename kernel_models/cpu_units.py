@@ -1,0 +1,112 @@
+"""How quickly a processor multiplies narrow numbers where nothing was measured: by the instructions that it has.
+
+A unit's gain over fp32 lies between nothing (memory, casts and small sizes decide) and the ratio of peaks; the middle,
+as a factor, is taken, and the interval holds both. Without a unit PyTorch widens or emulates: what that costs is
+what products took that were measured so (``benchmarks/narrow_products.py``), by sizes and by which operand is
+transposed, and no single number says it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from kernel_models.op_call import Family, OpCall, itemsize
+
+NARROW = ("bf16", "fp16", "int8")
+PRODUCTS = frozenset({Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT})
+"""Families whose operations multiply on such units; autocast runs them in 16 bits (torch.amp, "CUDA Ops that can
+autocast to float16")."""
+_PEAKS = {
+    "bf16": {"amx_bf16": 16.0, "avx512_bf16": 2.0, "bf16": 4.0},
+    "fp16": {"amx_fp16": 16.0, "avx512_fp16": 2.0, "asimdhp": 2.0},
+    "int8": {"amx_int8": 32.0, "avx512_vnni": 4.0, "avx_vnni": 4.0, "i8mm": 8.0, "asimddp": 4.0},
+}
+"""Peak rate of a unit over fp32's, the quickest unit first. Intel 64 and IA-32 Architectures Optimization Reference
+Manual: AMX does 1,024 operations of bf16 or 2,048 of int8 a cycle and core where AVX-512 does 64 of fp32; VDPBF16PS and
+fp16 instructions do two where fp32 does one, VNNI four. Arm Architecture Reference Manual: an instruction of BFMMLA has
+16 products and one of SMMLA 32 where FMLA has 4."""
+AROUND_UNITS = 0.25
+"""Log half width beyond both ends of a unit's gain. Set, not measured."""
+EMULATED = math.log(6.0)
+"""Log half width of 80% of products without a unit: on an EPYC with AVX2 bf16 took 2.4 to 152 times as long as fp32 (16
+in the geometric mean, nine products), fp16 5 to 162 times (``benchmarks/narrow_products.py``)."""
+UNKNOWN = math.log(16.0)
+"""The same where nobody knows whether there is a unit: from emulation to the widest one. Set, not measured."""
+OTHER_WORK = math.log(3.0)
+"""The same of work that is no product, whose numbers are converted on their way. Set, not measured."""
+MEASURED = 0.3
+"""The same where a calibration measured products of the type. Set, not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retyped:
+    """An operation in another element type.
+
+    Attributes:
+        calls: to be priced in its place.
+        factor: on their time.
+        spread: log half width of what this adds to the interval; 0 where the type is the same.
+    """
+
+    calls: tuple[OpCall, ...]
+    factor: float = 1.0
+    spread: float = 0.0
+
+
+def unit_of(dtype: str, units: tuple[str, ...]) -> tuple[str, float]:
+    """Return the unit that multiplies a narrow type, and its peak over fp32's; empty and 0 where there is none."""
+    return next(((unit, peak) for unit, peak in _PEAKS[dtype].items() if unit in units), ("", 0.0))
+
+
+def retyped(was: tuple[OpCall, ...], will: tuple[OpCall, ...], units: tuple[str, ...], *, measured: bool) -> Retyped:
+    """Return how an operation that ran on a processor in one element type is priced in another.
+
+    Args:
+        was: as it ran.
+        will: as it shall run.
+        units: of the processor (``tracer.cpu_units``); empty where nobody knows.
+        measured: the models were fitted to products of narrow types on this processor.
+    """
+    old, new = narrow_type(was), narrow_type(will)
+    if old == new or not was or not will:
+        return Retyped(will)
+    product = any(call.family in PRODUCTS for call in will)
+    if measured:
+        return Retyped(will, 1.0, MEASURED)
+    peaks = {dtype: unit_of(dtype, units)[1] for dtype in (old, new) if dtype}
+    if not all(peaks.values()):
+        lacking = EMULATED if units else UNKNOWN
+        return Retyped(will, 1.0, lacking if product else OTHER_WORK)
+    wide = was[0].dtype
+    same = tuple(_in_type(call, wide) for call in will)
+    if not product:
+        gain = math.sqrt(itemsize(wide) / itemsize(new or will[0].dtype))
+    else:
+        gain = math.sqrt(peaks.get(new, 1.0) / peaks.get(old, 1.0))
+    return Retyped(same, 1.0 / gain, abs(math.log(gain)) + AROUND_UNITS)
+
+
+def said_of(dtype: str, units: tuple[str, ...], *, measured: bool) -> str:
+    """Say in a sentence how products of a narrow type were priced on a processor."""
+    unit, peak = unit_of(dtype, units)
+    if measured:
+        return f"Products in {dtype} are priced as calibrated on this processor."
+    if unit:
+        return (f"The processor multiplies {dtype} ({unit}): its products were taken to gain between nothing and "
+                f"{peak:g} times fp32's rate; foretrace calibrate measures it.")
+    if not units:
+        return (f"The recording does not say whether its processor multiplies {dtype}: the interval holds both; "
+                "foretrace calibrate measures it.")
+    return (f"The processor has no unit for {dtype}, which PyTorch emulates: products take several to over a hundred "
+            "times as long as in fp32, by their sizes, so that the interval is wide; foretrace calibrate measures it.")
+
+
+def narrow_type(calls: tuple[OpCall, ...]) -> str:
+    """Return the narrow type among calls; empty where there is none."""
+    return next((call.dtype for call in calls if call.dtype in NARROW), "")
+
+
+def _in_type(call: OpCall, dtype: str) -> OpCall:
+    change = itemsize(dtype) / itemsize(call.dtype)
+    return replace(call, dtype=dtype, bytes_read=call.bytes_read * change, bytes_written=call.bytes_written * change)

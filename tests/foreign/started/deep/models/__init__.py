@@ -1,0 +1,3 @@
+from .blocks import Stack
+
+__all__ = ["Stack"]

@@ -1,0 +1,5 @@
+from .registry import MODELS
+
+
+def create_model(name, **settings):
+    return MODELS[name](**settings)

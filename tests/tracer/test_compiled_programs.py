@@ -1,0 +1,71 @@
+"""Programs that compile themselves are traced as they run without a compiler, in this process and apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tracer.graph import ExecutionGraph
+from tracer.shape_only.apart import trace_apart
+
+PROGRAM = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def build(how="whole", batch=3, seq=5):
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    net = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Linear(16, 10))
+    optimizer = torch.optim.AdamW(net.parameters())
+    x, y = torch.randn(batch, seq, 16), torch.randint(0, 10, (batch, seq))
+
+    def loss_of(x, y):
+        return F.cross_entropy(net(x).flatten(0, 1), y.flatten())
+
+    if how == "whole":
+        net = torch.compile(net)
+    elif how == "in place":
+        net.compile(mode="reduce-overhead")
+    elif how == "function":
+        loss_of = torch.compile(fullgraph=True, dynamic=False)(loss_of)
+    elif how == "compiler":
+        loss_of = torch.compiler.compile(loss_of)
+
+    def step():
+        optimizer.zero_grad()
+        loss_of(x, y).backward()
+        optimizer.step()
+
+    return torch.compile(step) if how == "step" else step
+"""
+
+
+def traced(tmp_path: Path, how: str) -> ExecutionGraph:
+    (tmp_path / "user.py").write_text(PROGRAM)
+    return trace_apart(f"{tmp_path / 'user.py'}:build", "cpu", arguments={"how": how})
+
+
+@pytest.mark.parametrize("how", ["whole", "in place", "function", "step", "compiler"])
+def test_a_compiled_step_has_the_operations_of_one_that_is_not(how: str, tmp_path: Path) -> None:
+    plain, compiled = traced(tmp_path, "none"), traced(tmp_path, how)
+    for name in ("name", "shapes", "dtypes", "phase"):
+        assert [compiled.string(code) if name != "phase" else code for code in getattr(compiled.ops, name).tolist()] \
+            == [plain.string(code) if name != "phase" else code for code in getattr(plain.ops, name).tolist()]
+    (note,) = (text for text in compiled.meta.loss.notes if "compile" in text)
+    assert note.startswith("The program compiles parts of itself")
+    assert not any("compile" in text for text in plain.meta.loss.notes)
+
+
+def test_pytorch_compiles_again_afterwards() -> None:
+    import torch
+
+    from tracer.shape_only.trace import trace_step
+
+    before = torch.compile, torch.nn.Module.compile
+    layer = torch.nn.Linear(2, 2)
+    graph = trace_step(lambda: torch.compile(lambda: layer(torch.ones(1, 2)).sum()), "cpu")
+    assert any("compiles parts of itself" in text for text in graph.meta.loss.notes)
+    assert (torch.compile, torch.nn.Module.compile) == before

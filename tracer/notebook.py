@@ -1,0 +1,160 @@
+"""Notebooks as programs: the cells of code of an ``.ipynb`` file (nbformat 4), run in their order in one module.
+
+What only IPython understands is left out, with a warning that lists it: commands of a shell (``!pip install …``), line
+magics (``%matplotlib inline``) and cells in other languages (``%%bash``). Magics that time or quieten Python are run as
+the Python they hold (``%time step()``, ``%%capture``). A line is taken for IPython's only where Python cannot read it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import linecache
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from tracer.errors import ForetraceError, listed
+
+_WRAPPING = ("time", "timeit", "capture", "prun", "memit", "mprun", "lprun")
+"""Magics whose argument, or whose cell, is Python."""
+_CELL, _LINE, _SHELL, _HELP = "%%", "%", "!", "?"
+
+
+class NotebookError(ForetraceError):
+    """A notebook cannot be read, or is not of Python."""
+
+
+class NotebookWarning(UserWarning):
+    """Lines of a notebook were not run."""
+
+
+def run(file: Path, name: str, until: str | None = None) -> dict[str, Any]:
+    """Run a notebook's cells in a module of a name, and return the module's names.
+
+    Args:
+        file: the notebook.
+        name: of the module, such as "__main__", which stands in ``sys.modules`` meanwhile; one of another name stays.
+        until: a name; cells after the last one that defines it at its top level are not run.
+
+    Raises:
+        NotebookError: it cannot be read.
+        BaseException: whatever a cell raises.
+    """
+    cells, left_out = _compiled(file, until)
+    if left_out:
+        warnings.warn(f"{file.name} has lines that only IPython runs, which were left out: {listed(left_out)}.",
+                      NotebookWarning, stacklevel=2)
+    module = ModuleType(name)
+    module.__dict__["display"] = _display
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        for code in cells:
+            exec(code, module.__dict__)
+    finally:
+        if name == "__main__" and before is not None:
+            sys.modules[name] = before
+    return module.__dict__
+
+
+def _display(*values: object, **_: object) -> None:
+    """IPython's ``display``, as text."""
+    sys.stdout.write(" ".join(map(str, values)) + "\n")
+
+
+def _compiled(file: Path, until: str | None) -> tuple[list[CodeType], list[str]]:
+    """Return the compiled cells and the lines that were left out."""
+    texts = _cells(file)
+    left_out: list[str] = []
+    read: list[tuple[str, str]] = []
+    for number, text in texts:
+        place = f"{file}, cell {number}"
+        python = _python(text, left_out.append)
+        # Tracebacks and inspect.getsource read the lines of a cell as of a file.
+        linecache.cache[place] = (len(python), None, python.splitlines(keepends=True), place)
+        read.append((place, python))
+    if until is not None:
+        defining = [at for at, (_, python) in enumerate(read) if _defines(python, until)]
+        read = read[:defining[-1] + 1] if defining else read
+    return [compile(python, place, "exec", dont_inherit=True) for place, python in read], left_out
+
+
+def _cells(file: Path) -> list[tuple[int, str]]:
+    """The cells of code, each with its number among all cells, from 1."""
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+        cells = held["cells"]
+        language = (held.get("metadata", {}).get("kernelspec") or {}).get("language", "python")
+        texts = [(number, "".join(cell["source"])) for number, cell in enumerate(cells, 1)
+                 if cell["cell_type"] == "code"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise NotebookError(f"{file} cannot be read as a notebook: save it as .ipynb of format 4, or export it as a "
+                            "script.") from None
+    if language.lower() != "python":
+        raise NotebookError(f"{file} is a notebook of {language}, and only Python's are run.")
+    return texts
+
+
+def _python(text: str, leave_out: Callable[[str], None]) -> str:
+    """A cell's text with the same number of lines, of which Python can read all that IPython could."""
+    lines = text.splitlines()
+    first = next((line for line in lines if line.strip()), "")
+    if first.startswith(_CELL):
+        if _word(first, _CELL) not in _WRAPPING:
+            leave_out(first.strip())
+            return "\n" * len(lines)
+        lines[lines.index(first)] = ""
+    for _ in range(len(lines)):
+        try:
+            ast.parse("\n".join(lines))
+        except SyntaxError as error:
+            at = (error.lineno or 0) - 1
+            if not 0 <= at < len(lines):
+                break
+            replaced = _without_magic(lines[at], leave_out)
+            if replaced is None:
+                break
+            lines[at] = replaced
+        else:
+            break
+    return "\n".join(lines) + "\n"
+
+
+def _without_magic(line: str, leave_out: Callable[[str], None]) -> str | None:
+    """A line of IPython's as Python; ``None`` of any other."""
+    text = line.strip()
+    indent = line[:len(line) - len(line.lstrip())]
+    if text.startswith(_LINE) and _word(text, _LINE) in _WRAPPING:
+        words = text.split(None, 1)
+        return indent + (words[1] if len(words) > 1 else "pass")
+    if text.startswith((_LINE, _SHELL, _HELP)) or text.endswith(_HELP):
+        leave_out(text)
+        return f"{indent}pass"
+    return None
+
+
+def _word(text: str, mark: str) -> str:
+    """The name of a magic."""
+    return (text.strip().removeprefix(mark).split() or [""])[0]
+
+
+def _defines(python: str, name: str) -> bool:
+    """Return whether a cell gives a name a value at its top level."""
+    try:
+        body = ast.parse(python).body
+    except SyntaxError:  # its run says so
+        return False
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:
+            return True
+        if isinstance(node, ast.Assign) and any(isinstance(each, ast.Name) and each.id == name
+                                                for target in node.targets for each in ast.walk(target)):
+            return True
+        if isinstance(node, ast.ImportFrom | ast.Import) and any((each.asname or each.name) == name
+                                                                 for each in node.names):
+            return True
+    return False

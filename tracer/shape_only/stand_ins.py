@@ -1,0 +1,84 @@
+"""Numbers that stand for those a program reads from data, such as a loss that it logs.
+
+    total += loss.item()          # goes on with a stand-in
+    correct += hits.sum().item()
+    if loss.item() > best: …      # refused: the trace cannot know
+
+They may be added up, averaged, written and compared with nothing: what decides what the step does raises
+``ShapeOnlyError`` with the program's line. Checks of ``math`` take them for ordinary numbers (``math.isfinite`` of one
+is true). A stand-in of a whole number is no ``int``, because PyTorch would take its value for a size without asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from tracer.shape_only.errors import ShapeOnlyError, caller_line
+
+VALUE = 1
+"""What a stand-in is where C code reads it."""
+READ = ("The program reads numbers of its data, first at {}: they are read here too, and nothing that the step does is "
+        "decided by them.")
+_KEEPING = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_DECIDING = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
+def _refused(*_: Any) -> NoReturn:
+    raise ShapeOnlyError(
+        f"{caller_line()} decides by a number that it read from a tensor's values (.item()), which a trace by shapes "
+        "alone does not have: keep the decision on the device (torch.where, masks), or leave it out of the traced "
+        "step; numbers that are only added up, averaged and logged may stay.")
+
+
+class StandIn:
+    """A number of data. See the module."""
+
+    def __float__(self) -> float:
+        return float(VALUE)
+
+    def __repr__(self) -> str:
+        return str(VALUE)
+
+    def _same(self, *_: Any) -> Any:
+        return self
+
+    def __format__(self, spec: str) -> str:
+        return format(VALUE, spec) if isinstance(self, StandInCount) else format(float(VALUE), spec)
+
+    __neg__ = __pos__ = __abs__ = _same
+    __bool__ = __int__ = __trunc__ = __floor__ = __ceil__ = _refused
+
+
+class StandInFloat(StandIn, float):
+    """A fraction of data: a loss, a norm."""
+
+
+class StandInCount(StandIn):
+    """A whole number of data: hits, tokens."""
+
+    __index__ = _refused
+
+
+def _keeping(name: str) -> Callable[[Any, Any], Any]:
+    def result(self: StandIn, other: Any) -> Any:
+        if not isinstance(other, int | float | StandInCount):
+            return NotImplemented
+        whole = isinstance(self, StandInCount) and isinstance(other, int | StandInCount) and "truediv" not in name
+        return StandInCount() if whole else StandInFloat(VALUE)
+
+    return result
+
+
+for _name in _KEEPING:
+    for _side in ("__", "__r"):
+        setattr(StandIn, f"{_side}{_name}__", _keeping(_name))
+for _name in _DECIDING:
+    setattr(StandIn, f"__{_name}__", _refused)
+setattr(StandIn, "__round__", lambda self, digits=None: _refused() if digits is None else self)  # noqa: B010 - types
+StandIn.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def stand_in(number: float | int) -> StandIn:
+    """Return the stand-in of a number's kind."""
+    return StandInCount() if isinstance(number, int) else StandInFloat(VALUE)

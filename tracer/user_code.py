@@ -1,0 +1,185 @@
+"""A user's program by its name, found and run as Python itself would: a script, a module of a package, or a notebook.
+
+    train.py          python train.py           its folder is first on the module path
+    package.train     python -m package.train   the current directory is
+    train.ipynb       its cells of code, in their order, in one module (``tracer.notebook``)
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+from tracer import notebook
+
+NOTEBOOK = ".ipynb"
+SUFFIXES = (".py", NOTEBOOK)
+"""How names of files end that are programs whether or not they are there."""
+_MAIN = "__main__"
+
+
+@dataclass(frozen=True, slots=True)
+class UserCode:
+    """A program that is there.
+
+    Attributes:
+        name: as it was given.
+        file: where it starts: its own, or that of the module. Its text is in errors' tracebacks.
+        module: its dotted name where it is run as a module of its package, else empty.
+        folders: what is put first on the module path.
+    """
+
+    name: str
+    file: Path
+    module: str
+    folders: tuple[str, ...]
+
+    @property
+    def is_notebook(self) -> bool:
+        """Return whether it is a notebook."""
+        return self.file.suffix == NOTEBOOK
+
+    def run(self, arguments: Sequence[str]) -> None:
+        """Run it as the main program with these arguments; ``sys.argv`` and ``sys.path`` are as they were afterwards.
+
+        Raises:
+            BaseException: whatever it raises.
+        """
+        with self._found([self.name, *arguments]):
+            if self.is_notebook:
+                notebook.run(self.file, _MAIN)
+            elif self.module:
+                runpy.run_module(self.module, run_name=_MAIN, alter_sys=True)
+            else:
+                runpy.run_path(str(self.file), run_name=_MAIN)
+
+    def names_for(self, function: str) -> dict[str, Any]:
+        """Run it as an import would, without arguments, and return its names; a notebook up to the cell that defines
+        ``function``.
+
+        What it imports later, within functions, is found by ``importing``.
+        """
+        if self.is_notebook:
+            return notebook.run(self.file, self.file.stem, until=function)
+        if self.module:
+            sys.modules.pop(self.module, None)  # it runs anew, what it imports does not
+            return vars(importlib.import_module(self.module))
+        return runpy.run_path(str(self.file), run_name=self.file.stem)
+
+    def importing(self) -> Any:
+        """Return a context in which it finds its modules, and its own name as the command line."""
+        return self._found([str(self.file)])
+
+    def defines(self, value: Any) -> bool:
+        """Return whether a function is its own, not one that it imported, when it ran for ``names_for``."""
+        return getattr(value, "__module__", "") == (self.module or self.file.stem)
+
+    def module_wanted_by(self, error: BaseException) -> str:
+        """Return under which name as a module it would find what it failed to import from its own package; empty where
+        that is not why it failed."""
+        module = _in_package(self.file)[0]
+        if self.module or "." not in module or not isinstance(error, ImportError):
+            return ""
+        own = (error.name or "").split(".")[0] == module.split(".")[0]
+        return module if own or "relative import" in str(error) else ""
+
+    @contextmanager
+    def _found(self, command: list[str]) -> Iterator[None]:
+        argv, path = sys.argv, list(sys.path)
+        sys.argv = command
+        sys.path[:0] = self.folders
+        try:
+            yield
+        finally:
+            sys.argv, sys.path[:] = argv, path
+
+
+def find_main(name: str, *, as_module: bool = False) -> UserCode | None:
+    """Return the program that ``python name`` or, where there is no such file, ``python -m name`` would run.
+
+    Args:
+        name: of a file or a module.
+        as_module: whether it is a module's, whatever files there are.
+
+    Returns:
+        ``None``: there is neither.
+    """
+    if not as_module and os.path.isfile(name):
+        file = Path(os.path.abspath(name))
+        return UserCode(name, file, "", (os.path.dirname(os.path.realpath(name)),))
+    spec = _module(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _module(f"{name}.{_MAIN}")
+    return None if spec is None else UserCode(name, Path(str(spec.origin)), name, (os.getcwd(),))
+
+
+def find_importable(name: str) -> UserCode | None:
+    """Return the program whose functions are asked for: a file's, or a module's by its dotted name.
+
+    A file that imports from its own package ("from .models import Net") is run as a module of it.
+    """
+    if os.path.isfile(name):
+        file = Path(os.path.abspath(name))
+        module, root = _in_package(file)
+        if "." in module and _levels(file):
+            return UserCode(name, file, module, (str(root),))
+        return UserCode(name, file, "", tuple(dict.fromkeys((str(file.resolve().parent), str(root)))))
+    spec = _module(name)
+    return None if spec is None else UserCode(name, Path(str(spec.origin)), name, (os.getcwd(),))
+
+
+def _in_package(file: Path) -> tuple[str, Path]:
+    """Return a file's name as a module, and the folder in which it is found: the first without an ``__init__.py``, or
+    further out where its own imports go further."""
+    names, folder = [file.stem], file.parent
+    levels = _levels(file)
+    while (folder / "__init__.py").is_file() or (len(names) <= levels and folder.name):
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return ".".join(names), folder
+
+
+def _levels(file: Path) -> int:
+    """Return how many packages out a file's relative imports go; 0 of a file without any."""
+    if file.suffix != ".py":
+        return 0
+    with suppress(OSError, SyntaxError, ValueError):  # its own run says so
+        return max((node.level for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.ImportFrom)),
+                   default=0)
+    return 0
+
+
+def _module(name: str) -> ModuleSpec | None:
+    """Return where a module is, by its dotted name, without importing its packages; ``None`` where it is not, or is no
+    file of Python text."""
+    parts = name.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    spec: ModuleSpec | None = None
+    path: Any = None
+    before = list(sys.path)
+    sys.path.insert(0, os.getcwd())
+    try:
+        for number in range(len(parts)):
+            whole = ".".join(parts[:number + 1])
+            finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+            found = (finder(whole, path) for finder in finders if finder is not None)
+            spec = next((each for each in found if each is not None), None)
+            if spec is None:
+                return None
+            path = spec.submodule_search_locations
+            if path is None and number < len(parts) - 1:
+                return None
+    finally:
+        sys.path[:] = before
+    is_package = spec is not None and spec.submodule_search_locations is not None
+    return spec if is_package or (spec is not None and str(spec.origin).endswith(".py")) else None
