@@ -417,7 +417,8 @@ class Study:
         chosen = nearest(sizes, wanted)
         at = [", ".join(f"{name}={size}" for name, size in one.items()) for one in sizes]
         changes = tuple((name, size, wanted[name]) for name, size in sizes[chosen].items() if size != wanted[name])
-        because = f"Of the captures at {' and '.join(at)} the one at {at[chosen]} is nearest and was scaled."
+        what = "is nearest and was scaled" if changes else "is of that size and stands for it"
+        because = f"Of the captures at {' and '.join(at)} the one at {at[chosen]} {what}."
         return captures[chosen], scaling.Sizes(changes, because)
 
     def _capture(self, path: str) -> Baseline:

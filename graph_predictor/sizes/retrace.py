@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.prediction.scenario import EditError
+from graph_predictor.prediction.scenario import EditError, OtherSizes, SizeRoute
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.device_choice import shape_device
 from tracer import shape_only, workloads
@@ -183,11 +184,13 @@ def retrace(baseline: Baseline, new: Mapping[str, int], old: Mapping[str, int] |
         counted = [table for table in tables_of(captured) if table.reuse]
         if counted:  # says more than the law that the program states
             note_tables(graph, counted)
-    said = ", ".join(f"{name} {(recorded.get(name) or (old or {}).get(name, '?'))} → {size}"
-                     for name, size in new.items())
+    known = {**(old or {}), **recorded}
+    said = ", ".join(f"{name} {known.get(name) or '?'} → {size}" for name, size in new.items())
     found = retraced(baseline, graphs, f"{said} by tracing the program again")
+    found.scenario = replace(found.scenario, sizes=OtherSizes(
+        SizeRoute.TRACED_AGAIN, tuple((name, known.get(name), size) for name, size in new.items())))
     batch = next((size for name, size in new.items() if name.lower() in LEADING), None)
-    was = next((size for name, size in {**(old or {}), **recorded}.items() if name.lower() in LEADING), None)
+    was = next((size for name, size in known.items() if name.lower() in LEADING), None)
     if batch is not None and was:
         found.scenario = found.scenario.with_samples(batch / was, was)
     settings = graphs[0].meta.workload.get("settings", {})

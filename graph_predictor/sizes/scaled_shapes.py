@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate, islice, pairwise
 from operator import mul
 from typing import TypeGuard
 
 import numpy as np
 
-from graph_predictor.prediction.scenario import EditError
+from graph_predictor.prediction.scenario import EditError, FollowingDimension
 from graph_predictor.sizes import twins
 from graph_predictor.sizes.layouts import Dim, Layout, NamedSizes, Shape, total
 from graph_predictor.sizes.retrace import LEADING
@@ -139,16 +140,22 @@ class ScaledShapes:
     def said(self) -> str:
         """Which dimensions of the step's first inputs follow each name, as a phrase."""
         phrases = []
-        for at, (name, old, new) in enumerate(self.changes):
-            found = [f"the {_ORDINALS[dim]} dimension of {where}" for dim, where in islice(self._followed(at), _SHOWN)]
-            same = len({one.split(" of ")[0] for one in found}) == 1
-            said = [found[0], *(one.split(" of ", 1)[1] for one in found[1:])] if same else found
+        for name, old, new in self.changes:
+            found = [one for one in self.following if one.name == name]
+            dims = {one.dimension for one in found}
+            said = [f"the {_ORDINALS[one.dimension]} dimension of " * (not at or len(dims) > 1)
+                    + f"{one.operation}'s {by(one.shape)} {one.argument}" for at, one in enumerate(found)]
             phrases.append(f"{name} {old} → {new} is {' and '.join(said) or 'no dimension of an input'}")
         return "; ".join(phrases)
 
-    def _followed(self, name: int) -> Iterator[tuple[int, str]]:
+    @cached_property
+    def following(self) -> tuple[FollowingDimension, ...]:
+        """Return which dimensions of the step's first inputs follow the names."""
+        return tuple(one for at in range(len(self.changes)) for one in islice(self._followed(at), _SHOWN))
+
+    def _followed(self, name: int) -> Iterator[FollowingDimension]:
         """Dimensions of what look-ups, products, convolutions and losses take that follow a name, each shape once, in
-        the step's order; and what takes them."""
+        the step's order."""
         seen: set[tuple[str, Shape]] = set()
         ops = self.graph.ops
         for row in np.flatnonzero((ops.phase != Phase.BACKWARD) & (ops.phase != Phase.OPTIMIZER)).tolist():
@@ -162,7 +169,7 @@ class ScaledShapes:
                 dim = next((at for at, one in enumerate(value.layouts[0]) if one.powers[name]), None)
                 if argument in INPUTS and dim is not None and dim < len(_ORDINALS) and (short, value.shape) not in seen:
                     seen.add((short, value.shape))
-                    yield dim, f"{short}'s {by(value.shape)} {INPUTS[argument]}"
+                    yield FollowingDimension(self.changes[name][0], short, INPUTS[argument], value.shape, dim)
 
     def undecided(self, op: int) -> bool:
         """Return whether an operation that does work takes a tensor that may be a parameter or samples, and nothing

@@ -23,7 +23,7 @@ from graph_predictor.prediction.operation_costs import every_operation, operatio
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.pricing import prices_of, resized_on_cpu, shrinking
 from graph_predictor.prediction.result import most_activations, with_sizes
-from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.scenario import EditError, OtherSizes, Scenario, SizeRoute
 from graph_predictor.sizes.layout_rules import whole_number
 from graph_predictor.sizes.layouts import Dim, Shape
 from graph_predictor.sizes.retrace import LEADING, MOST, no_size, parse_sets
@@ -112,7 +112,8 @@ class Sizes:
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``. Sizes are scaled once for all predictions from a scenario."""
         if not self.changes:
-            return scenario
+            found = replace(scenario, sizes=OtherSizes(SizeRoute.AS_CAPTURED, ()))
+            return found.with_note(self.because) if self.because else found
         return scenario.shared.once("sizes", (scenario, self.changes, self.because), lambda: self._scaled(scenario))
 
     def _scaled(self, scenario: Scenario) -> Scenario:
@@ -143,7 +144,8 @@ class Sizes:
         _check_decided(scenario, scaled, self)
         if self.because:
             scenario = scenario.with_note(self.because)
-        scenario = scenario.with_note(f"{scaled[0].said()}.")
+        sizes = OtherSizes(SizeRoute.SCALED, self.changes, scaled[0].following)
+        scenario = scenario.with_note(f"{scaled[0].said()}.", sizes=sizes)
         batch = next((one for one in self.changes if one[0].lower() in LEADING), None)
         samples, recorded = (1.0, None) if batch is None else (batch[2] / batch[1], batch[1])
         scenario = self._with_activations(scenario.with_samples(samples, recorded, self.growth))

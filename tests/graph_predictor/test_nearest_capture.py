@@ -137,6 +137,11 @@ def test_the_command_scales_the_nearest_capture(tmp_path: Path) -> None:
                for note in far["notes"])
     assert near["step_time_us"] == predicted(first, "2048:2560")["step_time_us"]
     assert there["gpu_active_us"] == 92
+    following = [{"name": "batch", "operation": "addmm", "argument": "input", "shape": [2048, 1024], "dimension": 0}]
+    assert near["sizes"] == {"route": "one capture scaled", "following": following,
+                             "changes": [{"name": "batch", "old": 2048, "new": 2560}]}
+    assert there["sizes"]["route"] == "as captured"
+    assert any("the one at batch=4096 is of that size and stands for it" in note for note in there["notes"])
     for wrong in (["--also", second, "--set", "batch=32:128"], ["--also", f"{second}:batch=64"]):
         assert CliRunner().invoke(app, ["predict", first, *wrong]).exit_code == 2
 
