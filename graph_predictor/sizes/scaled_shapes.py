@@ -102,7 +102,12 @@ class ScaledShapes:
                 shown = "×".join(map(str, sorted(clash, key=_dimensions)[-1]))
                 raise EditError(f"{changes} is ambiguous: a parameter of {shown} has the size {old} too, so that they "
                                 "cannot be told apart; capture the step at another size.")
-            strided = [] if leading else strided_maps(self.shapes, old)
+            strided = [] if leading else [
+                side for side in strided_maps(self.shapes, old) if side not in self.sizes.derived]
+            if not leading and self.flow.changed:
+                raise EditError(f"{changes} changes parameters of the model: one of {by(self.flow.changed[0])} is as "
+                                f"large as {name} makes it, and one capture scales what the data change. "
+                                f"{_TRACED_AGAIN}.")
             if strided:
                 maps = " and ".join(f"{size}×{size}" for size in strided)
                 raise EditError(f"{changes} changes more than what has the size {old}: maps of {maps} follow from it "
@@ -219,12 +224,19 @@ class ScaledShapes:
 
     def _by_shape(self, shape: Shape) -> list[Layout]:
         """Return what a tensor may be by its shape alone, the likeliest first."""
-        base = list(self._elsewhere(shape))
-        found = []
-        for at, dim in self._samples(shape):
-            if not base[at].follows or base[at] == dim:
-                found.append((*base[:at], dim, *base[at + 1:]))
-        return found or [tuple(base)]
+        plain = self._elsewhere(shape)
+        derived = tuple(dim if dim.follows else self.sizes.derived.get(size, dim)
+                        for size, dim in zip(shape, plain, strict=True))
+        likely = [derived, plain] if shape not in self.parameters else [plain]
+        if any(size in self._sizes_of_parameters for size in shape if size in self.sizes.derived):
+            likely.reverse()
+        return list(dict.fromkeys(found for base in likely for found in self._with_samples(shape, base)))
+
+    def _with_samples(self, shape: Shape, base: Layout) -> list[Layout]:
+        """Return a layout with the samples wherever they may stand; as it is where they may stand nowhere."""
+        found = [(*base[:at], dim, *base[at + 1:]) for at, dim in self._samples(shape)
+                 if not base[at].follows or base[at] == dim]
+        return found or [base]
 
     def _list(self, shape: Shape) -> Layout | None:
         """Return how a list of indices follows the sizes, or the offsets into one, which are one more."""

@@ -46,7 +46,9 @@ MOST_UNSIZED = 0.05
 MOST_KEPT = 50_000
 """Operations of a job whose layouts are kept for the next prediction: some kilobytes each."""
 LEAST_MOVED = 0.01
-"""Share of the step's work by which a new size should change it at least; less is said."""
+"""Share of the step's work by which a new size should change it at least; less is refused, unless ..."""
+LEAST_SIZED = 0.05
+"""... this share of it has the size."""
 
 
 Part = tuple[int, int]
@@ -163,16 +165,21 @@ class Sizes:
                 "SCRIPT.py:FUNCTION as the source) for the peak there.")
         return changed
 
-    def warned(self, scenario: Scenario, moved: float) -> Scenario:
-        """Return the same with a warning where the sizes change next to nothing; ``moved`` is the share of the work
-        that they change."""
-        if moved >= LEAST_MOVED * min(abs(math.log(self.growth)), 1.0):
-            return scenario
-        said = " and ".join(f"{name} {old} → {new}" for name, old, new in self.changes)
-        return replace(scenario, warnings=(*scenario.warnings, (
-            f"{said} changes {moved:.2%} of the step's work, as hardly any operation has that size: what follows it in "
-            "another way (a loop, a loader, a size that is worked out from it) is not in this number; trace the "
-            "program again (--code).")))
+    def check_moved(self, moved: float, of: float) -> None:
+        """Raise ``EditError`` where the sizes change next to nothing: what follows them in another way would be missing
+        from the number.
+
+        Args:
+            moved: change of the step's work, as a share of it.
+            of: share of the work that has the sizes, whether it changes much (a step of short calls) or not.
+        """
+        if moved >= LEAST_MOVED * min(abs(math.log(self.growth)), 1.0) or of >= LEAST_SIZED:
+            return
+        said = " and ".join(f"{name}={old}:{new}" for name, old, new in self.changes)
+        raise EditError(f"{said} changes {moved:.2%} of the step's work, as hardly any operation has that size: what "
+                        "follows it in another way (a loop, a loader, a size that is worked out from it) is not known "
+                        "from one capture; trace the program again (--code SCRIPT.py:FUNCTION), or name the size that "
+                        "the step's tensors have.")
 
 
 def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> None:
@@ -224,7 +231,8 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
     spread[inside] = np.hypot(spread[inside], np.where(doubtful[of], sizes.either, 0.0))
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
     sized = (factor != 1.0) | np.isin(resized.call_row, list(after))
-    scenario = sizes.warned(scenario, float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1))
+    of_work = float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1)
+    sizes.check_moved(of_work, of_work)
     kernels = replace(scenario.kernels.scaled(kernel_factor).widened(spread), calls=after)
     changed = replace(scenario, regrouped=resized, kernels=kernels)
     if doubtful.any():
@@ -267,9 +275,9 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes
         raise EditError("No operation that computes has one of the sizes: nothing would change.")
     ns = was * factor
     moved = abs(float((ns - was)[changed].sum())) / max(float(was[working].sum()), 1.0)
-    scenario = sizes.warned(scenario, moved)
     share, doubt = (float(slices.ns[rows].sum()) / max(float(slices.ns[working].sum()), 1.0)
                     for rows in (changed, doubtful))
+    sizes.check_moved(moved, share)
     stays = float(ns[working & ~slices.fetched & ~known].sum())
     less = shrinking(stays, float(ns[working].sum()), sizes.growth)
     host = scenario.host.widened(resized_on_cpu(ns[changed], factor[changed], float(ns[working].sum())))
