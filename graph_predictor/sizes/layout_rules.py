@@ -198,7 +198,7 @@ def _linear(call: Call) -> Outcome:
 @_rule("convolution_backward", "slow_conv2d_forward", "_slow_conv2d_forward", "max_pool2d_with_indices_backward",
        "avg_pool2d_backward", "index", "index_put",
        "_index_put_impl", "gather", "scatter", "scatter_add", "index_select",
-       "embedding_dense_backward", "topk", "sort", "lstm", "gru", "_cudnn_rnn",
+       "embedding_dense_backward", "sort", "lstm", "gru", "_cudnn_rnn",
        "set_data", "resize", "set", "repeat", "one_hot")
 def _unknown(call: Call) -> Outcome:
     """A result whose shape the arguments' shapes alone do not tell."""
@@ -442,6 +442,19 @@ def _windows(call: Call) -> Outcome:
     return _one([*_strided(call, [(stride, 0, window)], [at]), (window, call.sizes.constant)])
 
 
+@_rule("topk")
+def _best(call: Call) -> Outcome:
+    """The largest of a dimension: a number that the program chose; or where there are as many choices as elements, what
+    experts of some capacity take, which is a share of the tokens."""
+    dims, count = call.first().dims, call.number(1)
+    at = call.number(2, -1) % len(dims)
+    size, dim = dims[at]
+    others = math.prod(one for place, (one, _) in enumerate(dims) if place != at)
+    share = dim.follows and count * others >= size and count > 1
+    dims[at] = count, Dim(dim.powers, 0, True) if share else call.sizes.constant
+    return _one(dims)
+
+
 @_rule("as_strided")
 def _overlapping(call: Call) -> Outcome:
     """Windows along the last dimension that are written as strides (a short-time Fourier transform's frames)."""
@@ -475,7 +488,7 @@ def _part(call: Call, one: Tensor, at: int, count: int, shape: Shape) -> Dim:
         return dim if count == size or leads else guessed
     if size - count <= _FEW < count:
         return Dim(dim.powers, dim.fixed - (size - count), dim.rounded)
-    return Dim(dim.powers, 0, dim.rounded) if count > 1 else call.sizes.constant
+    return Dim(dim.powers, 0, dim.rounded or count in call.sizes.derived) if count > 1 else call.sizes.constant
 
 
 @_rule("select")
@@ -499,9 +512,9 @@ def _split(call: Call) -> Outcome:
     """Parts of a dimension that follows nothing; parts of samples are as many as the program says."""
     counts, dims = call.numbers(1), call.first().dims
     at = call.number(2) % len(dims)
-    part = Dim(dims[at][1].powers)
-    return Outcome(tuple(_one([*dims[:at], (count, part), *dims[at + 1:]]).results[0]
-                         for count in dict.fromkeys(counts)))
+    powers = dims[at][1].powers
+    return Outcome(tuple(_one([*dims[:at], (count, Dim(powers, 0, any(powers) and count in call.sizes.derived)),
+                               *dims[at + 1:]]).results[0] for count in dict.fromkeys(counts)))
 
 
 @_rule("cat", "concat", "concatenate")

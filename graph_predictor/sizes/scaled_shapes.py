@@ -20,6 +20,7 @@ import numpy as np
 
 from graph_predictor.prediction.scenario import EditError, FollowingDimension
 from graph_predictor.sizes import twins
+from graph_predictor.sizes.data_rows import selections
 from graph_predictor.sizes.layouts import Dim, Layout, NamedSizes, Shape, total
 from graph_predictor.sizes.retrace import LEADING
 from graph_predictor.sizes.size_flow import Role, SizeFlow, Use, Value
@@ -69,8 +70,11 @@ class ScaledShapes:
         # NamedSizes that are products of a named one with those beside it, and lengths of lists of indices.
         self._products: dict[int, tuple[int, ...]] = {}
         self._lists: dict[int, tuple[int, ...]] = {}
+        self._rows: set[int] = set()  # that data select: no tensor has them and all samples too
         self._find_products()
         self._find_lists()
+        self.selected = selections(graph, {*self.sizes.old} - self._sizes_of_parameters)
+        self._find_rows()
         self.flow = SizeFlow(graph, self.sizes, self._by_shape, self._list, self.parameters, _role)
 
     def check(self) -> None:
@@ -184,6 +188,12 @@ class ScaledShapes:
             return False
         return any(value.undecided for value in self.flow.values(op).values())
 
+    def selects(self, op: int) -> bool:
+        """Return whether an operation works on rows that data select."""
+        return bool(self._rows) and any(
+            dim.rounded and size in self._rows for value in self.flow.values(op).values()
+            for size, dim in zip(value.shape, value.layouts[0], strict=True))
+
     def operation(self, operation: Operation) -> Operation:
         """An operation at the new sizes, wherever in the step it may be."""
         return self._resized(operation, self.flow.values_of(operation.name, list(operation.arguments)))
@@ -225,11 +235,15 @@ class ScaledShapes:
     def _by_shape(self, shape: Shape) -> list[Layout]:
         """Return what a tensor may be by its shape alone, the likeliest first."""
         plain = self._elsewhere(shape)
-        derived = tuple(dim if dim.follows else self.sizes.derived.get(size, dim)
+        rows = self._rows if any(dim.follows for dim in self._with_samples(shape, plain)[0]) else set()
+        derived = tuple(dim if dim.follows or size in rows else self.sizes.derived.get(size, dim)
                         for size, dim in zip(shape, plain, strict=True))
-        likely = [derived, plain] if shape not in self.parameters else [plain]
-        if any(size in self._sizes_of_parameters for size in shape if size in self.sizes.derived):
-            likely.reverse()
+        if shape in self.parameters:
+            likely = [plain]
+        elif any(size in self._sizes_of_parameters for size in shape if size in self.sizes.derived):
+            likely = [plain, derived]
+        else:
+            likely = [derived]
         return list(dict.fromkeys(found for base in likely for found in self._with_samples(shape, base)))
 
     def _with_samples(self, shape: Shape, base: Layout) -> list[Layout]:
@@ -308,6 +322,23 @@ class ScaledShapes:
                 for size in (indices[0], counts) if powers else ():
                     if size not in self.sizes.old and (size,) not in self.parameters:
                         self._lists.setdefault(size, powers)
+
+    def _find_rows(self) -> None:
+        """Numbers of rows that data select, of which what they are selected from says that they grow."""
+        for rows, source, _ in self.selected:
+            powers = self._powers_of(source)
+            if any(powers) and rows not in self.sizes.old and rows not in self._products:
+                self.sizes.derived.setdefault(rows, Dim(powers, 0, True))
+                self._rows.add(rows)
+
+    def _powers_of(self, source: Shape) -> tuple[int, ...]:
+        """What a mask follows, or tokens each as often as it has experts."""
+        powers = total(self._by_shape(source)[0])
+        for size in () if any(powers) else source:
+            of = [known for known in self._products if known == size or (
+                not size % known and (known, size // known) in self.shapes)]
+            powers = self._products[max(of)] if of else powers
+        return powers
 
     def _told(self, telling: Shape, *, bags: bool) -> tuple[int, tuple[int, ...]]:
         """Return how many samples offsets or lengths count, and what these follow; only PyTorch's bags may leave out

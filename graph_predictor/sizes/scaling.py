@@ -24,6 +24,7 @@ from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.pricing import prices_of, resized_on_cpu, shrinking
 from graph_predictor.prediction.result import most_activations, with_sizes
 from graph_predictor.prediction.scenario import EditError, OtherSizes, Scenario, SizeRoute
+from graph_predictor.sizes.data_rows import said_of, spread_of
 from graph_predictor.sizes.layout_rules import whole_number
 from graph_predictor.sizes.layouts import Dim, Shape
 from graph_predictor.sizes.retrace import LEADING, MOST, no_size, parse_sets
@@ -207,7 +208,7 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
     known: dict[tuple[Any, ...], tuple[tuple[OpCall, ...] | None, float]] = {}
     calls: list[tuple[OpCall, ...]] = []
     factor = np.ones(len(work.call_row))
-    doubtful = np.zeros(len(work.call_row), np.bool_)
+    doubtful, chosen = np.zeros(len(work.call_row), np.bool_), np.zeros(len(work.call_row), np.bool_)
     rows = zip(work.call_row.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)
     for i, (number, rank, op) in enumerate(rows):
         calls.append(work.calls[number])
@@ -222,13 +223,14 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
                                         shapes.growth(op)), float(shapes.growth(op)))
         new, growth = known[key]
         calls[i], factor[i] = (calls[i], growth) if new is None else (new, 1.0)
-        doubtful[i] = shapes.undecided(op)
+        doubtful[i], chosen[i] = shapes.undecided(op), shapes.selects(op)
     resized, after = work.regrouped(calls)
     kernel_factor, exchanged = _collectives(scenario, scaled)
     inside, of = work.kernel_group >= 0, work.kernel_group[work.kernel_group >= 0]
     kernel_factor[inside] *= factor[of]
     spread = np.where(kernel_factor != 1.0, RESIZED_WITH_DATA, 0.0)
     spread[inside] = np.hypot(spread[inside], np.where(doubtful[of], sizes.either, 0.0))
+    spread[inside] = np.hypot(spread[inside], np.where(chosen[of], spread_of(scaled[0].selected), 0.0))
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
     sized = (factor != 1.0) | np.isin(resized.call_row, list(after))
     of_work = float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1)
@@ -237,6 +239,9 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
     changed = replace(scenario, regrouped=resized, kernels=kernels)
     if doubtful.any():
         changed = changed.with_note(_doubt(work.measured_ns[doubtful].sum() / max(int(work.measured_ns.sum()), 1)))
+    if chosen.any():
+        changed = changed.with_note(said_of(scaled[0].selected, work.measured_ns[chosen].sum()
+                                            / max(int(work.measured_ns.sum()), 1)))
     return changed.with_note(
         f"Sizes were scaled through the graph of one capture; host time stays. {share:.0%} of the kernels' time, of "
         "operations "
@@ -266,22 +271,26 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes
     was, factor = scenario.host_times(), np.ones(len(slices))
     known: Bool = np.zeros(len(slices), np.bool_)
     doubtful: Bool = np.zeros(len(slices), np.bool_)
+    chosen: Bool = np.zeros(len(slices), np.bool_)
     for number, shapes in enumerate(scaled):
-        growth, computes, undecided = _computing(scenario, number, shapes)
+        growth, computes, undecided, selects = _computing(scenario, number, shapes)
         factor *= growth
-        known, doubtful = known | computes, doubtful | undecided
+        known, doubtful, chosen = known | computes, doubtful | undecided, chosen | selects
     changed = factor != 1.0
     if not changed.any():
         raise EditError("No operation that computes has one of the sizes: nothing would change.")
     ns = was * factor
     moved = abs(float((ns - was)[changed].sum())) / max(float(was[working].sum()), 1.0)
-    share, doubt = (float(slices.ns[rows].sum()) / max(float(slices.ns[working].sum()), 1.0)
-                    for rows in (changed, doubtful))
+    share, doubt, of_rows = (float(slices.ns[rows].sum()) / max(float(slices.ns[working].sum()), 1.0)
+                             for rows in (changed, doubtful, chosen))
     sizes.check_moved(moved, share)
     stays = float(ns[working & ~slices.fetched & ~known].sum())
     less = shrinking(stays, float(ns[working].sum()), sizes.growth)
     host = scenario.host.widened(resized_on_cpu(ns[changed], factor[changed], float(ns[working].sum())))
     host = host.widened(less)
+    if of_rows:
+        host = host.widened(of_rows * spread_of(scaled[0].selected))
+        scenario = scenario.with_note(said_of(scaled[0].selected, of_rows))
     if doubt:
         scenario, host = scenario.with_note(_doubt(doubt)), host.widened(doubt * sizes.either)
     return replace(scenario, host=replace(host, ns=ns)).with_note(
@@ -289,8 +298,9 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes
         "host's time stays." + (" The interval holds a step in which that shrinks too." if less else ""))
 
 
-def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[Float64, Bool, Bool]:
-    """Return how much more a rank's slices of host time compute, which compute, and which of these are undecided."""
+def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[Float64, Bool, Bool, Bool]:
+    """Return how much more a rank's slices of host time compute, which compute, and which of these are undecided, or
+    work on rows that data select."""
     slices, graph = scenario.slices, shapes.graph
     costs = operation_costs(scenario.cycle, slices, number, every_operation(graph))
     ops, numbers = graph.ops, dict[tuple[Any, ...], int]()
@@ -303,9 +313,11 @@ def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[F
     computes: Bool = computing_operations(graph)[costs.op] & takes_time
     undecided = computes & np.array([shapes.undecided(op) for op in examples], np.bool_)[kind]
     none = np.zeros(len(kind) + 1)
-    known, doubtful = (costs.by_slice(slices, rows.astype(np.float64), none, 0.0, 0.0) > 0
-                       for rows in (computes, undecided))
-    return (costs.by_slice(slices, np.where(computes, growth[kind], 1.0), none + 1.0, 1.0, 1.0), known, doubtful)
+    selects = computes & np.array([shapes.selects(op) for op in examples], np.bool_)[kind]
+    known, doubtful, chosen = (costs.by_slice(slices, rows.astype(np.float64), none, 0.0, 0.0) > 0
+                               for rows in (computes, undecided, selects))
+    return (costs.by_slice(slices, np.where(computes, growth[kind], 1.0), none + 1.0, 1.0, 1.0), known, doubtful,
+            chosen)
 
 
 def _growth_of_work(scenario: Scenario, shapes: ScaledShapes, ops: list[int]) -> Float64:
@@ -385,6 +397,7 @@ def unrolled_size(scaled: ScaledShapes) -> int | None:
     Trusts the arguments' values; a trace without them has no such dimension.
     """
     taken: dict[tuple[Shape, int, Dim], set[Part]] = {}
+    experts = {(source[0], rows) for rows, source, _ in scaled.selected if len(source) == 1}
     for row in _rows(scaled):
         operation = Operation.from_graph(scaled.graph, row)
         value = scaled.flow.values(row).get((0, -1))
@@ -395,7 +408,8 @@ def unrolled_size(scaled: ScaledShapes) -> int | None:
         at = dim % len(value.shape)
         size, follows = value.shape[at], value.layouts[0][at]
         if scaled.sizes.resized(size, follows) != size:
-            taken.setdefault((value.shape, at, follows), set()).update(parts(operation.arguments, size))
+            taken.setdefault((value.shape, at, follows), set()).update(
+                part for part in parts(operation.arguments, size) if (size, part[1] - part[0]) not in experts)
     for (shape, at, follows), found in taken.items():
         if _gone_along(shape[at], found, math.prod(old**power for old, power in zip(
                 scaled.sizes.old, follows.powers, strict=True))):

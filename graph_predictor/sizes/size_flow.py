@@ -403,8 +403,8 @@ class SizeFlow:
 
     def _cost(self, result: Tensor, usual: int) -> float:
         """That of samples held more than ``usual`` times, and a little for samples that do not stand first, so that of
-        equals the usual one wins."""
-        places = [at for at, dim in enumerate(result.layout) if self.sizes.samples((dim,))]
+        equals the usual one wins; shares of them stand anywhere."""
+        places = [at for at, dim in enumerate(result.layout) if self.sizes.samples((dim,)) and not dim.rounded]
         return TWICE * (self.sizes.samples(result.layout) > usual) + OUT_OF_PLACE * bool(places and places[0])
 
 
