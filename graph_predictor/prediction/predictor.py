@@ -429,7 +429,7 @@ class _Run:
             mfu=None if target is None or not flops else flops / step_ns / 1e3 / self._peak(target),
             cost_per_step=None if price_per_hour is None else price_per_hour * world * step_ns / 3.6e12,
             as_measured=not self.edits and ran and self.baseline.unlike_measured is None,
-            edits=self.edits, warnings=self._warnings(), notes=self._notes())
+            edits=self.edits, sizes=scenario.sizes, warnings=self._warnings(), notes=self._notes())
 
     def savings_us(self) -> dict[str, float]:
         """Return what the step would save, µs, if a resource took no time: its host, its GPU, its network."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from graph_predictor.prediction.scenario import Scenario
+from graph_predictor.prediction.scenario import OtherSizes, Scenario
 from graph_predictor.recorded.facts import RecordedFacts, damage_notes
 from graph_predictor.simulation.build import Built, kernel_kinds
 from kernel_models.op_call import itemsize, short_dtype
@@ -191,6 +191,7 @@ class Prediction(SteadyStep, Shown):
         peak_memory_bytes: where known.
         items_per_second, flops_per_step, mfu, cost_per_step: where known; ``mfu`` is of the device's peak rate.
         edits: what was changed, as sentences.
+        sizes: the sizes that were asked for, the way to them and what of the inputs follows them; ``None`` as recorded.
         warnings: what makes the number less reliable; notes: what was assumed.
     """
 
@@ -213,6 +214,7 @@ class Prediction(SteadyStep, Shown):
     mfu: float | None = None
     cost_per_step: float | None = None
     edits: list[str] = field(default_factory=list)
+    sizes: OtherSizes | None = None
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -283,5 +285,5 @@ class Prediction(SteadyStep, Shown):
             "device": self.device or None, "recorded_on": self.recorded_on or None,
             "items_per_second": self.items_per_second, "flops_per_step": self.flops_per_step, "mfu": self.mfu,
             "cost_per_step": self.cost_per_step,
-            "edits": self.edits, "notes": self.notes,
+            "edits": self.edits, "sizes": None if self.sizes is None else self.sizes.to_json(), "notes": self.notes,
         }

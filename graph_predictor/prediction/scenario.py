@@ -369,6 +369,55 @@ class BatchChange:
         return self if self.loader is None else replace(self, loader=self.loader.scaled(factor))
 
 
+class SizeRoute(Enum):
+    """The way to a step at other sizes."""
+
+    AS_CAPTURED = "as captured"
+    SCALED = "one capture scaled"
+    TRACED_AGAIN = "traced again"
+
+
+@dataclass(frozen=True, slots=True)
+class FollowingDimension:
+    """A dimension of an input of the step that a named size changes.
+
+    Attributes:
+        name: of the size.
+        operation, argument: what takes the input, and as what.
+        shape: of the input before.
+        dimension: from 0.
+    """
+
+    name: str
+    operation: str
+    argument: str
+    shape: tuple[int, ...]
+    dimension: int
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSizes:
+    """The sizes that were asked for, and what of the step follows them.
+
+    Attributes:
+        route: the way to them.
+        changes: name, recorded size or setting (``None`` where nothing says it) and new one.
+        following: dimensions of the step's inputs that follow a name; none where the program was traced again, which
+            decides them itself.
+    """
+
+    route: SizeRoute
+    changes: tuple[tuple[str, int | str | None, int | str], ...]
+    following: tuple[FollowingDimension, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"route": self.route.value,
+                "changes": [{"name": name, "old": old, "new": new} for name, old, new in self.changes],
+                "following": [{"name": one.name, "operation": one.operation, "argument": one.argument,
+                               "shape": list(one.shape), "dimension": one.dimension} for one in self.following]}
+
+
 OTHER_RANKS = "the ranks that were not recorded"
 """The claim of an edit that says how they behave."""
 
@@ -405,6 +454,7 @@ class Scenario:
         regrouped: the job's device work, where an edit groups it anew.
         origin: of a step traced by shapes, the recorded job whose times it has taken.
         items_per_rank: samples a step and rank, where known.
+        sizes: the step's other sizes, where any were asked for.
         profiled: host times are those under the profiler; what edits take from other captures must be alike.
         set_by: which edit set what only one may set.
         shared: results that scenarios made from this one share with it.
@@ -425,6 +475,7 @@ class Scenario:
     regrouped: Work | None = None
     origin: Origin | None = None
     items_per_rank: float | None = None
+    sizes: OtherSizes | None = None
     profiled: bool = True
     set_by: dict[str, str] = field(default_factory=dict)
     shared: Shared = field(default_factory=Shared, repr=False, compare=False)

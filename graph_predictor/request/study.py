@@ -27,6 +27,7 @@ from graph_predictor.prediction.repeat import Shared
 from graph_predictor.prediction.result import lacking_memory
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request import parallel_ranks
+from graph_predictor.sizes import captures as size_captures
 from graph_predictor.sizes import scaling
 from graph_predictor.sizes.retrace import (
     are_sizes,
@@ -412,12 +413,17 @@ class Study:
         """Return the capture whose sizes are nearest to those asked for, and the change of its sizes."""
         others = [parse_also(text) for text in also]
         captures = [self._known(), *(self._once("capture", self._capture, path) for path, _ in others)]
-        sizes = captured_sizes([one.built.graphs[0] for one in captures], [old, *(sizes for _, sizes in others)], new)
+        graphs = [one.built.graphs[0] for one in captures]
+        sizes = captured_sizes(graphs, [old, *(sizes for _, sizes in others)], new)
+        for (path, _), graph, own in zip(others, graphs[1:], sizes[1:], strict=True):
+            if not graph.meta.workload:  # which notes its sizes itself
+                size_captures.check_sizes((graphs[0], graph), (sizes[0], own), path)
         wanted = {**sizes[0], **new}
         chosen = nearest(sizes, wanted)
         at = [", ".join(f"{name}={size}" for name, size in one.items()) for one in sizes]
         changes = tuple((name, size, wanted[name]) for name, size in sizes[chosen].items() if size != wanted[name])
-        because = f"Of the captures at {' and '.join(at)} the one at {at[chosen]} is nearest and was scaled."
+        what = "is nearest and was scaled" if changes else "is of that size and stands for it"
+        because = f"Of the captures at {' and '.join(at)} the one at {at[chosen]} {what}."
         return captures[chosen], scaling.Sizes(changes, because)
 
     def _capture(self, path: str) -> Baseline:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import wraps
 
 from graph_predictor.sizes.layouts import Dim, Layout, NamedSizes, Shape, reshaped
@@ -194,12 +195,11 @@ def _linear(call: Call) -> Outcome:
     return _one([*a.dims[:-1], weight.dims[0]])
 
 
-@_rule("convolution", "conv1d", "conv2d", "conv3d", "_convolution", "cudnn_convolution", "mkldnn_convolution",
-       "convolution_backward", "slow_conv2d_forward", "_slow_conv2d_forward", "miopen_convolution",
-       "max_pool2d_with_indices", "avg_pool2d", "index", "index_put",
+@_rule("convolution_backward", "slow_conv2d_forward", "_slow_conv2d_forward", "max_pool2d_with_indices_backward",
+       "avg_pool2d_backward", "index", "index_put",
        "_index_put_impl", "gather", "scatter", "scatter_add", "index_select",
-       "embedding_dense_backward", "topk", "sort", "lstm", "gru", "_cudnn_rnn",
-       "set_data", "resize", "as_strided", "set", "unfold", "repeat", "one_hot")
+       "embedding_dense_backward", "sort", "lstm", "gru", "_cudnn_rnn",
+       "set_data", "resize", "set", "repeat", "one_hot")
 def _unknown(call: Call) -> Outcome:
     """A result whose shape the arguments' shapes alone do not tell."""
     del call
@@ -305,6 +305,167 @@ def _expanded(call: Call) -> Outcome:
                 for at, size in enumerate(shape))
 
 
+def _strided(call: Call, sizes: Sequence[tuple[int, int, int]], places: Sequence[int], *, up: bool = False) -> Dims:
+    """Dimensions of the first tensor after windows went over some of them, as PyTorch's documentation of convolutions
+    and pooling has it::
+
+        out = (size + padded - window) / stride + 1          rounded down
+        out = (size - 1) × stride - padded + window          transposed
+
+    Args:
+        call: of the operation.
+        sizes: stride, elements padded at both ends (in ``up``: and those of the output), and window with its dilation,
+            of each of the places.
+        places: dimensions that windows go over.
+        up: whether it is transposed.
+    """
+    dims = call.first().dims
+    for at, (stride, padded, window) in zip(places, sizes, strict=True):
+        size, dim = dims[at]
+        if stride < 1 or size < 1:
+            raise _Untold
+        if up:
+            out, fixed = (size - 1) * stride - padded + window, (dim.fixed - 1) * stride - padded + window
+            follows = Dim(dim.powers, fixed, dim.rounded)
+        else:
+            out = (size + padded - window) // stride + 1
+            fraction = out - Fraction(size - dim.fixed, stride)
+            whole = fraction.denominator == 1
+            follows = Dim(dim.powers, int(fraction) if whole else fraction, dim.rounded or stride > 1)
+        dims[at] = out, follows if dim.follows else call.sizes.constant
+    return dims
+
+
+def _each(numbers: Shape, count: int) -> Shape:
+    """Numbers of each dimension, of which one may be given for all."""
+    found = numbers * count if len(numbers) == 1 else numbers
+    if len(found) != count:
+        raise _Untold
+    return found
+
+
+def _convolved(call: Call, stride: int, padding: int, dilation: int, transposed: int | None) -> Outcome:
+    """A convolution whose numbers are the arguments of these places."""
+    if len(call.tensors) < 2 or len(call.tensors[0].shape) != len(call.tensors[1].shape):
+        raise _Untold
+    weight = call.tensors[1].shape
+    count = len(weight) - 2
+    places, up = range(2, 2 + count), transposed is not None and call.arguments[transposed].value == "True"
+    strides, padded, dilated = (_each(call.numbers(place), count) for place in (stride, padding, dilation))
+    more = _each(call.numbers((transposed or 0) + 1), count) if up else (0,) * count
+    sizes = [(a, 2 * b - extra, c * (window - 1) + 1) for a, b, c, extra, window in zip(
+        strides, padded, dilated, more, weight[2:], strict=True)]
+    dims = _strided(call, sizes, places, up=up)
+    groups = call.number(transposed + 2, 1) if up and transposed is not None else 1
+    dims[1] = (weight[1] * groups if up else weight[0]), call.sizes.constant
+    shape = tuple(size for size, _ in dims)
+    return Outcome((Tensor(shape, tuple(dim for _, dim in dims)),))
+
+
+@_rule("convolution", "_convolution", "conv1d", "conv2d", "conv3d")
+def _convolution(call: Call) -> Outcome:
+    return _convolved(call, 3, 4, 5, 6 if len(call.arguments) > 7 else None)
+
+
+@_rule("mkldnn_convolution")
+def _mkldnn_convolution(call: Call) -> Outcome:
+    return _convolved(call, 4, 3, 5, None)
+
+
+@_rule("cudnn_convolution", "miopen_convolution")
+def _cudnn_convolution(call: Call) -> Outcome:
+    first = 2 if len(call.tensors) < 3 else 3  # MIOpen's has a bias
+    return _convolved(call, first + 1, first, first + 2, None)
+
+
+@_rule("max_pool1d", "max_pool1d_with_indices", "max_pool2d", "max_pool2d_with_indices", "max_pool3d",
+       "max_pool3d_with_indices", "mkldnn_max_pool2d")
+def _max_pooled(call: Call) -> Outcome:
+    return _pooled(call, call.numbers(4), call.arguments[5].value)
+
+
+@_rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def _mean_pooled(call: Call) -> Outcome:
+    return _pooled(call, (1,), call.arguments[4].value)
+
+
+def _pooled(call: Call, dilation: Shape, ceiled: str) -> Outcome:
+    window = call.numbers(1)
+    rank = len(call.first().shape)
+    count = max(len(window), 1)
+    strides, padded, dilated = (_each(one, count) for one in (call.numbers(2) or window, call.numbers(3), dilation))
+    sizes = [(a, 2 * b + (a - 1) * (ceiled == "True"), c * (size - 1) + 1)
+             for a, b, c, size in zip(strides, padded, dilated, window, strict=True)]
+    found = _one(_strided(call, sizes, range(rank - count, rank)))
+    return Outcome(found.results * 2)  # and where the largest are
+
+
+@_rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d",
+       "_adaptive_avg_pool3d", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
+       "mkldnn_adaptive_avg_pool2d")
+def _pooled_to(call: Call) -> Outcome:
+    """Pooling to a size that the program says."""
+    dims, target = call.first().dims, call.numbers(1)
+    return _one([*dims[:len(dims) - len(target)], *((size, call.sizes.constant) for size in target)])
+
+
+@_rule("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d",
+       "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_nearest_exact2d", "_upsample_bilinear2d_aa")
+def _upsampled(call: Call) -> Outcome:
+    """Maps a whole number of times as large; of any other the size may be one that is written down."""
+    dims, target = call.first().dims, call.numbers(1)
+    first = len(dims) - len(target)
+    for at, out in enumerate(target, first):
+        size, dim = dims[at]
+        if dim.follows and out % size:
+            raise _Untold
+        times = out // size
+        dims[at] = out, Dim(dim.powers, dim.fixed * times, dim.rounded) if dim.follows else dim
+    return _one(dims)
+
+
+@_rule("constant_pad_nd", "pad", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d")
+def _padded(call: Call) -> Outcome:
+    dims, pads = call.first().dims, call.numbers(1)
+    for number, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True), 1):
+        size, dim = dims[-number]
+        follows = Dim(dim.powers, dim.fixed + before + after, dim.rounded)
+        dims[-number] = size + before + after, follows if dim.follows else dim
+    return _one(dims)
+
+
+@_rule("unfold")
+def _windows(call: Call) -> Outcome:
+    """Windows along a dimension, each as the last dimension."""
+    at = call.number(1) % len(call.first().shape)
+    window, stride = call.number(2), call.number(3)
+    return _one([*_strided(call, [(stride, 0, window)], [at]), (window, call.sizes.constant)])
+
+
+@_rule("topk")
+def _best(call: Call) -> Outcome:
+    """The largest of a dimension: a number that the program chose; or where there are as many choices as elements, what
+    experts of some capacity take, which is a share of the tokens."""
+    dims, count = call.first().dims, call.number(1)
+    at = call.number(2, -1) % len(dims)
+    size, dim = dims[at]
+    others = math.prod(one for place, (one, _) in enumerate(dims) if place != at)
+    share = dim.follows and count * others >= size and count > 1
+    dims[at] = count, Dim(dim.powers, 0, True) if share else call.sizes.constant
+    return _one(dims)
+
+
+@_rule("as_strided")
+def _overlapping(call: Call) -> Outcome:
+    """Windows along the last dimension that are written as strides (a short-time Fourier transform's frames)."""
+    one, sizes, strides = call.first(), call.numbers(1), call.numbers(2)
+    if len(sizes) != len(one.shape) + 1 or sizes[:-2] != one.shape[:-1] or strides[-1] != 1:
+        return Outcome()
+    at, window = len(one.shape) - 1, sizes[-1]
+    dims = _strided(call, [(strides[-2], 0, window)], [at])
+    return _one([*dims, (window, call.sizes.constant)]) if dims[at][0] == sizes[-2] else Outcome()
+
+
 @_rule("slice", "narrow", "slice_backward")
 def _sliced(call: Call) -> Outcome:
     one = call.first()
@@ -326,8 +487,8 @@ def _part(call: Call, one: Tensor, at: int, count: int, shape: Shape) -> Dim:
         leads = any(power and leading for power, leading in zip(guessed.powers, call.sizes.leading, strict=True))
         return dim if count == size or leads else guessed
     if size - count <= _FEW < count:
-        return Dim(dim.powers, dim.fixed - (size - count))
-    return Dim(dim.powers) if count > 1 else call.sizes.constant
+        return Dim(dim.powers, dim.fixed - (size - count), dim.rounded)
+    return Dim(dim.powers, 0, dim.rounded or count in call.sizes.derived) if count > 1 else call.sizes.constant
 
 
 @_rule("select")
@@ -351,9 +512,9 @@ def _split(call: Call) -> Outcome:
     """Parts of a dimension that follows nothing; parts of samples are as many as the program says."""
     counts, dims = call.numbers(1), call.first().dims
     at = call.number(2) % len(dims)
-    part = Dim(dims[at][1].powers)
-    return Outcome(tuple(_one([*dims[:at], (count, part), *dims[at + 1:]]).results[0]
-                         for count in dict.fromkeys(counts)))
+    powers = dims[at][1].powers
+    return Outcome(tuple(_one([*dims[:at], (count, Dim(powers, 0, any(powers) and count in call.sizes.derived)),
+                               *dims[at + 1:]]).results[0] for count in dict.fromkeys(counts)))
 
 
 @_rule("cat", "concat", "concatenate")
@@ -367,11 +528,12 @@ def _joined(call: Call) -> Outcome:
     if len({(one.layout[:at], one.layout[at + 1:]) for one in parts}) != 1:
         raise Inconsistent
     powers = {one.layout[at].powers for one in parts if one.layout[at].follows}
+    rounded = any(one.layout[at].rounded for one in parts)
     if len(powers) > 1:
         return Outcome()
     fixed = sum(one.layout[at].fixed if one.layout[at].follows else one.shape[at] for one in parts)
     dims = parts[0].dims
-    dims[at] = sum(one.shape[at] for one in parts), Dim(powers.pop(), fixed) if powers else call.sizes.constant
+    dims[at] = sum(one.shape[at] for one in parts), Dim(powers.pop(), fixed, rounded) if powers else call.sizes.constant
     return _one(dims)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -13,11 +14,13 @@ Shape = tuple[int, ...]
 class Dim(NamedTuple):
     """One dimension: ``fixed`` elements that stay, the others multiplied by named sizes to the given powers.
 
-    A batch of 16 × 64 tokens with one token before each is ``(16, 65)``, its second dimension ``Dim((0, 1), 1)``.
+    A batch of 16 × 64 tokens with one token before each is ``(16, 65)``, its second dimension ``Dim((0, 1), 1)``. One
+    that is ``rounded`` is a share of another (what strides leave, rows that an expert takes) and need not be whole.
     """
 
     powers: tuple[int, ...]
-    fixed: int = 0
+    fixed: int | Fraction = 0
+    rounded: bool = False
 
     @property
     def follows(self) -> bool:
@@ -35,11 +38,14 @@ class NamedSizes:
     Attributes:
         old, new: one each a name.
         leading: whether the name is a batch, whose samples every tensor holds once at most.
+        derived: dimensions that were found to follow a name without having its size, by the size that they have: by
+            that they are known again.
     """
 
     old: tuple[int, ...]
     new: tuple[int, ...]
     leading: tuple[bool, ...]
+    derived: dict[int, Dim] = field(default_factory=dict, compare=False)
 
     @property
     def constant(self) -> Dim:
@@ -64,6 +70,8 @@ class NamedSizes:
     def resized(self, size: int, dim: Dim) -> int:
         """A dimension's new size; the old one where it would not be whole or none."""
         scaled = (size - dim.fixed) * self.factor(dim.powers) + dim.fixed
+        if dim.rounded and dim.follows:
+            return max(math.floor(scaled + Fraction(1, 2)), 1)
         return int(scaled) if dim.follows and scaled.denominator == 1 and scaled >= 0 else size
 
     def shape(self, shape: Shape, layout: Layout) -> Shape:
@@ -129,22 +137,35 @@ def _spread(sizes: NamedSizes, before: list[tuple[int, Dim]], after: list[int]) 
         size, dim = following[0]
         same = [at for at, one in enumerate(after) if one == size]
         if len(wide) == 1:
-            found[wide[0]] = Dim(dim.powers, dim.fixed * (after[wide[0]] // size))
+            found[wide[0]] = Dim(dim.powers, dim.fixed * (after[wide[0]] // size), dim.rounded)
         elif same:
             found[same[0]] = dim
+        elif parts := [at for at, one in enumerate(after) if one in sizes.derived]:
+            found[parts[0]] = Dim(dim.powers, Fraction(dim.fixed * after[parts[0]], size), dim.rounded)
         else:
             return None
         return found
-    if any(dim.fixed for _, dim in following):
-        return None
     if not after:
         return None
+    if any(dim.fixed for _, dim in following):
+        if len(wide) != 1:
+            return None
+        found[wide[0]] = _together(sizes, before, after[wide[0]])
+        return found
     for name, power in enumerate(total(tuple(dim for _, dim in following))):
         if power:
             own = {size for size, dim in following if dim.powers[name]}
-            at = _home(after, found, own, sizes.old[name])
-            found[at] = Dim(tuple(p + power * (n == name) for n, p in enumerate(found[at].powers)))
+            at = _home(after, found, own | sizes.derived.keys(), sizes.old[name])
+            found[at] = Dim(tuple(p + power * (n == name) for n, p in enumerate(found[at].powers)), 0,
+                            found[at].rounded or any(dim.rounded for _, dim in following if dim.powers[name]))
     return found
+
+
+def _together(sizes: NamedSizes, parts: list[tuple[int, Dim]], size: int) -> Dim:
+    """One dimension of several of which elements stay: it becomes what these become."""
+    powers = total(tuple(dim for _, dim in parts))
+    factor, new = sizes.factor(powers), math.prod(sizes.resized(one, dim) for one, dim in parts)
+    return Dim(powers, Fraction(size * factor - new) / (factor - 1) if factor != 1 else 0, True)
 
 
 def _home(after: list[int], taken: list[Dim], own: set[int], old: int) -> int:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.prediction.scenario import EditError
+from graph_predictor.prediction.scenario import EditError, OtherSizes, SizeRoute
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.device_choice import shape_device
 from tracer import shape_only, workloads
@@ -211,9 +212,11 @@ def retrace(baseline: Baseline, new: Mapping[str, int | str], old: Mapping[str, 
         counted = [table for table in tables_of(captured) if table.reuse]
         if counted:  # says more than the law that the program states
             note_tables(graph, counted)
-    settings_then = {**(old or {}), **baseline.built.graphs[0].meta.workload.get("settings", {})}
-    said = ", ".join(f"{name} {settings_then.get(name, '?')} → {size}" for name, size in new.items())
+    known = {**(old or {}), **baseline.built.graphs[0].meta.workload.get("settings", {})}
+    said = ", ".join(f"{name} {known.get(name, '?')} → {size}" for name, size in new.items())
     found = retraced(baseline, graphs, f"{said} by tracing the program again")
+    found.scenario = replace(found.scenario, sizes=OtherSizes(
+        SizeRoute.TRACED_AGAIN, tuple((name, known.get(name), size) for name, size in new.items())))
     batch = next((size for name, size in new.items() if name.lower() in LEADING and isinstance(size, int)), None)
     was = next((size for name, size in {**(old or {}), **recorded}.items() if name.lower() in LEADING), None)
     if batch is not None and was:

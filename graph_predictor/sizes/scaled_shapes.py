@@ -11,14 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
+from functools import cached_property
 from itertools import accumulate, islice, pairwise
 from operator import mul
 from typing import TypeGuard
 
 import numpy as np
 
-from graph_predictor.prediction.scenario import EditError
+from graph_predictor.prediction.scenario import EditError, FollowingDimension
 from graph_predictor.sizes import twins
+from graph_predictor.sizes.data_rows import selections
 from graph_predictor.sizes.layouts import Dim, Layout, NamedSizes, Shape, total
 from graph_predictor.sizes.retrace import LEADING
 from graph_predictor.sizes.size_flow import Role, SizeFlow, Use, Value
@@ -68,8 +70,11 @@ class ScaledShapes:
         # NamedSizes that are products of a named one with those beside it, and lengths of lists of indices.
         self._products: dict[int, tuple[int, ...]] = {}
         self._lists: dict[int, tuple[int, ...]] = {}
+        self._rows: set[int] = set()  # that data select: no tensor has them and all samples too
         self._find_products()
         self._find_lists()
+        self.selected = selections(graph, {*self.sizes.old} - self._sizes_of_parameters)
+        self._find_rows()
         self.flow = SizeFlow(graph, self.sizes, self._by_shape, self._list, self.parameters, _role)
 
     def check(self) -> None:
@@ -101,7 +106,12 @@ class ScaledShapes:
                 shown = "×".join(map(str, sorted(clash, key=_dimensions)[-1]))
                 raise EditError(f"{changes} is ambiguous: a parameter of {shown} has the size {old} too, so that they "
                                 "cannot be told apart; capture the step at another size.")
-            strided = [] if leading else strided_maps(self.shapes, old)
+            strided = [] if leading else [
+                side for side in strided_maps(self.shapes, old) if side not in self.sizes.derived]
+            if not leading and self.flow.changed:
+                raise EditError(f"{changes} changes parameters of the model: one of {by(self.flow.changed[0])} is as "
+                                f"large as {name} makes it, and one capture scales what the data change. "
+                                f"{_TRACED_AGAIN}.")
             if strided:
                 maps = " and ".join(f"{size}×{size}" for size in strided)
                 raise EditError(f"{changes} changes more than what has the size {old}: maps of {maps} follow from it "
@@ -139,16 +149,22 @@ class ScaledShapes:
     def said(self) -> str:
         """Which dimensions of the step's first inputs follow each name, as a phrase."""
         phrases = []
-        for at, (name, old, new) in enumerate(self.changes):
-            found = [f"the {_ORDINALS[dim]} dimension of {where}" for dim, where in islice(self._followed(at), _SHOWN)]
-            same = len({one.split(" of ")[0] for one in found}) == 1
-            said = [found[0], *(one.split(" of ", 1)[1] for one in found[1:])] if same else found
+        for name, old, new in self.changes:
+            found = [one for one in self.following if one.name == name]
+            dims = {one.dimension for one in found}
+            said = [f"the {_ORDINALS[one.dimension]} dimension of " * (not at or len(dims) > 1)
+                    + f"{one.operation}'s {by(one.shape)} {one.argument}" for at, one in enumerate(found)]
             phrases.append(f"{name} {old} → {new} is {' and '.join(said) or 'no dimension of an input'}")
         return "; ".join(phrases)
 
-    def _followed(self, name: int) -> Iterator[tuple[int, str]]:
+    @cached_property
+    def following(self) -> tuple[FollowingDimension, ...]:
+        """Return which dimensions of the step's first inputs follow the names."""
+        return tuple(one for at in range(len(self.changes)) for one in islice(self._followed(at), _SHOWN))
+
+    def _followed(self, name: int) -> Iterator[FollowingDimension]:
         """Dimensions of what look-ups, products, convolutions and losses take that follow a name, each shape once, in
-        the step's order; and what takes them."""
+        the step's order."""
         seen: set[tuple[str, Shape]] = set()
         ops = self.graph.ops
         for row in np.flatnonzero((ops.phase != Phase.BACKWARD) & (ops.phase != Phase.OPTIMIZER)).tolist():
@@ -162,7 +178,7 @@ class ScaledShapes:
                 dim = next((at for at, one in enumerate(value.layouts[0]) if one.powers[name]), None)
                 if argument in INPUTS and dim is not None and dim < len(_ORDINALS) and (short, value.shape) not in seen:
                     seen.add((short, value.shape))
-                    yield dim, f"{short}'s {by(value.shape)} {INPUTS[argument]}"
+                    yield FollowingDimension(self.changes[name][0], short, INPUTS[argument], value.shape, dim)
 
     def undecided(self, op: int) -> bool:
         """Return whether an operation that does work takes a tensor that may be a parameter or samples, and nothing
@@ -171,6 +187,12 @@ class ScaledShapes:
         if rule is not None and rule.is_free:
             return False
         return any(value.undecided for value in self.flow.values(op).values())
+
+    def selects(self, op: int) -> bool:
+        """Return whether an operation works on rows that data select."""
+        return bool(self._rows) and any(
+            dim.rounded and size in self._rows for value in self.flow.values(op).values()
+            for size, dim in zip(value.shape, value.layouts[0], strict=True))
 
     def operation(self, operation: Operation) -> Operation:
         """An operation at the new sizes, wherever in the step it may be."""
@@ -212,12 +234,23 @@ class ScaledShapes:
 
     def _by_shape(self, shape: Shape) -> list[Layout]:
         """Return what a tensor may be by its shape alone, the likeliest first."""
-        base = list(self._elsewhere(shape))
-        found = []
-        for at, dim in self._samples(shape):
-            if not base[at].follows or base[at] == dim:
-                found.append((*base[:at], dim, *base[at + 1:]))
-        return found or [tuple(base)]
+        plain = self._elsewhere(shape)
+        rows = self._rows if any(dim.follows for dim in self._with_samples(shape, plain)[0]) else set()
+        derived = tuple(dim if dim.follows or size in rows else self.sizes.derived.get(size, dim)
+                        for size, dim in zip(shape, plain, strict=True))
+        if shape in self.parameters:
+            likely = [plain]
+        elif any(size in self._sizes_of_parameters for size in shape if size in self.sizes.derived):
+            likely = [plain, derived]
+        else:
+            likely = [derived]
+        return list(dict.fromkeys(found for base in likely for found in self._with_samples(shape, base)))
+
+    def _with_samples(self, shape: Shape, base: Layout) -> list[Layout]:
+        """Return a layout with the samples wherever they may stand; as it is where they may stand nowhere."""
+        found = [(*base[:at], dim, *base[at + 1:]) for at, dim in self._samples(shape)
+                 if not base[at].follows or base[at] == dim]
+        return found or [base]
 
     def _list(self, shape: Shape) -> Layout | None:
         """Return how a list of indices follows the sizes, or the offsets into one, which are one more."""
@@ -289,6 +322,23 @@ class ScaledShapes:
                 for size in (indices[0], counts) if powers else ():
                     if size not in self.sizes.old and (size,) not in self.parameters:
                         self._lists.setdefault(size, powers)
+
+    def _find_rows(self) -> None:
+        """Numbers of rows that data select, of which what they are selected from says that they grow."""
+        for rows, source, _ in self.selected:
+            powers = self._powers_of(source)
+            if any(powers) and rows not in self.sizes.old and rows not in self._products:
+                self.sizes.derived.setdefault(rows, Dim(powers, 0, True))
+                self._rows.add(rows)
+
+    def _powers_of(self, source: Shape) -> tuple[int, ...]:
+        """What a mask follows, or tokens each as often as it has experts."""
+        powers = total(self._by_shape(source)[0])
+        for size in () if any(powers) else source:
+            of = [known for known in self._products if known == size or (
+                not size % known and (known, size // known) in self.shapes)]
+            powers = self._products[max(of)] if of else powers
+        return powers
 
     def _told(self, telling: Shape, *, bags: bool) -> tuple[int, tuple[int, ...]]:
         """Return how many samples offsets or lengths count, and what these follow; only PyTorch's bags may leave out

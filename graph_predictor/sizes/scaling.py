@@ -23,7 +23,8 @@ from graph_predictor.prediction.operation_costs import every_operation, operatio
 from graph_predictor.prediction.overheads import computing_operations
 from graph_predictor.prediction.pricing import prices_of, resized_on_cpu, shrinking
 from graph_predictor.prediction.result import most_activations, with_sizes
-from graph_predictor.prediction.scenario import EditError, Scenario
+from graph_predictor.prediction.scenario import EditError, OtherSizes, Scenario, SizeRoute
+from graph_predictor.sizes.data_rows import said_of, spread_of
 from graph_predictor.sizes.layout_rules import whole_number
 from graph_predictor.sizes.layouts import Dim, Shape
 from graph_predictor.sizes.retrace import LEADING, MOST, no_size, parse_sets
@@ -46,7 +47,9 @@ MOST_UNSIZED = 0.05
 MOST_KEPT = 50_000
 """Operations of a job whose layouts are kept for the next prediction: some kilobytes each."""
 LEAST_MOVED = 0.01
-"""Share of the step's work by which a new size should change it at least; less is said."""
+"""Share of the step's work by which a new size should change it at least; less is refused, unless ..."""
+LEAST_SIZED = 0.05
+"""... this share of it has the size."""
 
 
 Part = tuple[int, int]
@@ -112,7 +115,8 @@ class Sizes:
     def apply(self, scenario: Scenario) -> Scenario:
         """See ``Edit``. Sizes are scaled once for all predictions from a scenario."""
         if not self.changes:
-            return scenario
+            found = replace(scenario, sizes=OtherSizes(SizeRoute.AS_CAPTURED, ()))
+            return found.with_note(self.because) if self.because else found
         return scenario.shared.once("sizes", (scenario, self.changes, self.because), lambda: self._scaled(scenario))
 
     def _scaled(self, scenario: Scenario) -> Scenario:
@@ -143,7 +147,8 @@ class Sizes:
         _check_decided(scenario, scaled, self)
         if self.because:
             scenario = scenario.with_note(self.because)
-        scenario = scenario.with_note(f"{scaled[0].said()}.")
+        sizes = OtherSizes(SizeRoute.SCALED, self.changes, scaled[0].following)
+        scenario = scenario.with_note(f"{scaled[0].said()}.", sizes=sizes)
         batch = next((one for one in self.changes if one[0].lower() in LEADING), None)
         samples, recorded = (1.0, None) if batch is None else (batch[2] / batch[1], batch[1])
         scenario = self._with_activations(scenario.with_samples(samples, recorded, self.growth))
@@ -161,16 +166,21 @@ class Sizes:
                 "SCRIPT.py:FUNCTION as the source) for the peak there.")
         return changed
 
-    def warned(self, scenario: Scenario, moved: float) -> Scenario:
-        """Return the same with a warning where the sizes change next to nothing; ``moved`` is the share of the work
-        that they change."""
-        if moved >= LEAST_MOVED * min(abs(math.log(self.growth)), 1.0):
-            return scenario
-        said = " and ".join(f"{name} {old} → {new}" for name, old, new in self.changes)
-        return replace(scenario, warnings=(*scenario.warnings, (
-            f"{said} changes {moved:.2%} of the step's work, as hardly any operation has that size: what follows it in "
-            "another way (a loop, a loader, a size that is worked out from it) is not in this number; trace the "
-            "program again (--code).")))
+    def check_moved(self, moved: float, of: float) -> None:
+        """Raise ``EditError`` where the sizes change next to nothing: what follows them in another way would be missing
+        from the number.
+
+        Args:
+            moved: change of the step's work, as a share of it.
+            of: share of the work that has the sizes, whether it changes much (a step of short calls) or not.
+        """
+        if moved >= LEAST_MOVED * min(abs(math.log(self.growth)), 1.0) or of >= LEAST_SIZED:
+            return
+        said = " and ".join(f"{name}={old}:{new}" for name, old, new in self.changes)
+        raise EditError(f"{said} changes {moved:.2%} of the step's work, as hardly any operation has that size: what "
+                        "follows it in another way (a loop, a loader, a size that is worked out from it) is not known "
+                        "from one capture; trace the program again (--code SCRIPT.py:FUNCTION), or name the size that "
+                        "the step's tensors have.")
 
 
 def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> None:
@@ -198,7 +208,7 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
     known: dict[tuple[Any, ...], tuple[tuple[OpCall, ...] | None, float]] = {}
     calls: list[tuple[OpCall, ...]] = []
     factor = np.ones(len(work.call_row))
-    doubtful = np.zeros(len(work.call_row), np.bool_)
+    doubtful, chosen = np.zeros(len(work.call_row), np.bool_), np.zeros(len(work.call_row), np.bool_)
     rows = zip(work.call_row.tolist(), work.rank.tolist(), work.op.tolist(), strict=True)
     for i, (number, rank, op) in enumerate(rows):
         calls.append(work.calls[number])
@@ -213,20 +223,25 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
                                         shapes.growth(op)), float(shapes.growth(op)))
         new, growth = known[key]
         calls[i], factor[i] = (calls[i], growth) if new is None else (new, 1.0)
-        doubtful[i] = shapes.undecided(op)
+        doubtful[i], chosen[i] = shapes.undecided(op), shapes.selects(op)
     resized, after = work.regrouped(calls)
     kernel_factor, exchanged = _collectives(scenario, scaled)
     inside, of = work.kernel_group >= 0, work.kernel_group[work.kernel_group >= 0]
     kernel_factor[inside] *= factor[of]
     spread = np.where(kernel_factor != 1.0, RESIZED_WITH_DATA, 0.0)
     spread[inside] = np.hypot(spread[inside], np.where(doubtful[of], sizes.either, 0.0))
+    spread[inside] = np.hypot(spread[inside], np.where(chosen[of], spread_of(scaled[0].selected), 0.0))
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
     sized = (factor != 1.0) | np.isin(resized.call_row, list(after))
-    scenario = sizes.warned(scenario, float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1))
+    of_work = float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1)
+    sizes.check_moved(of_work, of_work)
     kernels = replace(scenario.kernels.scaled(kernel_factor).widened(spread), calls=after)
     changed = replace(scenario, regrouped=resized, kernels=kernels)
     if doubtful.any():
         changed = changed.with_note(_doubt(work.measured_ns[doubtful].sum() / max(int(work.measured_ns.sum()), 1)))
+    if chosen.any():
+        changed = changed.with_note(said_of(scaled[0].selected, work.measured_ns[chosen].sum()
+                                            / max(int(work.measured_ns.sum()), 1)))
     return changed.with_note(
         f"Sizes were scaled through the graph of one capture; host time stays. {share:.0%} of the kernels' time, of "
         "operations "
@@ -256,22 +271,26 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes
     was, factor = scenario.host_times(), np.ones(len(slices))
     known: Bool = np.zeros(len(slices), np.bool_)
     doubtful: Bool = np.zeros(len(slices), np.bool_)
+    chosen: Bool = np.zeros(len(slices), np.bool_)
     for number, shapes in enumerate(scaled):
-        growth, computes, undecided = _computing(scenario, number, shapes)
+        growth, computes, undecided, selects = _computing(scenario, number, shapes)
         factor *= growth
-        known, doubtful = known | computes, doubtful | undecided
+        known, doubtful, chosen = known | computes, doubtful | undecided, chosen | selects
     changed = factor != 1.0
     if not changed.any():
         raise EditError("No operation that computes has one of the sizes: nothing would change.")
     ns = was * factor
     moved = abs(float((ns - was)[changed].sum())) / max(float(was[working].sum()), 1.0)
-    scenario = sizes.warned(scenario, moved)
-    share, doubt = (float(slices.ns[rows].sum()) / max(float(slices.ns[working].sum()), 1.0)
-                    for rows in (changed, doubtful))
+    share, doubt, of_rows = (float(slices.ns[rows].sum()) / max(float(slices.ns[working].sum()), 1.0)
+                             for rows in (changed, doubtful, chosen))
+    sizes.check_moved(moved, share)
     stays = float(ns[working & ~slices.fetched & ~known].sum())
     less = shrinking(stays, float(ns[working].sum()), sizes.growth)
     host = scenario.host.widened(resized_on_cpu(ns[changed], factor[changed], float(ns[working].sum())))
     host = host.widened(less)
+    if of_rows:
+        host = host.widened(of_rows * spread_of(scaled[0].selected))
+        scenario = scenario.with_note(said_of(scaled[0].selected, of_rows))
     if doubt:
         scenario, host = scenario.with_note(_doubt(doubt)), host.widened(doubt * sizes.either)
     return replace(scenario, host=replace(host, ns=ns)).with_note(
@@ -279,8 +298,9 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes
         "host's time stays." + (" The interval holds a step in which that shrinks too." if less else ""))
 
 
-def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[Float64, Bool, Bool]:
-    """Return how much more a rank's slices of host time compute, which compute, and which of these are undecided."""
+def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[Float64, Bool, Bool, Bool]:
+    """Return how much more a rank's slices of host time compute, which compute, and which of these are undecided, or
+    work on rows that data select."""
     slices, graph = scenario.slices, shapes.graph
     costs = operation_costs(scenario.cycle, slices, number, every_operation(graph))
     ops, numbers = graph.ops, dict[tuple[Any, ...], int]()
@@ -293,9 +313,11 @@ def _computing(scenario: Scenario, number: int, shapes: ScaledShapes) -> tuple[F
     computes: Bool = computing_operations(graph)[costs.op] & takes_time
     undecided = computes & np.array([shapes.undecided(op) for op in examples], np.bool_)[kind]
     none = np.zeros(len(kind) + 1)
-    known, doubtful = (costs.by_slice(slices, rows.astype(np.float64), none, 0.0, 0.0) > 0
-                       for rows in (computes, undecided))
-    return (costs.by_slice(slices, np.where(computes, growth[kind], 1.0), none + 1.0, 1.0, 1.0), known, doubtful)
+    selects = computes & np.array([shapes.selects(op) for op in examples], np.bool_)[kind]
+    known, doubtful, chosen = (costs.by_slice(slices, rows.astype(np.float64), none, 0.0, 0.0) > 0
+                               for rows in (computes, undecided, selects))
+    return (costs.by_slice(slices, np.where(computes, growth[kind], 1.0), none + 1.0, 1.0, 1.0), known, doubtful,
+            chosen)
 
 
 def _growth_of_work(scenario: Scenario, shapes: ScaledShapes, ops: list[int]) -> Float64:
@@ -375,6 +397,7 @@ def unrolled_size(scaled: ScaledShapes) -> int | None:
     Trusts the arguments' values; a trace without them has no such dimension.
     """
     taken: dict[tuple[Shape, int, Dim], set[Part]] = {}
+    experts = {(source[0], rows) for rows, source, _ in scaled.selected if len(source) == 1}
     for row in _rows(scaled):
         operation = Operation.from_graph(scaled.graph, row)
         value = scaled.flow.values(row).get((0, -1))
@@ -385,7 +408,8 @@ def unrolled_size(scaled: ScaledShapes) -> int | None:
         at = dim % len(value.shape)
         size, follows = value.shape[at], value.layouts[0][at]
         if scaled.sizes.resized(size, follows) != size:
-            taken.setdefault((value.shape, at, follows), set()).update(parts(operation.arguments, size))
+            taken.setdefault((value.shape, at, follows), set()).update(
+                part for part in parts(operation.arguments, size) if (size, part[1] - part[0]) not in experts)
     for (shape, at, follows), found in taken.items():
         if _gone_along(shape[at], found, math.prod(old**power for old, power in zip(
                 scaled.sizes.old, follows.powers, strict=True))):

@@ -131,6 +131,9 @@ class SizeFlow:
         told: the layout of a tensor of a shape that another operation's arguments say for sure.
         parameters: shapes of parameters.
         role: by operation and place, what its schema says of an argument.
+
+    Attributes:
+        changed: shapes of parameters that cannot stay as they are.
     """
 
     def __init__(self, graph: ExecutionGraph, sizes: NamedSizes, by_shape: Callable[[Shape], list[Layout]],
@@ -143,7 +146,8 @@ class SizeFlow:
         self._data: set[Shape] = set()  # of tensors that are for sure no parameters: layers' results, and made of these
         self._now = 0
         self._began: dict[int, int] = {}
-        self._guesses: dict[Shape, list[Layout]] = {}
+        self.changed: list[Shape] = []
+        self._guesses: dict[tuple[Shape, int], list[Layout]] = {}
         self._known_choices: dict[tuple[Any, ...], list[_Choice]] = {}
         self._of_forward: dict[int, list[Value]] = {}
         self._inputs: dict[int, dict[Use, Value]] = {}
@@ -277,12 +281,13 @@ class SizeFlow:
 
     def _by_shape(self, shape: Shape) -> list[Layout]:
         """Return what a tensor may be by its shape alone."""
-        found = self._guesses.get(shape)
+        key = shape, len(self.sizes.derived)
+        found = self._guesses.get(key)
         if found is None:
             found = self._guess(shape)
             if shape in self.parameters:
                 found = list(dict.fromkeys((self.sizes.constants(shape), *found)))
-            self._guesses[shape] = found
+            self._guesses[key] = found
         return found
 
     def _of_as_many(self, shape: Shape) -> list[Layout]:
@@ -298,6 +303,8 @@ class SizeFlow:
         values = list(found.values())
         choices = self._choices(name, taken, found, phase)
         best = choices[0]
+        if phase == Phase.FORWARD:
+            self.changed += self._parameters_changed(values, best)
         possible = [one for one in choices if one.cost < TWICE]
         for at, value in enumerate(values):
             likely = list(dict.fromkeys(one.layouts[at] for one in possible))
@@ -317,6 +324,9 @@ class SizeFlow:
                       if len(other.outcome.results) > number and other.outcome.results[number].shape == one.shape]
             layouts = list(dict.fromkeys((one.layout, *others)))[:MOST_LAYOUTS]
             results.append(Value(one.shape, layouts, known, one.stride, self._now))
+            for size, dim in zip(one.shape, one.layout, strict=True):
+                if dim.rounded and size > 1:
+                    self.sizes.derived.setdefault(size, dim)
             results[-1].gradient = self._is_gradient(name, values, best)
             if len(values) == 1 and len(layouts) > 1:
                 results[-1].viewed = values[0]
@@ -324,6 +334,17 @@ class SizeFlow:
                                      for other in reversed(possible) if len(other.outcome.results) > number}
             self._pool.add(results[-1])
         return results
+
+    def _parameters_changed(self, values: list[Value], best: _Choice) -> list[Shape]:
+        """Parameters that an operation takes with a dimension that follows a size without having it: at another size
+        the program makes other ones (a layer over all of a map, places of patches)."""
+        def loses(value: Value, layout: Layout, parameter: Shape) -> bool:
+            return value.known and any(
+                was.follows and not now.follows and size in self.sizes.derived and size in parameter
+                for size, was, now in zip(value.shape, value.layouts[0], layout, strict=True))
+
+        return [parameter for parameter in (value.shape for value in values if value.shape in self.parameters)
+                if any(loses(value, layout, parameter) for value, layout in zip(values, best.layouts, strict=True))]
 
     def _is_gradient(self, name: str, values: list[Value], best: _Choice) -> bool:
         """Return whether a result is the gradient of a parameter: a product that sums over the samples, or a view of
@@ -382,8 +403,8 @@ class SizeFlow:
 
     def _cost(self, result: Tensor, usual: int) -> float:
         """That of samples held more than ``usual`` times, and a little for samples that do not stand first, so that of
-        equals the usual one wins."""
-        places = [at for at, dim in enumerate(result.layout) if self.sizes.samples((dim,))]
+        equals the usual one wins; shares of them stand anywhere."""
+        places = [at for at, dim in enumerate(result.layout) if self.sizes.samples((dim,)) and not dim.rounded]
         return TWICE * (self.sizes.samples(result.layout) > usual) + OUT_OF_PLACE * bool(places and places[0])
 
 

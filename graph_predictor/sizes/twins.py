@@ -103,9 +103,13 @@ def separate_inputs(graph: ExecutionGraph, size: int) -> list[Shape]:
     a target, two towers. Empty where there are less than two of them."""
     waiting: list[tuple[Shape, Shape]] = []  # indices, and the rows that they look up
     apart: list[Shape] = []
-    ops = graph.ops
+    ops, step = graph.ops, -1
     for row in np.argsort(ops.start_ns, kind="stable").tolist():
         name = graph.string(int(ops.name[row]))
+        if int(ops.step[row]) != step:  # each recorded step has the inputs again
+            if len(apart) > 1:
+                return apart
+            step, waiting, apart = int(ops.step[row]), [], []
         if ops.kind[row] != OpKind.OPERATION or ops.phase[row] in (Phase.BACKWARD, Phase.OPTIMIZER):
             continue
         if name == "aten::embedding":

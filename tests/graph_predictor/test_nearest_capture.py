@@ -137,5 +137,32 @@ def test_the_command_scales_the_nearest_capture(tmp_path: Path) -> None:
                for note in far["notes"])
     assert near["step_time_us"] == predicted(first, "2048:2560")["step_time_us"]
     assert there["gpu_active_us"] == 92
+    following = [{"name": "batch", "operation": "addmm", "argument": "input", "shape": [2048, 1024], "dimension": 0}]
+    assert near["sizes"] == {"route": "one capture scaled", "following": following,
+                             "changes": [{"name": "batch", "old": 2048, "new": 2560}]}
+    assert there["sizes"]["route"] == "as captured"
+    assert any("the one at batch=4096 is of that size and stands for it" in note for note in there["notes"])
     for wrong in (["--also", second, "--set", "batch=32:128"], ["--also", f"{second}:batch=64"]):
         assert CliRunner().invoke(app, ["predict", first, *wrong]).exit_code == 2
+
+
+# captures that are not of the sizes they are given
+
+def test_a_capture_of_another_size_than_it_is_given_is_refused(tmp_path: Path) -> None:
+    paths = {}
+    for name, batch, kernel in (("a", 2048, 51.0), ("b", 4096, 92.0), ("c", 2048, 51.0)):
+        (tmp_path / name).mkdir()
+        on_gpu(tmp_path / name, batch, kernel, rows=batch)
+        paths[name] = str(tmp_path / name / "micro.json")
+
+    def refused(other: str, batch: int) -> str:
+        words = ["predict", paths["a"], "--set", f"batch=2048:{batch}", "--also", f"{paths[other]}:batch={batch}"]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 2, done.output
+        return " ".join(done.output.split())
+
+    assert "no shape differs between the two captures" in refused("a", 4096)
+    assert "no shape differs between the two captures" in refused("c", 4096)
+    assert "(2048 has become 4096)" in refused("b", 6144)
+    assert "b/micro.json:batch=4096" in refused("b", 6144).replace(" ", "")
+    assert "name its own sizes" in refused("b", 2048)

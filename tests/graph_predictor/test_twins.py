@@ -87,3 +87,14 @@ def test_inputs_that_are_added_are_one_size(tmp_path: Path) -> None:
 def test_names_are_read_without_what_counts() -> None:
     assert [twins.bare(name) for name in ("num_heads", "N_Layers", "seq", "number_of_nodes")] == [
         "heads", "layers", "seq", "nodes"]
+
+
+def test_the_inputs_of_two_recorded_steps_are_those_of_one(tmp_path: Path) -> None:
+    trace = Micro().calibrate()
+    for number in range(2):
+        begin = 1000 + 1000 * number
+        trace.step(begin, begin + 900, number + 1)
+        for at, (name, tensors, _) in enumerate(words(4, 24)):
+            trace.op(name, begin + 10 + 10 * at, begin + 15 + 10 * at,
+                     **{"Input Dims": tensors, "Input type": ["float"] * len(tensors)})
+    check(trace.read(tmp_path), ("seq", 24, 72))
