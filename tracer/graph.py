@@ -353,7 +353,7 @@ class LossReport:
     launches_without_kernels: int = 0
     """Launch calls whose device work was not recorded (zero-size memsets excluded)."""
     lossy_steps: int = 0
-    """Steps that lost device work which other steps have: see ``tracer.lost_launches``."""
+    """Steps that lost device work which other steps have: see ``tracer.step_work``."""
     empty_steps: int = 0
     """Steps at the window's borders that held almost no work and were left out."""
     unlike_repeats: int = 0
@@ -413,6 +413,8 @@ class Meta:
     """A ``StepSource``, or ``NONE`` where the window has no steps."""
     step_region: str = ""
     """The name of the regions that mark the steps, where the user gave one."""
+    cycle: int = 1
+    """Recorded steps that each step here consists of (see ``tracer.step_work``)."""
     profiler_flags: dict[str, bool] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     host_cores: int = NONE

@@ -582,7 +582,8 @@ class _Run:
         found += self.baseline.replay_error.warnings()
         if (kinds := self.baseline.kinds) is not None:
             found.append(f"{kinds.text} The prediction is of steps like {', '.join(self._steps())}, and its interval "
-                         "covers the others; capture more steps for what all of them take.")
+                         "covers the others; where the loop takes turns, record two whole rounds of them or more "
+                         "(foretrace capture --steps N), and the round is predicted as one step.")
         if (unlike := (self.baseline.origin or self.baseline).unlike_measured) is not None:
             found.append(unlike)
         if (unrecorded := self.baseline.facts.unrecorded) and self.baseline.ran and (
