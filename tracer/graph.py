@@ -422,6 +422,9 @@ class Meta:
     """Cores that the process might use, and threads that one of its operations computed with."""
     process_groups: list[dict[str, Any]] = field(default_factory=list)
     unprofiled_step_ns: list[int] = field(default_factory=list)
+    """Steps timed without the profiler; of a host that computes without what they waited for a processor."""
+    noise: float = 0.0
+    """Log half width that a busy machine adds to every prediction (``tracer.capture.machine``)."""
     et_schema: str = ""
     et_joined: int = 0
     """Operations joined to a node of the execution trace."""

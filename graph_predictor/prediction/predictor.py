@@ -90,6 +90,8 @@ CPU = "cpu"
 """The device of a step without device work."""
 CONTENTION_ROUNDS = 2
 """Times that shares and kernels' times are found in turn."""
+NOTED_STALLS = 0.02
+"""Share of the recorded host time in stopped calls that is reported."""
 UNLIKE_MEASURED = 0.02
 """A steady state this far from the measured steps is reported."""
 
@@ -607,6 +609,11 @@ class _Run:
                 else f"; without it the recorded step took {without / 1e6:,.3f} ms (median)."))
         if self.scenario.batches.workers is not None:
             notes.append(self.scenario.batches.workers.note(self.step_ns))
+        left = recorded.built.without_profiler
+        if left is not None and left.stalled[0] > NOTED_STALLS:
+            notes.append(f"Calls were stopped in {left.stalled[0]:.0%} of the recorded host time (most in "
+                         f"{left.stalled[1]}): they took three times or more what equal ones of other steps take, "
+                         "which is the machine's doing and no work.")
         if not len(self.scenario.built.program.kernel_item):
             notes.append("The trace has no GPU work: the step is host time throughout.")
         return list(dict.fromkeys(notes))
@@ -635,9 +642,11 @@ def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
 def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | None, counted: CountedSteps) -> Spreads:
     """Return what the steps of a cycle differ by, with others around the ``similar`` steps it was taken from; or what
     those do that were timed without the profiler."""
+    noise = max(graph.meta.noise for graph in built.graphs)
     if not built.profiled:
         stretches, timed = unprofiled_stretches(built), np.array(built.graphs[0].meta.unprofiled_step_ns, np.int64)
-        return Spreads(mean_spread(stretches), least_spread(timed, float(np.median(timed))), drift(stretches))
+        return Spreads(math.hypot(mean_spread(stretches), noise), least_spread(timed, float(np.median(timed))),
+                       drift(stretches))
     graphs = built.graphs
     compared = alike = cycle
     lengths = np.max([cycle.recorded_ns(rank) for rank in range(len(graphs))], axis=0)
@@ -647,7 +656,8 @@ def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | No
         alike = choose_steps(built, alike_steps(graphs, similar)) or cycle
         lengths = counted.longest_ns(similar.start)[counted.undamaged()[similar.start:]]
     around_ns = float(lengths[typical(lengths)].mean())
-    return Spreads(mean_spread(step_totals(built, compared, slices)), least_spread(lengths, around_ns),
+    host = math.hypot(mean_spread(step_totals(built, compared, slices)), noise)
+    return Spreads(host, least_spread(lengths, around_ns),
                    drift(step_totals(built, alike, slices, unblocked=True)))
 
 
