@@ -18,7 +18,7 @@ from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Debug, Json, in_one_sentence, shared
 from graph_predictor.cli.running import FAILED, INTERRUPTED, TERMINATED, one_sentence, tell
 from tracer import workloads as tracer_workloads
-from tracer.capture import interruption, machine, session
+from tracer.capture import interruption, session
 from tracer.capture import options as capture_options
 from tracer.capture import script as capture_script
 from tracer.errors import CaptureError, ForetraceError
@@ -214,7 +214,7 @@ def _report(done: session.Capture, out: str) -> None:
         lines.append(f"Under the profiler it takes {done.slowdown:.2f} times as long")
     if done.options.lookups and not done.looked_up:
         lines.append("Note: --lookups found no look-up of an embedding table in the step; the capture is as without.")
-    again = machine.alternation(done.unprofiled_step_ns)
+    again = done.alternation
     if again is not None and done.options.steps < 2 * again[0]:
         lines.append(f"Note: Every {again[0]} timed steps one or more take {again[1]:.1f} times as long as the others: "
                      f"if the loop alternates, record two whole rounds (--steps {2 * again[0]} --timed "

@@ -63,6 +63,14 @@ def test_a_loop_that_alternates_is_no_noise() -> None:
     assert alternation(ns(STEADY)) is None and alternation(ns([10, 40, 10, 10, 11, 10, 40, 10])) is None
 
 
+def test_a_loop_is_seen_beneath_its_waits() -> None:
+    times, waits = [40, 30, 11, 10, 41, 10, 29, 11], [0, 20, 0, 0, 0, 0, 19, 0]
+    busy = {"timed": Waiting(sum(ns(times)), tuple(ns(waits)), 9)}
+    assert alternation(ns(times)) is None
+    found = verdict(busy, ns(times), 1.2)
+    assert len(found.reasons) == 1 and "steps waited 21%" in found.sentence()
+
+
 def test_nothing_is_counted_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracer.capture.machine._of_thread", lambda: None)
     log = WaitingLog()

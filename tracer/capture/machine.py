@@ -192,7 +192,15 @@ def verdict(phases: dict[str, Waiting], timed_ns: Sequence[int], slowdown: float
     if slowdown is not None and 0 < slowdown < FASTER:
         reasons.append(f"a step took {slowdown:.2f} times as long under the profiler, which makes none shorter")
         spread = math.hypot(spread, math.log(slowdown))
-    return CaptureVerdict((*reasons, *_of_times(timed_ns)), spread, bool(reasons))
+    return CaptureVerdict((*reasons, *_of_times(without_waits(phases, timed_ns))), spread, bool(reasons))
+
+
+def without_waits(phases: dict[str, Waiting], timed_ns: Sequence[int]) -> list[int]:
+    """Return the timed steps without what they waited for a processor, where that was counted."""
+    waited = phases.get("timed", Waiting()).waited_ns
+    if len(waited) != len(timed_ns):
+        return list(timed_ns)
+    return [ns - wait for ns, wait in zip(timed_ns, waited, strict=True)]
 
 
 def _beyond(found: Waiting, *, on_host: bool) -> float:

@@ -26,7 +26,7 @@ from tracer.capture.context import (
     rank_and_world,
 )
 from tracer.capture.interruption import uninterrupted
-from tracer.capture.machine import CaptureVerdict, WaitingLog, say, verdict
+from tracer.capture.machine import CaptureVerdict, WaitingLog, alternation, say, verdict, without_waits
 from tracer.capture.options import BY_CALL, BY_FUNCTION, CaptureOptions, CapturePhase, CaptureWarning, Counting
 from tracer.capture.output import PartWriter
 from tracer.capture.recorder import AnnotatedLoader, Recorder, refuse_another_profiler, synchronize
@@ -125,6 +125,11 @@ class Capture:
         """Return what the capture is worth, by what the machine did meanwhile."""
         return verdict(self._waiting.phases, self.unprofiled_step_ns, self.slowdown,
                        on_host=not self.waited_for)
+
+    @property
+    def alternation(self) -> tuple[int, float] | None:
+        """Return after how many steps long ones came again, and how many times as long they were."""
+        return alternation(without_waits(self._waiting.phases, self.unprofiled_step_ns))
 
     @property
     def kept(self) -> str:
