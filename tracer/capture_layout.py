@@ -218,13 +218,19 @@ def _without_waits(times: list[int], context: dict[str, Any]) -> list[int]:
 
 def _waited_ns(context: dict[str, Any]) -> list[int]:
     """Return what each timed step waited for a processor, ns; empty where the machine was not busy."""
-    machine = _mapping(context, "machine")
-    found = _mapping(_mapping(machine, "waiting"), "timed")
+    waited, ns = _waits(context, "timed")
+    return waited if sum(waited) > WAITED * ns else []
+
+
+def _waits(context: dict[str, Any], phase: str) -> tuple[list[int], int]:
+    """Return what each measured step of a phase waited for a processor, ns, and what all took; none and 0 where that
+    was not counted."""
+    found = _mapping(_mapping(_mapping(context, "machine"), "waiting"), phase)
     waited, ns = found.get("waited_ns"), found.get("ns")
     if not isinstance(waited, list) or not all(type(one) is int and one >= 0 for one in waited) or not (
-            isinstance(ns, int) and ns > 0) or sum(waited) <= WAITED * ns:
-        return []
-    return list(waited)
+            type(ns) is int and ns > 0):
+        return [], 0
+    return list(waited), ns
 
 
 def _of_machine(context: dict[str, Any]) -> str:
@@ -257,6 +263,8 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
     meta.unprofiled_step_ns = _without_waits(_step_times(context, directory), context)
     spread = _mapping(_mapping(context, "machine"), "verdict").get("spread")
     meta.noise = min(max(float(spread), 0.0), MOST_NOISE) if isinstance(spread, int | float) else 0.0
+    waited, ns = _waits(context, "profiled")
+    meta.waited_share = min(sum(waited) / ns, 1.0) if waited else 0.0
     meta.profiler_flags.update({str(name): bool(value) for name, value in _mapping(context, "profiler").items()})
     meta.versions.update({str(name): str(value) for name, value in software.items()})
     meta.host_cores, meta.host_threads = _whole(hardware, "cores_usable"), _whole(context, "torch_threads")

@@ -425,6 +425,8 @@ class Meta:
     """Steps timed without the profiler; of a host that computes without what they waited for a processor."""
     noise: float = 0.0
     """Log half width that a busy machine adds to every prediction (``tracer.capture.machine``)."""
+    waited_share: float = 0.0
+    """Share of their time that the profiled steps waited for a processor, as the capture counted."""
     et_schema: str = ""
     et_joined: int = 0
     """Operations joined to a node of the execution trace."""

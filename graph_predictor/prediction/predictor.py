@@ -90,6 +90,8 @@ CPU = "cpu"
 """The device of a step without device work."""
 CONTENTION_ROUNDS = 2
 """Times that shares and kernels' times are found in turn."""
+MOST_LEFT = 0.9
+"""Share of a step's host time that is believed to be waits at most."""
 NOTED_STALLS = 0.02
 """Share of the recorded host time in stopped calls that is reported."""
 UNLIKE_MEASURED = 0.02
@@ -104,11 +106,13 @@ class Spreads:
         host: log half width of the 80% interval of its mean.
         least: log half width that no interval of the step falls below.
         drift: log of the change of host time from the first to the last of the steps; ``None`` if there was none.
+        mixed: log half width of what an edit may change, where waits for a processor remain among a host's operations.
     """
 
     host: float
     least: float
     drift: float | None = None
+    mixed: float = 0.0
 
 
 class Baseline:
@@ -272,7 +276,10 @@ class Baseline:
         """
         if self.origin is not None:
             return self.origin.scatter
-        return math.sqrt(max(self.spreads.least**2 - self._unedited.of_host()**2, 0.0)) if self.ran else 0.0
+        if not self.ran:
+            return 0.0
+        beyond = max(self.spreads.least**2 - self._unedited.of_host()**2, 0.0)
+        return math.sqrt(beyond + self.spreads.mixed**2)
 
     @property
     def measured_ns(self) -> float | None:
@@ -646,7 +653,7 @@ def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | No
     if not built.profiled:
         stretches, timed = unprofiled_stretches(built), np.array(built.graphs[0].meta.unprofiled_step_ns, np.int64)
         return Spreads(math.hypot(mean_spread(stretches), noise), least_spread(timed, float(np.median(timed))),
-                       drift(stretches))
+                       drift(stretches), _mixed(built))
     graphs = built.graphs
     compared = alike = cycle
     lengths = np.max([cycle.recorded_ns(rank) for rank in range(len(graphs))], axis=0)
@@ -659,6 +666,19 @@ def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | No
     host = math.hypot(mean_spread(step_totals(built, compared, slices)), noise)
     return Spreads(host, least_spread(lengths, around_ns),
                    drift(step_totals(built, alike, slices, unblocked=True)))
+
+
+def _mixed(built: Built) -> float:
+    """Return how unsure (log half width) an edited step is, as waits for a processor are left among operations.
+
+    The capture counted what its profiled steps waited; calls that were stopped were found and left out. What was not
+    found lies in operations and between them, wherever the machine happened to stop them.
+    """
+    if built.without_profiler is None or not built.computes_on_host:
+        return 0.0
+    waited, found = max(graph.meta.waited_share for graph in built.graphs), built.without_profiler.stalled[0]
+    left = max(waited - found, 0.0) / max(1.0 - found, 1e-3)
+    return -math.log1p(-min(left, MOST_LEFT))
 
 
 def recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from graph_predictor.edits.scale import ScaleHost
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.capture.machine import REFILL_NS, SIBLING, Waiting, WaitingLog, alternation, verdict
 from tracer.capture_layout import CONTEXT, MOST_NOISE
@@ -64,18 +65,20 @@ def test_a_loop_that_alternates_is_no_noise() -> None:
 
 
 def test_a_loop_is_seen_beneath_its_waits() -> None:
-    times, waits = [40, 30, 11, 10, 41, 10, 29, 11], [0, 20, 0, 0, 0, 0, 19, 0]
+    times, waits = [40, 45, 11, 10, 41, 10, 44, 11], [0, 35, 0, 0, 0, 0, 34, 0]
     busy = {"timed": Waiting(sum(ns(times)), tuple(ns(waits)), 9)}
     assert alternation(ns(times)) is None
     found = verdict(busy, ns(times), 1.2)
-    assert len(found.reasons) == 1 and "steps waited 21%" in found.sentence()
+    assert len(found.reasons) == 1 and "steps waited 33%" in found.sentence()
 
 
 def test_nothing_is_counted_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tracer.capture.machine._of_thread", lambda: None)
     log = WaitingLog()
+    log.enter("timed")
     log.begin()
-    log.end("timed", 100)
+    log.end(100)
+    log.enter("")
     assert log.to_json() == {}
 
 
@@ -136,6 +139,21 @@ def test_waits_are_left_out_of_timed_steps_and_the_rest_widens(tmp_path: Path) -
     wide, narrow = (baseline_of(each).predict() for each in (job, plain))
     assert wide.step_time_us == pytest.approx(narrow.step_time_us)
     assert wide.interval_us[1] / narrow.interval_us[1] > 1.05 and wide.interval_us[0] < narrow.interval_us[0]
+
+
+def test_waits_among_operations_make_edits_unsure(tmp_path: Path) -> None:
+    """Half of the profiled time was waiting, of which no call shows anything."""
+    busy = {"waiting": {"profiled": {"ns": 3_060_000, "waited_ns": [510_000] * 3}}}
+    waited, quiet = (baseline_of(read_job(captured(tmp_path / name, [20, 20, 20], machine))) for name, machine in (
+        ("busy", busy), ("quiet", None)))
+    assert waited.spreads.mixed == pytest.approx(math.log(2)) and quiet.spreads.mixed == 0.0
+    assert waited.predict().interval_us == quiet.predict().interval_us
+    edits = [ScaleHost(0.5)]
+    (low, high), (least, most) = waited.predict(edits).interval_us, quiet.predict(edits).interval_us
+    assert low < 0.7 * least and high > 1.4 * most
+    found = baseline_of(read_job(captured(tmp_path / "found", [20, 3900, 20], {
+        "waiting": {"profiled": {"ns": 6_940_000, "waited_ns": [0, 3_880_000, 0]}}})))
+    assert found.spreads.mixed < 0.02
 
 
 @pytest.mark.parametrize("machine", [

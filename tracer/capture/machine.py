@@ -2,7 +2,7 @@
 
 Linux counts for each thread how long it was ready and another ran (``/proc/thread-self/schedstat``, its second number,
 ns; the kernel's ``Documentation/scheduler/sched-stats.rst``), and for the machine what a hypervisor took (``steal`` of
-``/proc/stat``). Both are read between steps, where nothing is timed::
+``/proc/stat``), which is read at the ends of a phase. Waits are read between steps, where nothing is timed::
 
     step      |=== 1 ===|  |=== 2 =|waits|=|  |=== 3 ===|
     read      ^         ^  ^               ^  ^         ^
@@ -20,7 +20,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -80,22 +80,26 @@ class WaitingLog:
         self._since: tuple[float, float, float, float, float] | None = None
         self._phase = ""
 
+    def enter(self, phase: str) -> None:
+        """Note that the capture enters a phase, and so leaves another one."""
+        now, left = _of_machine(), self.phases.get(self._phase)
+        if left is not None and self._since is not None:
+            stolen, others = _between(self._since, now)
+            self.phases[self._phase] = replace(left, stolen=stolen, others=others)
+        self._phase, self._since = phase, now
+
     def begin(self) -> None:
         """Note that a step begins."""
         self._begun = _of_thread()
 
-    def end(self, phase: str, ns: int) -> None:
-        """Note that a measured step of a phase has ended, and how long it took, ns."""
+    def end(self, ns: int) -> None:
+        """Note that a measured step has ended, and how long it took, ns."""
         now, begun = _of_thread(), self._begun
         if now is None or begun is None:
             return
-        machine = _of_machine()
-        if phase != self._phase:
-            self._phase, self._since = phase, machine
-        before = self.phases.get(phase, Waiting())
-        stolen, others = _between(self._since, machine) if machine != self._since else (before.stolen, before.others)
-        self.phases[phase] = Waiting(before.ns + ns, (*before.waited_ns, min(max(now[0] - begun[0], 0), ns)),
-                                     before.switches + max(now[1] - begun[1], 0), stolen, others)
+        before = self.phases.get(self._phase, Waiting())
+        self.phases[self._phase] = Waiting(before.ns + ns, (*before.waited_ns, min(max(now[0] - begun[0], 0), ns)),
+                                           before.switches + max(now[1] - begun[1], 0))
 
     def to_json(self) -> dict[str, Any]:
         """Return the counts as ``context.json`` holds them; empty where there are none."""

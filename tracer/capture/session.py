@@ -331,7 +331,7 @@ class Capture:
             if self._phase is CapturePhase.TIMED:
                 refuse_another_profiler()
                 self.unprofiled_step_ns.append(elapsed)
-                self._waiting.end(self._phase.name.lower(), elapsed)
+                self._waiting.end(elapsed)
             else:
                 self._end_profiled_step(elapsed)
         self._next_phase()
@@ -351,6 +351,7 @@ class Capture:
         options = self.options
         if self._phase is CapturePhase.WARMUP and self._warm >= options.warmup:
             self._phase = CapturePhase.TIMED
+            self._waiting.enter("timed")
         if self._phase is CapturePhase.TIMED and len(self.unprofiled_step_ns) >= options.timed:
             self.waited_for = devices_in_use()
             self._phase = CapturePhase.FREE
@@ -369,6 +370,7 @@ class Capture:
             self._output = self._part()
         self._memory = peak_memory()  # before the profiler takes its own
         self._phase = CapturePhase.PROFILED
+        self._waiting.enter("profiled")
         # Written now too, so that even a killed process leaves its measured steps.
         self._output.write_context(self._context("it was stopped from outside during the profiled steps."))
         self._recorder = Recorder(self._output.scratch, self.options)
@@ -399,7 +401,7 @@ class Capture:
         was_active = self._recorder.is_active_step
         if was_active:
             self.profiled_step_ns.append(elapsed)
-            self._waiting.end(self._phase.name.lower(), elapsed)
+            self._waiting.end(elapsed)
         self._recorder.step()
         if not self._recorder.is_active_step:
             if was_active:
@@ -412,6 +414,7 @@ class Capture:
         output, recorder = self._output, self._recorder
         assert output is not None
         self.ended = ended
+        self._waiting.enter("")
         unfinished = recorder.step_name if recorder is not None and not recorder.is_over else ""
         try:
             self._stop_notes()
