@@ -227,6 +227,8 @@ def _waits(context: dict[str, Any], phase: str) -> tuple[list[int], int]:
     was not counted."""
     found = _mapping(_mapping(_mapping(context, "machine"), "waiting"), phase)
     waited, ns = found.get("waited_ns"), found.get("ns")
+    if _whole(context, "world_size") > 1 and context.get("fake_world") is not True:
+        return [], 0  # ranks of one machine wait for each other, which is the job's own time
     if not isinstance(waited, list) or not all(type(one) is int and one >= 0 for one in waited) or not (
             type(ns) is int and ns > 0):
         return [], 0

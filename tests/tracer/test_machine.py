@@ -156,6 +156,16 @@ def test_waits_among_operations_make_edits_unsure(tmp_path: Path) -> None:
     assert found.spreads.mixed < 0.02
 
 
+def test_what_ranks_of_one_machine_wait_for_each_other_is_the_jobs(tmp_path: Path) -> None:
+    busy = {"waiting": {name: {"ns": 3_000_000, "waited_ns": [400_000] * 3} for name in ("timed", "profiled")}}
+    path = captured(tmp_path / "a", [20, 20, 20], busy, timed=[1_000_000] * 3)
+    assert read_job(path).graphs[0].meta.unprofiled_step_ns == [600_000] * 3
+    context = path / "rank0" / CONTEXT
+    context.write_text(json.dumps({**json.loads(context.read_text()), "world_size": 2}))
+    meta = read_job(path).graphs[0].meta
+    assert (meta.unprofiled_step_ns, meta.waited_share) == ([1_000_000] * 3, 0.0)
+
+
 @pytest.mark.parametrize("machine", [
     {}, {"waiting": 3, "verdict": []},
     {"waiting": {"timed": {"ns": 1, "waited_ns": [1, 2]}}, "verdict": {"spread": "x"}},
