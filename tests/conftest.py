@@ -52,17 +52,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @functools.lru_cache(maxsize=3)
 def _job(paths: tuple[str, ...], _files: tuple[tuple[str, int, int], ...], window: int, region: str | None,
-         read_job: Callable[..., Any]) -> Any:
-    return read_job(list(paths), window=window, step_region=region)
+         cycle: int | None, read_job: Callable[..., Any]) -> Any:
+    return read_job(list(paths), window=window, step_region=region, cycle=cycle)
 
 
-def _read_once(paths: list[str], window: int, workers: Any, step_region: str | None) -> Any:
+def _read_once(paths: list[str], window: int, workers: Any, step_region: str | None, cycle: int | None) -> Any:
     """Read a job as commands do, but files that have not changed since the last time are not read again."""
     files = [file for path in map(Path, paths) for file in (path.rglob("*") if path.is_dir() else [path])]
     if not files or not all(file.exists() for file in files):
-        return jobs.read_job(paths, window=window, workers=workers, step_region=step_region)
+        return jobs.read_job(paths, window=window, workers=workers, step_region=step_region, cycle=cycle)
     found = sorted((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
-    return _job(tuple(paths), tuple(found), window, step_region, jobs.read_job)
+    return _job(tuple(paths), tuple(found), window, step_region, cycle, jobs.read_job)
 
 
 @pytest.fixture

@@ -36,8 +36,11 @@ _FIGURE = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?")
 _RULE = re.compile("─+")
 _PAUSES = ((re.compile(r"Note: 0 of 0 steps do not count \([^)]*\)\. ?"), ""),
            (re.compile(r"mean of 0 of 0 steps"), "mean of 0 steps"),
-           (re.compile(r"no: 0 times as long as the median one"), "yes"))
-"""On a busy machine a step or another takes too long to count, and commands say so."""
+           (re.compile(r"no: 0 times as long as the median one"), "yes"),
+           (re.compile(r"(foretrace: Warning|Note: rank0): the machine (was busy|may have) .*? (by 0%|these steps)"
+                       r"\. ?(The timed steps stand here without the 0 ms that they waited in all\. ?)?"), ""),
+           (re.compile(r"Note: Calls were stopped in .*? no work\. ?"), ""))
+"""On a busy machine a step or another takes too long to count, steps wait, and commands say so."""
 _COUNTS_LESS = sys.version_info >= (3, 12)
 """Comprehensions are no calls from Python 3.12 on: the host time of a traced step differs by less than a percent. The
 pages show what earlier versions print; later ones are held to the words alone."""

@@ -51,6 +51,11 @@ UNLIKE_CLOCKS = 0.05
 """Share of a clock by which two must differ to be worth a note: chosen, a power limit's few percent are usual."""
 BORDER_NS = 1_000_000
 """Time at a step's borders that is worth a note: the profiler itself takes a tenth of that."""
+WAITED = 0.03
+"""Share of its time that a step waits for a processor, from which on the machine was busy (chosen: what shows in a step
+beyond what steps differ by on a quiet machine)."""
+MOST_NOISE = 3.0
+"""Half width beyond which a machine that was busy says nothing more: a factor of twenty."""
 _PART = re.compile(r"rank(\d{1,8})$")
 _WINDOW = re.compile(r"(?:kineto(?:-(\d+))?\.json\.gz|graph(?:-(\d+))?\.foretrace)$")
 
@@ -200,6 +205,45 @@ def _step_times(context: dict[str, Any], directory: PathLike) -> list[int]:
     return list(times)
 
 
+def _without_waits(times: list[int], context: dict[str, Any]) -> list[int]:
+    """Return the times of steps without what they waited for a processor, where a busy machine made them wait.
+
+    Only of a host that computes: where a device does, a host that waits may still be ahead of it.
+    """
+    waited = _waited_ns(context)
+    if not waited or len(waited) != len(times) or _mapping(context, "hardware").get("device") != "CPU":
+        return times
+    return [max(ns - wait, LEAST_STEP_NS) for ns, wait in zip(times, waited, strict=True)]
+
+
+def _waited_ns(context: dict[str, Any]) -> list[int]:
+    """Return what each timed step waited for a processor, ns; empty where the machine was not busy."""
+    waited, ns = _waits(context, "timed")
+    return waited if sum(waited) > WAITED * ns else []
+
+
+def _waits(context: dict[str, Any], phase: str) -> tuple[list[int], int]:
+    """Return what each measured step of a phase waited for a processor, ns, and what all took; none and 0 where that
+    was not counted."""
+    found = _mapping(_mapping(_mapping(context, "machine"), "waiting"), phase)
+    waited, ns = found.get("waited_ns"), found.get("ns")
+    if _whole(context, "world_size") > 1 and context.get("fake_world") is not True:
+        return [], 0  # ranks of one machine wait for each other, which is the job's own time
+    if not isinstance(waited, list) or not all(type(one) is int and one >= 0 for one in waited) or not (
+            type(ns) is int and ns > 0):
+        return [], 0
+    return list(waited), ns
+
+
+def _of_machine(context: dict[str, Any]) -> str:
+    """Say what a busy machine did to a capture, and what becomes of it; empty where it did nothing."""
+    said = _mapping(_mapping(context, "machine"), "verdict").get("sentence")
+    left = ""
+    if (waited := _waited_ns(context)) and _mapping(context, "hardware").get("device") == "CPU":
+        left = f" The timed steps stand here without the {sum(waited) / 1e6:,.1f} ms that they waited in all."
+    return f"{said}{left}" if isinstance(said, str) and said else ""
+
+
 def _timed_steps(context: dict[str, Any]) -> int:
     times = context.get("unprofiled_step_ns")
     return len(times) if isinstance(times, list) else 0
@@ -218,7 +262,11 @@ def apply_context(graph: ExecutionGraph, directory: PathLike) -> bool:
         return False
     meta = graph.meta
     hardware, software = _mapping(context, "hardware"), _mapping(context, "software")
-    meta.unprofiled_step_ns = _step_times(context, directory)
+    meta.unprofiled_step_ns = _without_waits(_step_times(context, directory), context)
+    spread = _mapping(_mapping(context, "machine"), "verdict").get("spread")
+    meta.noise = min(max(float(spread), 0.0), MOST_NOISE) if isinstance(spread, int | float) else 0.0
+    waited, ns = _waits(context, "profiled")
+    meta.waited_share = min(sum(waited) / ns, 1.0) if waited else 0.0
     meta.profiler_flags.update({str(name): bool(value) for name, value in _mapping(context, "profiler").items()})
     meta.versions.update({str(name): str(value) for name, value in software.items()})
     meta.host_cores, meta.host_threads = _whole(hardware, "cores_usable"), _whole(context, "torch_threads")
@@ -369,7 +417,7 @@ def _read_part(part: CapturePart, window: int, notes: list[str],
     _note_law(graph)
     if context.get("fake_world") is True:
         note_overlap(graph)
-    for note in (_slowed(context), _ran_ahead(context, graph.meta.unprofiled_step_ns),
+    for note in (_of_machine(context), _slowed(context), _ran_ahead(context, graph.meta.unprofiled_step_ns),
                  "" if step_region else _at_borders(context, graph.steps.duration_ns, window)):
         if note:
             notes.append(f"{part.path.name}: {note}")

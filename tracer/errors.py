@@ -20,6 +20,10 @@ class StepRegionError(ForetraceError):
     """
 
 
+class CycleError(ForetraceError):
+    """Recorded steps cannot be grouped into cycles of the number that was asked for."""
+
+
 class GraphFileError(ForetraceError):
     """A saved graph file is corrupt, incomplete or of a newer version."""
 

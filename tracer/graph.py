@@ -353,7 +353,7 @@ class LossReport:
     launches_without_kernels: int = 0
     """Launch calls whose device work was not recorded (zero-size memsets excluded)."""
     lossy_steps: int = 0
-    """Steps that lost device work which other steps have: see ``tracer.lost_launches``."""
+    """Steps that lost device work which other steps have: see ``tracer.step_work``."""
     empty_steps: int = 0
     """Steps at the window's borders that held almost no work and were left out."""
     unlike_repeats: int = 0
@@ -413,6 +413,8 @@ class Meta:
     """A ``StepSource``, or ``NONE`` where the window has no steps."""
     step_region: str = ""
     """The name of the regions that mark the steps, where the user gave one."""
+    cycle: int = 1
+    """Recorded steps that each step here consists of (see ``tracer.step_work``)."""
     profiler_flags: dict[str, bool] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     host_cores: int = NONE
@@ -422,6 +424,11 @@ class Meta:
     """Instructions of its processor that multiply narrow numbers (``tracer.cpu_units``); empty where nobody knows."""
     process_groups: list[dict[str, Any]] = field(default_factory=list)
     unprofiled_step_ns: list[int] = field(default_factory=list)
+    """Steps timed without the profiler; of a host that computes without what they waited for a processor."""
+    noise: float = 0.0
+    """Log half width that a busy machine adds to every prediction (``tracer.capture.machine``)."""
+    waited_share: float = 0.0
+    """Share of their time that the profiled steps waited for a processor, as the capture counted."""
     et_schema: str = ""
     et_joined: int = 0
     """Operations joined to a node of the execution trace."""

@@ -27,6 +27,7 @@ from tracer.join import join_execution_trace
 from tracer.lazy import pandas
 from tracer.ranks import FAKE, RankClass, Span, all_alike, missing_of, rank_in_name, renumbered, spans, work_digest
 from tracer.shown import Chart, Shown, time_chart
+from tracer.step_work import check_cycle, group_steps
 from tracer.store.container import corrupt, write_file
 from tracer.store.graphs import load_graphs, pack_graphs
 
@@ -123,7 +124,7 @@ def graphs_of(job: AnyJob) -> list[ExecutionGraph]:
 
 def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
              progress: Callable[[int, int], None] | None = None, workers: TaskWorkers | None = None,
-             step_region: str | None = None) -> Job:
+             step_region: str | None = None, cycle: int | None = None) -> Job:
     """Read all ranks of one run.
 
     Args:
@@ -136,6 +137,8 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
             traces are worth it.
         step_region: the steps are the regions of this name, which the program marked with ``record_function``; each
             runs to the next one's start. By default the best evidence decides (see ``tracer.kineto.steps``).
+        cycle: how many of these make one step of the job, where the loop alternates (a rollout at every fourth
+            update). By default as many as the work repeats after, if that was recorded twice; 1 for each by itself.
 
     Returns:
         The job; missing ranks and skipped files are named in its notes.
@@ -144,7 +147,17 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
         TraceError: a file that was asked for cannot be read, or nothing readable was found.
         JobError: the files are not ranks of one run (a rank twice, different world sizes, windows far apart).
         StepRegionError: a rank has no region named ``step_region``, or was saved with other steps.
+        CycleError: a rank has fewer steps than ``cycle``, or was saved with other cycles.
     """
+    check_cycle(cycle)
+    job = _read_job(paths, window, progress, workers, step_region)
+    job.notes += group_steps(job.graphs, cycle)
+    return job
+
+
+def _read_job(paths: PathLike | Sequence[PathLike], window: int, progress: Callable[[int, int], None] | None,
+              workers: TaskWorkers | None, step_region: str | None) -> Job:
+    """Read all ranks, with their steps as they were recorded."""
     if step_region is not None and not step_region.strip():
         raise StepRegionError("The name of the steps' region is empty (an unset variable of the shell is); give the "
                               "name that record_function has in the program, or leave --step-region (step_region=) "

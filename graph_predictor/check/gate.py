@@ -48,7 +48,8 @@ Explain = Callable[[StoredCapture, StoredCapture], list[str]]
 
 
 def check_directory(directory: str, *, tolerance: float | None = None,
-                    profiles: Mapping[str, Models] | None = None, step_region: str | None = None) -> GateOutcome:
+                    profiles: Mapping[str, Models] | None = None, step_region: str | None = None,
+                    cycle: int | None = None) -> GateOutcome:
     """Predict every capture of a directory again and compare with its baseline.
 
     Args:
@@ -56,11 +57,12 @@ def check_directory(directory: str, *, tolerance: float | None = None,
         tolerance: errors may be this much larger than the stored ones (as a share of what was measured); 5%.
         profiles: fitted models by name of the device.
         step_region: the captures' steps are the regions of this name.
+        cycle: so many of them are one, see ``tracer.read_job``.
 
     Raises:
         CheckError: there is no capture or no baseline, or they do not belong together.
     """
-    captures = _captures(directory, step_region)
+    captures = _captures(directory, step_region, cycle)
     stored = BaselineFile(directory).read_for(captures).captures
     allowed = TOLERANCE if tolerance is None else tolerance
     return GateOutcome(f"accuracy of the models on {directory}", check_models(captures, stored, allowed, profiles),
@@ -69,7 +71,7 @@ def check_directory(directory: str, *, tolerance: float | None = None,
 
 def check_against(directory: str, new: str, *, tolerance: float | None = None,
                   resolution: float | None = None, explain: Explain | None = None,
-                  step_region: str | None = None) -> GateOutcome:
+                  step_region: str | None = None, cycle: int | None = None) -> GateOutcome:
     """Compare new captures with the baseline of a directory.
 
     Args:
@@ -79,15 +81,16 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None,
         resolution: growth that must be excluded, or a figure is inconclusive; 25%, of host memory 50%.
         explain: asked about every program that got worse.
         step_region: the captures' steps are the regions of this name, the old ones' and the new ones'.
+        cycle: so many of them are one, see ``tracer.read_job``.
 
     Raises:
         CheckError: as ``check_directory``; or a new capture is of none of its programs.
     """
-    captures = _captures(directory, step_region)
+    captures = _captures(directory, step_region, cycle)
     stored = BaselineFile(directory).read_for(captures).captures
     if new and Path(new).exists() and os.path.samefile(directory, new):
         raise CheckError(f"{new} is the baseline's own directory; name that of the new captures.")
-    fresh = find_captures(new, step_region)
+    fresh = find_captures(new, step_region, cycle)
     for capture in fresh:
         if any(os.path.samefile(capture.path, each.path) for each in captures):
             raise CheckError(f"{capture.path} is one of the baseline's own captures; name a new capture.")
@@ -105,12 +108,12 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None,
 
 
 def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] | None = None,
-                    step_region: str | None = None) -> GateOutcome:
+                    step_region: str | None = None, cycle: int | None = None) -> GateOutcome:
     """Measure and predict every capture and write the directory's baseline anew, whole or not at all. Raises
     ``CheckError``: no reason is given, a capture cannot be measured, or the old file is none of foretrace's."""
     if not reason.strip():
         raise CheckError("A new baseline needs a reason: --reason TEXT says why the figures changed.")
-    captures = _captures(directory, step_region)
+    captures = _captures(directory, step_region, cycle)
     file = BaselineFile(directory)
     # Before the work: one that must not be replaced is told at once.
     before = file.read().captures if file.path.exists() else {}
@@ -129,10 +132,10 @@ def _partial(captures: list[StoredCapture]) -> list[str]:
             for capture in captures for context in capture.contexts[:1] if context.get("complete") is False]
 
 
-def _captures(directory: str, step_region: str | None) -> list[StoredCapture]:
+def _captures(directory: str, step_region: str | None, cycle: int | None) -> list[StoredCapture]:
     if Path(directory).is_file():
         raise CheckError(f"{directory} is a file; name the directory of captures that holds the baseline.")
-    return find_captures(directory, step_region)
+    return find_captures(directory, step_region, cycle)
 
 
 TOLERANCE = 0.05

@@ -42,12 +42,14 @@ class StoredCapture:
         path: the same on this machine.
         program: what it records; repeated runs of one program lie in one directory, which is its name.
         step_region: the steps are the regions of this name (see ``tracer.read_job``); by default those it marks.
+        cycle: so many of them are one; by default as many as its work repeats after.
     """
 
     name: str
     path: Path
     program: str
     step_region: str | None = None
+    cycle: int | None = None
 
     @cached_property
     def contexts(self) -> list[dict[str, Any]]:
@@ -83,9 +85,10 @@ class StoredCapture:
         """Read once. Raises ``CheckError`` for one in which nothing was recorded, that lost its end or has no times."""
         try:
             if find_parts(self.path):
-                job = read_job(self.path, step_region=self.step_region)
+                job = read_job(self.path, step_region=self.step_region, cycle=self.cycle)
             else:
-                job = read_job([os.fspath(path) for path in self.files], step_region=self.step_region)
+                job = read_job([os.fspath(path) for path in self.files], step_region=self.step_region,
+                               cycle=self.cycle)
         except ForetraceError as error:
             raise CheckError(f"The capture {self.name} cannot be read: {error}") from error
         if not any(len(graph.ops) or len(graph.kernels) for graph in job.graphs):
@@ -120,12 +123,12 @@ class StoredCapture:
         return value if isinstance(value, dict) else {}
 
 
-def find_captures(directory: str, step_region: str | None = None) -> list[StoredCapture]:
+def find_captures(directory: str, step_region: str | None = None, cycle: int | None = None) -> list[StoredCapture]:
     """The captures in a directory, by name; or the directory itself, if it is one.
 
     A directory in it is a program: a capture, or several of them that repeat the same run. Their steps are the regions
-    of the name ``step_region``, if one is given. Raises ``CheckError``: there is no such directory, or no capture in
-    it.
+    of the name ``step_region``, if one is given, and ``cycle`` of them one. Raises ``CheckError``: there is no such
+    directory, or no capture in it.
     """
     root = Path(directory)
     if not directory or not root.exists():
@@ -134,13 +137,13 @@ def find_captures(directory: str, step_region: str | None = None) -> list[Stored
         raise CheckError(f"{directory} is a pipe or device; name a directory of captures.")
     name = root.resolve().name
     if root.is_file() or _is_capture(root):
-        return [StoredCapture(name, root, name, step_region)]
+        return [StoredCapture(name, root, name, step_region, cycle)]
     found = []
     for path in sorted(each for each in root.iterdir() if each.is_dir()):
         if _is_capture(path):
-            found.append(StoredCapture(path.name, path, path.name, step_region))
+            found.append(StoredCapture(path.name, path, path.name, step_region, cycle))
             continue
-        found += [StoredCapture(f"{path.name}/{run.name}", run, path.name, step_region)
+        found += [StoredCapture(f"{path.name}/{run.name}", run, path.name, step_region, cycle)
                   for run in sorted(path.iterdir()) if run.is_dir() and _is_capture(run)]
     if not found:
         raise CheckError(f"{directory} holds no capture: neither it nor a directory in it has traces; record some with "
@@ -218,7 +221,18 @@ def pair_captures(old: list[StoredCapture], new: list[StoredCapture]) -> list[Pa
     found: dict[str, list[StoredCapture]] = {}
     for capture in new:
         found.setdefault(_partner(capture, programs), []).append(capture)
-    return [Pair(program, programs[program], found[program]) for program in programs if program in found]
+    pairs = [Pair(program, programs[program], found[program]) for program in programs if program in found]
+    for pair in pairs:
+        was, now = (side[0].job.graphs[0].meta.cycle for side in (pair.old, pair.new))
+        if was != now:
+            raise CheckError(f"{pair.program}: a step of the baseline's capture is {_cycle(was)}, one of the new "
+                             f"capture's {_cycle(now)}, so that they cannot be compared; record two whole cycles of "
+                             "both, or say how many steps are one with --cycle.")
+    return pairs
+
+
+def _cycle(steps: int) -> str:
+    return "one recorded step" if steps == 1 else f"a cycle of {steps} recorded steps"
 
 
 def _partner(new: StoredCapture, programs: dict[str, list[StoredCapture]]) -> str:

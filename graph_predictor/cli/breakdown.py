@@ -8,6 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read
 from graph_predictor.cli.options import (
+    Cycle,
     Html,
     Json,
     Paths,
@@ -41,6 +42,7 @@ def breakdown(
     top: Top = None,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     profiled: Profiled = False,
     workers: Workers = "local",
     scheduler: Scheduler = None,
@@ -52,7 +54,7 @@ def breakdown(
     Along the critical path of the steady state, by operation, by module (where the trace names them) and by kernel.
     """
     check_html(html, paths)
-    job = read(paths, window, workers, scheduler, step_region=step_region)
+    job = read(paths, window, workers, scheduler, step_region=step_region, cycle=cycle)
     found = replay.replay(job.graphs, profiled=profiled)
     result = reports_breakdown.breakdown(found, step=step, spans=spans or json or html is not None)
     result.notes = [*job.notes, *damage.folded_notes(job), *result.notes]
@@ -73,7 +75,8 @@ def _report(result: reports_breakdown.Breakdown, top: int, spans: bool) -> None:
         report.line(facts.recorded_line(result.recorded), style="bold")
     if result.steady is not None:
         report.line(facts.step_line(prediction_result.which_times(result.profiled), result.step_ns / 1e3,
-                                    what="steady state"), style="bold")
+                                    what="steady state", cycle=1 if result.recorded is None else result.recorded.cycle),
+                    style="bold")
     else:
         longest = max(result.steps, key=lambda step: step.measured_ns)
         report.line(f"Recorded {longest.name}: {milliseconds(longest.measured_ns)} ms under the profiler; replayed "

@@ -228,6 +228,11 @@ def _report(done: session.Capture, out: str) -> None:
         lines.append(f"Under the profiler it takes {done.slowdown:.2f} times as long")
     if done.options.lookups and not done.looked_up:
         lines.append("Note: --lookups found no look-up of an embedding table in the step; the capture is as without.")
+    again = done.alternation
+    if again is not None and done.options.steps < 2 * again[0]:
+        lines.append(f"Note: Every {again[0]} timed steps one or more take {again[1]:.1f} times as long as the others: "
+                     f"if the loop alternates, record two whole rounds (--steps {2 * again[0]} --timed "
+                     f"{5 * again[0]}), and commands take the round for a step.")
     note = done.late_facts().get("optimizers", {}).get("note")
     if note:
         lines.append(f"Note: {note}")

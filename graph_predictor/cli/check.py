@@ -15,6 +15,7 @@ from graph_predictor.check import validate as check_validate
 from graph_predictor.check import verdict as check_verdict
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import (
+    Cycle,
     Html,
     Json,
     StepRegion,
@@ -73,6 +74,7 @@ def check(
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why the baseline changes; kept in it.")] = "",
     profile: Annotated[list[str] | None, shared("--profile", "repeatable")] = None,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     junit: Annotated[str | None, typer.Option(metavar="FILE", help="Also write JUnit XML.")] = None,
     markdown: Annotated[str | None, typer.Option(
         metavar="FILE", help="Also write a Markdown summary for a pull request.")] = None,
@@ -90,7 +92,7 @@ def check(
     excluded = None if resolution is None else share_of(resolution, "--resolution")
     _check_options(update, reason, against)
     _check_script(directory, base, arguments, pairs, against is not None or update or bool(profile) or
-                  step_region is not None)
+                  step_region is not None or cycle is not None)
     if base is not None:
         _check_reports(junit, markdown, [directory])
     elif junit is not None or markdown is not None:
@@ -105,13 +107,13 @@ def check(
                                       if pairs is None else pairs,
                                       tolerance=share, resolution=excluded, explain=explain)
         elif update:
-            found = gate.update_baseline(directory, reason, profiles, step_region)
+            found = gate.update_baseline(directory, reason, profiles, step_region, cycle)
         elif against is not None:
             found = gate.check_against(directory, against, tolerance=share, resolution=excluded,
-                                       explain=explain, step_region=step_region)
+                                       explain=explain, step_region=step_region, cycle=cycle)
         else:
             found = gate.check_directory(directory, tolerance=share, profiles=profiles,
-                                         step_region=step_region)
+                                         step_region=step_region, cycle=cycle)
     _write(found, junit, markdown)
     if html is not None:
         write_html(html, [directory if against is None else f"{directory} and {against}"],

@@ -166,14 +166,15 @@ def _encodable(value: Any) -> Any:
 
 
 def read(paths: list[str], window: int = 0, workers: str = "local", scheduler: str | None = None, *,
-         step_region: str | None = None) -> job.Job:
+         step_region: str | None = None, cycle: int | None = None) -> job.Job:
     """Read the job with a progress bar on a terminal; ``workers`` read its traces.
 
-    ``window`` is which one of a capture; the steps are the regions named ``step_region``, if that is given.
+    ``window`` is which one of a capture; the steps are the regions named ``step_region``, if that is given, and
+    ``cycle`` of them one.
     """
 
     with cluster.open_workers(workers, scheduler) as found:
-        made = _read(paths, window, found, step_region)
+        made = _read(paths, window, found, step_region, cycle)
     events = sum(len(graph.ops) + len(graph.launches) + len(graph.kernels) for graph in made.graphs)
     if events >= MANY_EVENTS and (said := too_large(events, free_memory())):
         tell(f"Warning: {said}")
@@ -196,9 +197,10 @@ def too_large(events: int, free: float | None) -> str:
             f"takes some GB: {each}. If that is too much, give fewer ranks or record fewer steps.")
 
 
-def _read(paths: list[str], window: int, workers: cluster.TaskWorkers, step_region: str | None) -> job.Job:
+def _read(paths: list[str], window: int, workers: cluster.TaskWorkers, step_region: str | None,
+          cycle: int | None) -> job.Job:
     if not sys.stderr.isatty():
-        return job.read_job(paths, window=window, workers=workers, step_region=step_region)
+        return job.read_job(paths, window=window, workers=workers, step_region=step_region, cycle=cycle)
 
     # A thread of the bar's own to draw it would keep copies of this process from reading (see ``forked.cores``).
     columns = (rich_progress.TextColumn("Reading"), rich_progress.BarColumn(), rich_progress.DownloadColumn(),
@@ -206,7 +208,8 @@ def _read(paths: list[str], window: int, workers: cluster.TaskWorkers, step_regi
     with rich_progress.Progress(*columns, console=rich_console.Console(stderr=True), transient=True,
                                 auto_refresh=False) as bar:
         task = bar.add_task("Reading", total=None)
-        return job.read_job(paths, window=window, workers=workers, progress=_drawn(bar, task), step_region=step_region)
+        return job.read_job(paths, window=window, workers=workers, progress=_drawn(bar, task), step_region=step_region,
+                            cycle=cycle)
 
 
 def _drawn(bar: rich_progress.Progress, task: rich_progress.TaskID) -> Callable[[int, int], None]:

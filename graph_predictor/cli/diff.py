@@ -8,6 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read
 from graph_predictor.cli.options import (
+    Cycle,
     Html,
     Json,
     Profiled,
@@ -43,6 +44,7 @@ def diff(
     top: Top = None,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     profiled: Profiled = False,
     json: Json = False,
 ) -> None:
@@ -51,7 +53,7 @@ def diff(
     Operations are aligned by name, module and order; the parts add up to the difference of the step time exactly.
     """
     check_html(html, [before, after])
-    jobs = [read([path], window, step_region=step_region) for path in (before, after)]
+    jobs = [read([path], window, step_region=step_region, cycle=cycle) for path in (before, after)]
     result = diff_jobs.diff_jobs(*jobs, step=step, step_b=step_b,
                                             one_machine=_one_machine(before, after), profiled=profiled)
     if html is not None:

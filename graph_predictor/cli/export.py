@@ -10,6 +10,7 @@ import typer
 
 from graph_predictor.cli.console import Report, print_json, read, working
 from graph_predictor.cli.options import (
+    Cycle,
     Json,
     Paths,
     Scheduler,
@@ -66,6 +67,7 @@ def export(
     step: Step = None,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     json: Json = False,
     **edits: Any,
 ) -> None:
@@ -80,7 +82,7 @@ def export(
         comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from, sizes=tuple(sizes or ()),
         also=tuple(also or ()), code=code, edits=chosen_edits(edits))
     script = source[0] if request_study.is_script(source, step_region) else None
-    job = read(source, window, step_region=step_region) if script is None else None
+    job = read(source, window, step_region=step_region, cycle=cycle) if script is None else None
     ran = job is not None and not any(graph.meta.era == tracer_graph.SHAPE_ONLY for graph in job.graphs)
     prepared: request_study.Prepared | None = None
     if predicted or not ran or wanted != request_study.Configuration():
@@ -88,7 +90,7 @@ def export(
             study = request_study.Study(job, step, recorded_on=None if from_device is None
                                         else device_choice.find_device(from_device),
                                         profiles=loaded_profiles(profile), code=script, device=device,
-                                        read=partial(read, step_region=step_region))
+                                        read=partial(read, step_region=step_region, cycle=cycle))
             study.check_profiles([wanted])
             prepared = study.prepared(wanted)
     with working("Simulating"):
@@ -129,6 +131,7 @@ def convert(
         "--out", "a file, named *.foretrace by convention", short="-o")],
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     workers: Workers = "local",
     scheduler: Scheduler = None,
     json: Json = False,
@@ -138,7 +141,8 @@ def convert(
     The file is Parquet tables and a JSON manifest, smaller than the traces and many times faster to read.
     """
     check_output(out, paths, GRAPH)
-    job = read(paths, window, workers, scheduler, step_region=step_region)
+    # As it was recorded, unless asked for: who reads the file finds the cycles of its loop, or takes each step.
+    job = read(paths, window, workers, scheduler, step_region=step_region, cycle=cycle or 1)
     with working("Writing"):
         tracer_job.save_job(job, out)
     size = os.path.getsize(out) if "://" not in out else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graph_predictor.cli.console import Column, Report, print_json, read
-from graph_predictor.cli.options import Json, Paths, Scheduler, StepRegion, Window, Workers, in_one_sentence
+from graph_predictor.cli.options import Cycle, Json, Paths, Scheduler, StepRegion, Window, Workers, in_one_sentence
 from graph_predictor.figures import count, milliseconds, percent
 from graph_predictor.reports import inspection
 from tracer import job
@@ -14,13 +14,13 @@ _GAPS = {"blocked": "waiting for other threads (autograd, communication)"}
 
 
 @in_one_sentence
-def inspect(paths: Paths, window: Window = 0, step_region: StepRegion = None, workers: Workers = "local",
-            scheduler: Scheduler = None, json: Json = False) -> None:
+def inspect(paths: Paths, window: Window = 0, step_region: StepRegion = None, cycle: Cycle = None,
+            workers: Workers = "local", scheduler: Scheduler = None, json: Json = False) -> None:
     """Show what traces hold and what they lack.
 
     Device, ranks, the recorded step, counts, GPU active time, host time outside operations, and the loss report.
     """
-    found = inspection.inspect_job(read(paths, window, workers, scheduler, step_region=step_region))
+    found = inspection.inspect_job(read(paths, window, workers, scheduler, step_region=step_region, cycle=cycle))
     if json:
         print_json(found.to_json())
     else:

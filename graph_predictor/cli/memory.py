@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
-from graph_predictor.cli.options import Json, StepRegion, Top, Window, in_one_sentence, shared
+from graph_predictor.cli.options import Cycle, Json, StepRegion, Top, Window, in_one_sentence, shared
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit, program_memory, study
@@ -32,6 +32,7 @@ def memory(
     top: Top = None,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     json: Json = False,
 ) -> None:
     """Show what memory held at its fullest: by kind, by module, measured beside predicted.
@@ -47,7 +48,7 @@ def memory(
     elif study.is_script(source, step_region):
         code = source[0]
     else:
-        graph = read(source, window, step_region=step_region).graphs[0]
+        graph = read(source, window, step_region=step_region, cycle=cycle).graphs[0]
         if len(graph.allocations):
             found = device_memory.memory_timeline(graph, gpu)
             measured, predicted = (None, found) if not found.inferred else (found, None)
@@ -102,6 +103,7 @@ def fit_batch(
     memory_limit: Annotated[str | None, shared("--memory-limit")] = None,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     json: Json = False,
 ) -> None:
     """Find the largest batch (or other size) that fits a device's memory.
@@ -113,7 +115,7 @@ def fit_batch(
     limit = None if memory_limit is None else traffic.parse_memory(memory_limit, "--memory-limit", "80GiB")
     spec = device_choice.find_device(device)
     script = study.is_script(source, step_region)
-    graph = None if script else read(source, window, step_region=step_region).graphs[0]
+    graph = None if script else read(source, window, step_region=step_region, cycle=cycle).graphs[0]
     with working("Tracing"):
         found = program_memory.fit_batch(graph, spec, name=size, code=source[0] if script else code, sizes=sizes
                                             or (), limit_bytes=limit)

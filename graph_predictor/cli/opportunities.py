@@ -8,6 +8,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import (
+    Cycle,
     Json,
     Profiled,
     Step,
@@ -40,6 +41,7 @@ def opportunities(
     top: Top = None,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     profiled: Profiled = False,
     json: Json = False,
     **edits: bool,
@@ -49,7 +51,7 @@ def opportunities(
     Each is predicted by itself; gains do not add up. Changes that cannot be done are left out (--json says why).
     """
     script = source[0] if request_study.is_script(source, step_region) else None
-    job = read(source, window, step_region=step_region) if script is None else None
+    job = read(source, window, step_region=step_region, cycle=cycle) if script is None else None
     with working("Preparing"):
         study = request_study.Study(job, step, recorded_on=None if from_device is None
                                     else device_choice.find_device(from_device), profiles=loaded_profiles(profile),
@@ -77,7 +79,8 @@ def _report(result: reports_opportunities.Opportunities, given: list[str]) -> No
     report.line()
     if before.recorded is not None:
         report.line(facts.recorded_line(before.recorded), style="bold")
-    report.line(facts.step_line(before.times, before.step_time_us, before.interval_us), style="bold")
+    report.line(facts.step_line(before.times, before.step_time_us, before.interval_us,
+                                cycle=before.cycle), style="bold")
     report.line(facts.decided_line(before.gpu_active_us, before.bound, before.gpu_active_interval_us))
     report.table("What would save most, each by itself",
                  [Column("change", name=True), Column("saves ms"), Column("share"), Column("80% between"),

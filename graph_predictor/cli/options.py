@@ -64,6 +64,8 @@ SHARED = {
     "--step-region": SharedOption(
         "NAME", "The steps are the regions of this name, marked with record_function in the program; * matches any "
                 "text, as in 'iteration *'"),
+    "--cycle": SharedOption(
+        "N", "Recorded steps that are one, where the loop alternates (a rollout at every fourth update)"),
     "--top": SharedOption("N", "Rows of each table"),
     "--price": SharedOption("PER_HOUR", "Price of one device and hour"),
     "--memory-limit": SharedOption("SIZE", "Memory of a device, such as 80GiB"),
@@ -127,6 +129,8 @@ Paths = Annotated[list[str], typer.Argument(
 Window = Annotated[int, typer.Option(
     min=0, metavar="N", help="Which window of a capture with several cycles, from 0.")]
 StepRegion = Annotated[str | None, shared("--step-region")]
+Cycle = Annotated[int | None, shared("--cycle", "by default as many as its work repeats after; 1: each by itself",
+                                     least=1)]
 Workers = Annotated[str, typer.Option(
     metavar="local|dask|ray", help="Where the work is done: in this process, or by processes of Dask or Ray.")]
 Scheduler = Annotated[str | None, typer.Option(

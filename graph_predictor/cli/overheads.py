@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read
-from graph_predictor.cli.options import Json, StepRegion, Top, Window, in_one_sentence
+from graph_predictor.cli.options import Cycle, Json, StepRegion, Top, Window, in_one_sentence
 from graph_predictor.figures import count, microseconds, milliseconds, percent
 from graph_predictor.prediction import overheads as prediction_overheads
 from kernel_models.host import overheads as host_overheads
@@ -29,6 +29,7 @@ def overheads(
     top: Top = None,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     json: Json = False,
 ) -> None:
     """Show what the host costs each step, by kind (T1 to T5), without waiting.
@@ -38,7 +39,7 @@ def overheads(
     if len(traces) > 2:
         raise ForetraceError(f"{len(traces)} captures were named, and two can be compared at a time: name one or "
                              "two; ranks of one job go into one directory or a quoted glob.")
-    found = [prediction_overheads.measure_overheads(read([path], window, step_region=step_region))
+    found = [prediction_overheads.measure_overheads(read([path], window, step_region=step_region, cycle=cycle))
              for path in traces]
     ratios = prediction_overheads.compare(found[0], found[1]) if len(found) == 2 else {}
     if json:

@@ -9,6 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import (
+    Cycle,
     Html,
     Json,
     Profiled,
@@ -100,6 +101,7 @@ def predict(
     top: Top = None,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     profiled: Profiled = False,
     json: Json = False,
     **edits: Any,
@@ -114,12 +116,12 @@ def predict(
         comm_profile=comm_profile, comm_backend=comm_backend, comm_choices=comm_choices, host_from=host_from,
         sizes=tuple(sizes or ()), also=tuple(also or ()), code=code, edits=chosen_edits(edits))
     script = source[0] if request_study.is_script(source, step_region) else None
-    job = read(source, window, step_region=step_region) if script is None else None
+    job = read(source, window, step_region=step_region, cycle=cycle) if script is None else None
     with working("Preparing"):
         study = request_study.Study(job, step, recorded_on=None if from_device is None
                                     else device_choice.find_device(from_device), profiles=loaded_profiles(profile),
-                                    code=script, device=device, read=partial(read, step_region=step_region),
-                                    profiled=profiled)
+                                    code=script, device=device, profiled=profiled,
+                                    read=partial(read, step_region=step_region, cycle=cycle))
     with working("Tracing" if parallel is not None or sizes or script is not None else "Preparing"):
         study.check_profiles([wanted])
         prepared = study.prepared(wanted)
@@ -143,14 +145,15 @@ def _report(result: prediction_result.Prediction, top: int) -> None:
     what = "; ".join(result.edits) or (unedited if result.ran
                                                   else f"as traced for {result.device}")
     report.line()
-    step = facts.step_line(result.times, result.step_time_us, result.interval_us, what)
+    step = facts.step_line(result.times, result.step_time_us, result.interval_us, what, result.cycle)
     # A recording leads with what was recorded, a changed step with what it takes.
     lines = [step] if result.recorded is None else [facts.recorded_line(result.recorded), step]
     for line in reversed(lines) if result.edits else lines:
         report.line(line, style="bold")
     rests = ", ".join(result.steps)
     if len(result.steps) > 1:
-        rests = f"{len(result.steps)} recorded steps, {result.steps[0]} to {result.steps[-1]}"
+        unit = "steps" if result.cycle == 1 else f"cycles of {result.cycle} steps"
+        rests = f"{len(result.steps)} recorded {unit}, {result.steps[0]} to {result.steps[-1]}"
     if result.ran:
         report.line(f"It rests on {rests}"
                     + (f", recorded on {result.recorded_on}." if result.recorded_on else "."))

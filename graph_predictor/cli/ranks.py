@@ -9,6 +9,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import (
+    Cycle,
     Html,
     Json,
     Profiled,
@@ -55,6 +56,7 @@ def ranks(
     top: Top = None,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     profiled: Profiled = False,
     json: Json = False,
 ) -> None:
@@ -69,7 +71,7 @@ def ranks(
         device=device, parallel=parallel, topology=topology, comm_profile=comm_profile, comm_backend=comm_backend,
         comm_choices=comm_choices, host_from=host_from, sizes=tuple(sizes or ()),
         edits={} if straggler is None else {"straggler": straggler})
-    times, notes = _times(source, window, step_region, wanted, step, profiled)
+    times, notes = _times(source, window, step_region, cycle, wanted, step, profiled)
     with working("Comparing"):
         found = ranks_report.rank_report(times)
     found.notes[:0] = notes
@@ -83,11 +85,12 @@ def ranks(
         _report(found, top or 20, timeline)
 
 
-def _times(source: list[str], window: int, step_region: str | None, wanted: request_study.Configuration, step: str
-           | None, profiled: bool) -> tuple[ranks_times.JobTimes, list[str]]:
+def _times(source: list[str], window: int, step_region: str | None, cycle: int | None,
+           wanted: request_study.Configuration, step: str | None, profiled: bool) -> tuple[
+               ranks_times.JobTimes, list[str]]:
     """The simulated job, and what was said when it was read."""
     script = source[0] if request_study.is_script(source, step_region) else None
-    reader = partial(read, step_region=step_region)
+    reader = partial(read, step_region=step_region, cycle=cycle)
     with working("Reading" if script is None else "Tracing"):
         job = request_study.read_source(source, window, wanted.device, read=reader)
     notes = damage.folded_notes(job)
@@ -116,7 +119,8 @@ def _report(found: ranks_report.JobReport, top: int, timeline: str | None) -> No
         report.line(facts.recorded_line(found.times.recorded), style="bold")
     if found.times.predicted:
         what = "; ".join(found.times.edits) or ("predicted" if found.times.ran else "as traced")
-        report.line(facts.step_line(which, found.step_ns / 1e3, what=what), style="bold")
+        report.line(facts.step_line(which, found.step_ns / 1e3, what=what, cycle=1 if found.times.recorded is None
+                                    else found.times.recorded.cycle), style="bold")
     else:
         mean = f", mean of {count(steps)} steps" if steps > 1 else ""
         report.line(f"Replayed {which}: {milliseconds(found.step_ns)} ms, the longest of {count(len(found.ranks))} "

@@ -7,7 +7,17 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
-from graph_predictor.cli.options import Json, Paths, Scheduler, StepRegion, Window, Workers, in_one_sentence, shared
+from graph_predictor.cli.options import (
+    Cycle,
+    Json,
+    Paths,
+    Scheduler,
+    StepRegion,
+    Window,
+    Workers,
+    in_one_sentence,
+    shared,
+)
 from graph_predictor.figures import count, microseconds, milliseconds, percent, signed_percent
 from graph_predictor.prediction import replay as prediction_replay
 from graph_predictor.recorded import facts
@@ -31,6 +41,7 @@ def replay(
     constants: Annotated[bool, typer.Option("--constants", help="Show the constants that were fitted.")] = False,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     workers: Workers = "local",
     scheduler: Scheduler = None,
     json: Json = False,
@@ -42,7 +53,7 @@ def replay(
     """
     if timeline is not None:
         check_output(timeline, paths, TIMELINE)
-    job = read(paths, window, workers, scheduler, step_region=step_region)
+    job = read(paths, window, workers, scheduler, step_region=step_region, cycle=cycle)
     with working("Replaying"):
         result = prediction_replay.replay(job.graphs, residuals=residuals, scale_kernels=scale_kernels)
     recorded = facts.recorded_facts(job.graphs)

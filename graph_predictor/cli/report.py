@@ -7,6 +7,7 @@ from typing import Annotated
 
 from graph_predictor.cli.console import Report, print_json, read, working
 from graph_predictor.cli.options import (
+    Cycle,
     Json,
     Paths,
     Profiled,
@@ -30,6 +31,7 @@ def report(
     step: Step = None,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     profiled: Profiled = False,
     code: Annotated[str | None, shared("--code", "for the memory predicted beside what was measured")] = None,
     json: Json = False,
@@ -44,7 +46,7 @@ def report(
         raise ForetraceError(f"{table} is a table, not a recording; a sweep's page is written beside its table, by "
                              "foretrace sweep … -o TABLE --html PAGE.")
 
-    job = read(paths, window, step_region=step_region)
+    job = read(paths, window, step_region=step_region, cycle=cycle)
     traced = None
     if code is not None:
         with working("Tracing"):

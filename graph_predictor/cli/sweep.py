@@ -12,6 +12,7 @@ import typer
 from graph_predictor import sweep as graph_predictor_sweep
 from graph_predictor.cli.console import Column, Report, print_json, working
 from graph_predictor.cli.options import (
+    Cycle,
     Html,
     Json,
     Profiled,
@@ -92,6 +93,7 @@ def sweep(
     top: Top = None,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     profiled: Profiled = False,
     json: Json = False,
     **edits: str | None,
@@ -118,7 +120,7 @@ def sweep(
     lists = {"device": device, "world_size": world_size, "topology": topology, **edits, "edits": switches}
     space = _space(sizes or [], lists, parallel or [], fixed)
     where = run.SweepSource(tuple(source), window, step, from_device, tuple(profile or ()), profiled,
-                            step_region)
+                            step_region, cycle)
     with _progress(len(space)) as progress:
         found = graph_predictor_sweep.sweep(where, space, output=out, price_per_hour=price, backend=workers,
                                             scheduler=scheduler, jobs=jobs, progress=progress)

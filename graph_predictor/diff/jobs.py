@@ -108,7 +108,12 @@ def _replayed(job: Job, name: str, profiled: bool) -> Replay:
 
 
 def _check_steps(a: Job, b: Job) -> None:
-    """Refuse a job with steps beside one without."""
+    """Refuse a job with steps beside one without, and steps that are cycles of unlike many."""
+    cycles = [max((graph.meta.cycle for graph in job.graphs), default=1) for job in (a, b)]
+    if cycles[0] != cycles[1]:
+        raise ForetraceError(f"A step of A is {cycles[0]} of its recorded steps and one of B {cycles[1]}, as their "
+                             "loops alternate unlike each other: they cannot be compared; record two whole cycles of "
+                             "both, or say how many steps are one with --cycle.")
     stepped = [any(len(graph.steps) for graph in job.graphs) for job in (a, b)]
     if stepped[0] != stepped[1] and all(any(len(g.ops) or len(g.kernels) for g in job.graphs) for job in (a, b)):
         lacking, other = ("B", "A") if stepped[0] else ("A", "B")

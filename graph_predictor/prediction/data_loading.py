@@ -10,10 +10,11 @@ import numpy as np
 from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.prediction.step_spread import mean_spread, unprofiled_stretches
 from graph_predictor.simulation.build import Built
-from graph_predictor.simulation.host_slices import WORKERS, HostSlices, fetch_ranges
+from graph_predictor.simulation.host_slices import HostSlices, fetch_ranges
 from graph_predictor.simulation.program import ItemKind
 from tracer.arrays import Float64, Int64
 from tracer.graph import ExecutionGraph, OpKind
+from tracer.step_work import WORKERS
 
 FIXED_NS = 25_000.0
 """Time of a fetch without any sample. A ``DataLoader`` of a tensor's rows, timed at batches of 1 to 32, takes

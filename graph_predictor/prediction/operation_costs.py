@@ -22,13 +22,14 @@ import numpy as np
 
 from graph_predictor.prediction.data_loading import data_loading_ns
 from graph_predictor.prediction.repeat import Cycle
-from graph_predictor.simulation.host_slices import HostSlices, data_loading_operations, top_operations
+from graph_predictor.simulation.host_slices import HostSlices, top_operations
 from kernel_models.op_call import Family
 from kernel_models.operation import family_of
 from tracer.alignment_loop import align_windows
 from tracer.arrays import Bool, Float64, Int64
 from tracer.columns import nearest
 from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.step_work import data_loading_operations
 
 WRITTEN_OUT = frozenset({"aten::_scaled_dot_product_attention_math"})
 """Operators of a family that other families' operations compute."""

@@ -90,6 +90,10 @@ CPU = "cpu"
 """The device of a step without device work."""
 CONTENTION_ROUNDS = 2
 """Times that shares and kernels' times are found in turn."""
+MOST_LEFT = 0.9
+"""Share of a step's host time that is believed to be waits at most."""
+NOTED_STALLS = 0.02
+"""Share of the recorded host time in stopped calls that is reported."""
 UNLIKE_MEASURED = 0.02
 """A steady state this far from the measured steps is reported."""
 
@@ -102,11 +106,13 @@ class Spreads:
         host: log half width of the 80% interval of its mean.
         least: log half width that no interval of the step falls below.
         drift: log of the change of host time from the first to the last of the steps; ``None`` if there was none.
+        mixed: log half width of what an edit may change, where waits for a processor remain among a host's operations.
     """
 
     host: float
     least: float
     drift: float | None = None
+    mixed: float = 0.0
 
 
 class Baseline:
@@ -270,7 +276,10 @@ class Baseline:
         """
         if self.origin is not None:
             return self.origin.scatter
-        return math.sqrt(max(self.spreads.least**2 - self._unedited.of_host()**2, 0.0)) if self.ran else 0.0
+        if not self.ran:
+            return 0.0
+        beyond = max(self.spreads.least**2 - self._unedited.of_host()**2, 0.0)
+        return math.sqrt(beyond + self.spreads.mixed**2)
 
     @property
     def measured_ns(self) -> float | None:
@@ -582,7 +591,8 @@ class _Run:
         found += self.baseline.replay_error.warnings()
         if (kinds := self.baseline.kinds) is not None:
             found.append(f"{kinds.text} The prediction is of steps like {', '.join(self._steps())}, and its interval "
-                         "covers the others; capture more steps for what all of them take.")
+                         "covers the others; where the loop takes turns, record two whole rounds of them or more "
+                         "(foretrace capture --steps N), and the round is predicted as one step.")
         if (unlike := (self.baseline.origin or self.baseline).unlike_measured) is not None:
             found.append(unlike)
         if (unrecorded := self.baseline.facts.unrecorded) and self.baseline.ran and (
@@ -606,6 +616,11 @@ class _Run:
                 else f"; without it the recorded step took {without / 1e6:,.3f} ms (median)."))
         if self.scenario.batches.workers is not None:
             notes.append(self.scenario.batches.workers.note(self.step_ns))
+        left = recorded.built.without_profiler
+        if left is not None and left.stalled[0] > NOTED_STALLS:
+            notes.append(f"Calls were stopped in {left.stalled[0]:.0%} of the recorded host time (most in "
+                         f"{left.stalled[1]}): they took three times or more what equal ones of other steps take, "
+                         "which is the machine's doing and no work.")
         if not len(self.scenario.built.program.kernel_item):
             notes.append("The trace has no GPU work: the step is host time throughout.")
         return list(dict.fromkeys(notes))
@@ -634,9 +649,11 @@ def _edited_host(scenario: Scenario, rewritten: Rewritten | None) -> EditedHost:
 def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | None, counted: CountedSteps) -> Spreads:
     """Return what the steps of a cycle differ by, with others around the ``similar`` steps it was taken from; or what
     those do that were timed without the profiler."""
+    noise = max(graph.meta.noise for graph in built.graphs)
     if not built.profiled:
         stretches, timed = unprofiled_stretches(built), np.array(built.graphs[0].meta.unprofiled_step_ns, np.int64)
-        return Spreads(mean_spread(stretches), least_spread(timed, float(np.median(timed))), drift(stretches))
+        return Spreads(math.hypot(mean_spread(stretches), noise), least_spread(timed, float(np.median(timed))),
+                       drift(stretches), _mixed(built))
     graphs = built.graphs
     compared = alike = cycle
     lengths = np.max([cycle.recorded_ns(rank) for rank in range(len(graphs))], axis=0)
@@ -646,8 +663,22 @@ def _spreads(built: Built, cycle: Cycle, slices: HostSlices, similar: range | No
         alike = choose_steps(built, alike_steps(graphs, similar)) or cycle
         lengths = counted.longest_ns(similar.start)[counted.undamaged()[similar.start:]]
     around_ns = float(lengths[typical(lengths)].mean())
-    return Spreads(mean_spread(step_totals(built, compared, slices)), least_spread(lengths, around_ns),
+    host = math.hypot(mean_spread(step_totals(built, compared, slices)), noise)
+    return Spreads(host, least_spread(lengths, around_ns),
                    drift(step_totals(built, alike, slices, unblocked=True)))
+
+
+def _mixed(built: Built) -> float:
+    """Return how unsure (log half width) an edited step is, as waits for a processor are left among operations.
+
+    The capture counted what its profiled steps waited; calls that were stopped were found and left out. What was not
+    found lies in operations and between them, wherever the machine happened to stop them.
+    """
+    if built.without_profiler is None or not built.computes_on_host:
+        return 0.0
+    waited, found = max(graph.meta.waited_share for graph in built.graphs), built.without_profiler.stalled[0]
+    left = max(waited - found, 0.0) / max(1.0 - found, 1e-3)
+    return -math.log1p(-min(left, MOST_LEFT))
 
 
 def recorded_device(graph: ExecutionGraph) -> DeviceSpec | None:

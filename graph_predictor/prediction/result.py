@@ -230,6 +230,11 @@ class Prediction(SteadyStep, Shown):
         return None if found is None else found / 1e3
 
     @property
+    def cycle(self) -> int:
+        """Return how many recorded steps the step consists of: more than one where the loop alternates."""
+        return 1 if self.recorded is None else self.recorded.cycle
+
+    @property
     def times(self) -> str:
         """Return which times these are: "without the profiler", "under the profiler" or "that never ran" (of a
         step)."""

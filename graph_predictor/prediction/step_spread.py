@@ -11,11 +11,11 @@ from graph_predictor.prediction.repeat import Cycle
 from graph_predictor.recorded.counted_steps import typical
 from graph_predictor.simulation.build import Built
 from graph_predictor.simulation.host_items import waiting_calls
-from graph_predictor.simulation.host_slices import HostSlices, data_loading_operations, exclusive_time
+from graph_predictor.simulation.host_slices import HostSlices
 from kernel_models.spreads import END, USUAL_STEPS
 from tracer.arrays import Float64, Int64
-from tracer.columns import kinds_of
-from tracer.graph import NONE, ExecutionGraph, OpKind
+from tracer.graph import ExecutionGraph
+from tracer.step_work import DIFFERENT, WorkOfSteps, worked_steps
 
 STRETCHES = 5
 """Parts that steps without the profiler are cut into: what a machine does to a run lasts longer than a step."""
@@ -89,10 +89,6 @@ def step_totals(built: Built, cycle: Cycle, slices: HostSlices, *, unblocked: bo
     return np.asarray(totals, np.float64)
 
 
-DIFFERENT = 0.05
-"""Share of two steps' time in operations, from which on work that only one of them has makes them different."""
-MOST_STEPS = 32
-"""The last recorded steps that are compared."""
 SHOWN = 60
 """Characters of sizes that are shown."""
 QUANTILES = (0.1, 0.9)
@@ -136,23 +132,14 @@ def step_kinds(graphs: Sequence[ExecutionGraph], rests_on: Sequence[str] = ()) -
 
 
 def _of_rank(graph: ExecutionGraph, rests_on: Sequence[str]) -> StepKinds | None:
-    # A range without operations, or without length, is a marker and no step.
-    inside = (graph.ops.step >= 0) & (graph.ops.kind == OpKind.OPERATION)
-    worked = np.bincount(graph.ops.step[inside], minlength=len(graph.steps))
-    steps = np.flatnonzero((worked > 0) & (graph.steps.duration_ns > 0))[-MOST_STEPS:]
+    steps = worked_steps(graph)
     if len(steps) < 2:
         return None
     names = [graph.string(int(graph.steps.name[step])) for step in steps.tolist()]
     mine = np.array([name in rests_on for name in names], np.bool_)
     reference = int(np.flatnonzero(mine)[-1]) if mine.any() else len(steps) - 1
-    kind, rows = _work(graph, steps)
-    key, count = _counted(graph, steps, kind, rows)
-    if (count == count[reference]).all():
-        return None
-    mean = _own_time(graph, kind, rows)
-    apart = np.abs(count - count[reference]) * mean
-    both = (count + count[reference]) * mean
-    share = apart.sum(axis=1) / np.maximum(both.sum(axis=1), 1.0)
+    work = WorkOfSteps.of(graph, steps)
+    share = work.apart(np.arange(len(steps)), np.full(len(steps), reference))
     if not (share > DIFFERENT).any():
         return None
     other = int(np.argmax(share))
@@ -165,45 +152,17 @@ def _of_rank(graph: ExecutionGraph, rests_on: Sequence[str]) -> StepKinds | None
         low, high = np.quantile(timed, QUANTILES) / np.median(timed)
         shortest, longest = min(shortest, float(low)), max(longest, float(high))
     pair = [reference, other]
-    said = _difference(graph, key, count[pair], mean, steps[pair], [names[at] for at in pair])
+    said = _difference(graph, work, pair, steps[pair], [names[at] for at in pair])
     text = f"{len(others)} of {len(steps)} recorded steps do other work than {names[reference]}: {said}."
     return StepKinds(text, min(shortest, 1.0), max(longest, 1.0))
 
 
-def _work(graph: ExecutionGraph, steps: Int64) -> tuple[Int64, Int64]:
-    """Return the kind (name and sizes) of each operation of some steps, and their rows. Loading a batch is no work that
-    is compared: how many samples it takes is the loader's."""
-    ops = graph.ops
-    rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & np.isin(ops.step, steps) & ~data_loading_operations(graph))
-    name, shapes = ops.name[rows].astype(np.int64), ops.shapes[rows].astype(np.int64)
-    # Where some calls of an operation have no sizes, those of others say nothing of a difference.
-    unsized = (shapes < 0) | np.isin(shapes, [code for code, text in enumerate(graph.strings) if not text])
-    kind, _ = kinds_of(name, np.where(np.isin(name, np.unique(name[unsized])), NONE, shapes))
-    return kind, rows
-
-
-def _counted(graph: ExecutionGraph, steps: Int64, kind: Int64, rows: Int64) -> tuple[Int64, Float64]:
-    """Return the first row of each kind, and how often it runs in each step, [steps, kinds]."""
-    size = int(kind.max(initial=-1)) + 1
-    first = np.zeros(size, np.int64)
-    first[kind[::-1]] = rows[::-1]
-    place = np.searchsorted(steps, graph.ops.step[rows]) * size + kind
-    return first, np.bincount(place, minlength=len(steps) * size).reshape(len(steps), size).astype(np.float64)
-
-
-def _own_time(graph: ExecutionGraph, kind: Int64, rows: Int64) -> Float64:
-    """Return each kind's mean own time, ns."""
-    host = exclusive_time(graph)
-    own = np.bincount(host.op, weights=host.end_ns - host.start_ns, minlength=len(graph.ops))[rows]
-    return np.bincount(kind, weights=own) / np.maximum(np.bincount(kind).astype(np.float64), 1.0)
-
-
-def _difference(graph: ExecutionGraph, key: Int64, count: Float64, mean: Float64, steps: Int64,
+def _difference(graph: ExecutionGraph, work: WorkOfSteps, pair: Sequence[int], steps: Int64,
                 names: Sequence[str]) -> str:
     """Return what differs between two steps, by the operation that it takes most time of."""
-    ops = graph.ops
-    name = ops.name[key]
-    worst = int(np.argmax(np.bincount(name, weights=np.abs(count[1] - count[0]) * mean)))
+    ops, count = graph.ops, work.count[pair]
+    name = ops.name[work.row]
+    worst = int(np.argmax(np.bincount(name, weights=np.abs(count[1] - count[0]) * work.mean_ns)))
     runs, whole = (column.astype(int).tolist() for column in (count[:, name == worst].sum(axis=1), count.sum(axis=1)))
     if runs[0] != runs[1]:
         return (f"{names[1]} runs {whole[1]:,} operations where {names[0]} runs {whole[0]:,} ({graph.string(worst)} "

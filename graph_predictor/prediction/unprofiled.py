@@ -18,7 +18,8 @@ from graph_predictor.simulation.program import NEVER, ItemKind, Program, total_r
 from kernel_models.host.segments import CALL_EVENTS, PYTHON_EVENTS, event_cost
 from kernel_models.spreads import PROFILER_CALL, PROFILER_EVENT, TWO_PHASES
 from tracer.arrays import Float64, Int64
-from tracer.graph import NONE, ExecutionGraph
+from tracer.columns import kinds_of
+from tracer.graph import NONE, ExecutionGraph, OpKind
 
 MOST_TAKEN = 0.6
 """Share of a host's time that events are believed to cost where no step was timed without them: 0.15 to 0.49 of 27
@@ -49,15 +50,16 @@ class ProfilerCost:
     factor: float
 
 
-def profiler_cost(scenario: Scenario) -> ProfilerCost | None:
-    """Return the cost of a recorded job; ``None`` where it was not timed without the profiler."""
+def profiler_cost(scenario: Scenario, stalled_ns: float = 0.0) -> ProfilerCost | None:
+    """Return the cost of a recorded job; ``None`` where it was not timed without the profiler. ``stalled_ns`` of each
+    recorded step are not in the scenario's host times."""
     if not (timed := scenario.built.graphs[0].meta.unprofiled_step_ns):
         return None
     unprofiled = float(np.median(timed))
     cycle, slices = scenario.cycle, scenario.slices
     events = events_of(scenario)
     mine = cycle.working[slices.item] & (slices.rank == 0)
-    profiled = float(np.median(cycle.recorded_ns(0)))
+    profiled = float(np.median(cycle.recorded_ns(0))) - stalled_ns
     event_ns = _event_ns(scenario, float(events[mine].sum()) / cycle.steps, profiled - unprofiled, unprofiled)
     if not scenario.built.computes_on_host:
         return ProfilerCost(event_ns, 1.0)
@@ -199,8 +201,10 @@ def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
     if cycle is None:
         return built
     slices = host_slices(built)
-    scenario = Scenario(built, cycle, slices)
-    cost = profiler_cost(scenario)
+    stalls = stalled_ns(built, slices)
+    stalled = _per_step(cycle, slices, stalls)
+    scenario = Scenario(built, cycle, replace(slices, ns=slices.ns - stalls))
+    cost = profiler_cost(scenario, stalled)
     if cost is None:
         return built
     waited = [waits_for_workers(built, cycle, rank) for rank in range(len(built.graphs))]
@@ -208,7 +212,7 @@ def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
         # What such steps take beyond the host's work is waiting for a batch: no reason to make the work longer.
         cost = replace(cost, factor=min(cost.factor, 1.0))
     recorded = slices.ns.astype(np.float64)
-    left = without_profiler(scenario, recorded, cost)
+    left = without_profiler(scenario, recorded - stalls, cost)
     whole = replace(slices, ns=whole_ns(left))
     item_work, item_cost = with_host(built.program, whole, whole.ns.astype(np.float64))
     mine = cycle.working[slices.item]
@@ -217,7 +221,95 @@ def unprofiled(built: Built, steps: Sequence[int] | None = None) -> Built:
     program = replace(built.program, item_work=item_work, item_cost=item_cost, after_lag=lag,
                       item_external=_arrivals(built, cycle, waited, share))
     shares = [_shares(slices, whole, rank, len(graph.ops)) for rank, graph in enumerate(built.graphs)]
-    return replace(built, program=program, without_profiler=WithoutProfiler(built.program, whole, shares))
+    return replace(built, program=program, without_profiler=WithoutProfiler(built.program, whole, shares,
+                                                                            _stalled(built, slices, stalls)))
+
+
+STALLED = 3.0
+"""Times that a call takes of what equal ones take, from which on something stopped it (chosen: equal calls on a quiet
+machine differ by less, and a scheduler stops a thread for milliseconds)."""
+LEAST_STALL_NS = 100_000
+"""Shorter stops are among what equal calls differ by."""
+
+
+def stalled_ns(built: Built, slices: HostSlices) -> Int64:
+    """Return how long each slice of the host's time was stalled: what the machine did, and no work, ns.
+
+    ::
+
+        step 0    | mm 0.4 | transpose 0.02 | mm 0.4 |         equal calls at one place of the steps: the second
+        step 1    | mm 0.4 | transpose 3.9  | mm 0.4 |         transpose was stopped for 3.88 ms
+
+    Calls are equal that have one name and sizes. One is stalled that takes ``STALLED`` times what those at its place
+    of the other steps do, and what all equal ones do: an operation that is slow in every step, as its memory lies
+    otherwise, is not. Time before an operation is compared likewise. Where a device computes nothing is: the host
+    waits for it, and not always equally long.
+    """
+    found: Int64 = np.zeros(len(slices), np.int64)
+    if not built.computes_on_host:
+        return found
+    for rank, graph in enumerate(built.graphs):
+        ops = graph.ops
+        rows = np.flatnonzero((slices.rank == rank) & ~slices.is_cost & ~slices.data
+                              & ((slices.op >= 0) | (slices.following >= 0)))
+        inside = slices.op[rows] >= 0
+        owner = np.where(inside, slices.op[rows], len(ops) + slices.following[rows])
+        took = np.bincount(owner, weights=slices.ns[rows], minlength=2 * len(ops)).astype(np.float64)
+        usual = _usual_ns(graph, took)
+        stall = (took > STALLED * usual) & (took - usual > LEAST_STALL_NS)
+        over = np.where(stall, 1.0 - usual / np.maximum(took, 1.0), 0.0)
+        found[rows] = (slices.ns[rows] * over[owner]).astype(np.int64)
+    return found
+
+
+def _usual_ns(graph: ExecutionGraph, took: Float64) -> Float64:
+    """Return what calls, and the times before them, usually take that equal ones at their place of other steps do,
+    [2 × ops] as ``took``; without another step what they take."""
+    ops = graph.ops
+    usual = took.copy()
+    rows = np.flatnonzero((ops.kind == OpKind.OPERATION) & (ops.step >= 0))
+    if len(graph.steps) < 2 or not len(rows):
+        return usual
+    kind, _ = kinds_of(ops.name[rows].astype(np.int64), ops.shapes[rows].astype(np.int64))
+    step = ops.step[rows].astype(np.int64)
+    order = np.lexsort((rows, kind, step))
+    changes = np.ones(len(order), np.bool_)
+    changes[1:] = (np.diff(kind[order]) != 0) | (np.diff(step[order]) != 0)
+    first = np.flatnonzero(changes)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order)) - np.repeat(first, np.diff(np.append(first, len(order))))
+    place, _ = kinds_of(kind, number)
+    for shift in (0, len(ops)):
+        own = took[rows + shift]
+        usual[rows + shift] = np.maximum(_lower_median(place, own), _lower_median(kind, own))
+    return usual
+
+
+def _lower_median(group: Int64, values: Float64) -> Float64:
+    """Return the lower median of each value's group; a value alone is its own."""
+    order = np.lexsort((values, group))
+    count = np.bincount(group)
+    first = np.cumsum(count) - count
+    return np.asarray(values[order][(first + (count - 1) // 2)[group]], np.float64)
+
+
+def _per_step(cycle: Cycle, slices: HostSlices, ns: Int64) -> float:
+    """Return the mean of some of the host's time over the repeated steps of the first rank, ns."""
+    mine = cycle.working[slices.item] & (slices.rank == 0)
+    return float(ns[mine].sum()) / cycle.steps
+
+
+def _stalled(built: Built, slices: HostSlices, stalls: Int64) -> tuple[float, str]:
+    """Return the share of the first rank's recorded host time that is stalls, and the operation most of it was in."""
+    rows = np.flatnonzero((stalls > 0) & (slices.rank == 0))
+    if not len(rows):
+        return 0.0, ""
+    graph = built.graphs[0]
+    name = np.where(slices.op[rows] >= 0, graph.ops.name[slices.op[rows]], NONE)
+    codes, at = np.unique(name, return_inverse=True)
+    worst = int(codes[np.argmax(np.bincount(at, weights=stalls[rows]))])
+    share = float(stalls[rows].sum()) / float(slices.ns[slices.rank == 0].sum())
+    return share, graph.string(worst) if worst != NONE else "no operation"
 
 
 def on_unprofiled_clock(program: Program, built: Built) -> Program:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tracer.arrays import Bool, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, StepSource
-from tracer.lost_launches import captured_of_steps, lost_launches
+from tracer.step_work import captured_of_steps, lost_launches
 
 BEHIND = 0.02
 """A device that takes longer for the steps than the host by more than this share falls behind it: less is what queues

@@ -25,7 +25,7 @@ from tracer.columns import union_ns
 from tracer.errors import ForetraceError
 from tracer.graph import LAUNCHING, SHAPE_ONLY, ExecutionGraph, KernelKind
 from tracer.job import Job
-from tracer.lost_launches import captured_launches, captured_of_steps
+from tracer.step_work import captured_launches, captured_of_steps
 
 
 def rank_number(graph: ExecutionGraph, position: int) -> int:
@@ -268,6 +268,7 @@ class RecordedFacts:
         of_all: whether all steps were asked about, rather than one that was chosen.
         behind: whether the device's last kernels end the steps, as it falls behind the host.
         ranks: each rank's.
+        cycle: recorded steps that each step consists of, where a loop alternates; else 1.
     """
 
     step_ns: float
@@ -281,6 +282,7 @@ class RecordedFacts:
     of_all: bool
     behind: bool
     ranks: tuple[RankFacts, ...]
+    cycle: int = 1
 
     def sentence(self) -> str:
         """Say the recorded step by both clocks: the line that every command of a recording leads with."""
@@ -288,12 +290,13 @@ class RecordedFacts:
 
     def how(self) -> str:
         """Say what the recorded step is, and what it takes by the other clock."""
-        mean = f"mean of {self.counted:,}" + (f" of {self.steps:,}" if self.counted < self.steps else "") + " steps"
+        unit = "steps" if self.cycle == 1 else f"cycle{'' if self.steps == 1 else 's'} of {self.cycle} steps"
+        mean = f"mean of {self.counted:,}" + (f" of {self.steps:,}" if self.counted < self.steps else "") + f" {unit}"
         if not self.of_all:
             mean = ", ".join(self.names)
         slowest = "; slowest rank" if len(self.ranks) > 1 else ""
-        profiled = "under the profiler" + (f" ({mean}{slowest})" if self.steps > 1 else
-                                                                       f" ({slowest[2:]})" if slowest else "")
+        shown = self.steps > 1 or self.cycle > 1
+        profiled = "under the profiler" + (f" ({mean}{slowest})" if shown else f" ({slowest[2:]})" if slowest else "")
         if self.unprofiled_ns is None:
             return profiled
         return f"{profiled}, {self.unprofiled_ns / 1e6:,.3f} ms without it (median of {self.timed:,})"
@@ -317,7 +320,7 @@ class RecordedFacts:
             "left_out": [{"step": name, "why": why} for name, why in self.left_out],
             "gpu_active_us": None if self.gpu_active_ns is None else self.gpu_active_ns / 1e3,
             "unprofiled_us": None if self.unprofiled_ns is None else self.unprofiled_ns / 1e3, "timed": self.timed,
-            "device_behind": self.behind}
+            "device_behind": self.behind, "cycle": self.cycle}
 
 
 def recorded_facts(graphs: Sequence[ExecutionGraph], steps: CountedSteps | None = None,
@@ -353,7 +356,8 @@ def recorded_facts(graphs: Sequence[ExecutionGraph], steps: CountedSteps | None 
         () if chosen is not None else tuple(
             (names[at], steps.why_not(slowest, at)) for at in np.flatnonzero(~counts).tolist()),
         max(active, default=None), max((float(np.median(own)) for own in timed), default=None),
-        max(map(len, timed), default=0), chosen is None, steps.ranks[slowest].behind, tuple(ranks))
+        max(map(len, timed), default=0), chosen is None, steps.ranks[slowest].behind, tuple(ranks),
+        max(one.meta.cycle for one in graphs))
 
 
 def recorded_line(recorded: RecordedFacts) -> str:
@@ -361,7 +365,8 @@ def recorded_line(recorded: RecordedFacts) -> str:
     return f"Recorded step: {recorded.sentence()}"
 
 
-def step_line(times: str, step_us: float, interval_us: tuple[float, float] | None = None, what: str = "") -> str:
+def step_line(times: str, step_us: float, interval_us: tuple[float, float] | None = None, what: str = "",
+              cycle: int = 1) -> str:
     """Say how long the step takes.
 
     Args:
@@ -369,10 +374,14 @@ def step_line(times: str, step_us: float, interval_us: tuple[float, float] | Non
         step_us: the steady state's.
         interval_us: its 80% interval, where it was asked for.
         what: what step it is.
+        cycle: recorded steps that it consists of.
     """
     between = "" if interval_us is None else (
         f", 80% between {milliseconds(interval_us[0] * 1e3)} and {milliseconds(interval_us[1] * 1e3)} ms")
-    return f"Step {times}: {milliseconds(step_us * 1e3)} ms{between}{f' ({what})' if what else ''}"
+    each = "" if cycle == 1 else (f"a cycle of {cycle} steps, {milliseconds(step_us * 1e3 / cycle)} ms each in the "
+                                  "mean")
+    said = "; ".join(filter(None, (each, what)))
+    return f"Step {times}: {milliseconds(step_us * 1e3)} ms{between}{f' ({said})' if said else ''}"
 
 
 def decided_line(gpu_active_us: float | None, bound: str, interval_us: tuple[float, float] | None = None) -> str:

@@ -427,8 +427,13 @@ class Study:
         return captures[chosen], scaling.Sizes(changes, because)
 
     def _capture(self, path: str) -> Baseline:
-        device = self._known().scenario.devices.source
-        return baseline_of(self._other(path), device=device, profiled=self._profiled).with_models(self._profiles)
+        known, job = self._known(), self._other(path)
+        was, cycle = (graphs[0].meta.cycle for graphs in (known.built.graphs, job.graphs))
+        if cycle != was:
+            raise EditError(f"A step of {path} is {cycle} of its recorded steps and one of the source's is {was}: give "
+                            "--also captures of as many, or say how many steps are one with --cycle.")
+        device = known.scenario.devices.source
+        return baseline_of(job, device=device, profiled=self._profiled).with_models(self._profiles)
 
     def _known(self) -> Baseline:
         assert self._recorded is not None

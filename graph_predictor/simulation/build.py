@@ -198,11 +198,14 @@ class WithoutProfiler:
         slices: host time without the profiler, in slices.
         shares: of each rank, the share of recorded host time that is left of each row of ``ops``; the last one is of
             time outside any operation.
+        stalled: of the first rank, the share of the recorded host time in which calls were stalled, and the operation
+            that most of it was in.
     """
 
     recorded: Program
     slices: HostSlices
     shares: list[Float64]
+    stalled: tuple[float, str] = (0.0, "")
 
 
 @dataclass(slots=True)

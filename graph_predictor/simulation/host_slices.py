@@ -53,8 +53,9 @@ from graph_predictor.simulation.tape import Rows, Tape, TimeNumbers, constants_o
 from graph_predictor.simulation.tape_loop import LANES, play, play_variants
 from kernel_models.host.segments import HostIntervals
 from tracer.arrays import Bool, Float64, Int8, Int32, Int64
-from tracer.columns import nearest, within
+from tracer.columns import nearest
 from tracer.graph import NONE, ExecutionGraph, GapKind, OpKind
+from tracer.step_work import LOADER, WORKERS, operations_like, operations_under
 
 ROOM = 64
 """Slices that there is room for beside four a query; it doubles where that is too few."""
@@ -178,10 +179,6 @@ def waits(program: Program, rank: int, thread_number: list[int], clock_ns: int) 
                             np.full(int(kept.sum()), NONE, np.int64))
 
 
-LOADER = "DataLoader"
-"""Part of the name of a range that takes a batch from a loader."""
-WORKERS = "_MultiProcessingDataLoaderIter"
-"""Part of the name of the operation that takes a batch from worker processes."""
 FETCH = "_SingleProcessDataLoaderIter"
 """Part of the name of the operation that makes a batch itself."""
 
@@ -306,7 +303,7 @@ def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
         Int64, Int64, Bool, Bool]:
     """(row of ``found``, ns, data, fetched) of the slices: those of a loader's operations load data, and a gap is cut
     into what loads data, by the training process or from a worker, and what does not."""
-    loader, workers = (_under(graph, name) for name in (LOADER, WORKERS))
+    loader, workers = (operations_under(graph, name) for name in (LOADER, WORKERS))
     data = (found.op >= 0) & np.append(loader, False)[found.op]
     fetched = data & ~np.append(workers, False)[found.op]
     gap = np.flatnonzero(found.op < 0)
@@ -329,35 +326,17 @@ def _loading(graph: ExecutionGraph, found: HostSplit, thread: Int64) -> tuple[
     return part[worked], ns[worked], data[worked], fetched[worked]
 
 
-def data_loading_operations(graph: ExecutionGraph) -> Bool:
-    """Operations in which the training process makes samples and collates them."""
-    loader, workers = (_under(graph, name) for name in (LOADER, WORKERS))
-    return (graph.ops.kind == OpKind.OPERATION) & loader & ~workers
-
-
 def fetch_ranges(graph: ExecutionGraph) -> Int64:
     """Rows of ``ops`` that are the fetching of one batch in the training process."""
-    return np.flatnonzero(_named(graph, FETCH))
-
-
-def _named(graph: ExecutionGraph, name: str) -> Bool:
-    """Operations and annotations in whose names a text is."""
-    known = np.array([name in text for text in graph.strings], np.bool_)
-    return known[graph.ops.name] if len(graph.ops) else np.zeros(0, np.bool_)
+    return np.flatnonzero(operations_like(graph, FETCH))
 
 
 def _within(thread: Int32, time: Int64, graph: ExecutionGraph, name: str) -> Bool:
     """Return whether moments of threads lie in operations of the name."""
     ops = graph.ops
-    rows = np.flatnonzero(_named(graph, name))
+    rows = np.flatnonzero(operations_like(graph, name))
     ranges = HostIntervals(ops.thread[rows], ops.start_ns[rows], (ops.start_ns + ops.duration_ns)[rows])
     return ranges.within(thread.astype(np.int64), time, time + 1) > 0
-
-
-def _under(graph: ExecutionGraph, name: str) -> Bool:
-    """Operations of the name and all inside them."""
-    named = _named(graph, name)
-    return within(graph.ops.parent, named) if named.any() else named
 
 
 MOST_KEPT = 16_000_000

@@ -23,6 +23,7 @@ from tracer.graph import ExecutionGraph
 from tracer.lookup_data.noted import note_tables, tables_of
 from tracer.shape_only.apart import trace_apart
 from tracer.shape_only.devices import TracedDevice
+from tracer.step_work import whole_cycle
 
 if TYPE_CHECKING:
     from graph_predictor.prediction.predictor import Baseline
@@ -233,7 +234,7 @@ def recorded_sizes(baseline: Baseline) -> dict[str, int]:
 
 def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], device: str | TracedDevice,
                 code: str | None = None) -> ExecutionGraph:
-    """A step's program traced by shapes at other sizes.
+    """A step's program traced by shapes at other sizes; of a step that is a cycle, as many steps of the program.
 
     Args:
         graph: of the step; of a workload of the suite unless ``code`` is given, which needs none for a single rank.
@@ -248,10 +249,17 @@ def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], de
     for name, size in sizes.items():
         if isinstance(size, int) and not 1 <= size <= MOST:
             raise no_size(name, size)
+    return whole_cycle(lambda steps: _traced(graph, sizes, device, code, steps), 1 if graph is None else
+                       graph.meta.cycle)
+
+
+def _traced(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], device: str | TracedDevice, code: str | None,
+            steps: int) -> ExecutionGraph:
     if code is not None:
         world = graph.meta.world_size if graph is not None and graph.meta.world_size > 1 else None
         rank = max(graph.meta.rank, 0) if graph is not None else 0
-        return trace_apart(code, device, world_size=world, rank=rank, arguments=sizes)
+        return trace_apart(code, device, world_size=world, rank=rank, arguments=sizes, steps=steps)
     assert graph is not None
     noted = graph.meta.workload
-    return shape_only.trace_workload(workloads.configure(noted["name"], **{**noted["settings"], **sizes}), device)
+    return shape_only.trace_workload(workloads.configure(noted["name"], **{**noted["settings"], **sizes}), device,
+                                     steps=steps)

@@ -15,7 +15,7 @@ from graph_predictor.sizes.layout_rules import PRODUCTS, rule_of
 from graph_predictor.sizes.layouts import Layout, Shape
 from graph_predictor.sizes.size_flow import SizeFlow
 from kernel_models.families import registry
-from tracer.graph import ExecutionGraph, OpKind, Phase
+from tracer.graph import NONE, ExecutionGraph, OpKind, Phase
 from tracer.input_file import list_of
 from tracer.views import arguments
 
@@ -100,17 +100,20 @@ def confused_shape(flow: SizeFlow, size: int) -> Shape | None:
 
 def separate_inputs(graph: ExecutionGraph, size: int) -> list[Shape]:
     """Indices of that length that are looked up and whose rows meet in no sum before a layer takes them: a source and
-    a target, two towers. Empty where there are less than two of them."""
+    a target, two towers. Empty where there are less than two of them in one forward pass: those of other steps, and of
+    other small batches of one step, are the same input again."""
     waiting: list[tuple[Shape, Shape]] = []  # indices, and the rows that they look up
     apart: list[Shape] = []
-    ops, step = graph.ops, -1
-    for row in np.argsort(ops.start_ns, kind="stable").tolist():
+    ops = graph.ops
+    order = np.argsort(ops.start_ns, kind="stable")
+    step = NONE
+    for row in order[ops.kind[order] == OpKind.OPERATION].tolist():
         name = graph.string(int(ops.name[row]))
-        if int(ops.step[row]) != step:  # each recorded step has the inputs again
+        if ops.phase[row] in (Phase.BACKWARD, Phase.OPTIMIZER) or ops.step[row] != step:
             if len(apart) > 1:
-                return apart
+                break
             step, waiting, apart = int(ops.step[row]), [], []
-        if ops.kind[row] != OpKind.OPERATION or ops.phase[row] in (Phase.BACKWARD, Phase.OPTIMIZER):
+        if ops.phase[row] in (Phase.BACKWARD, Phase.OPTIMIZER):
             continue
         if name == "aten::embedding":
             shapes = [one.shape for one in arguments(graph, row)[:2]]

@@ -127,7 +127,7 @@ class SweepSource:
     Attributes:
         paths: of the source, or one SCRIPT.py:FUNCTION.
         window, step, recorded_on, profiles, profiled: see ``Study``; devices and profiles by name and path.
-        step_region: see ``tracer.read_job``.
+        step_region, cycle: see ``tracer.read_job``.
     """
 
     paths: tuple[str, ...]
@@ -137,6 +137,7 @@ class SweepSource:
     profiles: tuple[str, ...] = ()
     profiled: bool = False
     step_region: str | None = None
+    cycle: int | None = None
 
     def study(self, job: Job | None = None) -> Study:
         """Read it. Raises ``ForetraceError``: it cannot be read."""
@@ -149,7 +150,7 @@ class SweepSource:
                      code=script, profiled=self.profiled, read=self._read)
 
     def _read(self, paths: list[str], window: int = 0) -> Job:
-        return read_job(paths, window=window, step_region=self.step_region)
+        return read_job(paths, window=window, step_region=self.step_region, cycle=self.cycle)
 
 
 @dataclass(frozen=True, repr=False)
@@ -345,7 +346,7 @@ def _about(source: SweepSource, job: Job, space: SweepSpace, price: float | None
     """Return what the points of a journal are of: content, not paths alone."""
     return {
         "source": _fingerprint(job.graphs), "window": source.window, "step": source.step,
-        "step region": job.graphs[0].meta.step_region,
+        "step region": job.graphs[0].meta.step_region, "cycle": job.graphs[0].meta.cycle,
         "recorded device": source.recorded_on, "profiles": [_content(path) for path in source.profiles],
         "profiled": source.profiled, "options": space.fixed.differences(), "price": price,
         "recorded sizes": {axis.title: axis.old for axis in space.axes if axis.old is not None},

@@ -15,6 +15,7 @@ import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, read, working
 from graph_predictor.cli.options import (
+    Cycle,
     Json,
     Paths,
     Scheduler,
@@ -264,6 +265,7 @@ def tune(
     trace: Annotated[list[str] | None, typer.Option(
         "--trace", metavar="TRACE", help="A recorded job, whose step time gained is shown.")] = None,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     default: Annotated[str | None, typer.Option(metavar="BACKEND", help="Who wins ties; NCCL by default.")] = None,
     out: Annotated[str | None, shared("--out", "the choices as JSON", short="-o")] = None,
     csv: Annotated[str | None, typer.Option(
@@ -291,7 +293,7 @@ def tune(
     tuned = None
     if trace:
         with working("Simulating"):
-            recorded = read(trace, step_region=step_region)
+            recorded = read(trace, step_region=step_region, cycle=cycle)
             tuned = tuned_workload.tune_workload(
                 build.build_program(recorded.graphs), measured, loaded[0].topology, default)
     values: dict[str, Any] = {"backends": list(measured), "choices": [c.to_json() for c in choices],
@@ -317,13 +319,14 @@ def report_communication(
         metavar="FILE.toml", help="What the job is (data_scheme, dp, tp, parameters, …): volumes are checked.")] = None,
     window: Window = 0,
     step_region: StepRegion = None,
+    cycle: Cycle = None,
     workers: Workers = "local",
     scheduler: Scheduler = None,
     json: Json = False,
 ) -> None:
     """Show what a recorded job communicated, by process group and kind."""
     shape = traffic.read_job_shape(job) if job else None
-    recorded = read(paths, window, workers, scheduler, step_region=step_region)
+    recorded = read(paths, window, workers, scheduler, step_region=step_region, cycle=cycle)
     with working("Looking at collectives"):
         found = comm_report.communication_report([recorded_calls.with_host_collectives(graph)
                                                   for graph in recorded.graphs])

@@ -372,7 +372,7 @@ def read_anchor(path: str, model: ServingModel, *, capture: str | None = None, a
         ServingError: no step of it says what it worked on, or its kernels are far from what is predicted.
         ForetraceError: the trace cannot be read.
     """
-    graph = read_job([path], step_region=step_region).graphs[0]
+    graph = read_job([path], step_region=step_region, cycle=1).graphs[0]
     steps = {row: step for row in range(len(graph.steps))
              if (step := step_of(graph.string(int(graph.steps.name[row])))) is not None}
     named = bool(steps)

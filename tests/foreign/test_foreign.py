@@ -52,8 +52,8 @@ the edits that the programs before refuse."""
 BY_SHAPES = "gan_two_optimizers"
 WITH = {"sizes", "host_from", "device=a100-sxm-40g"}
 """Every edit of the step traced by shapes is tried with each of these."""
-NO_EDITS = {"source", "from_device", "profile", "step", "step_region", "price", "top", "window", "html", "json",
-            "debug"}
+NO_EDITS = {"source", "from_device", "profile", "step", "step_region", "cycle", "price", "top", "window", "html",
+            "json", "debug"}
 """Options of the command that say what is read or shown."""
 
 Tried = tuple[Predictor, dict[str, Change]]

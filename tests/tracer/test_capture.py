@@ -159,9 +159,12 @@ def test_reading_gives_the_job_with_its_context(eager: tuple[Path, Training]) ->
     out, _ = eager
     job = tracer.read_job(out)
     (graph,) = job.graphs
-    assert (graph.meta.rank, graph.meta.world_size, job.missing_ranks, job.notes) == (0, 1, [], [])
+    # On a busy machine, which is said, steps are without what they waited for a processor.
+    notes = [note for note in job.notes if "the machine" not in note]
+    assert (graph.meta.rank, graph.meta.world_size, job.missing_ranks, notes) == (0, 1, [], [])
     assert step_names(graph) == ["ProfilerStep#2", "ProfilerStep#3"]
-    assert graph.meta.unprofiled_step_ns == read_context(out / "rank0")["unprofiled_step_ns"]
+    pairs = zip(graph.meta.unprofiled_step_ns, read_context(out / "rank0")["unprofiled_step_ns"], strict=True)
+    assert all(0 < own <= timed for own, timed in pairs)
     assert graph.meta.profiler_flags["record_shapes"] and not graph.meta.profiler_flags["with_stack"]
     assert graph.meta.versions["torch"] == torch.__version__
     operations = graph.ops.kind == OpKind.OPERATION

@@ -114,7 +114,7 @@ def capture_workload(task: Task) -> tuple[dict[str, Any], Path]:
 
 def convert(task: Task, part: Path) -> dict[str, Any]:
     """The capture as one file in the task's folder: ``{"file": …, "content": …, "notes": […]}``."""
-    job = read_job(part)
+    job = read_job(part, cycle=1)
     graph = job.graphs[0]
     # That there are more windows than the one kept is the plan's choice, not news.
     notes = [note for note in job.notes if not note.startswith("The capture has")]

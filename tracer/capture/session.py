@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +26,7 @@ from tracer.capture.context import (
     rank_and_world,
 )
 from tracer.capture.interruption import uninterrupted
+from tracer.capture.machine import CaptureVerdict, WaitingLog, alternation, say, verdict, without_waits
 from tracer.capture.options import BY_CALL, BY_FUNCTION, CaptureOptions, CapturePhase, CaptureWarning, Counting
 from tracer.capture.output import PartWriter
 from tracer.capture.recorder import AnnotatedLoader, Recorder, refuse_another_profiler, synchronize
@@ -85,6 +86,7 @@ class Capture:
         self._notes: list[StepNotes] = []
         """What watches one discarded step; last what must not see the others."""
         self._clocks: ClockLog | None = None
+        self._waiting = WaitingLog()
         self.facts: dict[str, Any] = {}
         self.late_facts: Callable[[], dict[str, Any]] = dict
         self.counting: Counting = BY_CALL
@@ -117,6 +119,20 @@ class Capture:
         if not self.unprofiled_step_ns or not window:
             return None
         return float(np.median(window) / np.median(self.unprofiled_step_ns))
+
+    @property
+    def verdict(self) -> CaptureVerdict:
+        """Return what the capture is worth, by what the machine did meanwhile."""
+        phases = self._waiting.phases
+        if rank_and_world()[1] > 1 and fake_world_here() is None:
+            # Ranks of one machine wait for each other's processors: that is the job's own time.
+            phases = {name: replace(one, waited_ns=()) for name, one in phases.items()}
+        return verdict(phases, self.unprofiled_step_ns, self.slowdown, on_host=not self.waited_for)
+
+    @property
+    def alternation(self) -> tuple[int, float] | None:
+        """Return after how many steps long ones came again, and how many times as long they were."""
+        return alternation(without_waits(self._waiting.phases, self.unprofiled_step_ns))
 
     @property
     def kept(self) -> str:
@@ -157,7 +173,7 @@ class Capture:
             self._close()
             self._leave_world()
             raise
-        self._started_ns = time.perf_counter_ns()
+        self._begin_step()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
@@ -214,7 +230,12 @@ class Capture:
                 not self._is_measured or time.perf_counter_ns() - began > _LONG_STEP_NS * max(self._uncut, 1)):
             self.progress(self._steps_done, self.options.total_steps)
         if not self.finished and not self._uncut:
-            self._started_ns = time.perf_counter_ns()
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        """Time a step from here."""
+        self._waiting.begin()
+        self._started_ns = time.perf_counter_ns()
 
     @property
     def _is_measured(self) -> bool:
@@ -231,7 +252,7 @@ class Capture:
         if self._phase in (CapturePhase.WARMUP, CapturePhase.TIMED, CapturePhase.FREE):
             synchronize()
             self._uncut = 0
-            self._started_ns = time.perf_counter_ns()
+            self._begin_step()
         elif self._phase is CapturePhase.PROFILED:
             warnings.warn(f"A profiled step of the capture into {self.out} holds {what} too, which a prediction would "
                           "take for a part of every step: let none run while a capture records, or record another "
@@ -313,6 +334,7 @@ class Capture:
             if self._phase is CapturePhase.TIMED:
                 refuse_another_profiler()
                 self.unprofiled_step_ns.append(elapsed)
+                self._waiting.end(elapsed)
             else:
                 self._end_profiled_step(elapsed)
         self._next_phase()
@@ -332,6 +354,7 @@ class Capture:
         options = self.options
         if self._phase is CapturePhase.WARMUP and self._warm >= options.warmup:
             self._phase = CapturePhase.TIMED
+            self._waiting.enter("timed")
         if self._phase is CapturePhase.TIMED and len(self.unprofiled_step_ns) >= options.timed:
             self.waited_for = devices_in_use()
             self._phase = CapturePhase.FREE
@@ -350,6 +373,7 @@ class Capture:
             self._output = self._part()
         self._memory = peak_memory()  # before the profiler takes its own
         self._phase = CapturePhase.PROFILED
+        self._waiting.enter("profiled")
         # Written now too, so that even a killed process leaves its measured steps.
         self._output.write_context(self._context("it was stopped from outside during the profiled steps."))
         self._recorder = Recorder(self._output.scratch, self.options)
@@ -380,6 +404,7 @@ class Capture:
         was_active = self._recorder.is_active_step
         if was_active:
             self.profiled_step_ns.append(elapsed)
+            self._waiting.end(elapsed)
         self._recorder.step()
         if not self._recorder.is_active_step:
             if was_active:
@@ -392,6 +417,7 @@ class Capture:
         output, recorder = self._output, self._recorder
         assert output is not None
         self.ended = ended
+        self._waiting.enter("")
         unfinished = recorder.step_name if recorder is not None and not recorder.is_over else ""
         try:
             self._stop_notes()
@@ -412,6 +438,8 @@ class Capture:
             if self.options.form == "foretrace" and windows:
                 output.convert(len(windows))
             output.write_context(context)
+            if not ended and (said := self.verdict.sentence()):
+                say(f"Warning: {said}")
         except CaptureError as error:
             self._abandon(error)
             raise
@@ -463,6 +491,7 @@ class Capture:
                  "profiler": self._recorder.flags if self._recorder else {},
                  **measurements(self.unprofiled_step_ns, self.profiled_step_ns, self.slowdown, self.free_running,
                                 self.waited_for),
+                 "machine": {"waiting": self._waiting.to_json(), "verdict": self.verdict.to_json()},
                  "peak_memory": self._memory or peak_memory(), "complete": not ended,
                  **(self._clocks.to_json() if self._clocks is not None else {})}
         return {**found, "ended": ended} if ended else found

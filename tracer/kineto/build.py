@@ -46,9 +46,8 @@ from tracer.kineto.steps import (
     first_regions,
     region_steps,
     repeated_regions,
-    step_of,
 )
-from tracer.lost_launches import lost_launches
+from tracer.step_work import lost_launches, step_of
 
 
 def build_graph(collected: Collector, metadata: dict[str, Any], is_list: bool, source: str,

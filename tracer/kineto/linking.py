@@ -33,7 +33,7 @@ from tracer.graph import (
 from tracer.input_file import list_of
 from tracer.kineto.columns import Interner
 from tracer.kineto.events import Args, call_kind, dtype_name, integer, is_blocking_copy
-from tracer.lost_launches import while_capturing
+from tracer.step_work import while_capturing
 
 _LATEST_NS = 1 << 61
 """The year 2043: a later zero of the clock is damage, and added to a timestamp could leave 64 bits."""

@@ -73,15 +73,6 @@ def find_steps(ops: OpTable, op_end: np.ndarray, strings: Interner) -> tuple[Ste
     return StepTable.empty(), NONE
 
 
-def step_of(steps: StepTable, start: np.ndarray) -> np.ndarray:
-    """The step each event starts in: by time, the same for the step's thread and all others (they overlap none)."""
-    if len(steps) == 0:
-        return np.full(len(start), NONE, np.int32)
-    found = np.searchsorted(steps.start_ns, start, side="right") - 1
-    inside = (found >= 0) & (start < (steps.start_ns + steps.duration_ns)[np.maximum(found, 0)])
-    return np.where(inside, found, NONE).astype(np.int32)
-
-
 def _rows(ops: OpTable, names: dict[int, str], pattern: re.Pattern[str]) -> np.ndarray:
     codes = [code for code, text in names.items() if pattern.match(text)]
     return np.flatnonzero(np.isin(ops.name, codes)) if codes else np.zeros(0, np.int64)

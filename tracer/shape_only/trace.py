@@ -174,12 +174,14 @@ def trace_job(
 
 
 def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
-                 arguments: Mapping[str, int | str] | None = None, selected: float | None = None) -> ExecutionGraph:
+                 arguments: Mapping[str, int | str] | None = None, selected: float | None = None,
+                 steps: int = 1) -> ExecutionGraph:
     """Trace the step that ``SCRIPT.py:FUNCTION`` returns, or ``package.module:FUNCTION``, or a notebook's function;
     arguments as ``trace_step``.
 
     ``arguments`` are passed to the function by name: sizes, as in ``def build(batch=32)``, and settings as they were
-    written, which become what the function's default is (``def build(opt="adamw", fused=False, lr=0.1)``).
+    written, which become what the function's default is (``def build(opt="adamw", fused=False, lr=0.1)``). Several
+    ``steps`` are those of a cycle, recorded after a whole one.
 
     The file runs inside the trace, as a module (``__name__`` is not ``"__main__"``), so that what it makes on import
     is traced too and its decorators see the GPU that is not there. It finds its own path as the command line,
@@ -208,7 +210,9 @@ def trace_script(target: str, device: str | TracedDevice = "h200-sxm", *, world_
             return function(**{argument: _taken(target, function, argument, value)
                                for argument, value in (arguments or {}).items()})
 
-    return trace_step(build, device, world_size=world_size, rank=rank, source=target, selected=selected)
+    # Of a cycle, a whole one before: an optimizer makes its state at its first step, which may be the cycle's last.
+    return trace_step(build, device, world_size=world_size, rank=rank, steps=steps,
+                      warmup=None if steps == 1 else max(steps, 2), source=target, selected=selected)
 
 
 def _taken(target: str, function: Any, argument: str, value: int | str) -> Any:

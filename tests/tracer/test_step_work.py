@@ -8,7 +8,7 @@ import pytest
 from kineto_support import call, event, op
 from test_step_faults import graph_of, iteration
 
-from tracer.lost_launches import lost_launches
+from tracer.step_work import lost_launches
 
 
 @pytest.mark.parametrize(("lost", "expected"), [
