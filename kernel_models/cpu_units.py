@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from kernel_models.op_call import Family, OpCall, itemsize
+from kernel_models.op_call import Family, OpCall, itemsize, narrow_dtype
 
-NARROW = ("bf16", "fp16", "int8")
 PRODUCTS = frozenset({Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT})
 """Families whose operations multiply on such units; autocast runs them in 16 bits (torch.amp, "CUDA Ops that can
 autocast to float16")."""
@@ -68,7 +67,7 @@ def retyped(was: tuple[OpCall, ...], will: tuple[OpCall, ...], units: tuple[str,
         units: of the processor (``tracer.cpu_units``); empty where nobody knows.
         measured: the models were fitted to products of narrow types on this processor.
     """
-    old, new = narrow_type(was), narrow_type(will)
+    old, new = narrow_dtype(was), narrow_dtype(will)
     if old == new or not was or not will:
         return Retyped(will)
     product = any(call.family in PRODUCTS for call in will)
@@ -100,11 +99,6 @@ def said_of(dtype: str, units: tuple[str, ...], *, measured: bool) -> str:
                 "foretrace calibrate measures it.")
     return (f"The processor has no unit for {dtype}, which PyTorch emulates: products take several to over a hundred "
             "times as long as in fp32, by their sizes, so that the interval is wide; foretrace calibrate measures it.")
-
-
-def narrow_type(calls: tuple[OpCall, ...]) -> str:
-    """Return the narrow type among calls; empty where there is none."""
-    return next((call.dtype for call in calls if call.dtype in NARROW), "")
 
 
 def _in_type(call: OpCall, dtype: str) -> OpCall:

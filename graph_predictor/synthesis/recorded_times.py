@@ -52,11 +52,11 @@ from graph_predictor.synthesis.recorded_operations import (
     recorded_operations,
 )
 from graph_predictor.synthesis.step import collective_works, modelled_works
-from kernel_models.cpu_units import Retyped, narrow_type, retyped, said_of
+from kernel_models.cpu_units import Retyped, retyped, said_of
 from kernel_models.device import DeviceSpec
 from kernel_models.host.model import PLANS_HOST, shipped_host
 from kernel_models.host.segments import LaunchConstants
-from kernel_models.op_call import OpCall, Source
+from kernel_models.op_call import OpCall, Source, narrow_dtype
 from kernel_models.operation import Operation, calls_at, host_work_ns, work_on_host_ns
 from kernel_models.spreads import MEASURED_KERNELS
 from tracer.arrays import Float64, Int64
@@ -377,11 +377,12 @@ class StandInTimes:
                             "a trace at other sizes cannot be compared with it; record with record_shapes=True "
                             "(foretrace capture does).")
         models = self.scenario.devices.source_models
-        new = [retyped(was, will, self._units, measured=self._calibrated) if self.on_cpu else Retyped(will)
-               for was, will, _ in found.values()]
+        new = [retyped(was, will, self._units, measured=self._calibrated) if self.on_cpu and narrow_dtype(
+            was) != narrow_dtype(will) else Retyped(will) for was, will, _ in found.values()]
         ratios = change_ratios(prices_of([was for was, _, _ in found.values()], self.device, models),
                                prices_of([one.calls for one in new], self.device, models))
-        return {key: _Change(ratio * one.factor, low, high, on_host, one.spread, narrow_type(will) or narrow_type(was))
+        return {key: _Change(ratio * one.factor, low, high, on_host, one.spread,
+                             narrow_dtype(will) or narrow_dtype(was))
                 for (key, (was, will, on_host)), one, ratio, low, high in zip(
                     found.items(), new, ratios.ratio.tolist(), ratios.low.tolist(), ratios.high.tolist(), strict=True)}
 

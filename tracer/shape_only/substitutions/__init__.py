@@ -7,7 +7,6 @@ a GPU installs; a trace for the CPU installs ``CPU``, which only mends where fak
 from __future__ import annotations
 
 from tracer.shape_only.substitutions.autocast import autocast, grad_scaler
-from tracer.shape_only.substitutions.compilers import compilers
 from tracer.shape_only.substitutions.layers import attention, norms, recurrent, rms_norm
 from tracer.shape_only.substitutions.operators import (
     clipping,
@@ -22,6 +21,7 @@ from tracer.shape_only.substitutions.operators import (
     sparse,
 )
 from tracer.shape_only.substitutions.placement import placement
+from tracer.shape_only.uncompiled import compilers
 
 GPU = (placement, conversions, autocast, attention, rms_norm, norms, dropout, one_hot, recurrent, optimizers,
        grad_scaler, collectives, sparse, initialization, counting, grouped, compilers)
