@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from kernel_models.op_call import Family, OpCall, itemsize, narrow_dtype
+from kernel_models.op_call import Family, OpCall, itemsize
 
+NARROW = ("bf16", "fp16", "int8")
 PRODUCTS = frozenset({Family.GEMM, Family.CONV, Family.ATTENTION, Family.RECURRENT})
 """Families whose operations multiply on such units; autocast runs them in 16 bits (torch.amp, "CUDA Ops that can
 autocast to float16")."""
@@ -46,11 +47,13 @@ class Retyped:
         calls: to be priced in its place.
         factor: on their time.
         spread: log half width of what this adds to the interval; 0 where the type is the same.
+        dtype: the narrow type among both.
     """
 
     calls: tuple[OpCall, ...]
     factor: float = 1.0
     spread: float = 0.0
+    dtype: str = ""
 
 
 def unit_of(dtype: str, units: tuple[str, ...]) -> tuple[str, float]:
@@ -67,23 +70,23 @@ def retyped(was: tuple[OpCall, ...], will: tuple[OpCall, ...], units: tuple[str,
         units: of the processor (``tracer.cpu_units``); empty where nobody knows.
         measured: the models were fitted to products of narrow types on this processor.
     """
-    old, new = narrow_dtype(was), narrow_dtype(will)
+    old, new = _narrow(was), _narrow(will)
     if old == new or not was or not will:
         return Retyped(will)
     product = any(call.family in PRODUCTS for call in will)
     if measured:
-        return Retyped(will, 1.0, MEASURED)
+        return Retyped(will, 1.0, MEASURED, new or old)
     peaks = {dtype: unit_of(dtype, units)[1] for dtype in (old, new) if dtype}
     if not all(peaks.values()):
         lacking = EMULATED if units else UNKNOWN
-        return Retyped(will, 1.0, lacking if product else OTHER_WORK)
+        return Retyped(will, 1.0, lacking if product else OTHER_WORK, new or old)
     wide = was[0].dtype
     same = tuple(_in_type(call, wide) for call in will)
     if not product:
         gain = math.sqrt(itemsize(wide) / itemsize(new or will[0].dtype))
     else:
         gain = math.sqrt(peaks.get(new, 1.0) / peaks.get(old, 1.0))
-    return Retyped(same, 1.0 / gain, abs(math.log(gain)) + AROUND_UNITS)
+    return Retyped(same, 1.0 / gain, abs(math.log(gain)) + AROUND_UNITS, new or old)
 
 
 def said_of(dtype: str, units: tuple[str, ...], *, measured: bool) -> str:
@@ -99,6 +102,11 @@ def said_of(dtype: str, units: tuple[str, ...], *, measured: bool) -> str:
                 "foretrace calibrate measures it.")
     return (f"The processor has no unit for {dtype}, which PyTorch emulates: products take several to over a hundred "
             "times as long as in fp32, by their sizes, so that the interval is wide; foretrace calibrate measures it.")
+
+
+def _narrow(calls: tuple[OpCall, ...]) -> str:
+    """The narrow type among calls; empty where there is none."""
+    return next((call.dtype for call in calls if call.dtype in NARROW), "")
 
 
 def _in_type(call: OpCall, dtype: str) -> OpCall:

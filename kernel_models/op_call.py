@@ -358,15 +358,6 @@ class OpCall:
 Arrays = dict[str, np.ndarray]
 
 
-NARROW = ("bf16", "fp16", "int8")
-"""Types that some processors multiply on units of their own."""
-
-
-def narrow_dtype(calls: Sequence[OpCall]) -> str:
-    """Return the narrow type among calls; empty where there is none."""
-    return next((call.dtype for call in calls if call.dtype in NARROW), "")
-
-
 class Source(IntEnum):
     """The source of a time, best first."""
 

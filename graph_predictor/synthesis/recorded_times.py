@@ -52,11 +52,11 @@ from graph_predictor.synthesis.recorded_operations import (
     recorded_operations,
 )
 from graph_predictor.synthesis.step import collective_works, modelled_works
-from kernel_models.cpu_units import Retyped, retyped, said_of
+from kernel_models.cpu_units import retyped, said_of
 from kernel_models.device import DeviceSpec
 from kernel_models.host.model import PLANS_HOST, shipped_host
 from kernel_models.host.segments import LaunchConstants
-from kernel_models.op_call import OpCall, Source, narrow_dtype
+from kernel_models.op_call import OpCall, Source
 from kernel_models.operation import Operation, calls_at, host_work_ns, work_on_host_ns
 from kernel_models.spreads import MEASURED_KERNELS
 from tracer.arrays import Float64, Int64
@@ -377,14 +377,17 @@ class StandInTimes:
                             "a trace at other sizes cannot be compared with it; record with record_shapes=True "
                             "(foretrace capture does).")
         models = self.scenario.devices.source_models
-        new = [retyped(was, will, self._units, measured=self._calibrated) if self.on_cpu and narrow_dtype(
-            was) != narrow_dtype(will) else Retyped(will) for was, will, _ in found.values()]
+        other = {key: retyped(was, will, self._units, measured=self._calibrated)
+                 for key, (was, will, _) in found.items() if self.on_cpu and _types(was) != _types(will)}
+        new = [other[key].calls if key in other else will for key, (_, will, _) in found.items()]
         ratios = change_ratios(prices_of([was for was, _, _ in found.values()], self.device, models),
-                               prices_of([one.calls for one in new], self.device, models))
-        return {key: _Change(ratio * one.factor, low, high, on_host, one.spread,
-                             narrow_dtype(will) or narrow_dtype(was))
-                for (key, (was, will, on_host)), one, ratio, low, high in zip(
-                    found.items(), new, ratios.ratio.tolist(), ratios.low.tolist(), ratios.high.tolist(), strict=True)}
+                               prices_of(new, self.device, models))
+        changes = {key: _Change(ratio, low, high, on_host) for (key, (_, _, on_host)), ratio, low, high in zip(
+            found.items(), ratios.ratio.tolist(), ratios.low.tolist(), ratios.high.tolist(), strict=True)}
+        for key, one in other.items():
+            changes[key] = replace(changes[key], ratio=changes[key].ratio * one.factor, retyping=one.spread,
+                                   dtype=one.dtype)
+        return changes
 
 
 class _Rank:
@@ -536,6 +539,10 @@ class _Rank:
         kinds = self.recorded.graph.kernels.kind[calls.kernel[low:high]]
         mine = low + np.flatnonzero(kinds == KernelKind.COLLECTIVE)
         return (int(calls.kernel[mine[0]]), float(self.recorded.kernel_ns[mine[0]])) if len(mine) else (NONE, 0.0)
+
+
+def _types(calls: tuple[OpCall, ...]) -> frozenset[str]:
+    return frozenset(call.dtype for call in calls)
 
 
 def _key(graph: ExecutionGraph, op: int, recorded: RecordedOperations, row: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tracer.shape_only.errors import ShapeOnlyError
-from tracer.shape_only.stand_ins import StandIn, StandInCount, StandInFloat, stand_in
+from tracer.shape_only.stand_ins import CountOfData, NumberOfData, OfData, stand_in
 from tracer.shape_only.trace import trace_script
 
 PROGRAM = """
@@ -94,12 +94,12 @@ def test_a_gradient_scaler_of_the_cpu_takes_its_step(traced: Callable[[str], Any
 
 def test_arithmetic_keeps_the_kind() -> None:
     loss, hits = stand_in(0.5), stand_in(3)
-    assert isinstance(loss, StandInFloat) and isinstance(hits, StandInCount) and not isinstance(hits, int)
+    assert isinstance(loss, NumberOfData) and isinstance(hits, CountOfData) and not isinstance(hits, int)
     for made in (loss + 1, 2 - loss, loss * hits, hits / 2, 1 / hits, -loss, abs(loss), loss ** 2, round(loss, 2),
                  sum([loss, loss]), 1.5 + hits):
-        assert isinstance(made, StandInFloat)
+        assert isinstance(made, NumberOfData)
     for made in (hits + 1, 2 * hits, hits // 2, sum([hits, hits])):
-        assert isinstance(made, StandInCount)
+        assert isinstance(made, CountOfData)
     assert math.isfinite(loss) and math.isfinite(hits) and json.dumps({"loss": loss}) == '{"loss": 1.0}'
     assert f"{hits:5d}{loss:6.2f}{hits}" == "    1  1.001"
 
@@ -110,7 +110,7 @@ def test_a_tensor_of_stand_ins_has_no_values(traced: Callable[[str], Any]) -> No
 
 
 @pytest.mark.parametrize("number", [stand_in(0.5), stand_in(3)])
-def test_what_decides_is_refused(number: StandIn) -> None:
+def test_what_decides_is_refused(number: OfData) -> None:
     for asked in (bool, int, round, math.floor, lambda one: one < 2, lambda one: one == 2, lambda one: max(one, 2),
                   lambda one: one >= 2):
         with pytest.raises(ShapeOnlyError, match="decides by a number"):

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from tracer.shape_only.errors import MOST_ELEMENTS, caller_line
-from tracer.shape_only.stand_ins import READ, VALUE, StandIn, stand_in
+from tracer.shape_only.stand_ins import READ, VALUE, OfData, stand_in
 from tracer.shape_only.tensors import ENDS, KeptValues, ends_of, spread, tensors_in
 
 if TYPE_CHECKING:
@@ -73,22 +73,22 @@ class NumbersInLists(TorchFunctionMode):
         self._forget = forget
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in (torch.tensor, torch.as_tensor) or not args or not isinstance(args[0], (list, tuple, StandIn)):
+        if func not in (torch.tensor, torch.as_tensor) or not args or not isinstance(args[0], (list, tuple, OfData)):
             return func(*args, **(kwargs or {}))
-        stand_ins: list[StandIn] = []
+        stand_ins: list[OfData] = []
         made = func(_numbers(args[0], stand_ins), *args[1:], **(kwargs or {}))
         if stand_ins:
             self._forget(made)
         return made
 
 
-def _numbers(values: Any, stand_ins: list[StandIn]) -> Any:
+def _numbers(values: Any, stand_ins: list[OfData]) -> Any:
     if isinstance(values, FakeTensor):
         values = values.tolist() if values.dim() else values.item()
-    if isinstance(values, StandIn):
+    if isinstance(values, OfData):
         stand_ins.append(values)
         return values if isinstance(values, float) else VALUE
-    if isinstance(values, (list, tuple)) and any(isinstance(one, (list, tuple, FakeTensor, StandIn)) for one in values):
+    if isinstance(values, (list, tuple)) and any(isinstance(one, (list, tuple, FakeTensor, OfData)) for one in values):
         return [_numbers(one, stand_ins) for one in values]
     return values
 

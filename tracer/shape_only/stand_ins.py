@@ -31,7 +31,7 @@ def _refused(*_: Any) -> NoReturn:
         "step; numbers that are only added up, averaged and logged may stay.")
 
 
-class StandIn:
+class OfData:
     """A number of data. See the module."""
 
     def __float__(self) -> float:
@@ -44,41 +44,41 @@ class StandIn:
         return self
 
     def __format__(self, spec: str) -> str:
-        return format(VALUE, spec) if isinstance(self, StandInCount) else format(float(VALUE), spec)
+        return format(VALUE, spec) if isinstance(self, CountOfData) else format(float(VALUE), spec)
 
     __neg__ = __pos__ = __abs__ = _same
     __bool__ = __int__ = __trunc__ = __floor__ = __ceil__ = _refused
 
 
-class StandInFloat(StandIn, float):
+class NumberOfData(OfData, float):
     """A fraction of data: a loss, a norm."""
 
 
-class StandInCount(StandIn):
+class CountOfData(OfData):
     """A whole number of data: hits, tokens."""
 
     __index__ = _refused
 
 
 def _keeping(name: str) -> Callable[[Any, Any], Any]:
-    def result(self: StandIn, other: Any) -> Any:
-        if not isinstance(other, int | float | StandInCount):
+    def result(self: OfData, other: Any) -> Any:
+        if not isinstance(other, int | float | CountOfData):
             return NotImplemented
-        whole = isinstance(self, StandInCount) and isinstance(other, int | StandInCount) and "truediv" not in name
-        return StandInCount() if whole else StandInFloat(VALUE)
+        whole = isinstance(self, CountOfData) and isinstance(other, int | CountOfData) and "truediv" not in name
+        return CountOfData() if whole else NumberOfData(VALUE)
 
     return result
 
 
 for _name in _KEEPING:
     for _side in ("__", "__r"):
-        setattr(StandIn, f"{_side}{_name}__", _keeping(_name))
+        setattr(OfData, f"{_side}{_name}__", _keeping(_name))
 for _name in _DECIDING:
-    setattr(StandIn, f"__{_name}__", _refused)
-setattr(StandIn, "__round__", lambda self, digits=None: _refused() if digits is None else self)  # noqa: B010 - types
-StandIn.__hash__ = object.__hash__  # type: ignore[method-assign]
+    setattr(OfData, f"__{_name}__", _refused)
+setattr(OfData, "__round__", lambda self, digits=None: _refused() if digits is None else self)  # noqa: B010 - types
+OfData.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-def stand_in(number: float | int) -> StandIn:
+def stand_in(number: float | int) -> OfData:
     """Return the stand-in of a number's kind."""
-    return StandInCount() if isinstance(number, int) else StandInFloat(VALUE)
+    return CountOfData() if isinstance(number, int) else NumberOfData(VALUE)

@@ -10,10 +10,6 @@ from, which fake tensors want; it makes way for the compiler itself as soon as a
 
 What it answers calls as many functions of Python as the compiler's own answers would, because a program's calls are
 counted (``tracer.python_calls``) whether or not the compiler happens to be there.
-
-A program that compiles itself is left as it is (``compilers``): compiled code reads and writes memory, which a fake
-tensor does not have, and a compiler that looks into the trace's own modes compiles these too. Which values a compiler
-would fuse is an edit's question (``--compile``).
 """
 
 from __future__ import annotations
@@ -39,10 +35,6 @@ NAME, SETTINGS, SOURCES = "torch._dynamo", "torch._dynamo.config", "torch._dynam
 _FOLDER = Path(torch.__file__).parent / "_dynamo"
 _DISABLED = "__dynamo_disable"
 """The attribute in which PyTorch keeps what ``disable`` made of a function."""
-NOTE = ("The program compiles parts of itself (torch.compile), which a trace by shapes does not: it has the operations "
-        "that these parts run without a compiler.")
-_PLAIN = ("eager",)
-"""Backends that run the program's own operations; PyTorch's own functions ask for it."""
 
 
 class Uncompiled(ModuleType):
@@ -195,6 +187,29 @@ def _settings() -> tuple[Any, bytes]:
     return found, found.save_config()
 
 
+NOTE = ("The program compiles parts of itself (torch.compile), which a trace by shapes does not: it has the operations "
+        "that these parts run without a compiler.")
+_PLAIN = "eager"
+"""The backend that runs the program's own operations; PyTorch's own functions ask for it."""
+
+
+def compilers(site: Site) -> None:
+    """Let ``torch.compile`` and ``Module.compile`` leave what they are given as it is: compiled code reads and writes
+    memory, which a fake tensor does not have, and a compiler would look into the trace's own modes."""
+    original = torch.compile
+
+    def compiled(model: Any = None, **options: Any) -> Any:
+        if options.get("backend") == _PLAIN:
+            return original(model, **options)
+        if model is None:  # as a decorator with arguments
+            return lambda function: compiled(function, **options)
+        site.note(NOTE)
+        return model
+
+    site.patch(torch, "compile", compiled)
+    site.patch(torch.nn.Module, "compile", lambda *_, **__: site.note(NOTE))
+
+
 # Each function below stands for one of torch/_dynamo, and is counted as the program's.
 
 
@@ -218,26 +233,3 @@ def shardings_are_not_kept() -> bool:
     """As ``_are_we_tracing`` of torch/distributed where DTensor asks it, but for fake tensors: it takes a step of these
     for one that is compiled, and finds the sharding of operations on lists anew, which a step that runs looks up."""
     return get_proxy_mode() is not None
-
-
-def compilers(site: Site) -> None:
-    """Let ``torch.compile`` and ``Module.compile`` leave what they are given as it is."""
-    original = torch.compile
-
-    def compiled(model: Any = None, **options: Any) -> Any:
-        if options.get("backend") in _PLAIN:
-            return original(model, **options)
-        if model is None:  # as a decorator with arguments
-            return lambda function: compiled(function, **options)
-        _used(site)
-        return model
-
-    def in_place(self: torch.nn.Module, *_: Any, **__: Any) -> None:
-        _used(site)
-
-    site.patch(torch, "compile", compiled)
-    site.patch(torch.nn.Module, "compile", in_place)
-
-
-def _used(site: Site) -> None:
-    site.note(NOTE)
