@@ -181,6 +181,7 @@ class _Request(msgspec.Struct):
     world_size: int | None
     rank: int
     arguments: dict[str, int]
+    selected: float | None = None
 
 
 class _Failure(msgspec.Struct):
@@ -199,7 +200,7 @@ class _Elsewhere(Exception):
 
 
 def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
-                arguments: Mapping[str, int] | None = None) -> ExecutionGraph:
+                arguments: Mapping[str, int] | None = None, selected: float | None = None) -> ExecutionGraph:
     """Trace the step that ``SCRIPT.py:FUNCTION`` returns in a process of its own; arguments as ``trace_script``.
 
     Raises:
@@ -208,7 +209,7 @@ def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_s
     """
     with scratch_folder() as folder:
         place = Path(folder)
-        request = _Request(target, device, world_size, rank, dict(arguments or {}))
+        request = _Request(target, device, world_size, rank, dict(arguments or {}), selected)
         (place / _REQUEST).write_bytes(msgspec.json.encode(request))
         ended = _run(folder)
         if (place / _ERROR).is_file():
@@ -239,7 +240,7 @@ def main(folder: str) -> None:
     request = from_json((place / _REQUEST).read_bytes(), _Request)
     try:
         graph = shape_only.trace_script(request.target, request.device, world_size=request.world_size,
-                                        rank=request.rank, arguments=request.arguments)
+                                        rank=request.rank, arguments=request.arguments, selected=request.selected)
         (place / _GRAPH).write_bytes(pickle.dumps(graph, protocol=5))
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
