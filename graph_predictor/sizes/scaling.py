@@ -32,7 +32,7 @@ from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from kernel_models.families.copy import memset, transfer
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of, is_free
-from kernel_models.spreads import RESIZED_WITH_DATA
+from kernel_models.spreads import HOST_AT_CAPTURED, RESIZED_WITH_DATA
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import OpKind
 from tracer.input_file import list_of
@@ -292,7 +292,7 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes
     stays = float(ns[working & ~slices.fetched & ~known].sum())
     less = shrinking(stays, float(ns[working].sum()), sizes.growth)
     host = scenario.host.widened(resized_on_cpu(ns[changed], factor[changed], float(ns[working].sum())))
-    host = host.widened(less)
+    host = host.widened(math.hypot(less, HOST_AT_CAPTURED))  # the capture and the step are two runs
     if of_rows:
         host = host.widened(of_rows * spread_of(scaled[0].selected))
         scenario = scenario.with_note(said_of(scaled[0].selected, of_rows))
