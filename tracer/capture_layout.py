@@ -205,6 +205,16 @@ def _step_times(context: dict[str, Any], directory: PathLike) -> list[int]:
     return list(times)
 
 
+def step_times(directory: PathLike) -> list[int]:
+    """Return the times of one rank's steps without the profiler as all who read the capture take them, ns.
+
+    Raises:
+        TraceError: its context is damaged.
+    """
+    context = read_context(directory)
+    return _without_waits(_step_times(context, directory), context)
+
+
 def _without_waits(times: list[int], context: dict[str, Any]) -> list[int]:
     """Return the times of steps without what they waited for a processor, where a busy machine made them wait.
 

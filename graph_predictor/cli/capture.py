@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.options import Debug, Json, in_one_sentence, shared
 from graph_predictor.cli.running import FAILED, INTERRUPTED, TERMINATED, one_sentence, tell
-from tracer import user_code
+from tracer import capture_layout, user_code
 from tracer import workloads as tracer_workloads
 from tracer.capture import interruption, session
 from tracer.capture import options as capture_options
@@ -218,9 +218,12 @@ def _report(done: session.Capture, out: str) -> None:
     lines = [f"Recorded {number} step{'' if number == 1 else 's'} in "
              f"{os.path.join(out, done.part.name) if done.part else out}"]
     if done.unprofiled_step_ns:
-        times = sorted(done.unprofiled_step_ns)
+        timed = done.unprofiled_step_ns
+        times = sorted(capture_layout.step_times(done.part) if done.part else timed)
+        waited = "" if sum(times) == sum(timed) else (
+            f"; {statistics.median(timed) / 1e6:.3f} with what it waited for a processor")
         lines.append(f"Step without the profiler: {statistics.median(times) / 1e6:.3f} ms (median of {len(times)}, "
-                     f"{times[0] / 1e6:.3f} to {times[-1] / 1e6:.3f})")
+                     f"{times[0] / 1e6:.3f} to {times[-1] / 1e6:.3f}{waited})")
     if done.free_running and done.waited_for:
         lines.append(f"Running ahead of the device: {done.free_running.mean_ns / 1e6:.3f} ms (mean of "
                      f"{done.free_running.steps} steps without a wait between them)")

@@ -63,6 +63,7 @@ def export(
     parallel: Annotated[str | None, shared("--parallel", "a workload's step on many ranks")] = None,
     sizes: Annotated[list[str] | None, shared("--set", "batch=32:64 where nothing says the recorded one")] = None,
     code: Annotated[str | None, shared("--code")] = None,
+    selected: Annotated[float | None, shared("--selected", "by default as recorded")] = None,
     also: Annotated[list[str] | None, shared("--also")] = None,
     step: Step = None,
     window: Window = 0,
@@ -80,7 +81,7 @@ def export(
     wanted = request_study.Configuration(
         device=device, parallel=parallel, topology=topology, from_topology=from_topology,
         comm_profile=comm_profile, comm_backend=comm_backend, host_from=host_from, sizes=tuple(sizes or ()),
-        also=tuple(also or ()), code=code, edits=chosen_edits(edits))
+        also=tuple(also or ()), code=code, selected=selected, edits=chosen_edits(edits))
     script = source[0] if request_study.is_script(source, step_region) else None
     job = read(source, window, step_region=step_region, cycle=cycle) if script is None else None
     ran = job is not None and not any(graph.meta.era == tracer_graph.SHAPE_ONLY for graph in job.graphs)

@@ -59,6 +59,9 @@ SHARED = {
     "--straggler": SharedOption("RANK:PERCENT%", "One rank slower, such as 3:10%"),
     "--set": SharedOption("NAME=VALUE", "Another size or setting of the program, such as batch=64 (repeatable)"),
     "--code": SharedOption("SCRIPT.py:FUNCTION", "The program, which is traced again at each size"),
+    "--selected": SharedOption(
+        "SHARE", "Share of their elements that masks made of data select, and of their range that clamped numbers "
+                 "fill, where a program is traced"),
     "--also": SharedOption("PATH[:NAME=SIZE,…]", "A capture of the same program at another size (repeatable)"),
     "--step": SharedOption("STEP", "One recorded step: its name, or its number from 0 (-1: the last)"),
     "--step-region": SharedOption(

@@ -93,6 +93,7 @@ def predict(
     sizes: Annotated[list[str] | None, shared("--set", "batch=32:64 where nothing says the recorded one")] = None,
     code: Annotated[str | None, shared(
         "--code", "FUNCTION takes the sizes of --set by name and returns the step")] = None,
+    selected: Annotated[float | None, shared("--selected", "by default as recorded")] = None,
     also: Annotated[list[str] | None, shared(
         "--also", "such as runs/b:batch=64; the nearest capture is scaled")] = None,
     step: Step = None,
@@ -114,7 +115,7 @@ def predict(
     wanted = request_study.Configuration(
         device=device, parallel=parallel, topology=topology, from_topology=from_topology,
         comm_profile=comm_profile, comm_backend=comm_backend, comm_choices=comm_choices, host_from=host_from,
-        sizes=tuple(sizes or ()), also=tuple(also or ()), code=code, edits=chosen_edits(edits))
+        sizes=tuple(sizes or ()), also=tuple(also or ()), code=code, selected=selected, edits=chosen_edits(edits))
     script = source[0] if request_study.is_script(source, step_region) else None
     job = read(source, window, step_region=step_region, cycle=cycle) if script is None else None
     with working("Preparing"):

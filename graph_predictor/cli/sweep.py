@@ -79,6 +79,7 @@ def sweep(
     comm_backend: Annotated[str | None, shared("--comm-backend")] = None,
     comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     code: Annotated[str | None, shared("--code")] = None,
+    selected: Annotated[float | None, shared("--selected", "by default as recorded")] = None,
     also: Annotated[list[str] | None, shared("--also")] = None,
     step: Step = None,
     price: Annotated[float | None, shared("--price", least=0)] = None,
@@ -115,7 +116,7 @@ def sweep(
         output_kind.check_output(plot, list(source), output_kind.PLOT)
         files.check_plot(plot)
     fixed = study.Configuration(host_from=host_from, from_topology=from_topology, comm_profile=comm_profile,
-                                comm_backend=comm_backend, comm_choices=comm_choices, code=code,
+                                comm_backend=comm_backend, comm_choices=comm_choices, code=code, selected=selected,
                                 also=tuple(also or ()))
     lists = {"device": device, "world_size": world_size, "topology": topology, **edits, "edits": switches}
     space = _space(sizes or [], lists, parallel or [], fixed)

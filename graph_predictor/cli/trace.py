@@ -38,9 +38,7 @@ def trace(
     workload: Annotated[str | None, shared("--workload", "instead of a function")] = None,
     assignments: Annotated[list[str] | None, shared("--set")] = None,
     preset: Annotated[str, shared("--preset")] = "default",
-    selected: Annotated[float | None, typer.Option(
-        "--selected", help="Share of their elements that masks made of data select, and of their range that clamped "
-        "numbers fill, where a step depends on them (such steps are refused without).")] = None,
+    selected: Annotated[float | None, shared("--selected", "such steps are refused without")] = None,
     indices: Annotated[str | None, shared("--indices", "in the place of the workload's own law")] = None,
     json: Json = False,
 ) -> None:

@@ -56,7 +56,7 @@ from tracer.job import Job, assemble_job, read_job
 from tracer.lookup_data.indices import LAW
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only import apart
-from tracer.shape_only.errors import UnknownSizeError
+from tracer.shape_only.errors import ShapeOnlyError, UnknownSizeError
 from tracer.user_code import SUFFIXES, find_importable
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ class Configuration:
         sizes: as ``--set`` takes them.
         also: further captures at other sizes; the nearest one is scaled.
         code: the program, as SCRIPT.py:FUNCTION.
+        selected: share of their elements that masks made of data select, where a program is traced.
         edits: their values by the name of their option, such as ``{"clock": 1.5, "cuda-graphs": True}``.
     """
 
@@ -99,6 +100,7 @@ class Configuration:
     sizes: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     code: str | None = None
+    selected: float | None = None
     edits: Mapping[str, Value] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -241,6 +243,9 @@ class Study:
         if (wanted.also or wanted.code is not None) and not wanted.sizes:
             raise EditError("--also and --code are for other sizes; name one with --set, such as --set batch=64.")
         collectives = self._cluster(wanted, alone)
+        if wanted.selected is not None and wanted.code is None and self._code is None:
+            raise EditError("--selected says what masks select where a program is traced: name it with --code, or "
+                            "leave --selected out, as rows that a recording has are scaled as they are.")
         if self.shape_only:
             start, edits = self._made(wanted, collectives)
         else:
@@ -318,11 +323,12 @@ class Study:
         if wanted.code is not None:
             raise EditError("The step was traced by shapes already; trace it again with foretrace trace, or name "
                             "SCRIPT.py:FUNCTION as the source, and leave --code out.")
-        if wanted.parallel is not None or (sizes and again):
+        if wanted.parallel is not None or (again and (sizes or wanted.selected is not None)):
             name = (self._job.graphs[0].meta.device if spec is None and self._job is not None
                     else shape_device(spec or find_device(self._code_device)))
             try:
-                made = self._once("traced", self._traced, wanted.parallel, new, name, tuple(_straggling(wanted)))
+                made = self._once("traced", self._traced, wanted.parallel, new, name, tuple(_straggling(wanted)),
+                                  wanted.selected)
                 sizes = ()
             except UnknownSizeError:
                 # A user who named the old one means the traced dimensions.
@@ -342,10 +348,10 @@ class Study:
         return self._profiles.get((spec or find_device(traced)).name)
 
     def _traced(self, parallel: str | None, sizes: dict[str, int | str], device: str | TracedDevice,
-                also: tuple[int, ...]) -> Job:
+                also: tuple[int, ...], selected: float | None = None) -> Job:
         graph = None if self._job is None else self._job.graphs[0]
         if parallel is None:
-            return assemble_job([trace_again(graph, sizes, device, self._code)])
+            return assemble_job([trace_again(graph, sizes, device, self._code, selected)])
         if graph is None or not graph.meta.workload:
             raise EditError("Only a workload of the suite can be traced again under a plan; trace your own script "
                             "under it with foretrace trace SCRIPT.py:FUNCTION --world-size N.")
@@ -397,8 +403,13 @@ class Study:
         old, new = parse_settings(wanted.sizes)
         reason = why_not(recorded, wanted.code)
         if reason is None and (wanted.code is not None or not wanted.also):
-            start = self._shared.once("retraced", (new, old, wanted.code),
-                                      lambda: retrace(recorded, new, old, code=wanted.code))
+            try:
+                start = self._shared.once("retraced", (new, old, wanted.code, wanted.selected), lambda: retrace(
+                    recorded, new, old, code=wanted.code, selected=wanted.selected))
+            except ShapeOnlyError as error:
+                if isinstance(error, UnknownSizeError) or wanted.code is None:
+                    raise
+                return self._scaled_instead(wanted, error)
             return start, []
         if wanted.code is not None:
             raise EditError(f"{reason}; leave --code out.")
@@ -409,17 +420,36 @@ class Study:
         because = f"{reason}; the sizes of one capture were scaled instead." if noted and reason else ""
         return recorded, [scaling.Sizes.parse(list(wanted.sizes), noted, because)]
 
+    def _scaled_instead(self, wanted: Configuration, error: ShapeOnlyError) -> tuple[Baseline, list[Edit]]:
+        """A program that cannot be traced: its captures are scaled where the recorded sizes are named and that can be
+        done. Raises ``EditError``: it cannot be done either."""
+        old, new = parse_sets(wanted.sizes)
+        lacking = [name for name in new if name not in old]
+        if lacking:
+            named = " ".join(f"--set {name}=RECORDED:{new[name]}" for name in lacking)
+            raise EditError(f"{error} Or name the recorded size too, so that the capture can be scaled instead: "
+                            f"{named}.") from error
+        start, edits = self._sized(wanted.with_values(code=None, selected=None))
+        try:
+            for edit in edits:
+                edit.apply(start.scenario)
+        except EditError as other:
+            raise EditError(f"{error} The capture cannot be scaled instead: {other}") from error
+        note = f"The program could not be traced again, so that the capture was scaled: {error}"
+        return start, [replace(edit, because=f"{edit.because} {note}".strip()) if isinstance(edit, scaling.Sizes)
+                       else edit for edit in edits]
+
     def _nearest(self, also: tuple[str, ...], new: dict[str, int], old: dict[str, int]) -> tuple[Baseline, Edit]:
         """Return the capture whose sizes are nearest to those asked for, and the change of its sizes."""
         others = [parse_also(text) for text in also]
         captures = [self._known(), *(self._once("capture", self._capture, path) for path, _ in others)]
         graphs = [one.built.graphs[0] for one in captures]
         sizes = captured_sizes(graphs, [old, *(sizes for _, sizes in others)], new)
+        wanted = {**sizes[0], **new}
+        chosen = nearest(sizes, wanted)
         for (path, _), graph, own in zip(others, graphs[1:], sizes[1:], strict=True):
             if not graph.meta.workload:  # which notes its sizes itself
                 size_captures.check_sizes((graphs[0], graph), (sizes[0], own), path)
-        wanted = {**sizes[0], **new}
-        chosen = nearest(sizes, wanted)
         at = [", ".join(f"{name}={size}" for name, size in one.items()) for one in sizes]
         changes = tuple((name, size, wanted[name]) for name, size in sizes[chosen].items() if size != wanted[name])
         what = "is nearest and was scaled" if changes else "is of that size and stands for it"

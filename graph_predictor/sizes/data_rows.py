@@ -41,6 +41,7 @@ class Selection(NamedTuple):
     rows: int
     source: Shape
     step: int
+    masked: bool = False
 
 
 @dataclass(slots=True)
@@ -51,12 +52,13 @@ class _Pieces:
     end: int = 0
 
 
-def selections(graph: ExecutionGraph, named: Set[int]) -> list[Selection]:
+def selections(graph: ExecutionGraph, named: Set[int], least: int = LEAST_ROWS) -> list[Selection]:
     """All selections of a rank's recorded steps.
 
     Args:
         graph: of the rank.
         named: recorded sizes that the user names, and no parameter has.
+        least: rows; of fewer none is said.
     """
     ops, names = graph.ops, {text: code for code, text in enumerate(graph.strings)}
     wanted = [names[one] for one in ("aten::nonzero", "aten::split_with_sizes", *_SLICES) if one in names]
@@ -66,7 +68,7 @@ def selections(graph: ExecutionGraph, named: Set[int]) -> list[Selection]:
     order = order[(ops.kind[order] == OpKind.OPERATION) & ~np.isin(ops.phase[order], (Phase.BACKWARD, Phase.OPTIMIZER))]
     found = [*_by_masks(graph, order.tolist(), names.get("aten::nonzero", -1)),
              *_by_pieces(graph, order[np.isin(ops.name[order], wanted)].tolist(), named)]
-    return [one for one in found if one.rows >= LEAST_ROWS]
+    return [one for one in found if one.rows >= least]
 
 
 def _by_masks(graph: ExecutionGraph, order: list[int], nonzero: int) -> Iterator[Selection]:
@@ -79,7 +81,7 @@ def _by_masks(graph: ExecutionGraph, order: list[int], nonzero: int) -> Iterator
         for other in order[at + 1:at + 1 + _AHEAD]:
             shapes = [one.shape for one in arguments(graph, other)[:1]]
             if shapes and len(shapes[0] or ()) == 2 and shapes[0][1] == len(mask):  # type: ignore[index]
-                yield Selection(int(shapes[0][0]), mask, int(ops.step[row]))  # type: ignore[index]
+                yield Selection(int(shapes[0][0]), mask, int(ops.step[row]), True)  # type: ignore[index]
                 break
 
 
@@ -114,6 +116,13 @@ def _unequal(lengths: list[int], shape: Shape, dim: int, named: Set[int], step: 
     """Pieces that cover a dimension, if they are experts'."""
     if sum(lengths) == shape[dim] and len(lengths) > 2 and len(lengths) not in named and len(set(lengths[:-1])) > 1:
         yield from (Selection(length, (shape[dim],), step) for length in lengths)
+
+
+def share_of(graph: ExecutionGraph) -> float | None:
+    """Return the share of their elements that a rank's recorded masks selected, of all together; ``None`` without."""
+    masks = [one for one in selections(graph, frozenset(), least=0) if one.masked]
+    elements = sum(math.prod(one.source) for one in masks)
+    return sum(one.rows for one in masks) / elements if elements else None
 
 
 def spread_of(selected: Sequence[Selection]) -> float:

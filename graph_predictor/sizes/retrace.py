@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from graph_predictor.prediction.scenario import EditError, OtherSizes, SizeRoute
+from graph_predictor.sizes.data_rows import share_of
 from graph_predictor.synthesis.baseline import retraced
 from kernel_models.device_choice import shape_device
 from tracer import shape_only, workloads
@@ -185,7 +186,7 @@ def why_not(baseline: Baseline, code: str | None = None) -> str | None:
 
 
 def retrace(baseline: Baseline, new: Mapping[str, int | str], old: Mapping[str, int] | None = None, *,
-            code: str | None = None) -> Baseline:
+            code: str | None = None, selected: float | None = None) -> Baseline:
     """A recorded step as its program makes it at other sizes.
 
     Args:
@@ -194,6 +195,8 @@ def retrace(baseline: Baseline, new: Mapping[str, int | str], old: Mapping[str, 
         old: recorded ones, as far as they were named: they are checked where the capture says them.
         code: "train.py:build", a function that takes the sizes as arguments and returns the step; by default the
             workload of the suite that was captured.
+        selected: share of their elements that masks made of data select; by default that of the recorded steps, where
+            they have such masks.
 
     Raises:
         EditError: it cannot be traced again (``why_not``), a size is none, or was not the recorded one.
@@ -208,7 +211,9 @@ def retrace(baseline: Baseline, new: Mapping[str, int | str], old: Mapping[str, 
         if was is not None and recorded.get(name, was) != was:
             raise EditError(f"The step was recorded with {name}={recorded[name]}, not {was}.")
     device = shape_device(baseline.scenario.known_source())
-    graphs = [trace_again(graph, new, device, code) for graph in baseline.built.graphs]
+    shares = [share_of(graph) if selected is None and code is not None else selected for graph in baseline.built.graphs]
+    graphs = [trace_again(graph, new, device, code, share)
+              for graph, share in zip(baseline.built.graphs, shares, strict=True)]
     for graph, captured in zip(graphs, baseline.built.graphs, strict=True):
         counted = [table for table in tables_of(captured) if table.reuse]
         if counted:  # says more than the law that the program states
@@ -233,7 +238,7 @@ def recorded_sizes(baseline: Baseline) -> dict[str, int]:
 
 
 def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], device: str | TracedDevice,
-                code: str | None = None) -> ExecutionGraph:
+                code: str | None = None, selected: float | None = None) -> ExecutionGraph:
     """A step's program traced by shapes at other sizes; of a step that is a cycle, as many steps of the program.
 
     Args:
@@ -241,6 +246,7 @@ def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], de
         sizes: other ones, and other settings, by name.
         device: name of the device it is traced for.
         code: see ``retrace``; it runs in a process of its own, as it may have run in this one.
+        selected: see ``retrace``.
 
     Raises:
         EditError: a size is none.
@@ -249,16 +255,16 @@ def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], de
     for name, size in sizes.items():
         if isinstance(size, int) and not 1 <= size <= MOST:
             raise no_size(name, size)
-    return whole_cycle(lambda steps: _traced(graph, sizes, device, code, steps), 1 if graph is None else
+    return whole_cycle(lambda steps: _traced(graph, sizes, device, code, selected, steps), 1 if graph is None else
                        graph.meta.cycle)
 
 
 def _traced(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], device: str | TracedDevice, code: str | None,
-            steps: int) -> ExecutionGraph:
+            selected: float | None, steps: int) -> ExecutionGraph:
     if code is not None:
         world = graph.meta.world_size if graph is not None and graph.meta.world_size > 1 else None
         rank = max(graph.meta.rank, 0) if graph is not None else 0
-        return trace_apart(code, device, world_size=world, rank=rank, arguments=sizes, steps=steps)
+        return trace_apart(code, device, world_size=world, rank=rank, arguments=sizes, selected=selected, steps=steps)
     assert graph is not None
     noted = graph.meta.workload
     return shape_only.trace_workload(workloads.configure(noted["name"], **{**noted["settings"], **sizes}), device,

@@ -100,12 +100,12 @@ class ScaledShapes:
                                 f"write batch={old}:{new} if samples are meant.")
             if old == 1:
                 raise EditError(f"{changes} is ambiguous: dimensions of 1 are everywhere, and most have nothing to do "
-                                f"with {name}; capture the step at another size.")
+                                f"with {name}; capture the step at another size, or {_OR_AGAIN}.")
             clash = [shape for shape in self.parameters if old in shape]
             if clash and not leading:
                 shown = "×".join(map(str, sorted(clash, key=_dimensions)[-1]))
                 raise EditError(f"{changes} is ambiguous: a parameter of {shown} has the size {old} too, so that they "
-                                "cannot be told apart; capture the step at another size.")
+                                f"cannot be told apart; capture the step at another size, or {_OR_AGAIN}.")
             strided = [] if leading else [
                 side for side in strided_maps(self.shapes, old) if side not in self.sizes.derived]
             if not leading and self.flow.changed:
@@ -325,7 +325,7 @@ class ScaledShapes:
 
     def _find_rows(self) -> None:
         """Numbers of rows that data select, of which what they are selected from says that they grow."""
-        for rows, source, _ in self.selected:
+        for rows, source, *_ in self.selected:
             powers = self._powers_of(source)
             if any(powers) and rows not in self.sizes.old and rows not in self._products:
                 self.sizes.derived.setdefault(rows, Dim(powers, 0, True))

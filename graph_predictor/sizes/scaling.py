@@ -32,7 +32,7 @@ from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from kernel_models.families.copy import memset, transfer
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import Operation, calls_of, is_free
-from kernel_models.spreads import RESIZED_WITH_DATA
+from kernel_models.spreads import HOST_AT_CAPTURED, RESIZED_WITH_DATA
 from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import OpKind
 from tracer.input_file import list_of
@@ -49,7 +49,7 @@ MOST_KEPT = 50_000
 LEAST_MOVED = 0.01
 """Share of the step's work by which a new size should change it at least; less is refused, unless ..."""
 LEAST_SIZED = 0.05
-"""... this share of it has the size."""
+"""... this share of what computes has the size."""
 
 
 Part = tuple[int, int]
@@ -95,7 +95,8 @@ class Sizes:
         for name, size in new.items():
             if name not in old:
                 raise EditError(f"{name}={size} names no old size: one capture does not say which of its dimensions is "
-                                f"meant; write it like {name}=32:64.")
+                                f"meant; write it like {name}=32:64 with the recorded one, or give the program (--code "
+                                "SCRIPT.py:FUNCTION).")
             bad = next((one for one in (old[name], size) if not 1 <= one <= MOST), None)
             if bad is not None:
                 raise no_size(name, bad)
@@ -124,7 +125,8 @@ class Sizes:
         for name, old, new in self.changes:
             if max(new / old, old / new) > MOST_GROWTH:
                 raise EditError(f"{name}={new} is more than {MOST_GROWTH:,} times away from the recorded {old}: one "
-                                "capture says nothing of it; capture the step at a size nearer to it.")
+                                "capture says nothing of it; capture the step at a size nearer to it, or trace the "
+                                "program again (--code).")
         scenario.known_source()
         work = scenario.work
         mine = np.unique(work.kernel_group[scenario.cycle.kernel & (work.kernel_group >= 0)])
@@ -172,7 +174,7 @@ class Sizes:
 
         Args:
             moved: change of the step's work, as a share of it.
-            of: share of the work that has the sizes, whether it changes much (a step of short calls) or not.
+            of: share of the computation that has the sizes, which is little of a step of short calls.
         """
         if moved >= LEAST_MOVED * min(abs(math.log(self.growth)), 1.0) or of >= LEAST_SIZED:
             return
@@ -199,7 +201,8 @@ def _check_decided(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes)
     share = undecided / max(int(ns.sum()), 1)
     if share > MOST_UNDECIDED:
         raise EditError(f"{sizes.describe()} is ambiguous: parameters have as many rows as there are samples, and "
-                        f"{share:.0%} of the work is on matrices that may be either; capture the step at another size.")
+                        f"{share:.0%} of the work is on matrices that may be either; capture the step at another size, "
+                        "or trace the program again (--code).")
 
 
 def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Scenario:
@@ -233,8 +236,9 @@ def _resized(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes) -> Sc
     spread[inside] = np.hypot(spread[inside], np.where(chosen[of], spread_of(scaled[0].selected), 0.0))
     share = work.measured_ns[factor != 1.0].sum() / max(int(work.measured_ns.sum()), 1)
     sized = (factor != 1.0) | np.isin(resized.call_row, list(after))
-    of_work = float(work.measured_ns[sized].sum()) / max(int(work.measured_ns.sum()), 1)
-    sizes.check_moved(of_work, of_work)
+    if measured := int(work.measured_ns.sum()):  # not of a step that never ran, whose times are not known yet
+        of_work = float(work.measured_ns[sized].sum()) / measured
+        sizes.check_moved(of_work, of_work)
     kernels = replace(scenario.kernels.scaled(kernel_factor).widened(spread), calls=after)
     changed = replace(scenario, regrouped=resized, kernels=kernels)
     if doubtful.any():
@@ -283,11 +287,12 @@ def _resized_on_cpu(scenario: Scenario, scaled: list[ScaledShapes], sizes: Sizes
     moved = abs(float((ns - was)[changed].sum())) / max(float(was[working].sum()), 1.0)
     share, doubt, of_rows = (float(slices.ns[rows].sum()) / max(float(slices.ns[working].sum()), 1.0)
                              for rows in (changed, doubtful, chosen))
-    sizes.check_moved(moved, share)
+    computing = float(slices.ns[known & working].sum())
+    sizes.check_moved(moved, float(slices.ns[changed].sum()) / max(computing, 1.0))
     stays = float(ns[working & ~slices.fetched & ~known].sum())
     less = shrinking(stays, float(ns[working].sum()), sizes.growth)
     host = scenario.host.widened(resized_on_cpu(ns[changed], factor[changed], float(ns[working].sum())))
-    host = host.widened(less)
+    host = host.widened(math.hypot(less, HOST_AT_CAPTURED))  # the capture and the step are two runs
     if of_rows:
         host = host.widened(of_rows * spread_of(scaled[0].selected))
         scenario = scenario.with_note(said_of(scaled[0].selected, of_rows))
@@ -397,7 +402,7 @@ def unrolled_size(scaled: ScaledShapes) -> int | None:
     Trusts the arguments' values; a trace without them has no such dimension.
     """
     taken: dict[tuple[Shape, int, Dim], set[Part]] = {}
-    experts = {(source[0], rows) for rows, source, _ in scaled.selected if len(source) == 1}
+    experts = {(source[0], rows) for rows, source, *_ in scaled.selected if len(source) == 1}
     for row in _rows(scaled):
         operation = Operation.from_graph(scaled.graph, row)
         value = scaled.flow.values(row).get((0, -1))

@@ -32,13 +32,14 @@ What an edit makes of the recorded host it makes of the traced one too (``StandI
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from graph_predictor.prediction.host_steps import named_host_step, traced_host_step
 from graph_predictor.prediction.operation_costs import OperationCosts
-from graph_predictor.prediction.pricing import change_ratios, prices_of, resized_on_cpu, size_of_change
+from graph_predictor.prediction.pricing import change_ratios, prices_of, resized_on_cpu, shrinking, size_of_change
 from graph_predictor.prediction.scenario import EditError, Scenario
 from graph_predictor.simulation.host_slices import HostSlices
 from graph_predictor.simulation.ranks import IN_CALL_COPIES
@@ -56,9 +57,9 @@ from kernel_models.cpu_units import retyped, said_of
 from kernel_models.device import DeviceSpec
 from kernel_models.host.model import PLANS_HOST, shipped_host
 from kernel_models.host.segments import LaunchConstants
-from kernel_models.op_call import OpCall, Source
+from kernel_models.op_call import Family, OpCall, Source
 from kernel_models.operation import Operation, calls_at, host_work_ns, work_on_host_ns
-from kernel_models.spreads import MEASURED_KERNELS
+from kernel_models.spreads import HOST_AT_CAPTURED, MEASURED_KERNELS
 from tracer.arrays import Float64, Int64
 from tracer.graph import NONE, ExecutionGraph, KernelKind, LaunchKind, Meta, Place
 from tracer.views import Argument
@@ -154,6 +155,9 @@ def with_hooks(graph: ExecutionGraph, times: OperationTimes, recorded: RecordedO
                    tail=times.tail + tail)
 
 
+LANES = 32
+"""Columns that a CPU's products compute together: two vectors of 512 bits of fp32. A dimension below it (a rank) may
+cost what that many do, or what it has."""
 MOST_UNSIZED = 0.05
 """Share of the recorded work whose sizes may be missing."""
 _LAUNCH = "cudaLaunchKernel"
@@ -232,12 +236,15 @@ class _Tally:
     """Computation in another element type, each times the log half width of what is not known of it."""
     types: set[str] = field(default_factory=set)
     """These element types."""
+    narrow_ns: float = 0.0
+    """Change of products of which nobody knows that they change at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
     """The change from a recorded operation to a traced one: the ratio of their times and the logs of its interval's
-    ends; the ratio of their work on the host; on a CPU what another element type adds to the interval, and the type."""
+    ends; the ratio of their work on the host; on a CPU what another element type adds to the interval, and the type;
+    whether a dimension of products changes that is below ``LANES``."""
 
     ratio: float
     low: float
@@ -245,6 +252,7 @@ class _Change:
     on_host: float
     retyping: float = 0.0
     dtype: str = ""
+    narrow: bool = False
 
     @property
     def source(self) -> Source:
@@ -282,7 +290,14 @@ class StandInTimes:
         ns, ratio = (np.concatenate([getattr(tally, name) for tally in self._tallies])
                      for name in ("computed_ns", "ratio"))
         doubted = sum(tally.doubted_ns for tally in self._tallies) / max(total, 1.0)
-        return float(np.hypot(resized_on_cpu(ns, ratio, total), doubted))
+        if not self.on_cpu or not len(ratio):
+            return math.hypot(resized_on_cpu(ns, ratio, total), doubted)
+        # What the recording has says how much smaller the step gets; the capture and the step are two runs.
+        known = np.isfinite(ratio) & (ratio > 0)
+        after, before = float(ns[known].sum()), float((ns[known] / ratio[known]).sum())
+        less = shrinking(total - float(ns.sum()), total, after / before) if before else 0.0
+        narrow = math.log1p(sum(tally.narrow_ns for tally in self._tallies) / max(total, 1.0))
+        return math.hypot(resized_on_cpu(ns, ratio, total), doubted, less, narrow, HOST_AT_CAPTURED)
 
     @property
     def host_source(self) -> Source:
@@ -382,7 +397,8 @@ class StandInTimes:
         new = [other[key].calls if key in other else will for key, (_, will, _) in found.items()]
         ratios = change_ratios(prices_of([was for was, _, _ in found.values()], self.device, models),
                                prices_of(new, self.device, models))
-        changes = {key: _Change(ratio, low, high, on_host) for (key, (_, _, on_host)), ratio, low, high in zip(
+        changes = {key: _Change(ratio, low, high, on_host, narrow=_narrow(was, will)) for (
+            key, (was, will, on_host)), ratio, low, high in zip(
             found.items(), ratios.ratio.tolist(), ratios.low.tolist(), ratios.high.tolist(), strict=True)}
         for key, one in other.items():
             changes[key] = replace(changes[key], ratio=changes[key].ratio * one.factor, retyping=one.spread,
@@ -458,6 +474,7 @@ class _Rank:
         if self.source.on_cpu and change.ratio != 1.0:
             self.tally.computed_ns.append(compute * change.ratio)
             self.tally.ratio.append(change.ratio)
+            self.tally.narrow_ns += change.narrow * abs(compute * (change.ratio - 1.0))
             if change.retyping:
                 self.tally.doubted_ns += compute * change.ratio * change.retyping
                 self.tally.guessed_ns += compute * change.ratio
@@ -586,6 +603,13 @@ def _both(old: Argument, new: Argument) -> tuple[Argument, Argument]:
     if not old.value and new.value:
         new = replace(new, value="")
     return old, new
+
+
+def _narrow(was: tuple[OpCall, ...], will: tuple[OpCall, ...]) -> bool:
+    """Return whether a dimension of products changes that is below ``LANES`` before or after."""
+    return any(old.family is new.family is Family.GEMM and any(
+        a != b and min(a, b) < LANES for a, b in zip(old.dims[1:], new.dims[1:], strict=True))
+        for old, new in zip(was, will, strict=False))
 
 
 def _payload(graph: ExecutionGraph, row: int) -> tuple[int, int, str]:

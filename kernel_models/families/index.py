@@ -122,7 +122,9 @@ def _chosen(source: TensorSpec, indices: list[TensorSpec]) -> tuple[int, int]:
 def _index_put(op: Inputs) -> Iterator[OpCall]:
     target, chosen, values = op.tensor("self"), op.optional_list("indices"), op.tensor("values")
     picked, inner = _chosen(target, chosen) if chosen else (0, 0)
-    elements = max(values.elements, picked * inner)
+    # Values of every piece say how large pieces are; no list of indices says which dimensions it leaves out.
+    told = picked > 0 and values.elements > 1 and not values.elements % picked
+    elements = values.elements if told else max(values.elements, picked * inner)
     kind = "index_put_accumulate" if op.flag("accumulate") else "index_put"
     yield from index(kind, elements, elements // picked if picked else 1, target.elements, target.dtype)
 

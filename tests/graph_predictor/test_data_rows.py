@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tracer
-from graph_predictor.sizes.data_rows import Selection, said_of, selections, spread_of
+from graph_predictor.sizes.data_rows import Selection, said_of, selections, share_of, spread_of
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from graph_predictor.sizes.scaling import unrolled_size
 from tracer.graph import ExecutionGraph
@@ -110,3 +110,8 @@ def test_rows_that_differ_from_step_to_step_widen_the_interval() -> None:
     assert spread_of(shared_out) == 0.0 == spread_of([])
     assert spread_of([Selection(30, (90,), 1), Selection(60, (90,), 2)]) == pytest.approx(0.628, abs=0.001)
     assert "(33.3% to 66.7% of what they are selected from)" in said_of(shared_out, 0.4)
+
+
+def test_the_share_of_recorded_masks_is_that_of_all(tmp_path: Path) -> None:
+    assert share_of(recorded(tmp_path, *masks(31), *masks(53))) == pytest.approx(84 / (4 * TOKENS))
+    assert share_of(recorded(tmp_path, ("aten::split_with_sizes", [[60, WIDTH]], [[9, 30, 21], 0]))) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from micro import Micro
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from foretrace.edits import ScaleHost
+from foretrace.edits import ScaleHost, Sizes
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.retrace import captured_sizes, nearest, parse_also, parse_sets
@@ -74,6 +75,13 @@ def test_a_trace_that_was_not_timed_without_the_profiler_says_so(tmp_path: Path)
     said = on_cpu(tmp_path, 100, 100).predict()
     assert (said.times, said.step_time_us, said.unprofiled_us) == ("under the profiler", 200, None)
     assert any("nothing says what the step takes without it" in note for note in said.notes)
+
+
+def test_a_step_at_another_size_is_another_run_than_the_capture(tmp_path: Path) -> None:
+    """However little of it changes: processes that run the same steps differ."""
+    found = on_cpu(tmp_path, 100, 100, 170).predict([Sizes.parse(["batch=1600:1616"])])
+    assert found.interval_us[1] >= found.step_time_us * math.exp(0.065)
+    assert found.interval_us[0] <= found.step_time_us * math.exp(-0.065)
 
 
 # as a user writes it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -24,7 +25,9 @@ from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes.retrace import retrace, why_not
 from graph_predictor.synthesis.baseline import baseline_of, retraced
 from graph_predictor.synthesis.recorded_operations import match, names_of_both, out_of_place, recorded_operations
+from graph_predictor.synthesis.recorded_times import StandInTimes, _narrow, _Tally
 from kernel_models.device import device
+from kernel_models.op_call import OpCall
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price, sustained
 from tracer.errors import ForetraceError
@@ -88,6 +91,24 @@ def test_the_changed_is_measured_times_the_models_ratio() -> None:
     assert twice.kernel_sources == {"anchored": 1.0}
     assert twice.edits == ["twice the tokens"]
     assert twice.interval_us[0] < twice.step_time_us < twice.interval_us[1]
+
+
+def test_a_smaller_step_on_a_cpu_may_be_shorter_than_what_stays_says() -> None:
+    """Of 100 ns 20 are computation that was 40: the other 80 may be 40 too, as log half width ln 2; and it is a run of
+    its own."""
+    times = StandInTimes(capture("llama").scenario, 0.0)
+    times._tallies.append(_Tally(host_ns=100.0, computed_ns=[20.0], ratio=[0.5]))
+    assert times.change_spread == pytest.approx(math.hypot(0.15 * 0.2 * math.log(2), -math.log(0.6), 0.07))
+    times._tallies[0] = _Tally(host_ns=100.0, computed_ns=[20.0], ratio=[2.0], narrow_ns=10.0)
+    assert times.change_spread == pytest.approx(math.hypot(0.15 * 0.2 * math.log(2), math.log(1.1), 0.07))
+
+
+def test_a_rank_below_the_lanes_of_a_processor_may_change_nothing() -> None:
+    def product(rank: int) -> tuple[OpCall, ...]:
+        return calls_of(operation("aten::mm", [(320, 128), (128, rank)], "fp32"))
+
+    assert _narrow(product(6), product(24)) and _narrow(product(64), product(16))
+    assert not _narrow(product(64), product(256)) and not _narrow(product(6), product(6))
 
 
 def test_more_layers_cost_what_their_namesakes_do() -> None:

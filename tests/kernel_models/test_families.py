@@ -438,6 +438,15 @@ def test_a_mask_goes_along_as_many_dimensions_as_it_has(kind: str) -> None:
     assert rows.dims == (7 * 64, 64, 6400)
 
 
+def test_values_say_which_dimensions_a_list_of_indices_leaves_out() -> None:
+    """``x[None, token] += y``: the list has the indices of the second dimension alone."""
+    kinds = ["fp32", "TensorList[long int]", "fp32", "Scalar"]
+    written = only(calls_of(operation("aten::index_put", [(1, 384, 128), ((48,),), (1, 48, 128), None], kinds)))
+    assert written.dims == (48 * 128, 128, 384 * 128)
+    same = only(calls_of(operation("aten::index_put", [(384, 128), ((48,),), (), None], kinds)))
+    assert same.dims == (48 * 128, 128, 384 * 128)
+
+
 def test_what_fsdp_copies_is_moved_once_and_waiting_for_a_collective_is_no_work() -> None:
     lists = "TensorList[c10::BFloat16]"
     into = only(calls_of(operation("fsdp::all_gather_copy_in", [((100,), (28,)), (1024,), None, None, None],

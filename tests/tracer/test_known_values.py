@@ -279,6 +279,28 @@ def test_numbers_between_known_ends_are_assumed_only_where_a_share_is_given(tmp_
     assert any("taken to select 0.5 of" in note for note in notes) == (name == "pasted")
 
 
+def test_masks_and_counts_are_assumed_where_a_program_reads_them(tmp_path: Path) -> None:
+    """Experts that are left out without tokens, and tokens that are split by how many each of them has."""
+    (tmp_path / "user.py").write_text("""
+import torch
+def build(counted=0):
+    def step():
+        x, chosen = torch.randn(30, 8), torch.randn(30, 3).argmax(-1)
+        if counted:
+            parts = x.split(torch.bincount(chosen, minlength=4).tolist())
+            assert [len(part) for part in parts] == [8, 8, 7, 7]
+            return torch.cat(parts).sum()
+        return sum(x[chosen == one].sum() for one in range(3) if (chosen == one).any())
+    return step
+""")
+    script = f"{tmp_path / 'user.py'}:build"
+    for counted, said in ((0, "taken to select 0.2 of"), (1, "all are taken to be there as often")):
+        with pytest.raises(ShapeOnlyError, match="--selected"):
+            trace_script(script, "cpu", arguments={"counted": counted})
+        found = trace_script(script, "cpu", arguments={"counted": counted}, selected=0.2)
+        assert any(said in note for note in found.meta.loss.notes)
+
+
 def test_a_share_of_1_fills_the_whole_range(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text("import torch\n"
                                       "def build():\n"

@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from graph_predictor.cli import capture
 from graph_predictor.edits.scale import ScaleHost
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.capture.machine import REFILL_NS, SIBLING, Waiting, WaitingLog, alternation, verdict
@@ -128,13 +130,21 @@ def test_a_call_that_is_slow_in_every_step_is_work(tmp_path: Path) -> None:
     assert not any("stopped" in note for note in baseline_of(read_job(tmp_path / "a")).predict().notes)
 
 
-def test_waits_are_left_out_of_timed_steps_and_the_rest_widens(tmp_path: Path) -> None:
+def test_waits_are_left_out_of_timed_steps_and_the_rest_widens(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     waits = [400_000, 390_000, 400_000, 410_000]
     busy = {"waiting": {"timed": {"ns": 4_000_000, "waited_ns": waits, "switches": 3, "stolen": 0.0, "others": 2.0}},
             "verdict": {"spread": 0.4, "sentence": "the machine was busy.", "reasons": ["x"]}}
     job = read_job(captured(tmp_path / "busy", [20, 20, 20], busy))
     assert job.graphs[0].meta.unprofiled_step_ns == [600_000, 610_000, 600_000, 590_000]
     assert any("the machine was busy. The timed steps stand here without the 1.6 ms" in note for note in job.notes)
+    # What the capture says when it ends is what everyone who reads it will be told.
+    done = SimpleNamespace(
+        unprofiled_step_ns=[1_000_000] * 4, part=tmp_path / "busy" / "rank0", profiled_step_ns=[1] * 3,
+        alternation=None, free_running=None, slowdown=None, options=SimpleNamespace(lookups=False), late_facts=dict)
+    capture._report(cast(Any, done), "busy")
+    assert ("Step without the profiler: 0.600 ms (median of 4, 0.590 to 0.610; 1.000 with what it waited for a "
+            "processor)") in " ".join(capsys.readouterr().out.split())
     plain = read_job(captured(tmp_path / "quiet", [20, 20, 20], timed=job.graphs[0].meta.unprofiled_step_ns))
     wide, narrow = (baseline_of(each).predict() for each in (job, plain))
     assert wide.step_time_us == pytest.approx(narrow.step_time_us)

@@ -181,6 +181,7 @@ class _Request(msgspec.Struct):
     world_size: int | None
     rank: int
     arguments: dict[str, int | str]
+    selected: float | None = None
     steps: int = 1
 
 
@@ -200,7 +201,8 @@ class _Elsewhere(Exception):
 
 
 def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_size: int | None = None, rank: int = 0,
-                arguments: Mapping[str, int | str] | None = None, steps: int = 1) -> ExecutionGraph:
+                arguments: Mapping[str, int | str] | None = None, selected: float | None = None,
+                steps: int = 1) -> ExecutionGraph:
     """Trace the step that ``SCRIPT.py:FUNCTION`` returns in a process of its own; arguments as ``trace_script``.
 
     Raises:
@@ -209,7 +211,7 @@ def trace_apart(target: str, device: str | TracedDevice = "h200-sxm", *, world_s
     """
     with scratch_folder() as folder:
         place = Path(folder)
-        request = _Request(target, device, world_size, rank, dict(arguments or {}), steps)
+        request = _Request(target, device, world_size, rank, dict(arguments or {}), selected, steps)
         (place / _REQUEST).write_bytes(msgspec.json.encode(request))
         ended = _run(folder)
         if (place / _ERROR).is_file():
@@ -240,7 +242,8 @@ def main(folder: str) -> None:
     request = from_json((place / _REQUEST).read_bytes(), _Request)
     try:
         graph = shape_only.trace_script(request.target, request.device, world_size=request.world_size,
-                                        rank=request.rank, arguments=request.arguments, steps=request.steps)
+                                        rank=request.rank, arguments=request.arguments, selected=request.selected,
+                                        steps=request.steps)
         (place / _GRAPH).write_bytes(pickle.dumps(graph, protocol=5))
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)

@@ -48,15 +48,15 @@ def explained(error: BaseException) -> ShapeOnlyError | None:
                 f"{where} {what} ({operator}), which a trace by shapes alone does not have (it does of tensors made of "
                 f"constants alone, of at most {MOST_ELEMENTS:,} elements): keep the decision on the "
                 "device (torch.where, masks, index_select with fixed sizes), or leave .item(), print and logging of "
-                f"losses out of the traced step, or say {way} (selected=0.5, foretrace trace --selected 0.5).")
+                f"losses out of the traced step, or say {way} (--selected 0.5; in Python selected=0.5).")
     if any(text in str(e) for e in _chain(error) for text in _WITHOUT_GPU):
         return ShapeOnlyError(
             f"{where} asks for a GPU, and the step is traced for a device without one: name a GPU with --device, or "
             'let the program choose, as in "cuda" if torch.cuda.is_available() else "cpu".')
     if any(isinstance(e, RuntimeError) and ".numpy() is not supported" in str(e) for e in _chain(error)):
         return ShapeOnlyError(
-            f"{where} reads a tensor's values (.numpy()), which a trace by shapes alone does not have: leave "
-            "numpy, print and logging of losses out of the traced step.")
+            f"{where} reads a tensor's values (.numpy()), which a trace by shapes alone does not have: leave numpy, "
+            "print and logging of losses out of the traced step.")
     unsupported = next((e for e in _chain(error) if isinstance(e, fake_tensor.UnsupportedOperatorException)), None)
     if unsupported is None:
         unsupported = next((e for e in _chain(error) if isinstance(e, NotImplementedError) and (

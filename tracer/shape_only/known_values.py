@@ -51,11 +51,15 @@ _TO_NUMBER = torch.ops.aten._local_scalar_dense.default
 _SCALED_FINITE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 """Gradient scalers ask it whether gradients are finite, for which it leaves a number in its second argument."""
 _OF_ALL = (torch.ops.aten.all.default, torch.ops.aten.any.default)
+_COUNTED = torch.ops.aten.bincount.default
+_COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isin", "logical_and", "logical_or", "logical_not"})
+"""Operators that make masks."""
 _RESHAPES = torch.Tag.inplace_view
 _BY_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 RANDOM = "A random number decides what the step does; it is taken to be the middle of its range."
 SELECTED = ("What data select decides shapes of the step: masks that are not known are taken to select {:g} of their "
             "elements, evenly spread.")
+EVENLY = "How often each value is there decides what the step does; all are taken to be there as often."
 FINITE = "The program looks at whether values are finite, and goes on as it does where all of them are."
 _CHECKS = {"isfinite": True, "isnan": False, "isinf": False, "isneginf": False, "isposinf": False}
 
@@ -150,6 +154,9 @@ class KnownValues:
         if not any(tag in func.tags for tag in _BY_VALUES) or not any(
                 isinstance(one, FakeTensor) for one in tensors_in((args, kwargs))):
             return None
+        if func is _COUNTED and self._share is not None and (
+                self.of(args[0]) is None or self._is_between_ends(args[0])):
+            return self._evenly_counted(args[0], args[2] if len(args) > 2 else kwargs.get("minlength", 0))
         data, indices, masks = _masks_of(func, args)
         found = None if any(map(self._is_between_ends, masks)) else self._computed(func, args, kwargs)
         if found is None or found[0] is None:
@@ -179,20 +186,35 @@ class KnownValues:
         self.follow(_INDEXED, (data, places), {}, result)
         return result
 
+    def _evenly_counted(self, values: Any, count: int) -> Any:
+        """Counts of values that are not known, as even as they can be; ``None`` where nobody says how many there
+        are."""
+        if count < 1:
+            return None
+        with _disable_current_modes():
+            counts = torch.full((count,), values.numel() // count)
+            counts[:values.numel() % count] += 1
+        self._say(EVENLY)
+        return self._fake(counts, (EVENLY,))
+
     def _mask(self, mask: Any) -> torch.Tensor | None:
         """The values of a mask: known, assumed, or ``None``. Those of a number ask where it is not 0."""
         known = self.of(mask)
         if self._share is None or (known is not None and not self._is_between_ends(mask)):
             return known
-        with _disable_current_modes():
-            steps = torch.arange(1, mask.numel() + 1, dtype=torch.float64).mul_(self._share).floor_()
-            assumed = torch.diff(steps, prepend=torch.zeros(1, dtype=torch.float64)).bool().reshape(mask.shape)
+        assumed = self._pattern(mask)
         said = SELECTED.format(self._share)
         if mask.dtype is torch.bool and mask.numel() <= MOST_ELEMENTS:
             self._kept.keep(mask, assumed, (said,))
         else:
             self._kept.keep(mask, known, tuple(dict.fromkeys((*self._assumptions([mask]), said))))
         return assumed
+
+    def _pattern(self, mask: Any) -> torch.Tensor:
+        """The values of a mask that selects the share, evenly spread."""
+        with _disable_current_modes():
+            steps = torch.arange(1, mask.numel() + 1, dtype=torch.float64).mul_(self._share or 0.0).floor_()
+            return torch.diff(steps, prepend=torch.zeros(1, dtype=torch.float64)).bool().reshape(mask.shape)
 
     def _is_between_ends(self, tensor: Any) -> bool:
         """Return whether all that is known of a tensor is the ends of what it was made of."""
@@ -320,6 +342,13 @@ class KnownValues:
                 func, args, kwargs, result):
             self._forget(func, args, kwargs)
             self._assume_between_ends(func, args, kwargs, result)
+            self._assume_mask(name, result)
+
+    def _assume_mask(self, name: str, result: Any) -> None:
+        """Assume what a comparison of values that are not known selects: a program may ask whether there is any."""
+        if (self._share is not None and name in _COMPARES and isinstance(result, FakeTensor)
+                and result.dtype is torch.bool and 0 < result.numel() <= MOST_ELEMENTS):
+            self._kept.keep(result, self._pattern(result), (SELECTED.format(self._share),))
 
     def _assume_between_ends(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Assume values of an operator's result that lies between known ends."""
