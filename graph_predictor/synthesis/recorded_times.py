@@ -271,6 +271,7 @@ class StandInTimes:
     scenario: Scenario
     recorded_spread: float
     _tallies: list[_Tally] = field(default_factory=list)
+    _planned: bool = False  # spread over ranks, whose own intervals hold what that changes
     _stand: list[tuple[int, OperationCosts, Int64]] = field(default_factory=list)
 
     @property
@@ -290,7 +291,7 @@ class StandInTimes:
         ns, ratio = (np.concatenate([getattr(tally, name) for tally in self._tallies])
                      for name in ("computed_ns", "ratio"))
         doubted = sum(tally.doubted_ns for tally in self._tallies) / max(total, 1.0)
-        if not self.on_cpu or not len(ratio):
+        if not self.on_cpu or self._planned or not len(ratio):
             return math.hypot(resized_on_cpu(ns, ratio, total), doubted)
         # What the recording has says how much smaller the step gets; the capture and the step are two runs.
         known = np.isfinite(ratio) & (ratio > 0)
@@ -338,7 +339,7 @@ class StandInTimes:
         rank = _Rank(self, graph, recorded, pairs, changes)
         times = rank.times(rank.collectives(collectives) if measured_collectives else collectives)
         if self.on_cpu and len(graph.collectives) and not len(recorded.graph.collectives):
-            times = with_hooks(graph, times, recorded, pairs)
+            times, self._planned = with_hooks(graph, times, recorded, pairs), True
         self._tallies.append(rank.tally)
         self._stand.append((self._rank(position), recorded.costs, pairs.row))
         return times
