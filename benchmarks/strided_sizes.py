@@ -3,8 +3,8 @@
     python benchmarks/strided_sizes.py [--each] [--only NAME]
 
 Convolutions of sound, images and videos, pooling, upsampling, padding, patches, windows and frames leave of a size
-another one. Each program is traced by shapes at two sizes and judged as ``equal_sizes`` does it. The programs were
-chosen before any of them was looked at.
+another one. Each program is traced by shapes at two sizes and judged as ``equal_sizes`` does it. Rules were made on
+these programs, so that they are not held out; two more, whose sizes coincide, are refused and not among them.
 """
 
 from __future__ import annotations
