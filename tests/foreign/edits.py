@@ -39,7 +39,7 @@ EDITS: dict[str, tuple[Any, ...]] = {
     **{name: (text,) for name, text in TEXTS.items()}, "host": (0.5, 2.0), "clock": (1.5,), "bandwidth": (2.0,),
     "link": (2.0,), "kernels": (0.5,), "remove": ("aten::*mm*|aten::*conv*",)}
 """What the edits are given that take a value; those that take none are switched."""
-OF_PROGRAM = {"sizes", "also", "code", "host_from", "from_topology", "comm_profile", "comm_backend",
+OF_PROGRAM = {"sizes", "also", "code", "selected", "host_from", "from_topology", "comm_profile", "comm_backend",
               "comm_choices"}
 SLOWER = "a slower host"
 """The program's own capture with all times twice as long: another real one differs by the noise of the machine too."""
@@ -80,7 +80,7 @@ def edits_of(which: Program, folder: Path, other: tuple[str, str] | None = None,
     size = {"sizes": (f"batch={batch}:{2 * batch}",)}
     found["sizes"] = size
     if which.builds and not traced:
-        found["sizes by code"] = {**size, "code": which.code}
+        found["sizes by code"] = {**size, "code": which.code, "selected": 0.5}
     found["host_from"] = {"host_from": SLOWER}
     if other is not None:
         path, at = other

@@ -75,7 +75,7 @@ def test_a_loop_is_seen_beneath_its_waits() -> None:
 
 
 def test_nothing_is_counted_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.capture.machine._of_thread", lambda: None)
+    monkeypatch.setattr("tracer.capture.machine._ThreadWaits.read", lambda self: None)
     log = WaitingLog()
     log.enter("timed")
     log.begin()

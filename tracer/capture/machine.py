@@ -18,6 +18,7 @@ import contextlib
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -76,6 +77,7 @@ class WaitingLog:
 
     def __init__(self) -> None:
         self.phases: dict[str, Waiting] = {}
+        self._thread = _ThreadWaits()
         self._begun: tuple[int, int] | None = None
         self._since: tuple[float, float, float, float, float] | None = None
         self._phase = ""
@@ -87,14 +89,15 @@ class WaitingLog:
             stolen, others = _between(self._since, now)
             self.phases[self._phase] = replace(left, stolen=stolen, others=others)
         self._phase, self._since = phase, now
+        self._thread.close()
 
     def begin(self) -> None:
         """Note that a step begins."""
-        self._begun = _of_thread()
+        self._begun = self._thread.read()
 
     def end(self, ns: int) -> None:
         """Note that a measured step has ended, and how long it took, ns."""
-        now, begun = _of_thread(), self._begun
+        now, begun = self._thread.read(), self._begun
         if now is None or begun is None:
             return
         before = self.phases.get(self._phase, Waiting())
@@ -106,15 +109,35 @@ class WaitingLog:
         return {phase: asdict(found) for phase, found in self.phases.items()}
 
 
-def _of_thread() -> tuple[int, int] | None:
-    """Return how long this thread has waited for a processor so far, ns, and how often it lost its one."""
-    try:
-        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
-            waited = int(file.read().split()[1])
-        import resource  # not on Windows
-    except (OSError, ValueError, IndexError, ImportError):
-        return None
-    return waited, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+class _ThreadWaits:
+    """How long this thread has waited for a processor so far, and how often it lost its one.
+
+    Borders of profiled steps lie inside what the profiler marks as a step: the file stays open, as opening it takes
+    fifteen times as long as reading it (60 and 4 µs).
+    """
+
+    def __init__(self) -> None:
+        self._file, self._of = -1, 0
+
+    def read(self) -> tuple[int, int] | None:
+        """Return both so far, ns and number; ``None`` where the system does not count them."""
+        try:
+            import resource  # not on Windows
+
+            if self._of != threading.get_ident():
+                self.close()
+                self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+                self._of = threading.get_ident()
+            waited = int(os.pread(self._file, 128, 0).split()[1])
+        except (OSError, ValueError, IndexError, ImportError):
+            return None
+        return waited, resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+    def close(self) -> None:
+        """Let the file go; it is opened again where it is read again."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._of = -1, 0
 
 
 def _of_machine() -> tuple[float, float, float, float, float] | None:
