@@ -5,6 +5,7 @@ command."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -297,10 +298,8 @@ def _left_by(variables: tuple[str, ...], devices: GpuDevices) -> list[int]:
         if chosen := os.environ.get(variable, ""):
             among, left = left, []
             for name in map(str.strip, chosen.split(",")):
-                if name.isdigit():
-                    place = among[int(name)] if int(name) < len(among) else None
-                else:
-                    place = devices.named(name)
+                number = _device_number(name)
+                place = devices.named(name) if number is None else among[number] if number < len(among) else None
                 if place is None:
                     break
                 left.append(place)
@@ -308,8 +307,12 @@ def _left_by(variables: tuple[str, ...], devices: GpuDevices) -> list[int]:
 
 
 def _local_rank() -> int:
-    rank = os.environ.get("LOCAL_RANK", "")
-    return int(rank) if rank.isdigit() else 0
+    return _device_number(os.environ.get("LOCAL_RANK", "")) or 0
+
+
+def _device_number(text: str) -> int | None:
+    """Return a device's number; ``None`` for what is none, "²" and thousands of digits among it."""
+    return int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else None
 
 
 def _index_of(uuid: str, uuids: list[str]) -> int | None:

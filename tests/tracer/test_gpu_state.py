@@ -85,6 +85,7 @@ def test_an_amd_device_tells_what_it_can(amdsmi: SimulatedAmdSmi) -> None:
     ({"CUDA_VISIBLE_DEVICES": "1,0"}, 1), ({"CUDA_VISIBLE_DEVICES": "1,0", "LOCAL_RANK": "1"}, 0),
     ({"CUDA_VISIBLE_DEVICES": "1", "LOCAL_RANK": "5"}, 1), ({"CUDA_VISIBLE_DEVICES": "GPU-b"}, 1),
     ({"CUDA_VISIBLE_DEVICES": "b, GPU-a", "LOCAL_RANK": "1"}, 0), ({"CUDA_VISIBLE_DEVICES": "GPU-z,0"}, None),
+    ({"CUDA_VISIBLE_DEVICES": "²"}, None), ({"LOCAL_RANK": "²"}, 0), ({"LOCAL_RANK": "9" * 5000}, 0),
     ({"CUDA_VISIBLE_DEVICES": "7"}, None), ({"CUDA_VISIBLE_DEVICES": "MIG-part"}, 1),
     ({"CUDA_VISIBLE_DEVICES": "MIG-none"}, None), ({"CUDA_VISIBLE_DEVICES": "MIG-GPU-b/1/0"}, 1),
     ({"CUDA_VISIBLE_DEVICES": "-1"}, None), ({"ROCR_VISIBLE_DEVICES": "1"}, 0)])
