@@ -39,6 +39,7 @@ _PAUSES = ((re.compile(r"Note: 0 of 0 steps do not count \([^)]*\)\. ?"), ""),
            (re.compile(r"no: 0 times as long as the median one"), "yes"),
            (re.compile(r"(foretrace: Warning|Note: rank0): the machine (was busy|may have) .*? (by 0%|these steps)"
                        r"\. ?(The timed steps stand here without the 0 ms that they waited in all\. ?)?"), ""),
+           (re.compile(r"; 0 with what it waited for a processor"), ""),
            (re.compile(r"Note: Calls were stopped in .*? no work\. ?"), ""))
 """On a busy machine a step or another takes too long to count, steps wait, and commands say so."""
 _COUNTS_LESS = sys.version_info >= (3, 12)

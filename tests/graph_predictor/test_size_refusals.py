@@ -82,7 +82,8 @@ def asked(batch=20):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     def step():
         loss = model(torch.randn(batch, 30)).square().mean()
-        print(loss.item())
+        if loss.item() < 3:
+            print("low")
         loss.backward()
         optimizer.step()
     return step
@@ -239,8 +240,8 @@ PROGRAM = (
         ("check the path", "--set batch=40 --code {script}:layers"),)),
     Refused("layers", {}, "--set batch=40 --code {script}:number", "where the step was expected", (
         ("return a function without arguments", "--set batch=40 --code {script}:layers"),)),
-    Refused("layers", {}, "--set batch=40 --code {script}:asked", "reads a tensor's values", (
-        ("leave .item(), print", "--set batch=40 --code {script}:layers"),
+    Refused("layers", {}, "--set batch=40 --code {script}:asked", "decides by a number that it read", (
+        ("leave it out of the traced step", "--set batch=40 --code {script}:layers"),
         ("--set batch=RECORDED:40", "--set batch=20:40 --code {script}:asked"))),
     Refused("layers", {}, "--set batch=40 --code {script}:reading", "(.numpy())", (
         ("leave numpy", "--set batch=40 --code {script}:layers"),

@@ -22,14 +22,11 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-if TYPE_CHECKING:
-    from tracer.shape_only.substitutions.operators import Site
 
 NAME, SETTINGS, SOURCES = "torch._dynamo", "torch._dynamo.config", "torch._dynamo.source"
 _FOLDER = Path(torch.__file__).parent / "_dynamo"
@@ -193,7 +190,17 @@ _PLAIN = "eager"
 """The backend that runs the program's own operations; PyTorch's own functions ask for it."""
 
 
-def compilers(site: Site) -> None:
+class PatchedSite(Protocol):
+    """What a trace lets others put in place (``substitutions.operators.Site``)."""
+
+    def note(self, text: str) -> None:
+        """Say something once."""
+
+    def patch(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute until the trace ends."""
+
+
+def compilers(site: PatchedSite) -> None:
     """Let ``torch.compile`` and ``Module.compile`` leave what they are given as it is: compiled code reads and writes
     memory, which a fake tensor does not have, and a compiler would look into the trace's own modes."""
     original = torch.compile
