@@ -86,7 +86,7 @@ CLAIMS = (
           ("benchmarks/profiler_cost.py", "traces/host", "traces/host-held-out"), "", 2),
     Claim("simumax", "Megatron-Core steps on eight B200", ("benchmarks/simumax.py", "DATA"), "end_to_end", 3,
           "SimuMax 5.4%, with kernels measured on the machine"),
-    Claim("large_jobs", "Published steps of 8 to 2,304 H100 and GB200", ("benchmarks/weak_scaling.py", "DATA"),
+    Claim("large_jobs", "Published steps of 8 to 11,616 H100, B200 and GB200", ("benchmarks/weak_scaling.py", "DATA"),
           "end_to_end", 4),
     Claim("vtrain", "vTrain's published iteration times, A100", ("benchmarks/vtrain.py", "DATA"), "end_to_end", 4,
           "vTrain 8.37% single node, 14.73% multi-node, with layers measured"),
