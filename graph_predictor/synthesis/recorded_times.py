@@ -231,13 +231,13 @@ class _Tally:
     ratio: list[float] = field(default_factory=list)
     """Computation on the host that changed, and its ratios; infinite where nothing was recorded."""
     guessed_ns: float = 0.0
-    """Of that what no measured time of its own element type stands for."""
+    """The part of it without a measured time in its own element type."""
     doubted_ns: float = 0.0
     """Computation in another element type, each times the log half width of what is not known of it."""
     types: set[str] = field(default_factory=set)
     """These element types."""
     narrow_ns: float = 0.0
-    """Change of products of which nobody knows that they change at all."""
+    """Change of products with a dimension below ``LANES``, which may not change at all."""
 
 
 @dataclass(frozen=True, slots=True)
