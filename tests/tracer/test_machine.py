@@ -84,6 +84,20 @@ def test_nothing_is_counted_where_the_system_does_not_say(monkeypatch: pytest.Mo
     assert log.to_json() == {}
 
 
+def test_a_step_that_begins_where_one_ended_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = iter([(0, 0), (5, 1), (9, 1), (100, 1), (103, 2)])
+    monkeypatch.setattr("tracer.capture.machine._ThreadWaits.read", lambda self: next(reads))
+    log = WaitingLog()
+    log.enter("profiled")
+    log.begin()
+    log.end(50, next_begins=True)
+    log.begin()
+    log.end(50)
+    log.begin()
+    log.end(50)
+    assert log.phases["profiled"].waited_ns == (5, 4, 3) and log.phases["profiled"].switches == 2
+
+
 def captured(folder: Path, transpose_us: Sequence[float], machine: dict[str, Any] | None = None, *,
              timed: Sequence[int] = (1_000_000,) * 4) -> Path:
     """Steps on a CPU: a product of 500 us, a transpose of 20 unless something stopped it, and a product."""

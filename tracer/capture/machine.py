@@ -79,6 +79,8 @@ class WaitingLog:
         self.phases: dict[str, Waiting] = {}
         self._thread = _ThreadWaits()
         self._begun: tuple[int, int] | None = None
+        self._goes_on = False
+        """Whether the next step began where the one before ended."""
         self._since: tuple[float, float, float, float, float] | None = None
         self._phase = ""
 
@@ -92,12 +94,15 @@ class WaitingLog:
         self._thread.close()
 
     def begin(self) -> None:
-        """Note that a step begins."""
-        self._begun = self._thread.read()
+        """Note that a step begins, unless it began where the one before ended."""
+        if not self._goes_on:
+            self._begun = self._thread.read()
+        self._goes_on = False
 
-    def end(self, ns: int) -> None:
-        """Note that a measured step has ended, and how long it took, ns."""
+    def end(self, ns: int, *, next_begins: bool = False) -> None:
+        """Note that a measured step has ended, how long it took, ns, and whether the next one begins at once."""
         now, begun = self._thread.read(), self._begun
+        self._begun, self._goes_on = now, next_begins
         if now is None or begun is None:
             return
         before = self.phases.get(self._phase, Waiting())

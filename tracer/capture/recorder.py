@@ -11,7 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -153,6 +153,11 @@ class Recorder:
         return self._number < self._windows_steps and self._number % self.cycle_steps >= PROFILER_WARMUP
 
     @property
+    def is_at_border(self) -> bool:
+        """Return whether the profiler starts or stops recording at the end of the current step."""
+        return (self._number + 1) % self.cycle_steps in (0, PROFILER_WARMUP)
+
+    @property
     def is_over(self) -> bool:
         """Return whether all steps are done."""
         return self._number >= self._windows_steps + self._options.traced_steps
@@ -202,10 +207,11 @@ class Recorder:
         if self._profiler is None:  # the step of the execution trace
             self._number += 1
             return
-        with _torch_unwarned():
-            is_border = (self._number + 1) % self.cycle_steps in (0, PROFILER_WARMUP)
-            with self._quiet.quiet() if is_border else nullcontext():
+        if self.is_at_border:
+            with self._quiet.quiet(), _torch_unwarned():
                 self._profiler.step()
+        else:  # inside what is recorded: nothing else is done there
+            self._profiler.step()
         self._number += 1
         if self._number == self._windows_steps and self._options.traced_steps:
             self._observe_apart()

@@ -404,7 +404,8 @@ class Capture:
         was_active = self._recorder.is_active_step
         if was_active:
             self.profiled_step_ns.append(elapsed)
-            self._waiting.end(elapsed)
+            # What is done here lies inside the next recorded step: waits are read once for both.
+            self._waiting.end(elapsed, next_begins=not self._recorder.is_at_border)
         self._recorder.step()
         if not self._recorder.is_active_step:
             if was_active:
