@@ -213,7 +213,7 @@ def _align(one, other, band, came, before, now, met):  # type: ignore[no-untyped
                     best, way = before[j - 1] + worth, 2
             now[j] = best
             came[i, j - centre + band] = way
-        for j in range(high + 1, m + 1):
+        for j in range(high + 1, min(m, (i + 1) * m // n + band) + 1):  # as far as the next row looks
             now[j] = now[high]
         before, now = now, before
     pairs = 0
