@@ -24,20 +24,28 @@ class _Dependencies:
     whether the recording has its target first."""
 
     def __init__(self) -> None:
-        self.columns: list[tuple[np.ndarray, ...]] = []
+        self._added: list[list[np.ndarray]] = [[], [], [], [], []]
 
     def add(self, source: Int64, target: Int64, kind: int = FACT, row: Int64 | None = None,
             backward: Bool | None = None) -> None:
         """Add edges of one kind."""
         count = len(source)
-        self.columns.append((source, target, np.full(count, kind), np.full(count, -1) if row is None else row,
-                             np.zeros(count, np.bool_) if backward is None else backward))
+        for column, values in zip(self._added, (
+                source, target, np.broadcast_to(np.int8(kind), count),
+                np.broadcast_to(np.int64(NONE), count) if row is None else row,
+                np.broadcast_to(np.False_, count) if backward is None else backward), strict=True):
+            column.append(values)
 
     def done(self) -> _Dependencies:
-        """All that was added, as columns."""
-        self.source, self.target, self.kind, self.row, self.backward = (
-            np.concatenate(column) for column in zip(*self.columns, strict=True))
+        """All that was added, as columns; what each was made of is let go before the next."""
+        self.source, self.target, self.kind, self.row, self.backward = map(_joined, self._added)
         return self
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    whole = np.concatenate(parts)
+    parts.clear()
+    return whole
 
 
 def without_cycles(program: Program) -> tuple[Program, dict[str, int]]:
