@@ -9,6 +9,7 @@ One JSON object of a fixed form::
 from __future__ import annotations
 
 import datetime
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -147,11 +148,23 @@ def _typed(job: Job) -> Operations:
         keys, number = np.unique(np.stack([ops.name[rows], ops.shapes[rows], ops.dtypes[rows]]), axis=1,
                                  return_counts=True)
         for (name, shapes, dtypes), count in zip(keys.T.tolist(), number.tolist(), strict=True):
-            text = graph.string(dtypes)
+            text = _of_tensors(graph.string(dtypes), graph.string(shapes))
             if _NAME.search(text):
                 found.setdefault((graph.string(name), graph.string(shapes)), Counter())[text] += max(
                     1, round(count / steps))
     return found
+
+
+def _of_tensors(dtypes: str, shapes: str) -> str:
+    """Return the element types without those of inputs that have no dimensions: one number is passed as it is or as a
+    tensor, by what calls the operation."""
+    try:
+        types, sizes = from_json(dtypes.encode()), from_json(shapes.encode())
+    except DecodeError:
+        return dtypes
+    if not isinstance(types, list) or not isinstance(sizes, list) or len(types) != len(sizes):
+        return dtypes
+    return json.dumps(["" if size == [] else kind for kind, size in zip(types, sizes, strict=True)])
 
 
 def _words(before: str, after: str) -> str:

@@ -183,7 +183,8 @@ def _tests(pair: Pair, old: Sequence[BaselineEntry], new: Sequence[MeasuredProgr
     slower = max(host, device)
     if slower > np.log1p(NOTABLE):
         notes.append(f"{program}: work that did not change took {np.expm1(slower):.0%} longer than in the baseline, so "
-                     "the machine was slower (busy, throttled, other libraries); that much was taken off the times.")
+                     "the machine was slower (busy, throttled, other libraries); that much was taken off what "
+                     "times grew by.")
     if elsewhere:
         notes.append(f"{program}: recorded on {other}; times and host memory were not compared, counts were.")
     return tests, skipped
@@ -242,8 +243,15 @@ def _judged(tests: Sequence[_Test], least: float) -> list[Verdict]:
 def _tested(test: _Test, least: float, level: float) -> list[Slowdown]:
     """The test's result, and the witness's if there is one."""
     sides = [(test.base, test.new), *([test.witness] if test.witness is not None else [])]
-    return [slowdown(base, new, test.prior, least=least, level=level, shared=test.machine,
+    return [slowdown(base, new, test.prior, least=least, level=level, shared=_taken_off(test, base, new),
                      shared_sd=MACHINE_SD if test.machine else 0.0, disturbed=test.disturbed) for base, new in sides]
+
+
+def _taken_off(test: _Test, base: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> float:
+    """Return the log of what a slower machine explains: it is seen while profiled steps run, and explains no more of
+    some times than these grew by."""
+    before, now = (float(np.median([np.median(run) for run in side])) for side in (base, new))
+    return min(test.machine, max(float(np.log(now / before)), 0.0)) if test.machine and before and now else test.machine
 
 
 def _least_sure(sides: Sequence[Slowdown]) -> Slowdown:
@@ -258,8 +266,8 @@ def _verdict(test: _Test, sides: Sequence[Slowdown], failed: bool) -> Verdict:
     detectable = float(np.expm1(result.detectable))
     text = (f"{test.quantity}: {in_unit(before, test.unit)} → {in_unit(now, test.unit)}, {signed_percent(change)} "
             f"(90% between {signed_percent(low)} and {signed_percent(high)})")
-    if test.machine:
-        text += f" after {np.expm1(test.machine):.1%} were taken off for a slower machine"
+    if machine := _taken_off(test, test.base, test.new):
+        text += f" after {np.expm1(machine):.1%} were taken off for a slower machine"
     if result is not sides[0]:
         text += f", of the profiled steps {signed_percent(np.expm1(result.difference))}"
     # What one moment shows and the other does not is not excluded.
