@@ -298,6 +298,23 @@ def test_times_of_a_cpu_that_is_busy_are_told_and_not_judged(scale: str, load: f
     assert [point.value for point in points] == [1.0, 1.0, 1.0, 0.0]  # told in either case
 
 
+def test_a_part_whose_times_were_not_judged_does_not_pass_by_what_else_it_found(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(worker, "probe", lambda device: Health(device, load=5.0))
+    chosen, points = worker.judged_here(5, SCALES["cpu"])
+    assert verdict_of([*points, at_least("minutes used", 1.0, 0.8)]) is PointVerdict.NOTED
+    assert verdict_of([*points, at_least("minutes used", 0.1, 0.8)]) is PointVerdict.FAILED
+    for name in ("part3/measured.json", "part4/device.profile"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(predictions, "_predicted", lambda *_: ({}, {}))
+    monkeypatch.setattr(predictions, "_products", lambda *_: iter(()))
+    errors = iter((1.0, 2.0))  # without the profile, and with it
+    monkeypatch.setattr(predictions, "_beside", lambda *_: {
+        "a": ValidatedCase({}, next(errors) + 1.0, 0.9, 1.1, 1.0, 3)})
+    assert failed(predictions.with_profile(tmp_path, chosen)) == []
+
+
 @pytest.mark.parametrize(("context", "peak", "what"), [
     ({"hardware": {"device": "NVIDIA H100"}}, None, ["device"]), ({}, None, ["device"]),
     ({"hardware": {"device": "CPU"}, "peak_memory": {"allocated_bytes": 95}}, 100, ["peak of memory over PyTorch's"]),
