@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -79,20 +80,40 @@ def read_results(folder: Path) -> AcceptanceResults | None:
     """Return the results in a folder; ``None`` where there are none.
 
     Raises:
-        ForetraceError: the file cannot be read, or is of another version.
+        ForetraceError: the file cannot be read, is of another version, or says what no run finds.
     """
     path = folder / RESULTS
     if not path.is_file():
         return None
     try:
         found = msgspec.json.decode(path.read_bytes(), type=AcceptanceResults)
+        wrong = _why_impossible(found.parts)
     except (OSError, msgspec.DecodeError) as error:
-        raise ForetraceError(f"{path} cannot be read ({error}), and what the parts found is still in part*/{POINTS}: "
-                             "give another directory (--out).") from error
-    if found.version != VERSION:
-        raise ForetraceError(f"{path} is of version {found.version}, and this foretrace reads {VERSION}: give another "
-                             "directory (--out), or go on with the foretrace that wrote it.")
+        wrong = str(error)
+    else:
+        if found.version != VERSION:
+            raise ForetraceError(f"{path} is of version {found.version}, and this foretrace reads {VERSION}: give "
+                                 "another directory (--out), or go on with the foretrace that wrote it.")
+    if wrong:
+        raise ForetraceError(f"{path} cannot be read ({wrong}), and what the parts found is still in part*/{POINTS}: "
+                             "give another directory (--out).")
     return found
+
+
+def _why_impossible(parts: Sequence[PartResult]) -> str:
+    """Say what no run writes into its results; empty where all can be."""
+    numbers = [part.number for part in parts]
+    for part in parts:
+        its = (verdict_of(part.points),) if not part.failure else (PointVerdict.FAILED, PointVerdict.INTERRUPTED)
+        if not 0 <= part.number < len(PARTS):
+            return f"there is no part {part.number}"
+        if numbers.count(part.number) > 1:
+            return f"part {part.number} is in it twice"
+        if not 0 <= part.seconds < math.inf:
+            return f"part {part.number} took {part.seconds:g} seconds"
+        if part.verdict not in its:
+            return f"part {part.number} is {part.verdict.value}, which its points are not"
+    return ""
 
 
 def torch_device() -> str:

@@ -524,6 +524,23 @@ def test_what_cannot_be_run_is_refused(stub: Path) -> None:
     assert (stub / acceptance.RESULTS).read_text(encoding="utf-8") == of_another
 
 
+@pytest.mark.parametrize(("damage", "said"), [
+    ({"number": 9}, "there is no part 9"), ({"number": -1}, "there is no part -1"),
+    ({"number": 3}, "part 3 is in it twice"), ({"seconds": -1.0}, "part 0 took -1 seconds"),
+    ({"seconds": float("nan")}, "cannot be read"), ({"verdict": "FAIL"}, "part 0 is FAIL, which its points are not"),
+    ({"failure": "It hung."}, "part 0 is pass, which"), ({"points": []}, "part 0 is pass, which"),
+    ({"verdict": "interrupted"}, "part 0 is interrupted, which")])
+def test_results_that_no_run_writes_are_refused_and_left(stub: Path, damage: dict[str, Any], said: str) -> None:
+    path, part = stub / acceptance.RESULTS, {"title": "", "verdict": "pass", "seconds": 1.0, "points": [
+        {"name": "x", "asked": "", "measured": "", "verdict": "pass"}]}
+    stub.mkdir()
+    damaged = json.dumps({"scale": "cpu", "parts": [{**part, "number": 0, **damage}, {**part, "number": 3}]})
+    path.write_text(damaged, encoding="utf-8")
+    with pytest.raises(ForetraceError, match=said):
+        acceptance.accept(stub, 10, "cpu", [4])
+    assert path.read_text(encoding="utf-8") == damaged and not (stub / "part4").exists()
+
+
 def test_two_runs_do_not_share_a_folder(run: Run, stub: Path) -> None:
     pytest.importorskip("fcntl")
     stub.mkdir()
