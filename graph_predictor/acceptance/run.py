@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from tracer.campaign.processes import torch_sees_gpu
 from tracer.capture.interruption import TERMINATIONS, termination_unwinds
 from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError
-from tracer.output_file import Busy, DirectoryLock, whole_file
+from tracer.output_file import Busy, DirectoryLock, whole_file, writing_error
 
 RESULTS = "results.json"
 VERSION = 1  # of the format; rises when an older reader would misread it
@@ -184,10 +185,12 @@ def _go_on(folder: Path, ends: float, scale: str, again: Collection[int], say: C
         else:
             say(f"Part {part.number}: {part.title}")
             ended, others = part not in results.left, [one for one in results.parts if one.number != part.number]
+            own, earlier = _writable(part, folder, anew=ended)
             results.parts = others
             if ended:
                 _save(results, folder)
-            done = _run(part, folder, scale, longest, anew=ended)
+            _remove(earlier, own)
+            done = _run(part, own, folder, scale, longest)
             results.parts = sorted([*others, done], key=lambda one: one.number)
             _save(results, folder)
     return results
@@ -202,15 +205,42 @@ def _save(results: AcceptanceResults, folder: Path) -> None:
         file.write(msgspec.json.format(msgspec.json.encode(results)))
 
 
-def _run(part: AcceptancePart, folder: Path, scale: str, longest: float, *, anew: bool) -> PartResult:
+def _writable(part: AcceptancePart, folder: Path, *, anew: bool) -> tuple[Path, list[Path]]:
+    """Return the folder of a part, which can be written, and what has to go before it begins: its points, or all that
+    an earlier run left. Raises ``ForetraceError``: it cannot be written, or has what no part leaves there."""
     own = part_folder(folder, part.number)
+    if own.is_symlink():
+        raise ForetraceError(f"{own} is a link, and a part writes and removes files: remove the link, or give another "
+                             "directory (--out).")
     try:
-        if anew and own.exists():  # what was measured then must not count as measured now
-            shutil.rmtree(own)
         own.mkdir(parents=True, exist_ok=True)
-        (own / POINTS).unlink(missing_ok=True)
+        names = sorted(os.listdir(own))
+        if (error := writing_error(own)) is not None:
+            raise error
     except OSError as error:
         raise _unwritable(own, error) from error
+    if not anew:
+        return own, [own / POINTS]
+    known = OUTPUT, POINTS, ".*.tmp", *part.leaves
+    if others := [name for name in names if not any(fnmatchcase(name, pattern) for pattern in known)]:
+        raise ForetraceError(f"{own} has {others[0]}, which part {part.number} did not leave, and what is there goes "
+                             "when the part begins anew: move it elsewhere, or give another directory (--out).")
+    return own, [own / name for name in names]
+
+
+def _remove(earlier: Sequence[Path], own: Path) -> None:
+    """Remove what a part measured before, which must not count as measured now."""
+    try:
+        for path in earlier:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(own, error) from error
+
+
+def _run(part: AcceptancePart, own: Path, folder: Path, scale: str, longest: float) -> PartResult:
     command = [*WORKER, str(part.number), str(folder.absolute()), scale]
     began = time.monotonic()
     # A CPU is calibrated with one thread, so that its steps are of one too.

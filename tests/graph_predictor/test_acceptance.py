@@ -431,6 +431,23 @@ def test_a_part_whose_folder_cannot_be_made_is_one_sentence(stub: Path) -> None:
     assert (stub / "part0").read_text(encoding="utf-8") == "precious" and not (stub / acceptance.RESULTS).exists()
 
 
+def test_a_part_that_cannot_begin_anew_keeps_what_it_found(stub: Path) -> None:
+    before, own = acceptance.accept(stub, 10, "cpu", [1, 4]), stub / "part1"
+    (own / "notes.txt").write_text("precious", encoding="utf-8")
+    with pytest.raises(ForetraceError, match=r"part1 has notes.txt, which part 1 did not leave, .* move it elsewhere"):
+        acceptance.accept(stub, 10, "cpu", [1])
+    own.rename(stub / "elsewhere")
+    own.symlink_to(stub / "elsewhere")
+    with pytest.raises(ForetraceError, match=r"part1 is a link, .* remove the link"):
+        acceptance.accept(stub, 10, "cpu", [1])
+    own.unlink()
+    own.write_text("precious", encoding="utf-8")
+    with pytest.raises(ForetraceError, match=r"part1 cannot be written \(File exists\)"):
+        acceptance.accept(stub, 10, "cpu", [1])
+    assert acceptance.read_results(stub) == before and own.read_text(encoding="utf-8") == "precious"
+    assert sorted(os.listdir(stub / "elsewhere")) == ["notes.txt", acceptance.OUTPUT, worker.POINTS]
+
+
 def test_a_part_waits_for_those_whose_files_it_reads(stub: Path) -> None:
     told: list[str] = []
     assert acceptance.accept(stub, 10, "cpu", [5], say=told.append).parts == []
