@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kernel_models.device_figures import FIGURES, check_texts, figures_in
-from kernel_models.sourced_figures import number_of
+from kernel_models.sourced_figures import number_of, shown
 from tracer.errors import ForetraceError
 from tracer.input_file import DecodeError, from_toml, read_input, why_unopened
 from tracer.shape_only.devices import FOLDER, device_names
@@ -262,6 +262,20 @@ def _named(wanted: str) -> list[DeviceSpec]:
         return [spec for spec in every if spec.vendor != "host"]
     matches = [spec for spec in every if wanted in {_plain(n) for n in (spec.name, *spec.reported_names)}]
     return matches or [spec for spec in every if wanted in {_plain(n) for n in spec.short_names}]
+
+
+def reported_figure(hardware: Mapping[str, Any], key: str) -> float | None:
+    """A figure of a device as its driver reported it; ``None`` where it is missing. Raises ``DeviceError``: it is no
+    number."""
+    value = hardware.get(key)
+    try:
+        number = None if value is None else number_of(value)
+    except (TypeError, OverflowError):
+        number = math.nan
+    if number is not None and not math.isfinite(number):
+        raise DeviceError(f"{hardware.get('device') or 'The device'} is recorded with {key} {shown(value)}, where a "
+                          "number belongs: the record was changed or damaged, so measure again.")
+    return number
 
 
 def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int | None, compute_capability: str = "", *,
