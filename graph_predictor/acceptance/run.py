@@ -60,11 +60,13 @@ class PartResult(msgspec.Struct):
 
 
 class AcceptanceResults(msgspec.Struct):
-    """The content of ``results.json``: the scale ("cuda" or "cpu") and the parts that ran."""
+    """The content of ``results.json``: the scale ("cuda" or "cpu"), the parts that ran, and why the last call did not
+    run parts that it was asked for by number."""
 
     scale: str
     parts: list[PartResult]
     version: int = VERSION
+    unrun: dict[int, str] = {}
 
     @property
     def left(self) -> list[AcceptancePart]:
@@ -175,13 +177,16 @@ def _go_on(folder: Path, ends: float, scale: str, again: Collection[int], say: C
     if results.scale != scale:
         raise ForetraceError(f"{folder} holds results of {results.scale}, and this machine's would be of {scale}: give "
                              "another directory (--out).")
+    results.unrun = {}
     for part in [PARTS[number] for number in sorted(set(again))] or results.left:
         longest = part.gpu_s if SCALES[scale].is_cuda else part.cpu_s
         missing = set(part.after) & {other.number for other in results.left}
-        if missing:
-            say(f"Part {part.number} is left: it needs part {min(missing)}")
-        elif longest > ends - time.monotonic() + 1.0:
-            say(f"Part {part.number} is left: it may take {longest / 60:.1f} minutes")
+        why = f"it needs part {min(missing)}" if missing else (
+            f"it may take {longest / 60:.1f} minutes" if longest > ends - time.monotonic() + 1.0 else "")
+        if why:
+            say(f"Part {part.number} is left: {why}")
+            if again:
+                results.unrun[part.number] = why
         else:
             say(f"Part {part.number}: {part.title}")
             ended, others = part not in results.left, [one for one in results.parts if one.number != part.number]

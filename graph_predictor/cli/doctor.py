@@ -91,9 +91,10 @@ def _accept(folder: Path, minutes: float, parts: str, *, as_json: bool) -> None:
         print_json(msgspec.to_builtins(found))
     else:
         _print_parts(found)
-    for verdict, code in ((run.PointVerdict.FAILED, FAILED), (run.PointVerdict.INTERRUPTED, BAD_INPUT)):
-        if found.numbers(verdict):
-            raise typer.Exit(code)
+    if found.numbers(run.PointVerdict.FAILED):
+        raise typer.Exit(FAILED)
+    if found.numbers(run.PointVerdict.INTERRUPTED) or found.unrun:
+        raise typer.Exit(BAD_INPUT)
 
 
 def _print_parts(found: run.AcceptanceResults) -> None:
@@ -109,6 +110,8 @@ def _print_parts(found: run.AcceptanceResults) -> None:
     counts = {verdict: sum(part.verdict is verdict for part in found.parts) for verdict in run.PointVerdict}
     told = ", ".join(f"{number} {verdict.value}" for verdict, number in counts.items() if number) or "none has run"
     report.line(f"On this machine's {'GPU' if found.scale == 'cuda' else 'CPU'}: {told} of {len(run.PARTS)} parts.")
+    for number, why in found.unrun.items():
+        report.line(f"Part {number} did not run: {why}.")
     if again := found.numbers(run.PointVerdict.FAILED):
         report.line(f"Failed: {again}. The same command with --parts {again} begins them anew.")
     if again := found.numbers(run.PointVerdict.NOTED):

@@ -583,6 +583,15 @@ def test_a_run_in_which_no_part_fits_says_so(run: Run, stub: Path) -> None:
     assert "On this machine's CPU: none has run of 8 parts." in plain(ran.out) and "Left: 0, 1, 2" in plain(ran.out)
 
 
+def test_a_part_that_was_asked_for_and_did_not_run_is_no_success(run: Run, stub: Path) -> None:
+    missing = run("doctor", "--gpu", "--parts", "5", "--out", str(stub))
+    assert missing.code == 2 and "Part 5 did not run: it needs part 3." in plain(missing.out)
+    assert run("doctor", "--gpu", "--parts", "0", "--out", str(stub)).code == 0
+    late = run("doctor", "--gpu", "--parts", "0", "--minutes", "0.01", "--out", str(stub))
+    assert late.code == 2 and "Part 0 did not run: it may take 0.5 minutes." in plain(late.out)
+    assert "names, rights, versions: pass" in plain(late.out)
+
+
 def test_the_command_prints_each_point_and_fails_with_a_part(run: Run, stub: Path) -> None:
     acceptance.accept(stub, 10, "cpu")
     ran = run("doctor", "--gpu", "--out", str(stub))
