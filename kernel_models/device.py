@@ -20,13 +20,14 @@ from typing import Any
 
 from kernel_models.device_figures import FIGURES, check_texts, figures_in
 from kernel_models.sourced_figures import number_of, shown
-from tracer.errors import ForetraceError
+from tracer.errors import ForetraceError, cut_text
 from tracer.input_file import DecodeError, from_toml, read_input, why_unopened
 from tracer.shape_only.devices import FOLDER, device_names
 
 MEMORY_TOLERANCE = 0.12
 """A device reports 1 to 9% less memory than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
 _PUNCTUATION = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789"))
+_SHOWN = 60  # chosen: characters of a name that a sentence bears
 _GENERIC = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct|gpu|graphics|corporation)\b")
 REPORTED = "reported by the device's driver"
 """The source of a figure of a device that no file describes."""
@@ -197,10 +198,9 @@ def device(name: str) -> DeviceSpec:
     Raises:
         DeviceError: No device has that name; the error lists near ones.
     """
-    path = FOLDER / f"{name.lower()}.toml"
-    if not re.fullmatch(r"[a-z0-9-]+", name.lower()) or not path.is_file():
-        raise DeviceError(f"There is no device named {name!r}; {_near(name)}")
-    return read_device(path)
+    if name.lower() not in device_names():
+        raise DeviceError(f"There is no device named {cut_text(name, _SHOWN)!r}; {_near(name)}")
+    return read_device(FOLDER / f"{name.lower()}.toml")
 
 
 def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count: int | None = None) -> DeviceSpec:
@@ -230,8 +230,9 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
     known = bool(wanted) or ((memory_bytes or 0) > 0 and (sm_count or 0) > 0)
     matches = _named(wanted) if known else []
     if not matches:
-        raise DeviceError(f"No known device is reported as {reported_name!r}; {_near(reported_name)} A TOML file "
-                          "describes another one (foretrace devices NAME --toml prints one to change).")
+        raise DeviceError(f"No known device is reported as {cut_text(reported_name, _SHOWN)!r}; "
+                          f"{_near(reported_name)} A TOML file describes another one (foretrace devices NAME --toml "
+                          "prints one to change).")
     fitting = _nearest([spec for spec in matches if _fits(spec, memory_bytes, sm_count)], memory_bytes)
     if len(fitting) > 1:
         fitting = [spec for spec in fitting

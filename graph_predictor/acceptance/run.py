@@ -30,7 +30,7 @@ from graph_predictor.acceptance.worker import COULD_NOT_RUN, POINTS, part_folder
 from tracer.campaign.processes import torch_sees_gpu
 from tracer.capture.interruption import TERMINATIONS, termination_unwinds
 from tracer.cores import RUN_MODULE
-from tracer.errors import ForetraceError
+from tracer.errors import ForetraceError, reason_of
 from tracer.output_file import Busy, DirectoryLock, whole_file, writing_error
 
 RESULTS = "results.json"
@@ -202,7 +202,8 @@ def _go_on(folder: Path, ends: float, scale: str, again: Collection[int], say: C
 
 
 def _unwritable(folder: Path, error: OSError) -> ForetraceError:
-    return ForetraceError(f"{folder} cannot be written ({error.strerror}); give another directory (--out).")
+    return ForetraceError(f"{folder} cannot be written ({error.strerror or reason_of(error)}); give another directory "
+                          "(--out).")
 
 
 def _save(results: AcceptanceResults, folder: Path) -> None:

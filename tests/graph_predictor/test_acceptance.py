@@ -600,8 +600,11 @@ def test_the_command_prints_each_point_and_fails_with_a_part(run: Run, stub: Pat
     assert plain(ran.out).endswith(" --parts 1,2 begins them anew.")
     assert "6 pass, 2 FAIL of 8 parts" in plain(ran.out) and "illegal memory access" in plain(ran.out)
     assert json.loads(run("doctor", "--gpu", "--json", "--out", str(stub)).out)["scale"] == "cpu"
-    for wrong in (["--minutes", "3"], ["--gpu", "--parts", "two"], ["--gpu", "--parts", "8"]):
-        assert run("doctor", *wrong, "--out", str(stub)).code == 2
+    for wrong, said in ((["--minutes", "3"], "give --gpu too"), (["--gpu", "--parts", "two"], "names no parts"),
+                        (["--gpu", "--parts", "8"], "There is no part 8"), (["--gpu", "--out", ""], "--out is empty"),
+                        (["--gpu", "--parts", ",,"], "names no parts"), (["--gpu", "--parts", ""], "names no parts")):
+        refused = run("doctor", "--out", str(stub), *wrong)
+        assert refused.code == 2 and said in plain(refused.err)
 
 
 def test_parts_run_on_this_machine(tmp_path: Path) -> None:

@@ -335,6 +335,10 @@ def test_unknown_and_ambiguous_names_list_the_near_ones() -> None:
         resolve_device("", 12_345_678, 3)
     with pytest.raises(DeviceError):
         device("../device")
+    for ask in (device, resolve_device):
+        with pytest.raises(DeviceError) as refused:
+            ask(300 * "x")
+        assert "xxx …'" in str(refused.value) and 80 * "x" not in str(refused.value)
 
 
 def entry(key: str, value: str) -> tuple[str, str]:
