@@ -23,7 +23,7 @@ WARNED = "error:with_modules is deprecated"
 """torch 2.14's warning of what a capture asks for: a program may make errors of warnings, and must keep its capture."""
 PARTS = "0,1,2,6"
 """Of ``doctor --gpu``: those of which the other commands here prove nothing."""
-CAPTURES = ("capture", "capture_interruption", "capture_gpu", "capture_distributed", "python_calls")
+CAPTURES = ("capture", "capture_interruption", "capture_gpu", "capture_distributed", "python_calls", "simulated_gpu")
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "capture": ("-W", WARNED, "-m", "foretrace", "capture", "--workload", "gpt2", "--preset", "tiny", "--out",
@@ -63,6 +63,9 @@ def installed(env: Path, torch: str) -> Path:
     wanted = [f"torch=={torch}"] if torch else []
     subprocess.run([python, "-m", "pip", "install", "-qq", "--upgrade", "--upgrade-strategy", "eager", "--only-binary",
                     ":all:", "-e", f"{ROOT}[capture,gpu]", "pytest", "hypothesis", *wanted], check=True)
+    # To be read, not imported: without AMD's library an import of it prints and fails.
+    subprocess.run([python, "-m", "pip", "install", "-qq", "--upgrade", "--no-deps", "--target", env / "amdsmi",
+                    "amdsmi"], check=True)
     subprocess.run([python, "-c", "import sys, importlib.metadata as m; print(sys.version.split()[0], *("
                                   f"f'{{name}}=={{m.version(name)}}' for name in {NEEDED}))"], check=True)
     return python

@@ -19,20 +19,22 @@ from types import MappingProxyType
 from typing import Any
 
 from kernel_models.device_figures import FIGURES, check_texts, figures_in
-from kernel_models.sourced_figures import number_of
-from tracer.errors import ForetraceError
+from kernel_models.sourced_figures import number_of, shown
+from tracer.errors import ForetraceError, cut_text
 from tracer.input_file import DecodeError, from_toml, read_input, why_unopened
 from tracer.shape_only.devices import FOLDER, device_names
 
 MEMORY_TOLERANCE = 0.12
 """A device reports 1 to 9% less memory than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
 _PUNCTUATION = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789"))
+_SHOWN = 60  # chosen: characters of a name that a sentence bears
 _GENERIC = re.compile(r"\b(nvidia|tesla|geforce|amd|instinct|gpu|graphics|corporation)\b")
 REPORTED = "reported by the device's driver"
 """The source of a figure of a device that no file describes."""
 _MAKERS = {"amd": re.compile(r"\b(AMD|Radeon|Instinct)\b", re.IGNORECASE),
            "nvidia": re.compile(r"\b(NVIDIA|Tesla|GeForce|Quadro|TITAN|GRID)\b", re.IGNORECASE)}
-_MIG = re.compile(r"(?P<whole>.+?)[ -]MIG[ -](?P<slices>[1-7])g[.-](?P<gb>\d{1,3})gb(\+[a-z.]+)*", re.IGNORECASE)
+_MIG = re.compile(r"(?P<whole>.+?)[ -]MIG[ -]((?P<compute>[1-7])c[.-])?(?P<slices>[1-7])g[.-](?P<gb>\d{1,3})gb"
+                  r"(\+me(\.all)?|\+gfx|-me)?", re.IGNORECASE)
 _PARTITION = re.compile(r"(?P<whole>.+?)[ -](?P<mode>[DTQC]PX)", re.IGNORECASE)
 UNITS_OF_A_DIE = {"cdna3": 38, "cdna4": 32}
 """Compute units of an accelerator die (AMD CDNA 3 and CDNA 4 white papers); a partition is some whole dies."""
@@ -44,8 +46,21 @@ _ATTRIBUTES = {"memory.capacity_gb": "memory_gb", "memory.bandwidth_gbps": "memo
 _AS_ALIKE = {"compute.shared_memory_per_sm_kb", "compute.registers_per_sm_kb", "links.pcie_generation",
              "links.pcie_width", "links.host_gbps", "launch.kernel_floor_us", "launch.latency_us"}
 """Figures that an unknown device has of the known one most alike."""
-MEMORY_SLICES = 8
-"""Of a device's memory in MIG mode; four of an A30, two each (NVIDIA MIG user guide, supported profiles)."""
+MIG_GB = {
+    "a30": 24, "a100-pcie-40g": 40, "a100-sxm-40g": 40,
+    **dict.fromkeys(("a100-pcie-80g", "a100-sxm-80g", "a800-pcie-80g", "a800-sxm-80g", "h100-pcie", "h100-sxm",
+                     "h800"), 80),
+    "h100-nvl": 94, "gh200-96g": 96, "h20": 96, "h200-sxm": 141, "h200-nvl": 141, "h20-3e": 141, "gh200-144g": 144,
+    "b200": 180, "gb200": 186, "b300": 269, "gb300": 278,
+    "rtx-pro-6000": 96, "rtx-pro-6000-max-q": 96, "rtx-pro-6000-server": 96}
+"""Devices that MIG divides, with the memory that names of their profiles divide, GB (NVIDIA MIG user guide, supported
+GPUs and profiles; B300 and GB300 as drivers list them; A800, H800, H20-3e as the chips that they are made of)."""
+MIG_EIGHTHS = {1: (1, 2), 2: (2,), 3: (4,), 4: (4,), 7: (8,)}
+"""Eighths of the memory that an instance may have, by its slices (likewise); those of four slices have quarters."""
+MIG_COMPUTE = {2: (1,), 3: (1, 2), 4: (1, 2), 7: (1, 2, 3, 4)}
+"""Slices of a compute instance inside an instance of more, as ``nvidia-smi mig -lcip`` lists them."""
+MIG_ROUNDING = 0.04
+"""Names are of whole GB, and drivers differ in the memory that they divide: 1g.23gb and 1g.24gb on a GB200."""
 MIG_UNITS = {"ampere": {1: 14, 2: 28, 3: 42, 4: 56, 7: 98}, "hopper": {1: 16, 2: 32, 3: 60, 4: 64, 7: 132}}
 """Multiprocessors of an instance by architecture and slices, as ``nvidia-smi mig -lgip`` lists them; elsewhere the
 slices' share of a device's."""
@@ -183,10 +198,9 @@ def device(name: str) -> DeviceSpec:
     Raises:
         DeviceError: No device has that name; the error lists near ones.
     """
-    path = FOLDER / f"{name.lower()}.toml"
-    if not re.fullmatch(r"[a-z0-9-]+", name.lower()) or not path.is_file():
-        raise DeviceError(f"There is no device named {name!r}; {_near(name)}")
-    return read_device(path)
+    if name.lower() not in device_names():
+        raise DeviceError(f"There is no device named {cut_text(name, _SHOWN)!r}; {_near(name)}")
+    return read_device(FOLDER / f"{name.lower()}.toml")
 
 
 def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count: int | None = None) -> DeviceSpec:
@@ -206,25 +220,19 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
         DeviceError: No device fits, or several do; the error lists them.
     """
     if (sliced := _MIG.fullmatch(reported_name.strip())) is not None:
-        return _mig_slice(resolve_device(sliced["whole"]), int(sliced["slices"]), int(sliced["gb"]), memory_bytes,
-                          sm_count)
+        return _mig_slice(sliced["whole"], int(sliced["compute"] or 0), int(sliced["slices"]), int(sliced["gb"]),
+                          memory_bytes, sm_count)
     if (part := _PARTITION.fullmatch(reported_name.strip())) is not None:
         whole, mode = resolve_device(part["whole"]), part["mode"].upper()
         if mode in _amd_partitions(whole):
             return _amd_partition(whole, mode, memory_bytes)
     wanted = _plain(reported_name)
-    # A file is decoded where the name is in its text: most of the time would go into the other ones.
-    every = [device(path.stem) for path in sorted(FOLDER.glob("*.toml"))
-             if wanted in _plain(path.read_text(encoding="utf-8"))]
-    if wanted:
-        matches = [spec for spec in every if wanted in {_plain(n) for n in (spec.name, *spec.reported_names)}]
-        matches = matches or [spec for spec in every if wanted in {_plain(n) for n in spec.short_names}]
-    else:
-        known = (memory_bytes or 0) > 0 and (sm_count or 0) > 0
-        matches = [spec for spec in every if known and spec.vendor != "host"]
+    known = bool(wanted) or ((memory_bytes or 0) > 0 and (sm_count or 0) > 0)
+    matches = _named(wanted) if known else []
     if not matches:
-        raise DeviceError(f"No known device is reported as {reported_name!r}; {_near(reported_name)} A TOML file "
-                          "describes another one (foretrace devices NAME --toml prints one to change).")
+        raise DeviceError(f"No known device is reported as {cut_text(reported_name, _SHOWN)!r}; "
+                          f"{_near(reported_name)} A TOML file describes another one (foretrace devices NAME --toml "
+                          "prints one to change).")
     fitting = _nearest([spec for spec in matches if _fits(spec, memory_bytes, sm_count)], memory_bytes)
     if len(fitting) > 1:
         fitting = [spec for spec in fitting
@@ -244,6 +252,31 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
         raise DeviceError(f"The device has no name, and its memory and unit count fit {'several' if fitting else 'no'} "
                           f"known device{'s: ' + names if fitting else ''}; name it with --device.")
     raise DeviceError(f"{reported_name!r} may be any of {names}; name one of them.")
+
+
+def _named(wanted: str) -> list[DeviceSpec]:
+    """Devices that go by a plain name; all but processors where it is empty."""
+    # A file is decoded where the name is in its text: most of the time would go into the other ones.
+    every = [device(path.stem) for path in sorted(FOLDER.glob("*.toml"))
+             if wanted in _plain(path.read_text(encoding="utf-8"))]
+    if not wanted:
+        return [spec for spec in every if spec.vendor != "host"]
+    matches = [spec for spec in every if wanted in {_plain(n) for n in (spec.name, *spec.reported_names)}]
+    return matches or [spec for spec in every if wanted in {_plain(n) for n in spec.short_names}]
+
+
+def reported_figure(hardware: Mapping[str, Any], key: str) -> float | None:
+    """A figure of a device as its driver reported it; ``None`` where it is missing. Raises ``DeviceError``: it is no
+    number."""
+    value = hardware.get(key)
+    try:
+        number = None if value is None else number_of(value)
+    except (TypeError, OverflowError):
+        number = math.nan
+    if number is not None and not math.isfinite(number):
+        raise DeviceError(f"{hardware.get('device') or 'The device'} is recorded with {key} {shown(value)}, where a "
+                          "number belongs: the record was changed or damaged, so measure again.")
+    return number
 
 
 def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int | None, compute_capability: str = "", *,
@@ -316,14 +349,51 @@ def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int |
              "its intervals are wide; foretrace calibrate measures it.")
 
 
-def _mig_slice(whole: DeviceSpec, slices: int, gigabytes: int, memory_bytes: int | None, sm_count: int | None
+def _mig_slice(name: str, compute: int, slices: int, gigabytes: int, memory_bytes: int | None, sm_count: int | None
                ) -> DeviceSpec:
-    """A MIG instance: its share of the units and of the slices of memory, each with its bandwidth and cache."""
-    share = min(max(round(gigabytes * 2**30 / 1e9 / whole.memory_gb * MEMORY_SLICES), 1) / MEMORY_SLICES, 1.0)
-    units = sm_count if sm_count and sm_count > 0 else MIG_UNITS.get(whole.architecture, {}).get(
-        slices, whole.sm_count * slices // (4 if whole.architecture == "rtx-blackwell" else 7))
-    name = f"MIG {slices}g.{gigabytes}gb"
-    return _part(whole, name, "MIG slice", min(units, whole.sm_count), share, 0.0, memory_bytes)
+    """A MIG instance: its share of the units and of the memory, with its bandwidth and cache; with ``compute`` one of
+    those that share a larger instance's memory. Raises ``DeviceError``: there is none such of the device."""
+    part = f"MIG {f'{compute}c.' if compute else ''}{slices}g.{gigabytes}gb"
+    whole = resolve_device(name)
+    if _mig_eighths(whole, compute, slices, gigabytes) is None:
+        others = [spec for spec in _named(_plain(name)) if _mig_eighths(spec, compute, slices, gigabytes)]
+        if not others:
+            raise DeviceError(f"{whole.name} has no {part}; " + (
+                f"its MIG profiles are {', '.join(_mig_profiles(whole, compute=bool(compute)))}."
+                if whole.name in MIG_GB else "MIG does not divide it: name it whole."))
+        # A short name may mean a device with other memory: "A100", of which boards differ by their power.
+        whole = min(others, key=lambda spec: abs(spec.power_w - whole.power_w))
+    share = (_mig_eighths(whole, compute, slices, gigabytes) or 0) / 8
+    known, all_slices = MIG_UNITS.get(whole.architecture, {}), 4 if _has_quarters(whole) else 7
+    units = sm_count if sm_count and sm_count > 0 else (
+        compute * known.get(1, whole.sm_count // all_slices) if compute else
+        known.get(slices, whole.sm_count * slices // all_slices))
+    return _part(whole, part, "MIG slice", min(units, whole.sm_count), share, 0.0, memory_bytes)
+
+
+def _has_quarters(whole: DeviceSpec) -> bool:
+    """Return whether MIG divides a device into four slices, instead of seven with eighths of the memory."""
+    return whole.name == "a30" or whole.architecture == "rtx-blackwell"
+
+
+def _mig_memory(whole: DeviceSpec) -> dict[int, tuple[int, ...]]:
+    """Eighths of the memory by slices; empty of a device without MIG."""
+    return {} if whole.name not in MIG_GB else {1: (2,), 2: (4,), 4: (8,)} if _has_quarters(whole) else MIG_EIGHTHS
+
+
+def _mig_eighths(whole: DeviceSpec, compute: int, slices: int, gigabytes: int) -> int | None:
+    """The eighths of the memory that a profile has; ``None`` where the device has no such profile."""
+    if compute and compute not in MIG_COMPUTE.get(slices, ()):
+        return None
+    return next((eighths for eighths in _mig_memory(whole).get(slices, ())
+                 if abs(gigabytes / (MIG_GB[whole.name] * eighths / 8) - 1) <= MIG_ROUNDING), None)
+
+
+def _mig_profiles(whole: DeviceSpec, *, compute: bool) -> list[str]:
+    """Names of a device's profiles; of its compute instances if asked."""
+    return [f"{part}{slices}g.{math.floor(MIG_GB[whole.name] * eighths / 8 + 0.5)}gb"
+            for slices, several in _mig_memory(whole).items() for eighths in several
+            for part in ([f"{one}c." for one in MIG_COMPUTE.get(slices, ())] if compute else [""])]
 
 
 def _amd_partitions(whole: DeviceSpec) -> dict[str, int]:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 class AcceptancePart(NamedTuple):
     """A part: its number and title, the module here whose generator of that name yields its points, the longest it may
-    take on a GPU and on a CPU (seconds), and the parts whose files it reads."""
+    take on a GPU and on a CPU (seconds), patterns of the names that it leaves in its folder, and the parts whose files
+    it reads."""
 
     number: int
     title: str
@@ -17,18 +18,21 @@ class AcceptancePart(NamedTuple):
     function: str
     gpu_s: float
     cpu_s: float
+    leaves: tuple[str, ...] = ()
     after: tuple[int, ...] = ()
 
 
+_FIVE = ("llama", "resnet50", "bert", "dlrm", "lstm")
 PARTS = (
     AcceptancePart(0, "names, rights, versions", "machine", "machine", 90, 90),
     AcceptancePart(1, "units: clocks, caches, events", "units", "units", 120, 30),
-    AcceptancePart(2, "captures of five models", "captures", "captures", 240, 240),
-    AcceptancePart(3, "sizes and variants that were never recorded", "predictions", "predictions", 300, 400),
-    AcceptancePart(4, "calibration", "calibration", "calibration", 540, 240),
-    AcceptancePart(5, "predictions with the calibrated profile", "predictions", "with_profile", 150, 200, (3, 4)),
-    AcceptancePart(6, "unusual programs", "programs", "programs", 360, 300),
-    AcceptancePart(7, "collectives, and the host", "collectives", "collectives", 240, 300),
+    AcceptancePart(2, "captures of five models", "captures", "captures", 240, 240, (*_FIVE, "gpt2")),
+    AcceptancePart(3, "sizes and variants that were never recorded", "predictions", "predictions", 300, 400,
+                   ("batch=*", "measured.json")),
+    AcceptancePart(4, "calibration", "calibration", "calibration", 540, 240, ("measurements", "device.profile")),
+    AcceptancePart(5, "predictions with the calibrated profile", "predictions", "with_profile", 150, 200, (), (3, 4)),
+    AcceptancePart(6, "unusual programs", "programs", "programs", 360, 300, ("*-cpu", "*-cuda", "snapshot.pickle")),
+    AcceptancePart(7, "collectives, and the host", "collectives", "collectives", 240, 300, ("job", "host.gz*")),
 )
 
 Settings = Mapping[str, Any]
@@ -82,7 +86,6 @@ JUDGED = ("gemm", "attention", "norm", "elementwise")
 _VARIANTS: dict[str, tuple[Any, Settings]] = {
     "dtype": ("bf16", {"dtype": "bf16-autocast"}), "compile": (True, {"compile": True}),
     "fused-optimizer": (True, {"optimizer": "adamw-fused"})}
-_FIVE = ("llama", "resnet50", "bert", "dlrm", "lstm")
 
 SCALES = {
     "cuda": AcceptanceScale(

@@ -16,6 +16,8 @@ Shown = Callable[[float], str]
 NO_FAULT = CampaignBusyError, DiskFullError
 """Errors that say nothing about the machine: the part has to be run again."""
 MOST_REASON = 300  # chosen: characters of an error that are read
+UNJUDGED = "errors of times"
+"""Name of the point that says that errors of times are not judged: what else of its part passes is not the part."""
 
 
 class PointVerdict(str, Enum):
@@ -109,7 +111,11 @@ def guarded(name: str, points: Iterable[AcceptancePoint]) -> Iterator[Acceptance
 
 
 def verdict_of(points: Iterable[AcceptancePoint]) -> PointVerdict:
-    """Return a part's verdict: failed if one point failed or there is none, passed if one passed, noted if one ran."""
-    found = {point.verdict for point in points}
+    """Return a part's verdict: failed if one point failed or there is none, passed if one passed and times were judged,
+    noted if one ran."""
+    all_ = list(points)
+    found = {point.verdict for point in all_}
+    if any(point.name == UNJUDGED for point in all_):
+        found.discard(PointVerdict.PASSED)
     order = PointVerdict.FAILED, PointVerdict.PASSED, PointVerdict.NOTED, PointVerdict.ABSENT
     return next((verdict for verdict in order if verdict in found), PointVerdict.FAILED)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,8 +30,8 @@ from graph_predictor.acceptance.worker import COULD_NOT_RUN, POINTS, part_folder
 from tracer.campaign.processes import torch_sees_gpu
 from tracer.capture.interruption import TERMINATIONS, termination_unwinds
 from tracer.cores import RUN_MODULE
-from tracer.errors import ForetraceError
-from tracer.output_file import Busy, DirectoryLock, whole_file
+from tracer.errors import ForetraceError, reason_of
+from tracer.output_file import Busy, DirectoryLock, whole_file, writing_error
 
 RESULTS = "results.json"
 VERSION = 1  # of the format; rises when an older reader would misread it
@@ -58,11 +60,13 @@ class PartResult(msgspec.Struct):
 
 
 class AcceptanceResults(msgspec.Struct):
-    """The content of ``results.json``: the scale ("cuda" or "cpu") and the parts that ran."""
+    """The content of ``results.json``: the scale ("cuda" or "cpu"), the parts that ran, and why the last call did not
+    run parts that it was asked for by number."""
 
     scale: str
     parts: list[PartResult]
     version: int = VERSION
+    unrun: dict[int, str] = {}
 
     @property
     def left(self) -> list[AcceptancePart]:
@@ -79,20 +83,40 @@ def read_results(folder: Path) -> AcceptanceResults | None:
     """Return the results in a folder; ``None`` where there are none.
 
     Raises:
-        ForetraceError: the file cannot be read, or is of another version.
+        ForetraceError: the file cannot be read, is of another version, or says what no run finds.
     """
     path = folder / RESULTS
     if not path.is_file():
         return None
     try:
         found = msgspec.json.decode(path.read_bytes(), type=AcceptanceResults)
+        wrong = _why_impossible(found.parts)
     except (OSError, msgspec.DecodeError) as error:
-        raise ForetraceError(f"{path} cannot be read ({error}), and what the parts found is still in part*/{POINTS}: "
-                             "give another directory (--out).") from error
-    if found.version != VERSION:
-        raise ForetraceError(f"{path} is of version {found.version}, and this foretrace reads {VERSION}: give another "
-                             "directory (--out), or go on with the foretrace that wrote it.")
+        wrong = str(error)
+    else:
+        if found.version != VERSION:
+            raise ForetraceError(f"{path} is of version {found.version}, and this foretrace reads {VERSION}: give "
+                                 "another directory (--out), or go on with the foretrace that wrote it.")
+    if wrong:
+        raise ForetraceError(f"{path} cannot be read ({wrong}), and what the parts found is still in part*/{POINTS}: "
+                             "give another directory (--out).")
     return found
+
+
+def _why_impossible(parts: Sequence[PartResult]) -> str:
+    """Say what no run writes into its results; empty where all can be."""
+    numbers = [part.number for part in parts]
+    for part in parts:
+        its = (verdict_of(part.points),) if not part.failure else (PointVerdict.FAILED, PointVerdict.INTERRUPTED)
+        if not 0 <= part.number < len(PARTS):
+            return f"there is no part {part.number}"
+        if numbers.count(part.number) > 1:
+            return f"part {part.number} is in it twice"
+        if not 0 <= part.seconds < math.inf:
+            return f"part {part.number} took {part.seconds:g} seconds"
+        if part.verdict not in its:
+            return f"part {part.number} is {part.verdict.value}, which its points are not"
+    return ""
 
 
 def torch_device() -> str:
@@ -153,27 +177,33 @@ def _go_on(folder: Path, ends: float, scale: str, again: Collection[int], say: C
     if results.scale != scale:
         raise ForetraceError(f"{folder} holds results of {results.scale}, and this machine's would be of {scale}: give "
                              "another directory (--out).")
+    results.unrun = {}
     for part in [PARTS[number] for number in sorted(set(again))] or results.left:
         longest = part.gpu_s if SCALES[scale].is_cuda else part.cpu_s
         missing = set(part.after) & {other.number for other in results.left}
-        if missing:
-            say(f"Part {part.number} is left: it needs part {min(missing)}")
-        elif longest > ends - time.monotonic() + 1.0:
-            say(f"Part {part.number} is left: it may take {longest / 60:.1f} minutes")
+        why = f"it needs part {min(missing)}" if missing else (
+            f"it may take {longest / 60:.1f} minutes" if longest > ends - time.monotonic() + 1.0 else "")
+        if why:
+            say(f"Part {part.number} is left: {why}")
+            if again:
+                results.unrun[part.number] = why
         else:
             say(f"Part {part.number}: {part.title}")
             ended, others = part not in results.left, [one for one in results.parts if one.number != part.number]
+            own, earlier = _writable(part, folder, anew=ended)
             results.parts = others
             if ended:
                 _save(results, folder)
-            done = _run(part, folder, scale, longest, anew=ended)
+            _remove(earlier, own)
+            done = _run(part, own, folder, scale, longest)
             results.parts = sorted([*others, done], key=lambda one: one.number)
             _save(results, folder)
     return results
 
 
 def _unwritable(folder: Path, error: OSError) -> ForetraceError:
-    return ForetraceError(f"{folder} cannot be written ({error.strerror}); give another directory (--out).")
+    return ForetraceError(f"{folder} cannot be written ({error.strerror or reason_of(error)}); give another directory "
+                          "(--out).")
 
 
 def _save(results: AcceptanceResults, folder: Path) -> None:
@@ -181,15 +211,42 @@ def _save(results: AcceptanceResults, folder: Path) -> None:
         file.write(msgspec.json.format(msgspec.json.encode(results)))
 
 
-def _run(part: AcceptancePart, folder: Path, scale: str, longest: float, *, anew: bool) -> PartResult:
+def _writable(part: AcceptancePart, folder: Path, *, anew: bool) -> tuple[Path, list[Path]]:
+    """Return the folder of a part, which can be written, and what has to go before it begins: its points, or all that
+    an earlier run left. Raises ``ForetraceError``: it cannot be written, or has what no part leaves there."""
     own = part_folder(folder, part.number)
+    if own.is_symlink():
+        raise ForetraceError(f"{own} is a link, and a part writes and removes files: remove the link, or give another "
+                             "directory (--out).")
     try:
-        if anew and own.exists():  # what was measured then must not count as measured now
-            shutil.rmtree(own)
         own.mkdir(parents=True, exist_ok=True)
-        (own / POINTS).unlink(missing_ok=True)
+        names = sorted(os.listdir(own))
+        if (error := writing_error(own)) is not None:
+            raise error
     except OSError as error:
         raise _unwritable(own, error) from error
+    if not anew:
+        return own, [own / POINTS]
+    known = OUTPUT, POINTS, ".*.tmp", *part.leaves
+    if others := [name for name in names if not any(fnmatchcase(name, pattern) for pattern in known)]:
+        raise ForetraceError(f"{own} has {others[0]}, which part {part.number} did not leave, and what is there goes "
+                             "when the part begins anew: move it elsewhere, or give another directory (--out).")
+    return own, [own / name for name in names]
+
+
+def _remove(earlier: Sequence[Path], own: Path) -> None:
+    """Remove what a part measured before, which must not count as measured now."""
+    try:
+        for path in earlier:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(own, error) from error
+
+
+def _run(part: AcceptancePart, own: Path, folder: Path, scale: str, longest: float) -> PartResult:
     command = [*WORKER, str(part.number), str(folder.absolute()), scale]
     began = time.monotonic()
     # A CPU is calibrated with one thread, so that its steps are of one too.

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from graph_predictor.acceptance.parts import PARTS, SCALES, AcceptanceScale
-from graph_predictor.acceptance.points import NO_FAULT, AcceptancePoint, noted
+from graph_predictor.acceptance.points import NO_FAULT, UNJUDGED, AcceptancePoint, noted
 from kernel_models.calibration.checks import during, probe
 from tracer.capture.interruption import end_with_parent
 from tracer.errors import ForetraceError
@@ -38,7 +38,7 @@ def judged_here(number: int, scale: AcceptanceScale) -> tuple[AcceptanceScale, l
     if scale.is_cuda or not busy:
         return scale, []
     free = replace(scale, mape=inf, worst=inf, covered=-inf, family_median=inf, products=inf)
-    return free, [noted("other work", f"{busy[0]} Errors of times are not judged: repeat it on a quiet machine.")]
+    return free, [noted(UNJUDGED, f"not judged: {busy[0]} Repeat it on a quiet machine.")]
 
 
 def work(number: int, folder: Path, scale: str) -> None:

@@ -14,7 +14,7 @@ from graph_predictor.cli.options import Json, in_one_sentence, shared
 from graph_predictor.cli.running import BAD_INPUT, FAILED
 from tracer import kept_files
 from tracer.capture import readiness
-from tracer.errors import ForetraceError
+from tracer.errors import ForetraceError, cut_text
 
 ACCEPTANCE_MINUTES = 10.0  # chosen: a coffee break; parts left over wait for the next call
 
@@ -29,18 +29,20 @@ def doctor(
                       "on its CPU where it has none. --out is the run's directory.")] = False,
     minutes: Annotated[float | None, shared(
         "--minutes", "with --gpu; parts that do not fit are left for the next call; default: 10")] = None,
-    parts: Annotated[str, typer.Option(
-        metavar="N,N,…", help="With --gpu: run these parts, even if they have run; default: all that are left.")] = "",
+    parts: Annotated[str | None, typer.Option(metavar="N,N,…", help=(
+        "With --gpu: run these parts, even if they have run; default: all that are left."))] = None,
     json: Json = False,
 ) -> None:
     """Look at this machine: GPU, driver, CUPTI rights, PyTorch, clocks, caches, disk; what is missing, what to do.
 
     Exits with 1 if something will not work, or a part of --gpu failed, with 2 if one could not run.
     """
+    if not out:
+        raise ForetraceError("--out is empty: name a directory, such as --out runs/accept.")
     if gpu:
         _accept(Path(out), ACCEPTANCE_MINUTES if minutes is None else minutes, parts, as_json=json)
         return
-    if minutes is not None or parts:
+    if minutes is not None or parts is not None:
         raise ForetraceError("--minutes and --parts are of an acceptance run; give --gpu too.")
     with working("Looking"):
         found = [*readiness.examine(Path(out), record=record), _compiled_code()]
@@ -77,11 +79,14 @@ def _print(found: list[readiness.MachineCheck]) -> None:
         report.line(f"{each.subject}: {each.advice}", indent=2)
 
 
-def _accept(folder: Path, minutes: float, parts: str, *, as_json: bool) -> None:
+def _accept(folder: Path, minutes: float, parts: str | None, *, as_json: bool) -> None:
+    words = [word for word in (parts or "").split(",") if word.strip()]
     try:
-        again = [int(word) for word in parts.split(",") if word.strip()]
+        again = [int(word) for word in words]
     except ValueError:
-        raise ForetraceError(f"{parts!r} names no parts: give their numbers, such as --parts 1,2.") from None
+        words = []
+    if parts is not None and not words:
+        raise ForetraceError(f"{cut_text(parts, 60)!r} names no parts: give their numbers, such as --parts 1,2.")
     line = ProgressLine()
     try:
         found = run.accept(folder, minutes, run.torch_device(), again, line.say)
@@ -91,9 +96,10 @@ def _accept(folder: Path, minutes: float, parts: str, *, as_json: bool) -> None:
         print_json(msgspec.to_builtins(found))
     else:
         _print_parts(found)
-    for verdict, code in ((run.PointVerdict.FAILED, FAILED), (run.PointVerdict.INTERRUPTED, BAD_INPUT)):
-        if found.numbers(verdict):
-            raise typer.Exit(code)
+    if found.numbers(run.PointVerdict.FAILED):
+        raise typer.Exit(FAILED)
+    if found.numbers(run.PointVerdict.INTERRUPTED) or found.unrun:
+        raise typer.Exit(BAD_INPUT)
 
 
 def _print_parts(found: run.AcceptanceResults) -> None:
@@ -109,6 +115,8 @@ def _print_parts(found: run.AcceptanceResults) -> None:
     counts = {verdict: sum(part.verdict is verdict for part in found.parts) for verdict in run.PointVerdict}
     told = ", ".join(f"{number} {verdict.value}" for verdict, number in counts.items() if number) or "none has run"
     report.line(f"On this machine's {'GPU' if found.scale == 'cuda' else 'CPU'}: {told} of {len(run.PARTS)} parts.")
+    for number, why in found.unrun.items():
+        report.line(f"Part {number} did not run: {why}.")
     if again := found.numbers(run.PointVerdict.FAILED):
         report.line(f"Failed: {again}. The same command with --parts {again} begins them anew.")
     if again := found.numbers(run.PointVerdict.NOTED):

@@ -11,7 +11,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from kernel_models.device import DeviceError, DeviceSpec, device, device_names, resolve_device, rounded, unknown_device
+from kernel_models.device import (
+    DeviceError,
+    DeviceSpec,
+    device,
+    device_names,
+    reported_figure,
+    resolve_device,
+    rounded,
+    unknown_device,
+)
 from kernel_models.op_call import Family, OpCall
 
 MEASURED = "measured by foretrace calibrate"
@@ -36,19 +45,30 @@ def spec_of(hardware: Mapping[str, Any], threads: int) -> DeviceSpec:
     Args:
         hardware: as a capture's context has it.
         threads: of a CPU.
+
+    Raises:
+        DeviceError: a figure is no number, or of an unknown GPU too little is known.
     """
     name = str(hardware.get("device", ""))
+    max_clock_mhz(hardware)
     if name == "CPU":
         changes: dict[str, Any] = {"sm_count": max(threads, 1), **_caches()}
         return replace(device("cpu"), **changes)
-    units = hardware.get("multi_processor_count")
+    memory, units = (int(reported_figure(hardware, key) or 0) for key in ("total_memory", "multi_processor_count"))
     try:
-        spec = resolve_device(name, hardware.get("total_memory"), units)
+        spec = resolve_device(name, memory, units)
     except DeviceError:
         return _unknown_gpu(name, hardware)
     if spec.vendor == "amd" and spec.name not in device_names():
         return replace(spec, placeholder=True)  # a compute partition, which has more bandwidth while others rest
     return _unknown_gpu(name, hardware) if units and units != spec.sm_count else spec  # a part of a device
+
+
+def max_clock_mhz(hardware: Mapping[str, Any]) -> float | None:
+    """Return a device's highest clock; ``None`` where it is not known. Raises ``DeviceError``: it is no number."""
+    clocks = hardware.get("clocks")
+    highest = clocks.get("max_sm_mhz") if isinstance(clocks, Mapping) else clocks
+    return reported_figure({**hardware, "max_sm_mhz": highest}, "max_sm_mhz")
 
 
 def with_measured(spec: DeviceSpec, measured: Iterable[tuple[OpCall, float]]) -> DeviceSpec:
@@ -115,8 +135,8 @@ def _unknown_gpu(name: str, hardware: Mapping[str, Any]) -> DeviceSpec:
     """What the driver says of a GPU; its rates are measured, of matrix units too."""
 
     def figure(key: str, scale: float = 1.0) -> float | None:
-        value = hardware.get(key)
-        return value * scale if isinstance(value, int | float) and value > 0 else None
+        value = reported_figure(hardware, key)
+        return value * scale if value and value > 0 else None
 
     width, clock_khz = figure("memory_bus_width"), figure("memory_clock_rate")
     amd = bool(hardware.get("gcnarchname"))
@@ -124,6 +144,6 @@ def _unknown_gpu(name: str, hardware: Mapping[str, Any]) -> DeviceSpec:
         name or ("AMD GPU" if amd else "NVIDIA GPU"), int(figure("total_memory") or 0),
         int(figure("multi_processor_count") or 0), str(hardware.get("compute_capability", "")),
         l2_mb=figure("l2_cache_size", 2.0**-20),
-        clock_mhz=(hardware.get("clocks") or {}).get("max_sm_mhz") or figure("clock_rate", 1e-3),
+        clock_mhz=max_clock_mhz(hardware) or figure("clock_rate", 1e-3),
         bandwidth_gbps=rounded(2 * clock_khz * 1e3 * width / 8 / 1e9) if width and clock_khz else None)
     return replace(spec, matrix_tflops=MappingProxyType({}))

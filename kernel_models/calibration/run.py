@@ -15,7 +15,7 @@ import numpy as np
 
 from kernel_models.calibration import checks
 from kernel_models.calibration.checks import CalibrationError, Finding
-from kernel_models.calibration.figures import measured_device, spec_of, with_measured
+from kernel_models.calibration.figures import max_clock_mhz, measured_device, spec_of, with_measured
 from kernel_models.calibration.planner import LEAST_TO_LEARN
 from kernel_models.calibration.source import GAVE_UP, Measurements
 from kernel_models.calibration.space import families_of
@@ -209,7 +209,7 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
                      "trees were tried; give more minutes with --resume.")
     overheads = _overheads(results, host, notes)
     clock_mhz = _clock_mhz(work)
-    highest = (sessions[-1].get("hardware", {}).get("clocks") or {}).get("max_sm_mhz") or spec.boost_clock_mhz
+    highest = max_clock_mhz(sessions[-1].get("hardware", {})) or spec.boost_clock_mhz
     if clock_mhz is not None and clock_mhz < highest and are_unlike_clocks(clock_mhz, highest):
         notes.append(f"The measurements ran at {clock_mhz:,.0f} MHz (median) of at most {highest:,.0f}: the profile's "
                      "times are those of that clock.")

@@ -23,7 +23,7 @@ import numpy as np
 
 from kernel_models.datasets.samples import DataError, Samples
 from kernel_models.datasets.tables import LARGEST, Reader, check_sizes
-from kernel_models.device import DeviceSpec, resolve_device
+from kernel_models.device import DeviceSpec, reported_figure, resolve_device
 from kernel_models.families.copy import memset, transfer
 from kernel_models.families.recurrent import recurrent
 from kernel_models.kernel_names import family_hint
@@ -171,8 +171,8 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
             raise DataError(f"{path} names session {session}, which its campaign.json does not have.")
         context = sessions[int(session)]
         hardware = context.get("hardware", {})
-        units = hardware.get("multi_processor_count")
-        spec = resolve_device(str(hardware.get("device", "")), hardware.get("total_memory"), units)
+        memory, units = (int(reported_figure(hardware, key) or 0) for key in ("total_memory", "multi_processor_count"))
+        spec = resolve_device(str(hardware.get("device", "")), memory, units)
         if units and spec.vendor != "host" and units != spec.sm_count:
             raise DataError(f"{path} was measured on {units} of the {spec.sm_count} units of {spec.name}: a part of "
                             "it, whose times are not the device's; foretrace calibrate makes such a part's profile.")

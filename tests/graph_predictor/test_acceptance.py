@@ -298,6 +298,23 @@ def test_times_of_a_cpu_that_is_busy_are_told_and_not_judged(scale: str, load: f
     assert [point.value for point in points] == [1.0, 1.0, 1.0, 0.0]  # told in either case
 
 
+def test_a_part_whose_times_were_not_judged_does_not_pass_by_what_else_it_found(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(worker, "probe", lambda device: Health(device, load=5.0))
+    chosen, points = worker.judged_here(5, SCALES["cpu"])
+    assert verdict_of([*points, at_least("minutes used", 1.0, 0.8)]) is PointVerdict.NOTED
+    assert verdict_of([*points, at_least("minutes used", 0.1, 0.8)]) is PointVerdict.FAILED
+    for name in ("part3/measured.json", "part4/device.profile"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(predictions, "_predicted", lambda *_: ({}, {}))
+    monkeypatch.setattr(predictions, "_products", lambda *_: iter(()))
+    errors = iter((1.0, 2.0))  # without the profile, and with it
+    monkeypatch.setattr(predictions, "_beside", lambda *_: {
+        "a": ValidatedCase({}, next(errors) + 1.0, 0.9, 1.1, 1.0, 3)})
+    assert failed(predictions.with_profile(tmp_path, chosen)) == []
+
+
 @pytest.mark.parametrize(("context", "peak", "what"), [
     ({"hardware": {"device": "NVIDIA H100"}}, None, ["device"]), ({}, None, ["device"]),
     ({"hardware": {"device": "CPU"}, "peak_memory": {"allocated_bytes": 95}}, 100, ["peak of memory over PyTorch's"]),
@@ -414,6 +431,23 @@ def test_a_part_whose_folder_cannot_be_made_is_one_sentence(stub: Path) -> None:
     assert (stub / "part0").read_text(encoding="utf-8") == "precious" and not (stub / acceptance.RESULTS).exists()
 
 
+def test_a_part_that_cannot_begin_anew_keeps_what_it_found(stub: Path) -> None:
+    before, own = acceptance.accept(stub, 10, "cpu", [1, 4]), stub / "part1"
+    (own / "notes.txt").write_text("precious", encoding="utf-8")
+    with pytest.raises(ForetraceError, match=r"part1 has notes.txt, which part 1 did not leave, .* move it elsewhere"):
+        acceptance.accept(stub, 10, "cpu", [1])
+    own.rename(stub / "elsewhere")
+    own.symlink_to(stub / "elsewhere")
+    with pytest.raises(ForetraceError, match=r"part1 is a link, .* remove the link"):
+        acceptance.accept(stub, 10, "cpu", [1])
+    own.unlink()
+    own.write_text("precious", encoding="utf-8")
+    with pytest.raises(ForetraceError, match=r"part1 cannot be written \(File exists\)"):
+        acceptance.accept(stub, 10, "cpu", [1])
+    assert acceptance.read_results(stub) == before and own.read_text(encoding="utf-8") == "precious"
+    assert sorted(os.listdir(stub / "elsewhere")) == ["notes.txt", acceptance.OUTPUT, worker.POINTS]
+
+
 def test_a_part_waits_for_those_whose_files_it_reads(stub: Path) -> None:
     told: list[str] = []
     assert acceptance.accept(stub, 10, "cpu", [5], say=told.append).parts == []
@@ -507,6 +541,23 @@ def test_what_cannot_be_run_is_refused(stub: Path) -> None:
     assert (stub / acceptance.RESULTS).read_text(encoding="utf-8") == of_another
 
 
+@pytest.mark.parametrize(("damage", "said"), [
+    ({"number": 9}, "there is no part 9"), ({"number": -1}, "there is no part -1"),
+    ({"number": 3}, "part 3 is in it twice"), ({"seconds": -1.0}, "part 0 took -1 seconds"),
+    ({"seconds": float("nan")}, "cannot be read"), ({"verdict": "FAIL"}, "part 0 is FAIL, which its points are not"),
+    ({"failure": "It hung."}, "part 0 is pass, which"), ({"points": []}, "part 0 is pass, which"),
+    ({"verdict": "interrupted"}, "part 0 is interrupted, which")])
+def test_results_that_no_run_writes_are_refused_and_left(stub: Path, damage: dict[str, Any], said: str) -> None:
+    path, part = stub / acceptance.RESULTS, {"title": "", "verdict": "pass", "seconds": 1.0, "points": [
+        {"name": "x", "asked": "", "measured": "", "verdict": "pass"}]}
+    stub.mkdir()
+    damaged = json.dumps({"scale": "cpu", "parts": [{**part, "number": 0, **damage}, {**part, "number": 3}]})
+    path.write_text(damaged, encoding="utf-8")
+    with pytest.raises(ForetraceError, match=said):
+        acceptance.accept(stub, 10, "cpu", [4])
+    assert path.read_text(encoding="utf-8") == damaged and not (stub / "part4").exists()
+
+
 def test_two_runs_do_not_share_a_folder(run: Run, stub: Path) -> None:
     pytest.importorskip("fcntl")
     stub.mkdir()
@@ -532,6 +583,15 @@ def test_a_run_in_which_no_part_fits_says_so(run: Run, stub: Path) -> None:
     assert "On this machine's CPU: none has run of 8 parts." in plain(ran.out) and "Left: 0, 1, 2" in plain(ran.out)
 
 
+def test_a_part_that_was_asked_for_and_did_not_run_is_no_success(run: Run, stub: Path) -> None:
+    missing = run("doctor", "--gpu", "--parts", "5", "--out", str(stub))
+    assert missing.code == 2 and "Part 5 did not run: it needs part 3." in plain(missing.out)
+    assert run("doctor", "--gpu", "--parts", "0", "--out", str(stub)).code == 0
+    late = run("doctor", "--gpu", "--parts", "0", "--minutes", "0.01", "--out", str(stub))
+    assert late.code == 2 and "Part 0 did not run: it may take 0.5 minutes." in plain(late.out)
+    assert "names, rights, versions: pass" in plain(late.out)
+
+
 def test_the_command_prints_each_point_and_fails_with_a_part(run: Run, stub: Path) -> None:
     acceptance.accept(stub, 10, "cpu")
     ran = run("doctor", "--gpu", "--out", str(stub))
@@ -540,8 +600,11 @@ def test_the_command_prints_each_point_and_fails_with_a_part(run: Run, stub: Pat
     assert plain(ran.out).endswith(" --parts 1,2 begins them anew.")
     assert "6 pass, 2 FAIL of 8 parts" in plain(ran.out) and "illegal memory access" in plain(ran.out)
     assert json.loads(run("doctor", "--gpu", "--json", "--out", str(stub)).out)["scale"] == "cpu"
-    for wrong in (["--minutes", "3"], ["--gpu", "--parts", "two"], ["--gpu", "--parts", "8"]):
-        assert run("doctor", *wrong, "--out", str(stub)).code == 2
+    for wrong, said in ((["--minutes", "3"], "give --gpu too"), (["--gpu", "--parts", "two"], "names no parts"),
+                        (["--gpu", "--parts", "8"], "There is no part 8"), (["--gpu", "--out", ""], "--out is empty"),
+                        (["--gpu", "--parts", ",,"], "names no parts"), (["--gpu", "--parts", ""], "names no parts")):
+        refused = run("doctor", "--out", str(stub), *wrong)
+        assert refused.code == 2 and said in plain(refused.err)
 
 
 def test_parts_run_on_this_machine(tmp_path: Path) -> None:

@@ -287,6 +287,15 @@ def test_a_gpu_without_a_file_is_described_by_its_driver() -> None:
     assert (clocked.boost_clock_mhz, clocked.memory_bandwidth_gbps) == (1965.0, 7672.0)
 
 
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "NVIDIA X1"])
+@pytest.mark.parametrize("wrong", [
+    {"total_memory": "lots"}, {"multi_processor_count": "many"}, {"multi_processor_count": [132]},
+    {"total_memory": float("nan")}, {"clocks": {"max_sm_mhz": "fast"}}, {"clocks": "fast"}])
+def test_words_where_a_device_has_figures_are_refused(name: str, wrong: dict[str, object]) -> None:
+    with pytest.raises(DeviceError, match=f"{name} is recorded with .*, where a number belongs"):
+        spec_of({"device": name, "compute_capability": "9.0", "multi_processor_count": 132, **wrong}, threads=0)
+
+
 @pytest.mark.parametrize(("name", "memory", "units"), [
     ("NVIDIA H100 80GB HBM3", 10e9, 16), ("AMD Instinct MI300X", 24e9, 38)])
 def test_a_partition_is_not_the_whole_device(name: str, memory: float, units: int) -> None:

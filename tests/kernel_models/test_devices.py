@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -254,10 +255,15 @@ def test_a_gpu_of_which_too_little_is_known_is_refused(reported: str, units: int
     ("NVIDIA H100 80GB HBM3 MIG 1g.20gb", 16, 21.4, 2 / 8), ("NVIDIA H100 80GB HBM3 MIG 7g.80gb", 132, 85.5, 1.0),
     ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 42, 42.9, 4 / 8), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", 14, 5.4, 1 / 8),
     ("NVIDIA A30 MIG 1g.6gb", 14, 6.4, 2 / 8), ("NVIDIA H200 MIG 1g.18gb", 16, 18.8, 1 / 8),
-    ("NVIDIA B200 MIG 2g.45gb", 42, 48.1, 2 / 8),
+    ("NVIDIA B200 MIG 2g.45gb", 42, 48.1, 2 / 8), ("NVIDIA GB200 MIG 1g.24gb", 21, 23.25, 1 / 8),
+    ("NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", 14, 21.5, 4 / 8), ("A100 MIG 2c.3g.20gb", 28, 21.5, 4 / 8),
+    ("NVIDIA H100 80GB HBM3 MIG 3c.7g.80gb", 48, 85.5, 1.0), ("NVIDIA A30 MIG 1c.4g.24gb", 14, 25.8, 1.0),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition MIG 1g.24gb-me", 47, 25.7, 2 / 8),
+    ("GH200 MIG 1g.18gb", 16, 18.0, 1 / 8),
 ])
 def test_a_mig_name_is_a_slice_of_its_parent(reported: str, units: int, memory_gb: float, share: float) -> None:
-    whole, spec = resolve_device(reported.partition(" MIG")[0]), resolve_device(reported)
+    spec = resolve_device(reported)
+    whole = device(spec.name.partition("-mig-")[0])
     assert spec.sm_count == units and spec.memory_gb == pytest.approx(memory_gb, rel=0.01)
     assert spec.memory_bandwidth_gbps == pytest.approx(whole.memory_bandwidth_gbps * share)
     assert spec.peak_tflops("fp16", matrix=True) == pytest.approx(
@@ -266,6 +272,24 @@ def test_a_mig_name_is_a_slice_of_its_parent(reported: str, units: int, memory_g
     assert spec.peer_gbps == 0 and resolve_device(spec.name) == spec
     measured = resolve_device(reported, 5_000_000_000, 10)
     assert (measured.sm_count, measured.memory_gb) == (10, 5.0)
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("T4 MIG 1g.5gb", "t4 has no MIG 1g.5gb; MIG does not divide it: name it whole."),
+    ("L40S MIG 1g.5gb", "MIG does not divide it: name it whole."), ("MI300X MIG 1g.5gb", "mi300x has no MIG"),
+    ("H100 MIG 3g.40gb MIG 1g.10gb", "h100-sxm-mig-3g-40gb has no MIG 1g.10gb; MIG does not divide it: name it whole."),
+    ("A100 MIG 7g.5gb", "its MIG profiles are 1g.10gb, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb."),
+    ("A100-SXM4-40GB MIG 3g.40gb", "profiles are 1g.5gb, 1g.10gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb."),
+    ("A30 MIG 3g.12gb", "a30 has no MIG 3g.12gb; its MIG profiles are 1g.6gb, 2g.12gb, 4g.24gb."),
+    ("H100 NVL MIG 5g.47gb", "profiles are 1g.12gb, 1g.24gb, 2g.24gb, 3g.47gb, 4g.47gb, 7g.94gb."),
+    ("H200 MIG 1g.20gb", "profiles are 1g.18gb, 1g.35gb, 2g.35gb, 3g.71gb, 4g.71gb, 7g.141gb."),
+    ("B200 MIG 3g.45gb", "profiles are 1g.23gb, 1g.45gb, 2g.45gb, 3g.90gb, 4g.90gb, 7g.180gb."),
+    ("RTX PRO 6000 MIG 3g.48gb", "profiles are 1g.24gb, 2g.48gb, 4g.96gb."),
+    ("A30 MIG 2c.2g.12gb", "profiles are 1c.2g.12gb, 1c.4g.24gb, 2c.4g.24gb."),
+    ("A100 MIG 1g.10gb+bananas", "No known device is reported as")])
+def test_a_mig_name_that_cannot_be_is_refused_with_those_that_can(name: str, said: str) -> None:
+    with pytest.raises(DeviceError, match=re.escape(said)):
+        resolve_device(name)
 
 
 @pytest.mark.parametrize(("reported", "units", "mode", "parts"), [
@@ -311,6 +335,10 @@ def test_unknown_and_ambiguous_names_list_the_near_ones() -> None:
         resolve_device("", 12_345_678, 3)
     with pytest.raises(DeviceError):
         device("../device")
+    for ask in (device, resolve_device):
+        with pytest.raises(DeviceError) as refused:
+            ask(300 * "x")
+        assert "xxx …'" in str(refused.value) and 80 * "x" not in str(refused.value)
 
 
 def entry(key: str, value: str) -> tuple[str, str]:

@@ -14,14 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from simulated_gpu.signatures import taken_by_driver
 
 QUEUE = 1024
 """Launches that wait for the device before one more holds the host up."""
 NOT_LAUNCHED = frozenset({"__get__", "__set__", "data_ptr", "dim", "size", "stride", "numel", "requires_grad_",
                           "is_floating_point", "backward"})
-MEMSET = (ctypes.c_void_p, ctypes.c_ubyte, ctypes.c_size_t, ctypes.c_void_p)
-"""Arguments of ``CUresult cuMemsetD8Async(CUdeviceptr, unsigned char, size_t, CUstream)``, and those of ``hipError_t
-hipMemsetD8Async(hipDeviceptr_t, unsigned char, size_t, hipStream_t)``."""
 
 
 @dataclass
@@ -106,14 +104,14 @@ class SimulatedCuda:
     def __init__(self, gpu: SimulatedGpu) -> None:
         self.gpu = gpu
         self.CUDAGraph = lambda: SimulatedGraph(gpu)
-        self.Stream = lambda *options: SimulatedStream(gpu)
-        self.current_device, self.device_count, self.memory_allocated = lambda: 0, lambda: 1, lambda *device: 0
+        self.Stream = lambda device=None, priority=0: SimulatedStream(gpu)
+        self.current_device, self.device_count, self.memory_allocated = lambda: 0, lambda: 1, lambda device=None: 0
         self.is_available = self.is_initialized = lambda: True
-        self.empty_cache = self.set_device = lambda *device: None
-        self.max_memory_allocated = self.max_memory_reserved = lambda *device: 512  # what wakes the device up
-        self.clock_rate = lambda *device: int(gpu.clock_mhz)
-        self.mem_get_info = lambda *device: (gpu.memory_bytes // 2, gpu.memory_bytes)
-        self.current_stream = self.Stream
+        self.empty_cache, self.set_device = lambda: None, lambda device: None
+        self.max_memory_allocated = self.max_memory_reserved = lambda device=None: 512  # what wakes the device up
+        self.clock_rate = lambda device=None: int(gpu.clock_mhz)
+        self.mem_get_info = lambda device=None: (gpu.memory_bytes // 2, gpu.memory_bytes)
+        self.current_stream = lambda device=None: SimulatedStream(gpu)
         self.stream = lambda stream: nullcontext()
 
     def get_device_properties(self, device: Any) -> Any:
@@ -123,7 +121,7 @@ class SimulatedCuda:
                                multi_processor_count=gpu.units, L2_cache_size=gpu.l2_bytes,
                                **({"gcnArchName": "gfx942"} if gpu.hip else {}))
 
-    def synchronize(self, *device: Any) -> None:
+    def synchronize(self, device: Any = None) -> None:
         """Wait for the device."""
         self.gpu.wait()
 
@@ -135,9 +133,9 @@ class SimulatedCuda:
         return SimulatedEvent(self.gpu)
 
     @contextmanager
-    def graph(self, graph: SimulatedGraph) -> Iterator[None]:
+    def graph(self, cuda_graph: SimulatedGraph) -> Iterator[None]:
         """Launches inside become the graph's."""
-        self.gpu.captured = graph.kernels
+        self.gpu.captured = cuda_graph.kernels
         yield
         self.gpu.captured = None
 
@@ -148,14 +146,14 @@ class SimulatedEvent:
     def __init__(self, gpu: SimulatedGpu) -> None:
         self._gpu, self.at_us = gpu, 0.0
 
-    def record(self, *stream: Any) -> None:
+    def record(self, stream: Any = None) -> None:
         """Take the time at which the stream gets here."""
         self._gpu.host_us += 0.5
         self._gpu.stream_us = self.at_us = max(self._gpu.stream_us, self._gpu.host_us)
 
-    def elapsed_time(self, later: SimulatedEvent) -> float:
+    def elapsed_time(self, end_event: SimulatedEvent) -> float:
         """Milliseconds."""
-        return (later.at_us - self.at_us) / 1e3
+        return (end_event.at_us - self.at_us) / 1e3
 
     def query(self) -> bool:
         """Return whether the stream has been here."""
@@ -173,7 +171,7 @@ class SimulatedStream:
 
     def __init__(self, gpu: SimulatedGpu) -> None:
         self.synchronize = gpu.wait
-        self.wait_stream = self.wait_event = lambda other: None
+        self.wait_stream, self.wait_event = lambda stream: None, lambda event: None
 
 
 class SimulatedGraph:
@@ -188,7 +186,7 @@ class SimulatedGraph:
 
 
 class Driver:
-    """``ctypes.CDLL`` of a driver that has one function, which takes the arguments of its header."""
+    """``ctypes.CDLL`` of a driver that has one function, which takes the arguments that ``signatures`` states."""
 
     def __init__(self, gpu: SimulatedGpu, status: int = 0) -> None:
         self._gpu, self._status = gpu, status
@@ -201,10 +199,11 @@ class Driver:
         if library != ("libamdhip64" if self._gpu.hip else "libcuda"):
             raise OSError(f"{name}: cannot open shared object file: No such file or directory")
         function = "hipMemsetD8Async" if self._gpu.hip else "cuMemsetD8Async"
+        self._takes = taken_by_driver(function)
         return SimpleNamespace(**{function: self._memset})
 
     def _memset(self, *arguments: Any) -> int:
-        assert tuple(map(type, arguments)) == MEMSET
+        assert tuple(map(type, arguments)) == self._takes
         if not self._status:
             where, value, size, _ = arguments
             ctypes.memset(where.value, value.value, size.value)

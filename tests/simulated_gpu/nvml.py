@@ -1,5 +1,5 @@
 """NVIDIA's management library with devices that a test plans: ``pynvml``'s names, arguments and errors, and what a
-call takes. ``tests/tracer/test_gpu_state.py`` compares the arguments with the real package's where it is installed."""
+call takes. ``tests/tracer/test_simulated_gpu.py`` compares the arguments with the real package's."""
 
 from __future__ import annotations
 
