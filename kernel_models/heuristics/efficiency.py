@@ -294,35 +294,36 @@ def _fit_one(parts: list[tuple[_Rows, npt.NDArray[np.bool_]]], start: Efficiency
     bounds = _HOST_BOUNDS if parts[0][0].device.vendor == "host" else _BOUNDS
     told = _told(parts[0][0].table.family, chosen, [one.device for one, _ in parts], start)
 
-    def residuals(e: Efficiency) -> Float64:
+    def residuals(e: Efficiency, rows: npt.NDArray[np.bool_], **tried: Float64) -> Float64:
+        """Log errors of some calls [n], or of each of the values tried of a parameter [k, 1], which is [k, n]."""
+        values = [tried.get(name, getattr(e, name)) for name in ("compute", "memory", "fixed")]
+        ends = np.cumsum([len(each) for each in measured])[:-1]
         return np.concatenate([
-            np.log(m) - np.log(predicted_us(w, one.device, *(np.full(len(m), value) for value in (
-                e.compute, e.memory, e.fixed))))
-            for m, w, (one, _) in zip(measured, chosen, parts, strict=True)])
+            np.log(m[mine]) - np.log(predicted_us(
+                KernelWork(w.compute_us[mine], w.memory_us[mine], w.kernels[mine]), one.device, *values))
+            for m, w, (one, _), mine in zip(measured, chosen, parts, np.split(rows, ends), strict=True)], axis=-1)
 
-    def changed(e: Efficiency, name: str, value: float) -> Efficiency:
-        changes: dict[str, Any] = {name: value}
-        return replace(e, **changes)
-
-    def cost(e: Efficiency, name: str) -> float:
+    def costs(e: Efficiency, name: str, tried: Float64) -> Float64:
         rows = told[name]
-        moved = abs(np.log(getattr(e, name) / getattr(start, name)))
-        return float(np.sum(weight[rows] * np.abs(residuals(e)[rows])) / weight[rows].sum()) + prior * moved
+        moved = np.abs(np.log(tried / getattr(start, name)))
+        off = np.abs(residuals(e, rows, **{name: tried[:, None]}))
+        return np.sum(weight[rows] * off, axis=1) / weight[rows].sum() + prior * moved
 
     best, step = start, 1.0
     for _ in range(_SWEEPS):
         before = best
         for name in told:
             value, (least, most) = getattr(best, name), bounds[name]
-            tried = [changed(best, name, float(np.clip(value * factor, least, most))) for factor in _FACTORS**step]
-            costs = [cost(one, name) for one in tried]
-            if min(costs) < cost(best, name) - 1e-12:
-                best = tried[int(np.argmin(costs))]
+            tried = np.append(np.clip(value * _FACTORS**step, least, most), value)
+            *of_tried, of_best = costs(best, name, tried).tolist()
+            if min(of_tried) < of_best - 1e-12:
+                changes: dict[str, Any] = {name: float(tried[int(np.argmin(of_tried))])}
+                best = replace(best, **changes)
         if best == before:
             step /= 4.0
             if step < 0.05:
                 break
-    low, high = spread(residuals(best), weight)
+    low, high = spread(residuals(best, np.ones(len(weight), np.bool_)), weight)
     own = count / (count + ENOUGH)
     low, high = own * low + (1.0 - own) * start.low, own * high + (1.0 - own) * start.high
     return replace(best, low=low, high=high, source=source)

@@ -91,6 +91,8 @@ CATALOGUE = (
 
 OTHER_SIZE = "embedding_ranker:batch=256"
 """A second capture of one program, for laws of sizes."""
+BY_SHAPES = "gan_two_optimizers"
+"""Its step is also traced by shapes, for a GPU."""
 
 
 def program(name: str) -> Program:

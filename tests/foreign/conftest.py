@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from catalogue import CATALOGUE, OTHER_SIZE, program  # noqa: E402
+from catalogue import BY_SHAPES, CATALOGUE, OTHER_SIZE, program  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -33,10 +33,13 @@ def _capture(folder: Path, names: list[str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def captures(tmp_path_factory: pytest.TempPathFactory) -> Captured:
-    """The captures of the programs whose packages are installed."""
+def captures(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Captured:
+    """The captures of the programs that are asked for and whose packages are installed."""
     folder = tmp_path_factory.mktemp("foreign")
-    status = _capture(folder, [*(each.name for each in CATALOGUE if not each.lacking), OTHER_SIZE])
+    asked = {item.callspec.params.get("name") for item in request.session.items
+             if hasattr(item, "callspec")} | {BY_SHAPES}
+    status = _capture(folder, [*(each.name for each in CATALOGUE if each.name in asked and not each.lacking),
+                               OTHER_SIZE])
     return {name: (folder / name, int(code), (folder / f"{name}.log").read_text(encoding="utf-8", errors="replace"))
             for name, code in status.items()}
 

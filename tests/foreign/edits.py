@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from catalogue import Program
@@ -21,7 +22,6 @@ from tried_edits import TEXTS
 
 import tracer
 from graph_predictor.edits.registry import OPTIONS
-from graph_predictor.prediction.predictor import SimulatedStep
 from graph_predictor.prediction.result import Prediction
 from graph_predictor.request.study import Configuration, Study
 from graph_predictor.simulation.program import NEVER
@@ -122,7 +122,7 @@ class Work:
     waits: float
 
     @classmethod
-    def of(cls, settled: SimulatedStep) -> Work:
+    def of(cls, settled: Any) -> Work:
         """The sums over the last copy of the repeated steps, a step."""
         steps = settled.scenario.cycle.steps
         repeated, program = settled.steady.repeated, settled.steady.program
@@ -154,6 +154,7 @@ class Predictor:
         of_host = hosts or job
         slower = replace(of_host, graphs=[slowed(graph, 2) for graph in of_host.graphs])
         self.study = Study(job, code=code, read=lambda paths: slower if paths == [SLOWER] else tracer.read_job(*paths))
+        self._found: dict[str, Result] = {}
         self._works: dict[str, Work] = {}
         base = self({})
         if isinstance(base, str):
@@ -161,22 +162,39 @@ class Predictor:
         self.base: Prediction = base
 
     def __call__(self, change: Change) -> Result:
-        try:
-            return self.study.predict(Configuration(**change))
-        except ForetraceError as error:
-            return str(error)
+        """Predict once; what there is to do is noted of the same simulation, see ``work``."""
+        key = _key(change)
+        if key not in self._found:
+            try:
+                self._found[key] = self._predicted(change)
+            except ForetraceError as error:
+                self._found[key] = str(error)
+        return self._found[key]
+
+    def _predicted(self, change: Change) -> Prediction:
+        prepared = self.study.prepared(Configuration(**change))
+        run = prepared.start._run
+
+        def noted(edits: Any) -> Any:
+            done = run(edits)
+            if edits is prepared.edits:  # not the unedited step, which this one is compared with
+                self._works[_key(change)] = Work.of(done)
+            return done
+
+        with patch.object(prepared.start, "_run", noted):
+            return prepared.predict()
 
     def moved(self, result: Prediction) -> float:
         """By what share of the step."""
         return result.step_time_us / self.base.step_time_us - 1.0
 
     def work(self, change: Change) -> Work:
-        """What there is to do, of a configuration that can be predicted; remembered of single edits."""
-        key = repr(sorted(change.items(), key=lambda each: each[0]))
-        if key not in self._works:
-            prepared = self.study.prepared(Configuration(**change))
-            self._works[key] = Work.of(prepared.start.simulated(prepared.edits))
-        return self._works[key]
+        """What there is to do, of a configuration that was predicted."""
+        return self._works[_key(change)]
+
+
+def _key(change: Change) -> str:
+    return repr(sorted(change.items(), key=lambda each: each[0]))
 
 
 def complaints(result: Result) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from catalogue import CATALOGUE, OTHER_SIZE, PROGRAMS, program
+from catalogue import BY_SHAPES, CATALOGUE, OTHER_SIZE, PROGRAMS, program
 from edits import (
     EDITS,
     MOVES,
@@ -29,6 +29,7 @@ from edits import (
     pairs_of,
     shows_in_step,
 )
+from slowly import mostly_slow
 
 import tracer
 from graph_predictor import breakdown, replay
@@ -39,6 +40,8 @@ from graph_predictor.request.study import Configuration, read_source
 from tracer.graph import OpKind, Phase
 
 NAMES = [each.name for each in CATALOGUE]
+EACH = mostly_slow(NAMES, {*NAMES} - {"vit_images", "t5_translation", "gru_forecast"})
+"""Of models of transformers in a loop one is captured by the quick tests, and of plain loops the others."""
 CLOSES = 0.01
 """The worst step of a CPU's trace replays within 1%."""
 ATTEMPTS = 3
@@ -49,7 +52,6 @@ IN_PAIRS: dict[str, tuple[int, set[str] | None]] = {
 }
 """Programs whose edits are tried in pairs: how many pairs there are at least, and what is in each: anything, or one of
 the edits that the programs before refuse."""
-BY_SHAPES = "gan_two_optimizers"
 WITH = {"sizes", "host_from", "device=a100-sxm-40g"}
 """Every edit of the step traced by shapes is tried with each of these."""
 NO_EDITS = {"source", "from_device", "profile", "step", "step_region", "cycle", "price", "top", "window", "html",
@@ -66,7 +68,7 @@ def test_every_program_is_in_the_catalogue_and_none_knows_foretrace() -> None:
         assert "tracer" not in text and "foretrace" not in text
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_capture_closes_and_every_view_of_it_can_be_made(name: str, captured: Callable[[str], Path]) -> None:
     job = tracer.read_job(captured(name))
     which = program(name)
@@ -83,7 +85,7 @@ def test_a_capture_closes_and_every_view_of_it_can_be_made(name: str, captured: 
     assert inspect_job(job)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_forward_backward_and_optimizer_are_told_apart(name: str, captured: Callable[[str], Path]) -> None:
     """Products belong to the forward or the backward, even where the optimizer calls them (Lightning does)."""
     for graph in tracer.read_job(captured(name)).graphs:

@@ -67,8 +67,9 @@ def law_us(call: OpCall) -> float:
 class Bench0:
     """What a test wants of the simulated machine.
 
-    ``seconds`` is what each measurement takes beside its runs, ``first_s`` what the first takes more, ``disturbed`` how
-    many times as long work takes at a moment (s), ``capture`` answers to the task of capturing a step.
+    ``seconds`` is what each measurement takes beside its runs (fewer let more be made), ``first_s`` what the first
+    takes more, ``disturbed`` how many times as long work takes at a moment (s), ``capture`` answers to the task of
+    capturing a step.
     """
 
     law: Callable[[OpCall], float] = law_us
@@ -77,7 +78,7 @@ class Bench0:
     refuses: Callable[[Item], str] = lambda item: ""
     disturbed: Callable[[float], float] = lambda at_s: 1.0
     capture: Callable[[Task], list[Answer]] = no_capture
-    seconds: float = 0.08
+    seconds: float = 0.2
     first_s: float = 0.0
     interrupt_after: int = 0
     slower_after: int = 10**9

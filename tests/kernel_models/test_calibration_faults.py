@@ -53,7 +53,7 @@ def asked(simulated: Bench0) -> Counter[str]:
 def test_a_family_whose_kernels_are_not_seen_leaves_the_time_to_the_others(simulated: Bench0, tmp_path: Path) -> None:
     """Where the profiler may not look, nothing tells which generated kernel ran."""
     found = calibrated(tmp_path / "work", "softmax", "triton", minutes=0.3)
-    assert asked(simulated)["fused"] <= COVERAGE and asked(simulated)["softmax"] > 100
+    assert asked(simulated)["fused"] <= COVERAGE and asked(simulated)["softmax"] > 2 * COVERAGE
     assert found.profile.families == [Family.SOFTMAX]
     assert [note for note in found.notes if note.startswith("triton was given up with 0 measurements")]
     assert "measurements of fused show the profiler no kernel" in " ".join(found.notes)
@@ -70,7 +70,7 @@ def test_a_family_that_only_runs_other_kernels_is_given_up(simulated: Bench0, tm
 
 
 def test_attention_that_does_not_run_as_forced_is_not_forced_for_ever(simulated: Bench0, tmp_path: Path) -> None:
-    simulated.kernel = lambda call, item: "pytorch_flash::flash_fwd_kernel"
+    simulated.kernel, simulated.seconds = lambda call, item: "pytorch_flash::flash_fwd_kernel", 0.1
     calibrated(tmp_path / "work", "attention", minutes=0.8)
     tried = Counter((item.settings["op"], item.settings["causal"], item.settings["dtype"],
                      item.settings["heads"] != item.settings["kv_heads"]) for item in simulated.asked
@@ -96,12 +96,12 @@ def test_a_profile_without_any_model_is_not_written(simulated: Bench0, tmp_path:
 
 def test_what_was_refused_is_not_asked_again_after_an_interruption(simulated: Bench0, tmp_path: Path) -> None:
     simulated.refuses = lambda item: "RuntimeError: not supported." if item.settings.get("dtype") == "fp16" else ""
-    simulated.interrupt_after = 60
+    simulated.interrupt_after = 50
     with pytest.raises(KeyboardInterrupt):
-        calibrated(tmp_path / "work", "softmax", minutes=0.3)
+        calibrated(tmp_path / "work", "softmax")
     simulated.interrupt_after = 0
-    calibrated(tmp_path / "work", "softmax", minutes=0.3, resume=True)
-    assert len(simulated.asked) > 100
+    found = calibrated(tmp_path / "work", "softmax", resume=True)
+    assert len(simulated.asked) > 100 and any("not supported here" in note for note in found.notes)
     tried = Counter((item.settings["log"], item.settings["op"]) for item in simulated.asked
                     if item.name == "softmax" and item.settings["dtype"] == "fp16")
     assert len(tried) == 4 and max(tried.values()) <= MOST_REFUSALS
@@ -111,7 +111,7 @@ def test_what_only_the_first_measurement_takes_is_not_expected_of_the_next(simul
     """The profiler and libraries start with it, which on a busy machine takes longer than all that is left."""
     simulated.first_s = 15.0
     found = calibrated(tmp_path / "work", "memset")
-    assert len(simulated.asked) > 50 and found.profile.families == [Family.MEMSET]
+    assert len(simulated.asked) > 30 and found.profile.families == [Family.MEMSET]
 
 
 # --- a host that others use ------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def disturbed(at_s: float) -> float:
 
 
 def test_visits_on_a_busy_host_find_how_quick_it_is(simulated: Bench0, tmp_path: Path) -> None:
-    simulated.context, simulated.disturbed = CPU_CONTEXT, disturbed
+    simulated.context, simulated.disturbed, simulated.seconds = CPU_CONTEXT, disturbed, 0.08
     found = calibrated(tmp_path / "work", "memset", device="cpu", minutes=1.0)
     frame = read_kernels(tmp_path / "work", "memset")
     frame["over"] = frame.p10_us / [host_law_us(calls_of_benchmark("memset", {"bytes": size})[0]) for size in
@@ -139,7 +139,7 @@ def test_visits_on_a_busy_host_find_how_quick_it_is(simulated: Bench0, tmp_path:
 
 
 def test_visits_survive_an_interruption_and_those_that_fail(simulated: Bench0, tmp_path: Path) -> None:
-    simulated.context, simulated.disturbed, simulated.interrupt_after = CPU_CONTEXT, disturbed, 200
+    simulated.context, simulated.disturbed, simulated.interrupt_after = CPU_CONTEXT, disturbed, 80
     with pytest.raises(KeyboardInterrupt):
         calibrated(tmp_path / "work", "memset", device="cpu")
     simulated.interrupt_after = 0
@@ -184,27 +184,25 @@ def test_another_device_is_refused_before_it_is_measured(simulated: Bench0, tmp_
         calibrated(tmp_path / "work", "memset", device=device, resume=True)
     assert not simulated.asked
     simulated.context = before
-    assert calibrated(tmp_path / "work", "memset", device=device, resume=True).profile.families == [Family.MEMSET]
+    resumed = calibrated(tmp_path / "work", "memset", device=device, minutes=0.35, resume=True)
+    assert resumed.profile.families == [Family.MEMSET]
 
 
-def test_a_folder_of_two_devices_is_not_fitted(simulated: Bench0, tmp_path: Path) -> None:
+def test_a_folder_of_unknown_runs_or_of_two_devices_is_not_fitted(simulated: Bench0, tmp_path: Path) -> None:
     calibrated(tmp_path / "work", "memset", minutes=0.3)
+    path = tmp_path / "work" / "kernels" / "memset.parquet"
+    frame = read_kernels(tmp_path / "work", "memset")
+    for session in (3, -1, 0):
+        frame.loc[0, "session"] = session
+        frame.to_parquet(path)
+        if session:
+            with pytest.raises(CalibrationError, match="changed or damaged"):
+                fit_measurements(tmp_path / "work", [Family.MEMSET])
     results = Results(tmp_path / "work")
     results.open("calibration", "", resume=True, rehearsal=False)
     results.begin_session(on(device="NVIDIA A100-SXM4-80GB"))
     results.close()
     with pytest.raises(CalibrationError, match=r"several devices \(NVIDIA H200 .*NVIDIA A100"):
-        fit_measurements(tmp_path / "work", [Family.MEMSET])
-
-
-@pytest.mark.parametrize("session", [3, -1])
-def test_measurements_of_a_run_that_is_not_known_are_refused(simulated: Bench0, tmp_path: Path, session: int) -> None:
-    calibrated(tmp_path / "work", "memset", minutes=0.3)
-    path = tmp_path / "work" / "kernels" / "memset.parquet"
-    frame = read_kernels(tmp_path / "work", "memset")
-    frame.loc[0, "session"] = session
-    frame.to_parquet(path)
-    with pytest.raises(CalibrationError, match="changed or damaged"):
         fit_measurements(tmp_path / "work", [Family.MEMSET])
 
 
@@ -278,8 +276,8 @@ OVERHEADS = HostOverheads({}, {})  # type: ignore[arg-type]
     (lost, lambda graphs: OVERHEADS, "was not kept: The trace could not be kept: no kernels.")])
 def test_a_profile_without_the_hosts_overheads_says_why(simulated: Bench0, tmp_path: Path, capture: Any, host: Any,
                                                         told: str) -> None:
-    simulated.capture, simulated.seconds = capture, 2.0
-    found = calibrated(tmp_path / "work", "memset", minutes=3.0, host=host)
+    simulated.capture, simulated.seconds = capture, 3.0
+    found = calibrated(tmp_path / "work", "memset", minutes=2.2, host=host)
     assert (found.profile.host is OVERHEADS) == (not told)
     notes = [note for note in found.notes if "overheads" in note and "measurements of" not in note]
     assert [told in note for note in notes] == [True] * bool(told)

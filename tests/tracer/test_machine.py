@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from forks import run_program
 
 from graph_predictor.cli import capture
 from graph_predictor.edits.scale import ScaleHost
@@ -201,20 +200,20 @@ def test_what_a_file_says_that_cannot_be_is_bounded(machine: dict[str, Any], tmp
 
 
 LOOP = """
-import os, sys, subprocess
+import os, subprocess, sys
+import torch, tracer
 os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
-busy = [subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(2)]
-try:
-    import torch, tracer
-    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(6)))
-    with tracer.capture(sys.argv[1], timed=10, steps=3, execution_trace="none") as capture:
+model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(6)))
+with tracer.capture(sys.argv[1], warmup=1, timed=10, steps=3, execution_trace="none") as capture:
+    busy = [subprocess.Popen([sys.executable, "-Sc", "while 1: pass"]) for _ in range(2)]
+    try:
         while not capture.finished:
             model(torch.randn(256, 256)).sum().backward()
             capture.step()
-finally:
-    for one in busy:
-        one.kill()
-        one.wait()
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
 """
 
 
@@ -223,9 +222,7 @@ def test_two_processes_on_its_processor_are_told_at_once(tmp_path: Path) -> None
     pytest.importorskip("torch")
     if not _waits_are_counted():
         pytest.skip("this kernel does not count waits")
-    ran = subprocess.run([sys.executable, "-c", LOOP, str(tmp_path / "a")], capture_output=True, text=True, check=False,
-                         env={**os.environ, "OMP_NUM_THREADS": "1",
-                              "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    ran = run_program(LOOP, tmp_path / "a")
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count("foretrace: Warning: the machine was busy") == 1
     machine = json.loads((tmp_path / "a" / "rank0" / CONTEXT).read_text())["machine"]
