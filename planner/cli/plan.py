@@ -107,6 +107,8 @@ def plan(
     check_html(html, [])
     if timeline is not None:
         output_kind.check_output(timeline, [], output_kind.TIMELINE)
+        if len(sizes) > 1:
+            raise _of_one("--timeline")
     wanted, target = planning.framework_of(framework), None if export is None else planning.framework_of(export)
     if target is not None and wanted not in (None, target):
         raise PlanError(f"--framework {framework} looks for plans that --export {export} need not have; give both "
@@ -147,8 +149,6 @@ def plan(
         for size in sizes[1:]:
             found.append(planning.find_plans(replace(request, gpus=size, measured=found[0].calibration or runs)))
     if timeline is not None and any(each.plans for each in found):
-        if len(found) > 1:
-            raise _of_one("--timeline")
         assert found[0].schedule is not None
         page.write_step_timeline(page.StepTimeline.of(found[0].schedule, found[0].plans[0].estimate), timeline)
     if html is not None:

@@ -55,7 +55,7 @@ GOLDEN_PPM = 10
 """Constants are medians and rounded means: another NumPy may sum a mean differently, by a nanosecond a kernel."""
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def built_from(path: Path) -> Built:
     return build_program(read_job(path).graphs)
 
@@ -90,9 +90,34 @@ def test_every_trace_is_here(data_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*WITH_STEPS, *WITHOUT_STEPS])
-def test_closure(name: str, built: Callable[[str], Built]) -> None:
+def test_a_trace_is_replayed(name: str, built: Callable[[str], Built], replay_golden: Any) -> None:
+    found = built(name)
+    p, result = found.program, replayed(found)
+    is_closed(name, result)
+    # Replayed times are what they were. See `tests/conftest.py` for how to change them.
+    times = {f"rank {step.rank} {step.name}": step.replayed_ns for step in result.steps}
+    expected = replay_golden.expected(name, times)
+    assert times.keys() == expected.keys()
+    moved = {key: ns / 1e6 for key, ns in times.items() if abs(ns - expected[key]) > GOLDEN_PPM * 1e-6 * expected[key]}
+    assert not moved, f"ms now: {moved}; ms expected: { {key: expected[key] / 1e6 for key in moved} }"
+    # No duration is negative, nothing ends before it starts, and residuals play the recording back exactly.
+    for column in (p.item_work, p.item_cost, p.kernel_duration):
+        assert column.min(initial=0) >= 0
+    assert (result.simulated.item_end >= result.simulated.item_start).all()
+    assert (result.simulated.kernel_end >= result.simulated.kernel_start).all()
+    played = replayed(found, residuals=True)
+    assert not played.kernel_end_errors_ns().any()
+    assert (played.simulated.item_end == p.recorded_item_end).all()
+    # Segments of the critical path are contiguous and sum to the simulated step, to the nanosecond.
+    causes = Causes(result.program, result.simulated, [graph.kernels.kind for graph in result.graphs])
+    for step in result.steps if name in WITH_STEPS else []:
+        path = walks_back(causes, [step.span.path_start(result.simulated)]).one(0)
+        assert path.total_ns == step.replayed_ns == sum(path.by_bound().values())
+        assert (path.start_ns[1:] == path.end_ns[:-1]).all()
+
+
+def is_closed(name: str, result: Replay) -> None:
     """Constants mode: median error of the steps at most 0.3%, maximum 1%, kernel ends within 1% of a step."""
-    result = replayed(built(name))
     assert all(step.name != WINDOW for step in result.steps) == (name in WITH_STEPS)
     assert result.median_abs_error <= 0.003
     assert result.max_abs_error <= 0.01
@@ -104,42 +129,6 @@ def test_closure(name: str, built: Callable[[str], Built]) -> None:
     assert result.unexplained_share <= 0.005
     step = np.median([s.measured_ns for s in result.steps])
     assert np.percentile(np.abs(result.kernel_end_errors_ns()), 95) <= 0.01 * step
-
-
-@pytest.mark.parametrize("name", [*WITH_STEPS, *WITHOUT_STEPS])
-def test_golden(name: str, built: Callable[[str], Built], replay_golden: Any) -> None:
-    """Replayed times are what they were. See `tests/conftest.py` for how to change them."""
-    found = {f"rank {step.rank} {step.name}": step.replayed_ns for step in replayed(built(name)).steps}
-    expected = replay_golden.expected(name, found)
-    assert found.keys() == expected.keys()
-    moved = {key: ns / 1e6 for key, ns in found.items() if abs(ns - expected[key]) > GOLDEN_PPM * 1e-6 * expected[key]}
-    assert not moved, f"ms now: {moved}; ms expected: { {key: expected[key] / 1e6 for key in moved} }"
-
-
-@pytest.mark.parametrize("name", [*WITH_STEPS, *WITHOUT_STEPS])
-def test_nothing_stored_is_waiting_or_negative(name: str, built: Callable[[str], Built]) -> None:
-    """No duration is negative, nothing ends before it starts, and residuals play the recording back exactly."""
-    found = built(name)
-    p = found.program
-    for column in (p.item_work, p.item_cost, p.kernel_duration):
-        assert column.min(initial=0) >= 0
-    result = replayed(found)
-    assert (result.simulated.item_end >= result.simulated.item_start).all()
-    assert (result.simulated.kernel_end >= result.simulated.kernel_start).all()
-    played = replayed(found, residuals=True)
-    assert not played.kernel_end_errors_ns().any()
-    assert (played.simulated.item_end == p.recorded_item_end).all()
-
-
-@pytest.mark.parametrize("name", WITH_STEPS)
-def test_critical_path_adds_up(name: str, built: Callable[[str], Built]) -> None:
-    """Segments are contiguous and sum to the simulated step, to the nanosecond."""
-    result = replayed(built(name))
-    causes = Causes(result.program, result.simulated, [graph.kernels.kind for graph in result.graphs])
-    for step in result.steps:
-        path = walks_back(causes, [step.span.path_start(result.simulated)]).one(0)
-        assert path.total_ns == step.replayed_ns == sum(path.by_bound().values())
-        assert (path.start_ns[1:] == path.end_ns[:-1]).all()
 
 
 # The eight-rank job

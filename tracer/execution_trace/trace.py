@@ -216,22 +216,34 @@ def profiler_arguments(values: str, shapes: str, types: str, strides: str) -> Pr
     value among the scalars; everything else is empty. A node without inputs gives four empty texts, and so does
     one whose lists differ in length.
     """
-    kinds: list[Any] = list_of(types)
-    dims = list_of(shapes)
-    if not kinds or len(kinds) != len(dims):
+    dtypes, written, nothing = _element_types(types)
+    kept = _of_tensors(shapes, types)
+    if not dtypes or not kept:
         return ProfilerArguments("", "", "", "")
-    steps = list_of(strides)
-    given = list_of(values)
-    dtypes = [_type(str(kind)) for kind in kinds]
-    keeps = [dtype not in ("", "Scalar", "ScalarList") for dtype in dtypes]
-    return ProfilerArguments(
-        shapes=json.dumps([dim if keep else [] for dim, keep in zip(dims, keeps, strict=True)]),
-        dtypes=json.dumps(dtypes),
-        strides=json.dumps([s if keep else [] for s, keep in zip(steps, keeps, strict=True)])
-        if len(steps) == len(kinds) else "",
-        scalars=json.dumps([_scalar(value, dtype) for value, dtype in zip(given, dtypes, strict=True)])
-        if len(given) == len(kinds) else "",
-    )
+    given, scalars = list_of(values), ""
+    if len(given) == len(dtypes):
+        scalars = nothing or json.dumps([_scalar(value, dtype) for value, dtype in zip(given, dtypes, strict=True)])
+    return ProfilerArguments(shapes=kept, dtypes=written, strides=_of_tensors(strides, types), scalars=scalars)
+
+
+# Values have the numbers of tensors in them, so that each node has its own; types and shapes are those of many.
+
+
+@lru_cache(maxsize=4096)
+def _element_types(types: str) -> tuple[tuple[str, ...], str, str]:
+    """The profiler's names, their text, and that of the scalars where there is none."""
+    found = tuple(_type(str(kind)) for kind in list_of(types))
+    return found, json.dumps(found), "" if {"Scalar", "ScalarList"} & {*found} else json.dumps([""] * len(found))
+
+
+@lru_cache(maxsize=4096)
+def _of_tensors(text: str, types: str) -> str:
+    """Shapes or strides with those of tensors alone; empty where they are not as many as the types."""
+    found, dtypes = list_of(text), _element_types(types)[0]
+    if len(found) != len(dtypes):
+        return ""
+    return json.dumps([each if dtype not in ("", "Scalar", "ScalarList") else []
+                       for each, dtype in zip(found, dtypes, strict=True)])
 
 
 def _type(kind: str) -> str:
