@@ -497,7 +497,8 @@ def _at_borders(context: dict[str, Any], recorded_ns: np.ndarray, window: int) -
     """Say by how much all recorded steps are longer than the clock around them said; empty where they are not."""
     given = context.get("profiled_step_ns")
     clocked = given[window * len(recorded_ns):][:len(recorded_ns)] if isinstance(given, list) else []
-    if not len(recorded_ns) or len(clocked) != len(recorded_ns) or not all(type(ns) is int for ns in clocked):
+    if not len(recorded_ns) or len(clocked) != len(recorded_ns) or not all(
+            type(ns) is int and abs(ns) < _MOST_STEP_NS for ns in clocked):
         return ""
     longer = recorded_ns - np.array(clocked, np.int64)
     if longer.min() < max(BORDER_NS, 0.05 * float(np.median(clocked))):

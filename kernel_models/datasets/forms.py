@@ -277,7 +277,8 @@ def _read_operators(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     kernels = frame[_KERNELS] if _KERNELS in frame else [""] * len(frame)
     texts = frame[list(_ARGUMENTS)].astype(str).to_numpy().tolist()
     times = frame[_TIME].astype(float).tolist()
-    for name, (dims, types, strides, values), time, ran in zip(frame["name"], texts, times, kernels, strict=True):
+    names = frame["name"].fillna("a nameless row")
+    for name, (dims, types, strides, values), time, ran in zip(names, texts, times, kernels, strict=True):
         call = _operator_call(str(name), (dims, types, strides, values), str(ran))
         if call is not None and np.isfinite(time) and time > 0:
             calls.append(call)

@@ -336,8 +336,9 @@ def decoder_of(name: str, settings: Mapping[str, Any]) -> TransformerShape:
         raise PlanError(f"The settings of {name} lack or spoil {reason_of(error)}; trace or capture it "
                         "again.") from None
     sizes = (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.ffn, shape.vocab, shape.seq)
-    if not all(0 < size <= MOST for size in sizes) or not (0 <= shape.experts <= MOST and 0 <= shape.top_k <= MOST
-                                                           and 0.0 <= shape.dropout < 1.0):
+    if not all(0 < size <= MOST for size in sizes) or not (
+            0 <= shape.experts <= MOST and 0 <= shape.top_k <= MOST and 0.0 <= shape.dropout < 1.0) or (
+            shape.hidden % shape.heads):
         raise PlanError(f"The settings of {name} have sizes that no model has; trace or capture it again.")
     return shape
 

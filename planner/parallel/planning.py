@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from graph_predictor.comm.clusters import cluster_of, measured_file
 from graph_predictor.prediction.host_steps import host_by_name, traced_host_step
+from graph_predictor.simulation.program import MOST_FACTOR
 from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.collectives import CollectiveModel, planned_topology
 from kernel_models.device import DeviceSpec
@@ -351,9 +352,9 @@ def framework_of(name: str | None) -> Framework | None:
 
 
 def check_finite(value: float | None, name: str, what: str) -> None:
-    """Raise ``PlanError``, which calls the value ``name``, for infinity and for what is no number: they would be ranked
-    like any other."""
-    if value is not None and not math.isfinite(value):
+    """Raise ``PlanError``, which calls the value ``name``, for what is no number, and for what is so large that its
+    products are none: they would be ranked like any other."""
+    if value is not None and not abs(value) <= MOST_FACTOR:
         raise PlanError(f"{name} {value:g} is no figure to compute with; give {what}.")
 
 

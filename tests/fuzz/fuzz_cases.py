@@ -380,10 +380,11 @@ def _fitting(kind: Kind, path: str) -> Sequence[Mutator]:
 def _damaged(r: Random, kind: Kind, path: str, data: bytes) -> bytes:
     mutate = foreign.any_file if r.random() < 0.08 else r.choice(list(_fitting(kind, path)))
     try:
-        return mutate(r, data)
+        found = mutate(r, data)
     except Exception:
         # A second mutation of what the first has broken beyond its form.
         return mutators.plain_bytes(r, data)
+    return found[:32 * foreign.MOST_BYTES]  # two in turn may repeat a long line a million times
 
 
 def keep(case: Case, folder: Path, about: dict[str, object]) -> None:

@@ -50,6 +50,8 @@ READING = frozenset({"inspect", "replay", "breakdown", "memory", "topologies", "
 SMALL_SECONDS, SMALL_BYTES, HUNG_SECONDS = 5, 500_000_000, 10
 """What reading may take: of a file of less than 2 MB, of one of less than 1 MB, and of any."""
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+BUSY = "foretrace: Warning: the machine was busy"
+"""What a capture says of other work, which a fuzzer is."""
 ALONE = 25
 """One of so many cases runs in a process of its own at once: what a process of many may hide is met there."""
 APART = frozenset({"capture", "trace", "calibrate", "validate"})
@@ -309,7 +311,7 @@ def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
         outcome.wrong = "a bug"
     elif "not enough memory" in errors:
         outcome.wrong = "out of memory"
-    elif "Warning: " in errors:
+    elif "Warning: " in errors.replace(BUSY, ""):
         outcome.wrong = "a warning"
         outcome.text = errors[max(errors.index("Warning: ") - 200, 0):][:400]
     elif code not in CODES.get(gate, {0, 2}):

@@ -287,8 +287,9 @@ def _ended(folder: Path, argv: list[str], stdout: str = "") -> int:
     except BaseException:
         traceback.print_exc()
         code = 98
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if not stream.closed:  # as a program that was run may have done
+            stream.flush()
     return code
 
 

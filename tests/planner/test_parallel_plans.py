@@ -249,6 +249,9 @@ def test_workloads_that_are_no_decoder_are_told() -> None:
         decoder_of("resnet50", {})
     with pytest.raises(PlanError, match="lack or spoil"):
         decoder_of("llama", {"depth": 2})
+    with pytest.raises(PlanError, match="sizes that no model has"):
+        decoder_of("llama", {**dict.fromkeys(("depth", "width", "kv_heads", "hidden", "vocabulary", "seq"), 1),
+                             "heads": 4, "dtype": "fp32"})
     sizes = {"dtype": "bf16", "depth": 2, "width": 64, "heads": 4, "kv_heads": 4, "hidden": 64, "vocabulary": 100,
              "seq": 8}
     assert decoder_of("llama", sizes).layers == 2
@@ -295,6 +298,7 @@ def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
                             ([*base, "--export", "fsdp"], "has no arguments of its own"),
                             ([*base, "--launch-us", "inf"], "--launch-us inf is no figure"),
                             ([*base, "--price", "inf"], "--price inf is no figure"),
+                            ([*base, "--host", "1e308"], "--host 1e+308 is no figure"),
                             ([*base, "--memory-limit", "0"], "leaves no memory"),
                             ([*base, "--memory-limit", "much"], "'much' is no size"),
                             ([*base, "--parallel", "tp=4"], "multiply to 4, which is not the world size 2")):

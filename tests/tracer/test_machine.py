@@ -236,3 +236,10 @@ def _waits_are_counted() -> bool:
         return int(Path("/proc/self/schedstat").read_text().split()[2]) > 0
     except (OSError, ValueError, IndexError):
         return False
+
+
+def test_a_clock_of_many_digits_says_nothing(tmp_path: Path) -> None:
+    part = captured(tmp_path, [20, 20, 20]) / "rank0"
+    context = json.loads((part / CONTEXT).read_text())
+    (part / CONTEXT).write_text(json.dumps({**context, "profiled_step_ns": [10**30] * 3}))
+    assert not any("clock around" in note for note in read_job(tmp_path).notes)
