@@ -298,6 +298,8 @@ def test_fits_beside_each_other_are_those_one_after_the_other(monkeypatch: pytes
     samples = gemm_samples(200)
     slower = replace(samples, software="lib-2.0", measured_us=samples.measured_us * 2)
     told: list[tuple[str, float]] = []
+    monkeypatch.setattr(fitting, "BOOSTING", {Family.GEMM: (replace(QUICK, iterations=12),)})
+    monkeypatch.setattr(fitting, "SMALL", replace(QUICK, iterations=12))
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
     found = [fit_profile([samples, slower], progress=lambda *each: told.append(each))]
     for name in {name for name, _ in told}:
