@@ -42,7 +42,7 @@ def well_formed(call: OpCall) -> bool:
             and min(call.flops, call.bytes_read, call.bytes_written) >= 0 and call.flags == tuple(sorted(call.flags)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(NAMES), arguments)
 def test_any_arguments_give_well_formed_calls(name: str, given_arguments: tuple[Argument, ...]) -> None:
     for calls in (calls_of(Operation(name, given_arguments)), backward_calls_of(Operation(name, given_arguments))):
@@ -75,7 +75,7 @@ def test_equal_calls_have_equal_flops_and_bytes() -> None:
     values = ["", "1", "2", "True", "[1, 1]", "[2, 2]", "[4, 6]"]
     calls = []
     for name in NAMES:
-        for _ in range(15):
+        for _ in range(9):
             args = []
             for _ in range(10):
                 if random.random() < 0.65:
@@ -84,7 +84,7 @@ def test_equal_calls_have_equal_flops_and_bytes() -> None:
                     args.append(Argument("Scalar", (), None, random.choice(values)))
             for find in (calls_of, backward_calls_of):
                 calls += find(Operation(name, tuple(args)))
-    assert len(set(calls)) > 3000
+    assert len(set(calls)) > 2000
     assert not consistent(calls)
 
 

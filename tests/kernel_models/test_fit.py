@@ -231,7 +231,7 @@ def poisoned(samples: Samples, rows: np.ndarray) -> Samples:
 
 
 def test_choices_never_see_the_held_out_groups() -> None:
-    samples = gemm_samples(700)
+    samples = gemm_samples(400)
     held = samples.split()
     assert 0.1 < held.mean() < 0.35
     options = Options(refit=False)
@@ -243,7 +243,7 @@ def test_choices_never_see_the_held_out_groups() -> None:
 
 
 def test_rows_the_data_mark_are_never_fitted_to() -> None:
-    samples = gemm_samples(700)
+    samples = gemm_samples(400)
     marked = replace(samples, held_out=np.arange(len(samples)) % 7 == 0)
     clean, dirty = (fit_entry(one, H200) for one in (
         marked, poisoned(marked, marked.held_out)))  # type: ignore[arg-type]
@@ -295,9 +295,11 @@ def test_as_many_trees_are_stored_as_helped_rows_left_out(monkeypatch: pytest.Mo
 
 
 def test_fits_beside_each_other_are_those_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples = gemm_samples(500)
+    samples = gemm_samples(200)
     slower = replace(samples, software="lib-2.0", measured_us=samples.measured_us * 2)
     told: list[tuple[str, float]] = []
+    monkeypatch.setattr(fitting, "BOOSTING", {Family.GEMM: (replace(QUICK, iterations=12),)})
+    monkeypatch.setattr(fitting, "SMALL", replace(QUICK, iterations=12))
     monkeypatch.setattr(threads, "usable_cores", lambda: 2)
     found = [fit_profile([samples, slower], progress=lambda *each: told.append(each))]
     for name in {name for name, _ in told}:
@@ -325,7 +327,7 @@ def test_several_devices_need_a_name() -> None:
 
 
 def test_evaluation_prices_by_the_same_software() -> None:
-    samples = gemm_samples(500)
+    samples = gemm_samples(300)
     slower = replace(samples, software="lib-2.0", measured_us=samples.measured_us * 2)
     profile = fit_profile([samples, slower])
     found = evaluate_profile(profile, [samples, slower, replace(samples, device="l40s")])
@@ -335,7 +337,7 @@ def test_evaluation_prices_by_the_same_software() -> None:
 
 
 def test_fit_evaluate_and_list(run: Run, tmp_path: Path) -> None:
-    data, norms = table(tmp_path / "t.parquet", gemm_table(700)), table(tmp_path / "n.csv", generic())
+    data, norms = table(tmp_path / "t.parquet", gemm_table(400)), table(tmp_path / "n.csv", generic())
     out = tmp_path / "h200.profile"
     code, text, told = run("fit", data, norms, "-o", out)
     # No terminal: a plain line for each family when it begins.
@@ -348,7 +350,7 @@ def test_fit_evaluate_and_list(run: Run, tmp_path: Path) -> None:
     found = json.loads(text)
     assert code == 0 and set(found["families"]) == {"gemm", "norm"}
     assert {"n", "mape", "median", "bias", "p90"} <= set(found["families"]["gemm"])
-    assert 0 < found["families"]["gemm"]["mape"] < 0.05 and found["families"]["gemm"]["n"] > 300
+    assert 0 < found["families"]["gemm"]["mape"] < 0.05 and found["families"]["gemm"]["n"] > 200
     assert "Errors by family" in plain(run("models", "evaluate", out, data)[1])
 
     code, text, _ = run("models", "list", tmp_path, "--json")
@@ -413,7 +415,7 @@ def test_traces_of_several_devices_judge_a_profile_of_one(
 
 
 def test_no_model_without_an_error(run: Run, tmp_path: Path) -> None:
-    samples = gemm_samples(400)
+    samples = gemm_samples(200)
     few = replace(samples, groups={"model": [f"model {i % 3}" for i in range(len(samples))]})
     while few.split().any():  # no model is in the held-out fifth
         few = replace(few, groups={"model": [f"{label}." for label in few.groups["model"]]})
@@ -427,17 +429,17 @@ def test_no_model_without_an_error(run: Run, tmp_path: Path) -> None:
 
 
 def test_large_sets_are_not_fitted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "REFIT_ROWS", 500)
-    monkeypatch.setattr(fitting, "FULL_ROWS", 500)
-    entry = fit_entry(gemm_samples(900), H200)
+    monkeypatch.setattr(fitting, "REFIT_ROWS", 300)
+    monkeypatch.setattr(fitting, "FULL_ROWS", 300)
+    entry = fit_entry(gemm_samples(600), H200)
     assert entry.rows == entry.facts["fit_rows"] and entry.facts["held_out"]["mape"] < 0.1
 
 
 def test_many_calls_of_many_groups_are_left_out_twice_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples, options = gemm_samples(600), Options(refit=False)
+    samples, options = gemm_samples(400), Options(refit=False)
     few = replace(samples, groups={"model": [f"model {i % 7}" for i in range(len(samples))]})
     every = fit_entry(samples, H200, options)
-    monkeypatch.setattr(fitting, "TWO_FOLDS_ROWS", 300)
+    monkeypatch.setattr(fitting, "TWO_FOLDS_ROWS", 200)
     left_out = fit_entry(samples, H200, options)
     assert every.facts["cross_validation"]["n"] == every.facts["fit_rows"]
     assert left_out.facts["cross_validation"]["n"] < 0.6 * left_out.facts["fit_rows"]

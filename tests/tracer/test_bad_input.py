@@ -71,7 +71,7 @@ def test_a_missing_file_and_a_directory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.97])
 def test_a_truncated_file_gives_its_head(tmp_path: Path, suffix: str, keep: float) -> None:
-    whole = write(tmp_path, many(3000), "whole" + suffix)
+    whole = write(tmp_path, many(1000), "whole" + suffix)
     cut = tmp_path / ("cut" + suffix)
     cut.write_bytes(whole.read_bytes()[:int(whole.stat().st_size * keep)])
     graph, full = read_kineto(cut), read_kineto(whole)
@@ -83,7 +83,7 @@ def test_a_truncated_file_gives_its_head(tmp_path: Path, suffix: str, keep: floa
 
 
 def test_every_cut_of_a_small_file_is_survived(tmp_path: Path) -> None:
-    text = write(tmp_path, small_step(), deviceProperties=[{"id": 0, "name": "A"}]).read_bytes()
+    text = write(tmp_path, small_step()[1:5], deviceProperties=[{"id": 0, "name": "A"}]).read_bytes()
     read = 0
     for length in range(len(text)):
         path = tmp_path / "cut.json"
@@ -98,7 +98,7 @@ def test_every_cut_of_a_small_file_is_survived(tmp_path: Path) -> None:
 
 
 def test_a_corrupt_gzip_gives_its_head(tmp_path: Path) -> None:
-    path = write(tmp_path, many(20_000), "trace.json.gz")
+    path = write(tmp_path, many(5_000), "trace.json.gz")
     stored = bytearray(path.read_bytes())
     middle = len(stored) // 2
     stored[middle:middle + 64] = b"\xff" * 64

@@ -774,7 +774,7 @@ def test_a_script_that_changes_its_directory(script: Path, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     script.write_text("import os\nos.chdir('elsewhere')\n" + SCRIPT)
-    result = process([sys.executable, "-c", COMMAND, "capture", *COUNTS, "--out", "out", str(script)])
+    result = run_program(COMMAND, "capture", *COUNTS, "--out", "out", script)
     assert result.returncode == 0, result.stderr
     assert f"Recorded 2 steps in {Path('out', 'rank0')}\n" in result.stdout
     assert read_context(tmp_path / "out" / "rank0")["complete"] is True
@@ -825,18 +825,18 @@ def test_optimizers_that_step_at_different_rates(tmp_path: Path, run: Run) -> No
 
 
 def test_without_torch_it_is_one_sentence(script: Path, tmp_path: Path) -> None:
-    code = ("import sys; sys.modules['torch'] = None; sys.argv[0] = 'foretrace'; "
-            "from foretrace.commands import main; sys.exit(main())")
-    capture = ["capture", "--out", str(tmp_path / "out")]
-    for arguments in (
-            [*capture, "--workload", "llama"], [*capture, str(script)],
-            [*capture, "--workload", "llama", "--world-size", "4", "--parallel", "ddp"],
-            ["trace", "--workload", "llama", "-o", str(tmp_path / "a.foretrace")]):
-        result = process([sys.executable, "-c", code, *arguments])
-        assert result.returncode == 2 and result.stderr.count("\n") == 1, result.stderr
-        assert "PyTorch; install it with: pip install 'foretrace[capture]'" in result.stderr
-    # What is wrong with the command itself is told first.
-    result = process([sys.executable, "-c", code, *capture, "--workload", "llama", "--world-size", "4", "--parallel",
-                  "tp=3"])
-    assert result.returncode == 2 and "which is not the world size 4" in result.stderr
+    code = ("import json, sys; sys.modules['torch'] = None; from foretrace.commands import main\n"
+            "for words in json.loads(sys.argv[1]):\n"
+            "    sys.argv = ['foretrace', *words]\n"
+            "    try:\n        main()\n"
+            "    except SystemExit as error:\n        print(error.code)\n")
+    capture, llama = ["capture", "--out", str(tmp_path / "out")], ["--workload", "llama"]
+    world = [*capture, *llama, "--world-size", "4", "--parallel"]
+    commands = [[*capture, *llama], [*capture, str(script)], [*world, "ddp"],
+                ["trace", *llama, "-o", str(tmp_path / "a.foretrace")], [*world, "tp=3"]]
+    result = process([sys.executable, "-c", code, json.dumps(commands)])
+    *said, last = result.stderr.splitlines()
+    assert result.stdout.split() == ["2"] * 5 and len(said) == 4, result.stderr
+    assert all("PyTorch; install it with: pip install 'foretrace[capture]'" in line for line in said)
+    assert "which is not the world size 4" in last  # what is wrong with the command itself is told first
     assert not (tmp_path / "out").exists()

@@ -144,7 +144,6 @@ def test_fake_tensors_have_the_collectives_of_real_ones() -> None:
             workload = parallelize(workloads.build("llama", preset="tiny", depth=2), ParallelPlan.parse(plan, ranks))
             batches, notes = workload.batches(), CollectiveNotes()
             workload.step(next(batches))
-            workload.step(next(batches))  # DDP rebuilds its buckets
             notes.start()
             workload.step(next(batches))
             notes.stop()
@@ -152,7 +151,7 @@ def test_fake_tensors_have_the_collectives_of_real_ones() -> None:
 
     from contextlib import nullcontext
 
-    for plan, ranks in (("ddp", 3), ("fsdp2=2,tp=2", 4), ("fsdp2=2,pp=2", 4)):
+    for plan, ranks in (("fsdp2=2,tp=2", 4), ("fsdp2=2,pp=2", 4)):  # the next test is of DDP
         shapes_only = rows(plan, ranks, FakeTensorMode())
         assert shapes_only and shapes_only == rows(plan, ranks, nullcontext())
 

@@ -106,7 +106,7 @@ def test_operators_shapes_and_dtypes_are_those_of_a_real_run(name: str, modes: d
     *(pytest.param(name, checkpointing, marks=pytest.mark.slow) for name, checkpointing in (
         ("bert", False), ("resnet50", False), ("llama", True), ("bert", True), ("lstm", True)))])
 def test_peak_memory_is_within_a_percent_of_a_real_run(name: str, checkpointing: bool, tmp_path: Path) -> None:
-    sizes = {"resnet50": {"batch": 4, "resolution": 64}, "lstm": {"batch": 16, "seq": 32, "depth": 2}}
+    sizes = {"resnet50": {"batch": 4, "resolution": 64}, "lstm": {"batch": 16, "seq": 12, "depth": 2}}
     settings = workloads.configure(name, preset="tiny", checkpointing=checkpointing,
                                    **sizes.get(name, {"batch": 8, "seq": 64, "depth": 3}))
     assert traced_peak_bytes(settings) == pytest.approx(real_peak_bytes(settings, tmp_path), rel=0.01)
@@ -127,10 +127,9 @@ def test_memory_is_told_by_what_it_holds() -> None:
                                          "temporaries", "other"))
     assert held == memory["peak"] <= memory["peak_blocks"]
     assert memory["activations"] > parameters
-    less = trace_workload(workloads.configure("llama", preset="tiny", batch=64, seq=64, depth=4)).meta.memory
-    checked = trace_workload(workloads.configure("llama", preset="tiny", batch=64, seq=64, depth=4,
-                                                 checkpointing=True)).meta.memory
-    assert checked["peak"] < 0.7 * less["peak"]
+    less, checked = (workloads.configure("llama", preset="tiny", batch=64, seq=64, depth=3, checkpointing=way)
+                     for way in (False, True))
+    assert trace_workload(checked).meta.memory["peak"] < 0.7 * trace_workload(less).meta.memory["peak"]
 
 
 # --- the written list, each entry also under checkpointing ----------------------------------------------------------

@@ -139,7 +139,7 @@ def test_attributes_of_nodes() -> None:
     ("resnet50-V100/rank0.kineto.json.gz", {"forward_backward"}),
     ("cuda-sync-A100/alexnet/benchmark_result_2869224_1695835535_trace.json.gz", {"sync"}),
     ("cuda-sync-A100/cuda_event_sync_multi_stream/event_sync_trace.json.gz", {"sync"}),
-    ("linear-2080Ti/kineto.json.gz", {"forward_backward"}),
+    pytest.param("linear-2080Ti/kineto.json.gz", {"forward_backward"}, marks=pytest.mark.slow),  # forty alike steps
     ("vllm-cuda-graph/graph-execution.json.gz", set()),
     ("resnet50-V100-2021/list-form-2020.json.gz", set()),
     ("gpu-only-MI210/rank0.json.gz", set()),
