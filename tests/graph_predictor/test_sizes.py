@@ -274,7 +274,9 @@ def test_payloads_and_look_ups_grow_as_the_batch_on_all_ranks(real_trace: Find, 
     """16 samples a rank, and layers of 16 outputs too."""
     base = baseline_of(read_job(real_trace("dlrm-8xV100-2023")))
     changes = (("batch", 16, 16 * times),)
-    scaled = [ScaledShapes(graph, changes) for graph in base.built.graphs]
+    # Those that the prediction takes.
+    scaled = base.scenario.shared.once("scaled shapes", (base.scenario.built, changes),
+                                       lambda: [ScaledShapes(graph, changes) for graph in base.built.graphs])
     for graph, rank in zip(base.built.graphs, scaled, strict=True):
         table = graph.collectives
         moved = {(graph.string(int(table.kind[row])), max(int(table.elements_in[row]), int(table.elements_out[row]))):
