@@ -71,6 +71,10 @@ def _device_units(scenario: Scenario) -> WorkUnits:
                  follows, watched_group[groups], calls, np.ones(len(groups), np.bool_), False)
 
 
+_ARGUMENTS = ("name", "shapes", "dtypes", "strides", "scalars")
+"""Columns of ``ops`` that an operation's work follows."""
+
+
 def _host_units(scenario: Scenario) -> WorkUnits:
     slices, parts = scenario.slices, []
     calls: list[tuple[OpCall, ...]] = []
@@ -86,9 +90,8 @@ def _host_units(scenario: Scenario) -> WorkUnits:
         follows[1:] = (thread[1:] == thread[:-1]) & (around[1:] == around[:-1])
         parts.append((np.full(len(op), rank, np.int64), thread, op, graph.ops.start_ns[op], follows))
         known: dict[tuple[int, ...], tuple[OpCall, ...]] = {}
-        table = graph.ops
-        for row in op.tolist():
-            key = tuple(int(c[row]) for c in (table.name, table.shapes, table.dtypes, table.strides, table.scalars))
+        keys = np.stack([getattr(graph.ops, name)[op] for name in _ARGUMENTS], axis=1).tolist()
+        for row, key in zip(op.tolist(), map(tuple, keys), strict=True):
             if key not in known:
                 known[key] = tuple(new for call in calls_of(Operation.from_graph(graph, row))
                                    for new in scenario.kernels.edited(call))
