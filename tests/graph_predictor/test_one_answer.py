@@ -18,8 +18,10 @@ DATA = ROOT.parent / "shared" / "data"
 OWN = ["bert-cpu", "cpu-small", "dlrm-cpu", "llama-cpu", "resnet50-cpu"]
 COMMANDS = ("inspect", "replay", "opportunities", "ranks", "memory")
 WITH_PAGES = ("breakdown", "predict")
-QUICK = ("bert-cpu", "resnet18-ddp-MI300X", "rank0-1-of-128", "vllm-cuda-graph", "gpu-only-MI210")
-"""Of the recordings of whole steps, those asked in every run: a CPU, a GPU of AMD's, ranks, a CUDA graph, no host."""
+QUICK = ("bert-cpu", "resnet18-ddp-MI300X", "rank0-1-of-128", "vllm-cuda-graph", "gpu-only-MI210",
+         "triton_example.json.gz")
+"""Of the recordings of whole steps, those asked in every run: a CPU, a GPU of AMD's, ranks, a CUDA graph, no host, code
+that was compiled. So are all small cases."""
 
 
 RIGHT = {
@@ -85,9 +87,9 @@ def _name(path: Path) -> str:
 
 
 @pytest.mark.usefixtures("quick_pages")
-@pytest.mark.parametrize("path", mostly_slow(recordings(), {
-    _name(path) for path in recordings() if path.parent.name not in ("traces", "h100-vs-mi300", "resnet50-V100-2021")
-    or path.name in QUICK}, [_name(path) for path in recordings()]))
+@pytest.mark.parametrize("path", mostly_slow(
+    recordings(), {_name(path) for path in recordings() if path.parent.name == "cases" or path.name in QUICK},
+    [_name(path) for path in recordings()]))
 def test_no_command_and_no_page_contradicts_another(path: Path, run: Run, tmp_path: Path) -> None:
     said = said_by(path, run, tmp_path)
     if said["predict"]:
