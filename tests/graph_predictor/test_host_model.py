@@ -199,7 +199,7 @@ def test_rows_are_what_a_trace_below_autograd_has(tmp_path: Path) -> None:
 
 @cache
 def rounds(folder: str) -> dict[str, HostStep]:
-    """The host's step of every program of a folder."""
+    """The host's step of every program of a folder, of the larger one of every other."""
     return {path.parent.name: recorded_host_steps(read_job(path).graphs)[0]
             for path in sorted((TRACES / folder).glob("*/round0"))[::2 if folder == "host" else 1]}
 
