@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
 
-
-@cache
 def installed_version(package: str) -> str:
     """Return the version of a package; empty where it is not installed."""
     from importlib import metadata  # takes longer to import than a small file to read

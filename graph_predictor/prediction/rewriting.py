@@ -71,10 +71,6 @@ def _device_units(scenario: Scenario) -> WorkUnits:
                  follows, watched_group[groups], calls, np.ones(len(groups), np.bool_), False)
 
 
-_ARGUMENTS = ("name", "shapes", "dtypes", "strides", "scalars")
-"""Columns of ``ops`` that an operation's work follows."""
-
-
 def _host_units(scenario: Scenario) -> WorkUnits:
     slices, parts = scenario.slices, []
     calls: list[tuple[OpCall, ...]] = []
@@ -90,7 +86,8 @@ def _host_units(scenario: Scenario) -> WorkUnits:
         follows[1:] = (thread[1:] == thread[:-1]) & (around[1:] == around[:-1])
         parts.append((np.full(len(op), rank, np.int64), thread, op, graph.ops.start_ns[op], follows))
         known: dict[tuple[int, ...], tuple[OpCall, ...]] = {}
-        keys = np.stack([getattr(graph.ops, name)[op] for name in _ARGUMENTS], axis=1).tolist()
+        columns = ("name", "shapes", "dtypes", "strides", "scalars")
+        keys = np.stack([getattr(graph.ops, name)[op] for name in columns], axis=1).tolist()
         for row, key in zip(op.tolist(), map(tuple, keys), strict=True):
             if key not in known:
                 known[key] = tuple(new for call in calls_of(Operation.from_graph(graph, row))
