@@ -112,6 +112,13 @@ def test_a_parameter_in_a_product_tells_the_samples(tmp_path: Path) -> None:
     assert shapes(bias) == [(16,), (32, 128), (128, 16)]
 
 
+def test_sizes_that_shapes_refuse_are_refused_before_the_step_is_followed(tmp_path: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graph_predictor.sizes.scaled_shapes.SizeFlow", lambda *_: pytest.fail("followed"))
+    with pytest.raises(EditError, match="No tensor of the step has 9"):
+        ScaledShapes(graph_of(tmp_path, ("aten::relu", [[16, 16]])), (("batch", 9, 18),)).check()
+
+
 def test_a_weights_gradient_sums_over_the_samples(tmp_path: Path) -> None:
     graph = graph_of(tmp_path, ("aten::linear", [[512, 128], [256, 128], [256]]))
     scaled = ScaledShapes(graph, (("batch", 512, 2048),))
