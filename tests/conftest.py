@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--update-golden needs --reason \"...\": say why the results changed.")
 
 
-@functools.lru_cache(maxsize=3)
+@functools.lru_cache(maxsize=6)
 def _job(paths: tuple[str, ...], _files: tuple[tuple[str, int, int], ...], window: int, region: str | None,
          cycle: int | None, read_job: Callable[..., Any]) -> Any:
     return read_job(list(paths), window=window, step_region=region, cycle=cycle)
@@ -59,10 +59,19 @@ def _job(paths: tuple[str, ...], _files: tuple[tuple[str, int, int], ...], windo
 def _read_once(paths: list[str], window: int, workers: Any, step_region: str | None, cycle: int | None) -> Any:
     """Read a job as commands do, but files that have not changed since the last time are not read again."""
     files = [file for path in map(Path, paths) for file in (path.rglob("*") if path.is_dir() else [path])]
-    if not files or not all(file.exists() for file in files):
+    if not files or not all(file.exists() for file in files) or type(workers).__name__ != "ThisProcess":
         return jobs.read_job(paths, window=window, workers=workers, step_region=step_region, cycle=cycle)
     found = sorted((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
     return _job(tuple(paths), tuple(found), window, step_region, cycle, jobs.read_job)
+
+
+@pytest.fixture(autouse=True)
+def recordings_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process read a recording once, unless they draw a bar of it on a terminal."""
+    console = sys.modules.get("graph_predictor.cli.console")
+    if console is not None:
+        plain = console._read
+        monkeypatch.setattr(console, "_read", lambda *given: (plain if sys.stderr.isatty() else _read_once)(*given))
 
 
 @pytest.fixture
@@ -71,8 +80,6 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def call(*arguments: object) -> Ran:
         from foretrace.commands import main
 
-        if not sys.stderr.isatty():
-            monkeypatch.setattr("graph_predictor.cli.console._read", _read_once)
         monkeypatch.setattr(sys, "argv", ["foretrace", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
             sys.exit(main())

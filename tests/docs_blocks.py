@@ -69,8 +69,8 @@ def commands(text: str, vary: bool) -> list[Shown]:
 
 
 _MINUTES = re.compile(r"(?<=--minutes )[\d.]+")
-_PLAIN = re.compile(r"(?P<program>foretrace|python -m) (?P<words>(?!pytest)[^|&;<>$`*?]+)")
-"""A command that asks nothing of the shell; pytest says so where a plugin of it was imported before."""
+_PLAIN = re.compile(r"(?P<program>foretrace|python -m) (?P<words>[^|&;<>$`*?]+)(?:\| tail -n (?P<last>\d+))?")
+"""A command that asks nothing of the shell but its last lines."""
 _PROGRAMS = {
     "foretrace": "sys.argv[0] = 'foretrace'; from foretrace.commands import main; sys.exit(main())",
     "python -m": "import runpy; del sys.argv[0]; runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"}
@@ -81,14 +81,17 @@ def run(command: str, folder: Path, longer: float = 1.0) -> str:
     """What a command prints in a folder, stdout and stderr together; with ``longer`` times the minutes it is given."""
     command = _MINUTES.sub(lambda minutes: f"{float(minutes[0]) * longer:g}", command.partition("   #")[0])
     environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "100",
-                   "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+                   "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1",
+                   # What forks find imported is a plugin of pytest.
+                   "PYTEST_ADDOPTS": "-W ignore::pytest.PytestAssertRewriteWarning"}
     if plain := _PLAIN.fullmatch(command):
         printed = run_program(_TOGETHER + _PROGRAMS[plain["program"]], *shlex.split(plain["words"]), folder=folder,
                               seconds=SECONDS, **environment).stdout
     else:
         printed = subprocess.run(["bash", "-c", command], cwd=folder, env={**os.environ, **environment}, text=True,
                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS, check=False).stdout
-    return "\n".join(line.rstrip() for line in printed.strip("\n").splitlines())
+    lines = printed.strip("\n").splitlines()
+    return "\n".join(line.rstrip() for line in lines[-int(plain["last"] or len(lines)) if plain else 0:])
 
 
 def differs(shown: Shown, printed: str) -> bool:

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from graph_predictor.comm.recorded_calls import with_host_collectives
+from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import replay
 from graph_predictor.reports.ranks.report import rank_report
 from graph_predictor.reports.ranks.times import recorded_times
+from graph_predictor.request.parallel_ranks import on_ranks
+from graph_predictor.synthesis.baseline import baseline_of
+from kernel_models.collectives import CollectiveModel, find_topology
 from tracer.graph import ExecutionGraph
-from tracer.job import Job
+from tracer.job import Job, read_job
+from tracer.parallel_plan import ParallelPlan
 
 ATTEMPTS = 6
+
+
+@cache
+def llama() -> Baseline:
+    """A Llama that was captured on one rank, of a CPU with two cores."""
+    return baseline_of(read_job(Path(__file__).resolve().parents[1] / "traces" / "llama-cpu"))
+
+
+@cache
+def llama_on(plan: str) -> Baseline:
+    """It, traced again for the ranks of a plan, which the CPU's network joins."""
+    return on_ranks(llama(), ParallelPlan.parse(plan), CollectiveModel(find_topology("cpu")))
 
 
 def slowed(graph: ExecutionGraph, factor: int) -> ExecutionGraph:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -57,17 +56,28 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COMMANDS = re.findall(r"^\$ foretrace (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+RUN = """
+import sys, shlex
+from foretrace.commands import main
+for command in sys.argv[1:]:
+    print("$", command, flush=True)
+    sys.argv = ["foretrace", *shlex.split(command)]
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code:
+            raise
+"""
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command.split()[:2]))
-def test_what_the_page_adds_works(command: str, copied: Path) -> None:
-    if "step.py" in command:
-        pytest.importorskip("torch")
-    said = subprocess.run([sys.executable, "-c", "from foretrace.commands import main; main()", *shlex.split(command)],
-                          cwd=copied, env={**os.environ, "PYTHONPATH": str(copied)}, capture_output=True, text=True,
-                          check=False)
-    assert said.returncode == 0, said.stderr
-    assert next(words for start, words in SAYS.items() if command.startswith(start)) in said.stdout
+def test_what_the_page_adds_works(copied: Path) -> None:
+    pytest.importorskip("torch")
+    ran = subprocess.run([sys.executable, "-c", RUN, *COMMANDS], cwd=copied, capture_output=True, text=True,
+                         check=False, env={**os.environ, "PYTHONPATH": str(copied)})
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr
+    said = dict(part.split("\n", 1) for part in ran.stdout[2:].split("\n$ "))
+    for start, words in SAYS.items():
+        assert words in next(text for command, text in said.items() if command.startswith(start)), start
 
 
 def test_every_kind_of_addition_is_shown() -> None:

@@ -67,14 +67,19 @@ def write_page(page: ReportPage, path: str | os.PathLike[str]) -> None:
         stream.write(text.encode())
 
 
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """Return the pages' templates, which are compiled once."""
+    return jinja2.Environment(loader=jinja2.PackageLoader("graph_predictor.pages"), autoescape=True,
+                              undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
 def render(page: ReportPage) -> str:
     """Return a page's HTML."""
-    environment = jinja2.Environment(loader=jinja2.PackageLoader("graph_predictor.pages"), autoescape=True,
-                                     undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     sections = [section for section in page.sections if section.parts]
     script = "\n".join(own_text(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template("page.html.jinja").render(
+    return _environment().get_template("page.html.jinja").render(
         page=page, sections=sections, style=Markup(own_text("page.css")), script=Markup(script), digest=digest,
         data=list(_data(sections)), shown_notes=SHOWN_NOTES, plot_script=plot_script)
 

@@ -86,9 +86,9 @@ def _host_units(scenario: Scenario) -> WorkUnits:
         follows[1:] = (thread[1:] == thread[:-1]) & (around[1:] == around[:-1])
         parts.append((np.full(len(op), rank, np.int64), thread, op, graph.ops.start_ns[op], follows))
         known: dict[tuple[int, ...], tuple[OpCall, ...]] = {}
-        table = graph.ops
-        for row in op.tolist():
-            key = tuple(int(c[row]) for c in (table.name, table.shapes, table.dtypes, table.strides, table.scalars))
+        columns = ("name", "shapes", "dtypes", "strides", "scalars")
+        keys = np.stack([getattr(graph.ops, name)[op] for name in columns], axis=1).tolist()
+        for row, key in zip(op.tolist(), map(tuple, keys), strict=True):
             if key not in known:
                 known[key] = tuple(new for call in calls_of(Operation.from_graph(graph, row))
                                    for new in scenario.kernels.edited(call))

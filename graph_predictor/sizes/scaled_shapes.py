@@ -56,7 +56,6 @@ class ScaledShapes:
     Attributes:
         parameters: shapes of parameters, transposed ones too.
         sizes: the named sizes.
-        flow: what every tensor of the step follows.
     """
 
     def __init__(self, graph: ExecutionGraph, changes: Changes) -> None:
@@ -75,7 +74,11 @@ class ScaledShapes:
         self._find_lists()
         self.selected = selections(graph, {*self.sizes.old} - self._sizes_of_parameters)
         self._find_rows()
-        self.flow = SizeFlow(graph, self.sizes, self._by_shape, self._list, self.parameters, _role)
+
+    @cached_property
+    def flow(self) -> SizeFlow:
+        """Return what every tensor of the step follows; sizes that are refused by its shapes alone never need it."""
+        return SizeFlow(self.graph, self.sizes, self._by_shape, self._list, self.parameters, _role)
 
     def check(self) -> None:
         """Raise ``EditError`` if a dimension is unknown or ambiguous."""
@@ -106,12 +109,12 @@ class ScaledShapes:
                 shown = "×".join(map(str, sorted(clash, key=_dimensions)[-1]))
                 raise EditError(f"{changes} is ambiguous: a parameter of {shown} has the size {old} too, so that they "
                                 f"cannot be told apart; capture the step at another size, or {_OR_AGAIN}.")
-            strided = [] if leading else [
-                side for side in strided_maps(self.shapes, old) if side not in self.sizes.derived]
             if not leading and self.flow.changed:
                 raise EditError(f"{changes} changes parameters of the model: one of {by(self.flow.changed[0])} is as "
                                 f"large as {name} makes it, and one capture scales what the data change. "
                                 f"{_TRACED_AGAIN}.")
+            strided = [] if leading else [  # by a flow that is known by now
+                side for side in strided_maps(self.shapes, old) if side not in self.sizes.derived]
             if strided:
                 maps = " and ".join(f"{size}×{size}" for size in strided)
                 raise EditError(f"{changes} changes more than what has the size {old}: maps of {maps} follow from it "

@@ -132,7 +132,8 @@ def test_plans_and_shardings_say_who_does_what(run: Run, folder: Path) -> None:
                        "ddp=2", "--comm-choices", folder / "two.json", "--json")
     notes = " ".join(json.loads(out)["notes"])
     assert code == 0 and "A step's collectives by backend" in notes and "A rank's collectives take" in notes
-    code, out, _ = run("shard", "dlrm", "--gpus", 2, "--device", "a100-sxm-80g", "--comm-choices", "auto", "--json")
+    code, out, _ = run("shard", "dlrm", "--preset", "tiny", "--gpus", 2, "--device", "a100-sxm-80g", "--comm-choices",
+                       "auto", "--json")
     assert code == 0 and "by backend: nccl" in " ".join(json.loads(out)["notes"])
     code, out, _ = run("comm", "study", "gpt2", "--preset", "tiny", "--gpus", 2, "--device", "a100-sxm-80g",
                        "--parallel", "ddp=2", "--comm-choices", folder / "two.json", "--json")

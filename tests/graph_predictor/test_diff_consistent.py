@@ -29,12 +29,17 @@ MI300 = TRACES / "h100-vs-mi300"
 OWN = [ROOT / "traces" / name for name in ("bert-cpu", "cpu-small", "dlrm-cpu", "llama-cpu", "resnet50-cpu")]
 DIGIT = 0.001
 """The last digit of a time in ms."""
+LARGE = {"h100-google_owlv2-large-patch14-ensemble.json.gz", "mi300-google_owlv2-large-patch14-ensemble.json.gz",
+         "linear-2080Ti"}
+ALIKE = LARGE | {"bert-cpu", "dlrm-cpu", "llama-cpu", "resnet50-cpu", "resnet50-ddp-2xA100",
+                 "h100-Qwen_Qwen1.5-0.5B-Chat.json.gz", "mi300-Qwen_Qwen1.5-0.5B-Chat.json.gz"}
+"""Recordings whose commands are run by ``make slow``: a CPU's, two GPUs', a job's and the cases are run always."""
 SIDES = {"only in A": "only in B", "only in B": "only in A"}
 
 
-def pairs() -> list[tuple[Path, Path, tuple[str | int, ...]]]:
+def pairs(slow: set[str]) -> list[Any]:
     """Pairs of recordings of one program; of a recording on its own, two of its steps."""
-    return list(_pairs())
+    return [pytest.param(a, b, options, marks=pytest.mark.slow if a.name in slow else ()) for a, b, options in _pairs()]
 
 
 def _pairs() -> Iterator[tuple[Path, Path, tuple[str | int, ...]]]:
@@ -53,7 +58,7 @@ def _pairs() -> Iterator[tuple[Path, Path, tuple[str | int, ...]]]:
 
 def recordings() -> list[Path]:
     """Each recording of the pairs once."""
-    return list(dict.fromkeys(path for a, b, _ in pairs() for path in (a, b)))
+    return list(dict.fromkeys(path for a, b, _ in _pairs() for path in (a, b)))
 
 
 def name(value: object) -> str:
@@ -82,7 +87,7 @@ def sided(part: Part) -> DifferenceKind | None:
                  if part.kind is kind or part.what.endswith(f"({kind.value})")), None)
 
 
-@pytest.mark.parametrize(("a", "b", "options"), pairs(), ids=name)
+@pytest.mark.parametrize(("a", "b", "options"), pairs(LARGE), ids=name)
 def test_every_part_is_b_less_a(a: Path, b: Path, options: tuple[str | int, ...]) -> None:
     found = compared(a, b, options)
     assert found.total_ns == found.after_ns - found.before_ns == sum(part.time_ns for part in found.parts)
@@ -95,7 +100,7 @@ def test_every_part_is_b_less_a(a: Path, b: Path, options: tuple[str | int, ...]
             assert min(part.before_ns or 0, part.after_ns or 0) >= 0
 
 
-@pytest.mark.parametrize(("a", "b", "options"), pairs(), ids=name)
+@pytest.mark.parametrize(("a", "b", "options"), pairs(LARGE), ids=name)
 def test_exchanged_recordings_give_the_mirrored_difference(a: Path, b: Path, options: tuple[str | int, ...]) -> None:
     """To the nanosecond, but for the rounding of a mean over ranks."""
     there = compared(a, b, options)
@@ -137,8 +142,22 @@ ZERO = re.compile(r"(?<![\w.])[+-]0(?:\.0+)?(?:%|(?![\w.]))")
 """A zero with a sign."""
 
 
-@pytest.mark.usefixtures("quick_pages")
-@pytest.mark.parametrize(("a", "b", "options"), pairs(), ids=name)
+@pytest.fixture
+def compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands of a test, which print one difference in several ways, find it once."""
+    known: dict[tuple[object, ...], tuple[Difference, tuple[Job, ...]]] = {}
+
+    def once(*jobs: Job, **options: Any) -> Difference:
+        key = (*map(id, jobs), *options.items())
+        if key not in known:
+            known[key] = diff_jobs(*jobs, **options), jobs
+        return known[key][0]
+
+    monkeypatch.setattr("graph_predictor.diff.jobs.diff_jobs", once)
+
+
+@pytest.mark.usefixtures("quick_pages", "compared_once")
+@pytest.mark.parametrize(("a", "b", "options"), pairs(ALIKE), ids=name)
 def test_text_json_and_page_show_b_less_a(
         a: Path, b: Path, options: tuple[str | int, ...], run: Run, tmp_path: Path) -> None:
     code, text, error = run("diff", a, b, *options, "--top", 100_000)
@@ -189,7 +208,9 @@ def check(before: str, after: str, ms: str) -> None:
     assert not any(ZERO.fullmatch(text) for text in (ms, before, after))
 
 
-@pytest.mark.parametrize("path", recordings(), ids=name)
+@pytest.mark.usefixtures("compared_once")
+@pytest.mark.parametrize("path", [pytest.param(path, marks=pytest.mark.slow if path.name in ALIKE else ())
+                                  for path in recordings()], ids=name)
 def test_a_recording_does_not_differ_from_itself(path: Path, run: Run) -> None:
     code, text, error = run("diff", path, path)
     if code == 2:

@@ -19,7 +19,7 @@ from graph_predictor.diff.jobs import diff_jobs
 from graph_predictor.diff.result import DifferenceKind
 from tracer.job import read_job
 
-STEPS = 12
+STEPS = 6
 ATTEMPTS = 3
 """A machine that is busy with something else may disturb one of two captures by more than what was planted."""
 NAMED = {
@@ -40,7 +40,7 @@ def test_a_planted_regression_is_named_first_and_caught(kind: str, tmp_path: Pat
     for attempt in range(ATTEMPTS):
         folder = tmp_path / str(attempt)
         before_path, after_path = folder / "kept" / kind, folder / "new" / kind
-        record(kind, [(before_path, False), (after_path, True)], steps=STEPS, timed=10)
+        record(kind, [(before_path, False), (after_path, True)], steps=STEPS, timed=8)
         before, after = read_job(before_path), read_job(after_path)
         found = diff_jobs(before, after)
         first = found.top()[0]

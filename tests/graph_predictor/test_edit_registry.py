@@ -15,7 +15,7 @@ from graph_predictor.edits.registry import OPTIONS, chosen, made, switched
 from graph_predictor.reports.opportunities import candidates
 from tracer.errors import ForetraceError
 
-CAPTURE = str(Path(__file__).parents[2] / "traces" / "cpu-small")
+CAPTURE = str(Path(__file__).parents[2] / "traces" / "dlrm-cpu")
 TOY = '''
 """Python that takes a share of its time."""
 

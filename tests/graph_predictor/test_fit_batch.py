@@ -52,14 +52,14 @@ def test_the_search_ends_at_the_last_that_fits(begin: int, fixed: float, each: f
 
 def test_of_a_capture(tmp_path: Path) -> None:
     graph = read_job(BERT).graphs[0]
-    found = fit_batch(graph, "t4", limit_bytes=2e9)
+    found = fit_batch(graph, "t4", sizes=["depth=1"], limit_bytes=2e9)
     sizes = list(found.tried)
     assert found.fits is not None and found.may_fit is not None and found.fits <= found.may_fit
     assert {found.fits, found.fits + 1, found.may_fit, found.may_fit + 1} <= set(sizes) and sizes == sorted(sizes)
     assert found.tried[found.may_fit].account.total <= 2e9 < found.tried[found.may_fit + 1].account.total
     assert found.tried[found.fits].high <= 2e9 < found.tried[found.fits + 1].high
     assert list(found.to_pandas()["batch"]) == sizes and f"batch {found.fits:,} fits" in repr(found)
-    none = fit_batch(graph, "t4", limit_bytes=CONTEXT)
+    none = fit_batch(graph, "t4", sizes=["depth=1"], limit_bytes=CONTEXT, first=1)
     assert none.fits is None and none.may_fit is None and "no batch fits" in none.headline()
 
 

@@ -1,8 +1,9 @@
-"""Hosts that were ahead of their devices when the recording began do not decide the step without the profiler."""
+"""Hosts that were ahead of their devices when the recording began do not decide the step without the profiler.
+
+A recorded job is in ``test_contention``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,6 @@ from foretrace.edits import TakeOutProfiler
 from graph_predictor import baseline_of
 from graph_predictor.recorded.facts import head_start_ns, runs_ahead
 from tracer.graph import ExecutionGraph
-from tracer.job import read_job
 
 STEPS, LAUNCHES, EVERY, KERNEL = 3, 50, 20.0, 12.0
 """Launches of a step, µs from one to the next on the host, and µs of each kernel: the host takes 1,000 µs a step, the
@@ -52,11 +52,3 @@ def test_a_device_that_had_work_left_decides(tmp_path: Path) -> None:
     assert level.step_time_us > 1.2 * ahead.step_time_us
     assert any("hosts run ahead" in note for note in ahead.notes)
     assert not any("hosts run ahead" in note for note in level.notes)
-
-
-def test_a_recorded_job_of_eight_gpus(real_trace: Callable[[str], Path]) -> None:
-    """Its program's 14 unprofiled runs took 32.965 ms a step in the median."""
-    found = baseline_of(read_job(real_trace("nanogpt-8xH100"))).predict([TakeOutProfiler()])
-    assert found.bound == "compute"
-    assert found.step_time_us == pytest.approx(32_965, rel=0.03)
-    assert found.interval_us[0] < 32_965 < found.interval_us[1]

@@ -199,13 +199,13 @@ def test_rows_are_what_a_trace_below_autograd_has(tmp_path: Path) -> None:
 
 @cache
 def rounds(folder: str) -> dict[str, HostStep]:
-    """The host's step of every program of a folder."""
+    """The host's step of every program of a folder, of the larger one of every other."""
     return {path.parent.name: recorded_host_steps(read_job(path).graphs)[0]
-            for path in sorted((TRACES / folder).glob("*/round0"))}
+            for path in sorted((TRACES / folder).glob("*/round0"))[::2 if folder == "host" else 1]}
 
 
 def test_programs_held_out_are_told_by_the_others() -> None:
-    """Every case is in the docs; this holds 19 programs to what those of the other folder make of them."""
+    """Every case is in the docs; this holds 19 programs to what every other one of the other folder makes of them."""
     model = fit_host([*rounds("host").values()])
     errors = [sum(float(part.sum()) for part in model.estimate(one)) / one.host_ns - 1
               for one in rounds("host-held-out").values()]
@@ -267,9 +267,9 @@ def test_a_traced_step_is_predicted_on_a_host(tmp_path: Path) -> None:
     made = CliRunner().invoke(app, ["trace", "--workload", "bert", "--preset", "tiny", "--set",
                                     "optimizer=adamw-foreach", "--device", "cpu", "-o", str(path)])
     assert made.exit_code == 0, made.stderr
-    captures = ",".join(str(TRACES / "host" / name / "round0") for name in ("llama", "gpt2", "vit", "moe", "unet"))
+    captures = ",".join(str(TRACES / "host" / name / "round0") for name in ("gpt2", "vit"))
     said = plain(CliRunner().invoke(app, ["predict", str(path), "--host-from", captures]).stdout)
-    assert "what operations cost in 5 programs of" in said and "and other hosts (right within" in said
+    assert "what operations cost in 2 programs of" in said and "and other hosts (right within" in said
     named = plain(CliRunner().invoke(app, ["predict", str(path), "--host-from", CPU_HOST]).stdout)
     assert f"109 programs of {CPU_HOST}" in named
     table = tmp_path / "points.csv"

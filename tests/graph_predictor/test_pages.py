@@ -26,7 +26,6 @@ pytest.importorskip("itables", reason="pages need the extra `report`")
 from graph_predictor.figures import milliseconds, part_percent, signed_milliseconds
 from graph_predictor.pages import page as scripts
 from graph_predictor.pages.events import EventNames, Track, pack, safe_json
-from tracer.kept_files import write_kept
 from tracer.versions import installed_version
 
 LIMIT = 5_000_000
@@ -391,19 +390,30 @@ def test_roofline_counts_what_the_models_count(tmp_path: Path, run: Run) -> None
     assert all(point["y"] <= 4_000 for point in roof)
 
 
-def test_under_a_limit_on_address_space_a_page_has_plots_once_their_script_is_kept(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = ("import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)); "
-            "from foretrace.commands import main; main()")
-    trace = Path(__file__).resolve().parents[2] / "traces" / "bert-cpu"
+ON_PAGES = """
+import contextlib, resource, sys
+from foretrace.commands import main
+from graph_predictor.pages.page import plot_script
+from tracer.kept_files import write_kept
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+script, trace, *pages = sys.argv[1:]
+for page in pages:
+    sys.argv = ["foretrace", "report", trace, "-o", page]
+    with contextlib.suppress(SystemExit):
+        main()
+    assert write_kept(script, b"// Vega")
+    plot_script.cache_clear()
+"""
+
+
+def test_under_a_limit_on_address_space_a_page_has_plots_once_their_script_is_kept(tmp_path: Path) -> None:
     script = f"vega-{installed_version('vl-convert-python')}.js"
-    for kept in (False, True):
-        if kept:
-            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-            assert write_kept(script, b"// Vega")
-        ran = subprocess.run([sys.executable, "-c", code, "report", str(trace), "-o", str(tmp_path / "r.html")],
-                             capture_output=True, text=True, timeout=120, check=False, env={
-                                 **os.environ, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)})
-        page = (tmp_path / "r.html").read_text(encoding="utf-8")
-        assert ran.returncode == 0, ran.stderr
+    trace = str(ROOT / "traces" / "llama-cpu")
+    pages = {tmp_path / "before.html": False, tmp_path / "after.html": True}
+    ran = subprocess.run([sys.executable, "-c", ON_PAGES, script, trace, *map(str, pages)], cwd=ROOT,
+                         capture_output=True, text=True, timeout=120, check=False, env={
+                             **os.environ, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)})
+    assert ran.returncode == 0, ran.stderr
+    for path, kept in pages.items():
+        page = path.read_text(encoding="utf-8")
         assert ("data-plot=" in page, 'id="library-plots"' in page, "Not drawn" in page) == (kept, kept, not kept)

@@ -120,7 +120,7 @@ def test_command_line(real_trace: Find) -> None:
     (["--device", "b2"], "device"),
     (["--dtype", "fp7"], "choose bf16"),
     (["--step", "9"], "There is no step '9'"),
-    (["--fused-optimizer", "--set", "batch=32:32", "--clock", "-1"], "positive factor"),
+    (["--fused-optimizer", "--clock", "-1"], "positive factor"),
 ])
 def test_what_cannot_be_done_is_one_sentence(real_trace: Find, arguments: list[str], why: str) -> None:
     code, text, error = run(real_trace(A100), *arguments)

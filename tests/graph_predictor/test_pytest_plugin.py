@@ -29,7 +29,7 @@ from torch import nn
 
 def build(norms=0, wait=None):
     def make():
-        layers = [nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)] * 2
+        layers = [nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)]
         model = nn.Sequential(*layers, *[nn.LayerNorm(256) for _ in range(norms)]).cuda()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         x = torch.randn(64, 256, device="cuda")

@@ -235,7 +235,7 @@ def test_a_pipeline_traced_in_a_fake_world() -> None:
     assert max(row.bubble_ns for row in found.ranks) > 0
 
 
-@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 6)])
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), pytest.param(3, 6, marks=pytest.mark.slow)])
 def test_the_bubble_of_a_pipeline_is_that_of_the_textbook(stages: int, microbatches: int) -> None:
     """1F1B's share of idle time is (p - 1) / (m + p - 1) where stages are even and communication is nearly free
     (Narayanan et al., 2021): of a model whose blocks are nearly all of its work, with a host that is far ahead."""
@@ -247,7 +247,8 @@ def test_the_bubble_of_a_pipeline_is_that_of_the_textbook(stages: int, microbatc
 
     settings = workloads.configure("llama", depth=stages, width=4096, heads=32, kv_heads=32, hidden=16384, seq=4096,
                                    batch=microbatches, vocabulary=64, dtype="bf16", optimizer="sgd")
-    job = trace_job(settings, "h200-sxm", world_size=stages, parallel=f"pp={stages},microbatches={microbatches}")
+    job = trace_job(settings, "h200-sxm", world_size=stages, parallel=f"pp={stages},microbatches={microbatches}",
+                    warmup=0)
     prepared = Study(job).prepared(Configuration(topology="dgx-h200", edits={"host": 0.001}))
     found = closing(rank_report(predicted_times(prepared.start.simulated(prepared.edits))))
     textbook = (stages - 1) / (microbatches + stages - 1)

@@ -9,20 +9,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from recordings import llama, llama_on  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 from foretrace.commands import app  # noqa: E402
 from foretrace.edits import Straggler  # noqa: E402
-from graph_predictor.prediction.predictor import Baseline  # noqa: E402
 from graph_predictor.prediction.scenario import EditError  # noqa: E402
 from graph_predictor.request.parallel_ranks import on_ranks  # noqa: E402
-from graph_predictor.synthesis.baseline import baseline_of  # noqa: E402
 from kernel_models.collectives import CollectiveModel, find_topology  # noqa: E402
 from tracer import workloads  # noqa: E402
 from tracer.capture import Capture, CaptureOptions  # noqa: E402
 from tracer.capture.script import run_workload  # noqa: E402
 from tracer.capture_layout import read_window  # noqa: E402
-from tracer.job import read_job  # noqa: E402
 from tracer.parallel_plan import ParallelPlan, PlanError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,77 +31,68 @@ OPTIONS = CaptureOptions(steps=1, warmup=3, timed=0, execution_trace="none")
 SETTINGS = workloads.configure("llama", optimizer="adamw-foreach")
 
 
-@pytest.fixture(scope="module")
-def alone() -> Baseline:
-    """A Llama that was captured on one rank."""
-    return baseline_of(read_job(ROOT / "traces" / "llama-cpu"))
-
-
 @pytest.mark.parametrize(("plan", "ranks"), [
     ("ddp=2,bucket_mb=1", 2), ("fsdp2=2,tp=2", 4),
     *(pytest.param(plan, ranks, marks=pytest.mark.slow) for plan, ranks in (("ddp=2", 2), ("fsdp2=4", 4)))])
-def test_collectives_are_those_of_a_captured_fake_world(alone: Baseline, tmp_path: Path, plan: str, ranks: int) -> None:
-    spread = on_ranks(alone, ParallelPlan.parse(plan))
-    assert [graph.meta.rank for graph in spread.built.graphs] == list(range(ranks))
+def test_collectives_are_those_of_a_captured_fake_world(tmp_path: Path, plan: str, ranks: int) -> None:
+    graphs = llama_on(plan).built.graphs
+    assert [graph.meta.rank for graph in graphs] == list(range(ranks))
     last = ranks - 1
     run_workload(SETTINGS, Capture(tmp_path / "fake", OPTIONS), ParallelPlan.parse(plan, ranks), (ranks, last))
     expected = collectives(read_window(tmp_path / "fake" / f"rank{last}"))
     assert expected
-    assert collectives(spread.built.graphs[last]) == expected
+    assert collectives(graphs[last]) == expected
 
 
-def test_ranks_meet_in_their_collectives_so_that_one_straggler_holds_up_all(alone: Baseline) -> None:
-    spread = on_ranks(alone, ParallelPlan.parse("ddp=2"), CollectiveModel(find_topology("cpu")))
-    even = spread.predict()
-    slowed = spread.predict([Straggler(1, 1.0)])
+def test_ranks_meet_in_their_collectives_so_that_one_straggler_holds_up_all() -> None:
+    pair = llama_on("ddp=2")
+    even = pair.predict()
+    slowed = pair.predict([Straggler(1, 1.0)])
     first, last = slowed.per_rank
     assert first.step_time_us == pytest.approx(last.step_time_us, rel=1e-3)
     assert first.bound == "waiting for rank"
     assert slowed.step_time_us > 1.5 * even.step_time_us
     # DDP adds operations and takes none away: every recorded one stands for its own.
-    told = " ".join(spread.notes)
+    told = " ".join(pair.notes)
     assert "was traced again by shapes" in told and "that the trace does not have" not in told
 
 
-def test_a_slower_cluster_takes_longer(alone: Baseline) -> None:
-    plan = ParallelPlan.parse("fsdp2=2")
-    spread = [on_ranks(alone, plan, CollectiveModel(find_topology(name))).predict().step_time_us
-              for name in ("dgx-h100", "cpu")]
-    assert spread[0] < spread[1]
+def test_a_slower_cluster_takes_longer() -> None:
+    quick = on_ranks(llama(), ParallelPlan.parse("ddp=2"), CollectiveModel(find_topology("dgx-h100")))
+    assert quick.predict().step_time_us < llama_on("ddp=2").predict().step_time_us
 
 
-def test_accumulation_repeats_the_micro_batch_and_reduces_once(alone: Baseline) -> None:
-    once, thrice = (on_ranks(alone, ParallelPlan.parse(text)).built.graphs[0]
-                    for text in ("ddp=2", "ddp=2,accumulation=3"))
-    products = [sum(graph.string(int(name)) == "aten::mm" for name in graph.ops.name) for graph in (once, thrice)]
-    assert products[1] == 3 * products[0] > 0
-    assert collectives(thrice) == collectives(once)
+def test_accumulation_repeats_the_micro_batch_and_reduces_once() -> None:
+    once, twice = (llama_on(text).built.graphs[0] for text in ("ddp=2", "ddp=2,accumulation=2"))
+    products = [sum(graph.string(int(name)) == "aten::mm" for name in graph.ops.name) for graph in (once, twice)]
+    assert products[1] == 2 * products[0] > 0
+    assert collectives(twice) == collectives(once)
 
 
-def test_both_spellings_and_a_plans_micro_batches_are_the_same_step(alone: Baseline) -> None:
-    words, said = (on_ranks(alone, ParallelPlan.parse(text), sizes=sizes) for text, sizes in (
-        ("ddp=2,accumulation=2", {"batch": 6}), ("dp=2,microbatch=6,microbatches=2", {})))
+def test_both_spellings_and_a_plans_micro_batches_are_the_same_step() -> None:
+    batch = llama().built.graphs[0].meta.workload["settings"]["batch"]
+    words, said = llama_on("ddp=2,accumulation=2"), llama_on(f"dp=2,microbatch={batch},microbatches=2")
     assert words.predict().step_time_us == said.predict().step_time_us
     assert words.built.graphs[0].meta.workload == said.built.graphs[0].meta.workload
     with pytest.raises(PlanError, match="plan says batch=6 and the sizes say batch=4"):
-        on_ranks(alone, ParallelPlan.parse("dp=2,microbatch=6"), sizes={"batch": 4})
+        on_ranks(llama(), ParallelPlan.parse("dp=2,microbatch=6"), sizes={"batch": 4})
 
 
-def test_plans_that_cannot_be_are_told(alone: Baseline) -> None:
+def test_plans_that_cannot_be_are_told() -> None:
     with pytest.raises(PlanError, match="heads=4"):
-        on_ranks(alone, ParallelPlan.parse("tp=3"))
+        on_ranks(llama(), ParallelPlan.parse("tp=3"))
     with pytest.raises(PlanError, match="do not fit"):
-        on_ranks(alone, ParallelPlan.parse("ddp=16"), CollectiveModel(find_topology("dgx-h100")))
+        on_ranks(llama(), ParallelPlan.parse("ddp=16"), CollectiveModel(find_topology("dgx-h100")))
     with pytest.raises(EditError, match="no rank 2"):
-        on_ranks(alone, ParallelPlan.parse("ddp=2"), also=[2])
+        on_ranks(llama(), ParallelPlan.parse("ddp=2"), also=[2])
     with pytest.raises(EditError, match="no rank 5"):
-        alone.predict([Straggler(5, 0.1)])
+        llama().predict([Straggler(5, 0.1)])
     with pytest.raises(EditError, match="names no straggler"):
         Straggler.parse("slow")
     with pytest.raises(EditError, match="slower by nan%"):
         Straggler.parse("1:nan%")
     with pytest.raises(EditError, match="one rank"):
-        on_ranks(on_ranks(alone, ParallelPlan.parse("ddp=2")), ParallelPlan.parse("ddp=2"))
+        on_ranks(llama_on("ddp=2"), ParallelPlan.parse("ddp=2"))
 
 
 def test_a_recording_of_unknown_work_is_told() -> None:

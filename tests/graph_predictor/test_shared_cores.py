@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from recordings import llama, llama_on
 
-from graph_predictor.prediction.predictor import Baseline
-from graph_predictor.request.parallel_ranks import on_ranks
-from graph_predictor.synthesis.baseline import baseline_of
 from graph_predictor.synthesis.recorded_times import BUSY, SharedCores, cores_shared
-from kernel_models.collectives import CollectiveModel, find_topology
 from tracer.graph import NONE, Meta
-from tracer.job import read_job
-from tracer.parallel_plan import ParallelPlan
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(("ranks", "cores", "threads", "crowding", "taken"), [
@@ -40,30 +32,16 @@ def test_what_a_recording_does_not_say_is_not_assumed() -> None:
     assert cores_shared(replace(alone, host_threads=NONE), 2) == SharedCores(2, 2, 1)
 
 
-@pytest.fixture(scope="module")
-def llama() -> Baseline:
-    """One process on two cores."""
-    return baseline_of(read_job(ROOT / "traces" / "llama-cpu"))
+def test_ranks_beyond_the_cores_take_turns() -> None:
+    alone_us = llama().predict().step_time_us
+    two, four = llama_on("ddp=2").predict(), llama_on("ddp=4").predict()
+    assert alone_us < two.step_time_us < 1.9 * alone_us
+    assert 2 * alone_us < four.step_time_us
+    assert any("4 ranks share 2 cores of the recorded host" in note for note in four.notes)
 
 
-def spread(alone: Baseline, plan: str) -> float:
-    """The step of a plan, µs."""
-    return on_ranks(alone, ParallelPlan.parse(plan), CollectiveModel(find_topology("cpu"))).predict().step_time_us
-
-
-def test_ranks_beyond_the_cores_take_turns(llama: Baseline) -> None:
-    alone_us = llama.predict().step_time_us
-    two, four = spread(llama, "ddp=2"), spread(llama, "ddp=4")
-    assert alone_us < two < 1.9 * alone_us
-    assert 2 * alone_us < four
-    said = on_ranks(llama, ParallelPlan.parse("ddp=4"), CollectiveModel(find_topology("cpu"))).predict()
-    assert any("4 ranks share 2 cores of the recorded host" in note for note in said.notes)
-
-
-def test_sharding_costs_the_host_its_hooks(llama: Baseline) -> None:
+def test_sharding_costs_the_host_its_hooks() -> None:
     """What FSDP adds beyond its collectives is milliseconds of Python, which no recording without it has."""
-    plan, cpu = ParallelPlan.parse("fsdp2=2"), CollectiveModel(find_topology("cpu"))
-    sharded = on_ranks(llama, plan, cpu)
+    alone, sharded = llama(), llama_on("fsdp2=2")
     host_ms = sharded.slices.ns[sharded.slices.rank == 0].sum() / 1e6
-    alone_ms = llama.slices.ns.sum() / llama.cycle.steps / 1e6
-    assert host_ms > alone_ms + 3.0
+    assert host_ms > alone.slices.ns.sum() / alone.cycle.steps / 1e6 + 3.0

@@ -16,10 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from slowly import mostly_slow
 
-from foretrace.edits import Sizes
 from graph_predictor.sizes.layouts import NamedSizes, reshaped
 from graph_predictor.sizes.scaled_shapes import ScaledShapes, tensors_in
-from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.op_call import Family
 from kernel_models.operation import Operation, calls_of
 from tracer.errors import ForetraceError
@@ -79,11 +77,11 @@ def check_laws(graph: ExecutionGraph, batch: int, times: int) -> None:
 def test_no_call_of_a_real_trace_grows_faster_than_its_samples(name: str, real_trace: Find) -> None:
     graph = read_job(real_trace(name)).graphs[0]
     batch = likeliest_batch(graph)
-    for times in (2, 8, 32) if len(graph.ops) < 10_000 else (8,):
+    for times in (2, 32) if len(graph.ops) < 10_000 else (8,):
         check_laws(graph, batch, times)
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", mostly_slow(OWN, OWN[:2]))
 def test_no_call_of_an_own_trace_grows_faster_than_its_samples(name: str) -> None:
     graph = read_job(Path(__file__).parents[2] / "traces" / name).graphs[0]
     for times in (2, 32):
@@ -91,12 +89,10 @@ def test_no_call_of_an_own_trace_grows_faster_than_its_samples(name: str) -> Non
 
 
 @pytest.mark.real_traces
-def test_look_ups_take_as_many_times_as_long_as_there_are_more(real_trace: Find) -> None:
-    """16 samples a rank, and layers of 16 outputs: look-ups grew by 430 times with 32 times the samples."""
-    base = baseline_of(read_job(real_trace("dlrm-8xV100-2023")))
-    once, more = base.predict(), base.predict([Sizes((("batch", 16, 512),))])
-    assert 20 < more.families_us["embedding"] / once.families_us["embedding"] < 33
-    scaled = ScaledShapes(base.built.graphs[0], (("batch", 16, 512),))
+def test_look_ups_are_as_many_times_as_many_as_samples(real_trace: Find) -> None:
+    """16 samples a rank, and layers of 16 outputs: look-ups grew by 430 times with 32 times the samples. What they take
+    is held to in ``test_sizes``."""
+    scaled = ScaledShapes(read_job(real_trace("dlrm-8xV100-2023")).graphs[0], (("batch", 16, 512),))
     graph, found = scaled.graph, {}
     for row in range(len(graph.ops)):
         name = graph.string(int(graph.ops.name[row]))

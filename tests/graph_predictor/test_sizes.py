@@ -112,6 +112,13 @@ def test_a_parameter_in_a_product_tells_the_samples(tmp_path: Path) -> None:
     assert shapes(bias) == [(16,), (32, 128), (128, 16)]
 
 
+def test_sizes_that_shapes_refuse_are_refused_before_the_step_is_followed(tmp_path: Path,
+                                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graph_predictor.sizes.scaled_shapes.SizeFlow", lambda *_: pytest.fail("followed"))
+    with pytest.raises(EditError, match="No tensor of the step has 9"):
+        ScaledShapes(graph_of(tmp_path, ("aten::relu", [[16, 16]])), (("batch", 9, 18),)).check()
+
+
 def test_a_weights_gradient_sums_over_the_samples(tmp_path: Path) -> None:
     graph = graph_of(tmp_path, ("aten::linear", [[512, 128], [256, 128], [256]]))
     scaled = ScaledShapes(graph, (("batch", 512, 2048),))
@@ -274,7 +281,9 @@ def test_payloads_and_look_ups_grow_as_the_batch_on_all_ranks(real_trace: Find, 
     """16 samples a rank, and layers of 16 outputs too."""
     base = baseline_of(read_job(real_trace("dlrm-8xV100-2023")))
     changes = (("batch", 16, 16 * times),)
-    scaled = [ScaledShapes(graph, changes) for graph in base.built.graphs]
+    # Those that the prediction takes.
+    scaled = base.scenario.shared.once("scaled shapes", (base.scenario.built, changes),
+                                       lambda: [ScaledShapes(graph, changes) for graph in base.built.graphs])
     for graph, rank in zip(base.built.graphs, scaled, strict=True):
         table = graph.collectives
         moved = {(graph.string(int(table.kind[row])), max(int(table.elements_in[row]), int(table.elements_out[row]))):

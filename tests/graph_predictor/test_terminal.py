@@ -89,7 +89,7 @@ def test_no_command_passes_on_what_steers_a_terminal(command: str, kind: str, tm
             assert len(out) + len(err) < 30_000
 
 
-@pytest.mark.parametrize("arguments", [("workloads", "--json"), ("workloads",), ("--help",), ("inspect", CAPTURE)])
+@pytest.mark.parametrize("arguments", [("workloads", "--json"), ("--help",), ("inspect", CAPTURE)])
 def test_a_reader_that_has_gone_is_no_error(arguments: tuple[object, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -103,7 +103,7 @@ def test_a_reader_that_has_gone_is_no_error(arguments: tuple[object, ...]) -> No
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", ">&- <&-"])
 def test_an_answer_that_could_not_be_written_is_no_success(closed: str, tmp_path: Path) -> None:
     out = tmp_path / "small.foretrace"
-    for arguments in (f"convert {CAPTURE} -o {out}", "--help"):
+    for arguments in (f"convert {CAPTURE} -o {out}", *(["--help"] if closed == ">&-" else [])):
         ran = subprocess.run(f"{sys.executable} -c '{COMMAND}' {arguments} {closed}", shell=True, text=True,
                              check=False, capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
         lost = closed != "2>&-"

@@ -55,14 +55,16 @@ def decoder(workload: str = "llama") -> tuple[int, float]:
     return shape.block_parameters(1) * 4, float(SIZES["batch"] * SIZES["seq"] * shape.hidden * 4)
 
 
+@pytest.mark.slow  # planner/test_comm_study.py, whose plans are made of these rows: a_plan_communicates[fsdp2=2,tp=2]
 def test_tensor_parallel_blocks() -> None:
     _, stream = decoder()
     rows = of_block(stream, sequence_parallel=False)
     assert of_a_block("llama", "tp=2", 2) == listed(rows, "tp")
 
 
-@pytest.mark.parametrize(("plan", "sharding", "accumulation"), [("ddp=2", Sharding.NONE, 1),
-                                                                ("fsdp2=2", Sharding.PARAMETERS, 2)])
+@pytest.mark.parametrize(("plan", "sharding", "accumulation"), [
+    pytest.param("ddp=2", Sharding.NONE, 1, marks=pytest.mark.slow),  # a_plan_communicates[ddp=2] there
+    ("fsdp2=2", Sharding.PARAMETERS, 2)])
 def test_replicas(plan: str, sharding: Sharding, accumulation: int) -> None:
     parameters, _ = decoder()
     rows = of_replicas(sharding, parameters, parameters)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from forks import run_program
 from typer.testing import CliRunner
 
 import graph_predictor.check.validate as module
@@ -90,8 +91,12 @@ def test_a_failing_script_is_told_with_what_it_said(tmp_path: Path) -> None:
     assert none.exit_code == 2 and "Name what to validate" in none.stderr
 
 
-def test_a_script_of_ones_own(tmp_path: Path) -> None:
+def test_a_script_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
+    # Forks of a process that has PyTorch; the script that fails above is run by a Python of its own.
+    code = "import sys; sys.argv[0] = 'foretrace'; from foretrace.commands import main; sys.exit(main())"
+    monkeypatch.setattr(module.subprocess, "run",
+                        lambda command, **_: run_program(code, *command[len(module.FORETRACE):]))
     (tmp_path / "train.py").write_text(SCRIPT)
     done = CliRunner().invoke(app, ["validate", str(tmp_path / "train.py"), "-o", str(tmp_path / "out"),
                                     "--set", "batch=64", "--set", "batch=128", "--max-error", "0.0001%", "--json",

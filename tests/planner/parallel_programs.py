@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-WIDTH, INNER, BLOCKS, BATCH, SEQ = 64, 256, 3, 4, 16
+WIDTH, INNER, BLOCKS, BATCH, SEQ = 64, 256, 2, 4, 16
 STREAM = BATCH * SEQ * WIDTH * 4
 PARAMETERS = 4 * (2 * WIDTH * (WIDTH + INNER) + 4 * WIDTH)
 """Bytes of a block's parameters."""

@@ -126,7 +126,7 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_first_search_of_a_decoder_of_the_suite_imports_no_torch(tmp_path: Path) -> None:
-    program = ("import sys; from planner.parallel.planning import plan; plan('gpt2', 64); "
+    program = ("import sys; from planner.parallel.planning import plan; plan('gpt2', 16); "
                "print('torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT,
                           env={"XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": ""})

@@ -51,9 +51,11 @@ def test_command(tmp_path: Path) -> None:
     assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"stage 0", "stage 1"}
 
 
-def test_a_timeline_is_of_one_plan(tmp_path: Path) -> None:
+def test_a_timeline_is_of_one_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused is refused before a search."""
     kept = tmp_path / "notes.txt"
     kept.write_text("mine")
+    monkeypatch.setattr("planner.parallel.planning.find_plans", lambda request: pytest.fail("searched"))
     for words, said in ((("--gpus", "8,16", "--timeline", str(tmp_path / "a.json")), "--timeline"),
                         (("--gpus", "8", "--clock", "1,2", "--timeline", str(tmp_path / "a.json")), "--timeline"),
                         (("--gpus", "8", "--timeline", str(kept)), "notes.txt")):
@@ -61,6 +63,7 @@ def test_a_timeline_is_of_one_plan(tmp_path: Path) -> None:
         assert (code, out) == (2, "")
         assert said in err
     assert kept.read_text() == "mine"
+    monkeypatch.undo()
     code, out, _ = run("--gpus", "8", "--parallel", "dp=8,microbatch=4096", "--timeline", str(tmp_path / "a.json"))
     assert code == 1 and "Not possible" in out
     assert not (tmp_path / "a.json").exists()

@@ -36,8 +36,9 @@ def model() -> ServingModel:
     return ServingModel(served_decoder("llama-3.1-8b").shape, SETUP, spec, cluster_for(spec, 2, None, None, None))
 
 
-def simulated_us(step: ServedStep, edits: Sequence[Edit] = ()) -> float:
-    """The step kernel by kernel on the simulator that replays recordings, repeated until its period settles."""
+@cache
+def baseline(step: ServedStep) -> Baseline:
+    """The step kernel by kernel on the simulator that replays recordings."""
     own, rates = model(), model().rates
     found = own.in_order(step)
     kernels = [ServedKernel(each.name, each.call, *times) for each, *times in zip(
@@ -45,7 +46,12 @@ def simulated_us(step: ServedStep, edits: Sequence[Edit] = ()) -> float:
     host = ServedHost(own.engine_us(step), rates.host_us, rates.host_collective_us,
                       own.graph_us * own.setup.pp if own.captured(step) else None)
     scenario = served_scenario(kernels, host, own.device, own.models, own.setup.gpus)
-    return Baseline(scenario, Spreads(rates.spreads.host, RESOLVED), ran=False).predict(edits).step_time_us
+    return Baseline(scenario, Spreads(rates.spreads.host, RESOLVED), ran=False)
+
+
+def simulated_us(step: ServedStep, edits: Sequence[Edit] = ()) -> float:
+    """It is repeated until its period settles."""
+    return baseline(step).predict(edits).step_time_us
 
 
 @dataclass(frozen=True)

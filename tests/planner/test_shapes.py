@@ -67,14 +67,17 @@ def test_runs_of_blocks_change_with_the_model() -> None:
             assert each.shape.stack[0].ffn == 512 and each.shape.stack[1].ffn == each.shape.ffn
 
 
+NARROW = ["dtype=bf16", "heads=1", "width=32"]
+
+
 def test_the_command_prints_tables_and_json() -> None:
-    base = ["shapes", "gpt2", "--preset", "default", "--set", "dtype=bf16", "--set", "heads=1", "--set", "width=32",
-            "--device", "a100-sxm-40g"]
+    base = ["shapes", "gpt2", "--preset", "default", *(word for size in NARROW for word in ("--set", size)), "--device",
+            "a100-sxm-40g", "--parallel", "microbatch=2"]
     shown = CliRunner().invoke(app, base)
     assert shown.exit_code == 0 and "Changes, the greatest gain first" in shown.stdout, shown.output
     values = json.loads(CliRunner().invoke(app, [*base, "--json", "--top", "2"]).stdout)
     assert len(values["changes"]) == 2 and values["us_per_token"] > 0
-    refused = CliRunner().invoke(app, [*base, "--parallel", "tp=7"])
+    refused = CliRunner().invoke(app, [*base[:-1], "tp=7"])
     assert refused.exit_code == 2 and "cannot be split evenly" in refused.output
 
 
@@ -84,7 +87,7 @@ def test_a_plan_that_does_not_divide_is_refused() -> None:
 
 
 def test_facade() -> None:
-    found = foretrace.shapes("gpt2", preset="xl", device="a100-sxm-80g", settings=["depth=2"], parallel="microbatch=2")
+    found = foretrace.shapes("gpt2", preset="default", device="a100-sxm-40g", settings=NARROW, parallel="microbatch=2")
     assert "µs of a GPU a token" in repr(found)
     changes = found.to_pandas()
     assert list(changes["gain"]) == [each.gain for each in found.advice]

@@ -58,7 +58,7 @@ SIX = dreamshard_task(3, 6, 64)
 
 @pytest.fixture(scope="module")
 def small_search() -> ShardingSearch:
-    return search(problem(SIX), 5)
+    return search(problem(SIX, 2), 5)
 
 
 class TestPlans:
@@ -233,7 +233,7 @@ class TestSearch:
         assert found.proven and found.best[0][0] == pytest.approx(steps[0])
 
     def test_is_never_worse_than_its_baselines(self, small_search: ShardingSearch) -> None:
-        for found in (small_search, search(problem(neuroshard_task(4, 24, 60e9), 8), 2)):
+        for found in (small_search, search(problem(neuroshard_task(4, 16, 60e9)), 2)):
             assert set(found.baselines) == set(NAMES)
             for known in found.baselines.values():
                 assert known is not None and found.best[0][0] <= known[0] * (1 + 1e-9)
@@ -300,7 +300,7 @@ class TestSearch:
 
 
 def test_drift_changes_the_step_and_names_its_regret(small_search: ShardingSearch) -> None:
-    made = problem(SIX)
+    made = small_search.scores.problem
     plans = [each.plan(made, small_search.scores.choices) for _, each in small_search.best[:2]]
     shown = drifted(made, plans, DataDrift("flat", 0.0))
     assert len(shown.plans_us) == 2 and shown.regret >= 0 and shown.best_us <= min(shown.plans_us)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,7 @@ def test_a_dense_part_is_measured_and_follows_the_models_to_another_batch() -> N
     assert larger.high / larger.us > 1.5
 
 
+@cache
 def anchored(path: Path, ranks: int, name: str, samples: int | None = None) -> AnchoredProblem:
     spec = device(name)
     found = sharding_source(str(path), spec, samples=samples)

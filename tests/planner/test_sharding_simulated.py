@@ -39,7 +39,7 @@ def whole(*ranks: int) -> tuple[TableSharding, ...]:
 
 
 PLANS = {
-    "in turn": whole(0, 1, 0, 1), "column-wise": (TableSharding(ShardKind.COLUMN_WISE, ALL),) * 4,
+    "column-wise": (TableSharding(ShardKind.COLUMN_WISE, ALL),) * 4,
     "three and one": whole(0, 0, 0, 1), "one rank": whole(0, 0, 0, 0),
     "row-wise": (TableSharding(ShardKind.ROW_WISE, ALL),) * 4,
     "data-parallel": (TableSharding(ShardKind.DATA_PARALLEL, ALL),) * 4}
@@ -80,7 +80,8 @@ def steps(problem: ShardingProblem, tmp_path_factory: pytest.TempPathFactory) ->
 def simulated(plan: Path, problem: ShardingProblem, *more: str) -> Simulated:
     from tracer.shape_only import trace_job
 
-    job = trace_job(workloads.parse("dlrm", [*SETTINGS, f"sharding={plan}", *more]), world_size=RANKS, parallel="ddp")
+    job = trace_job(workloads.parse("dlrm", [*SETTINGS, f"sharding={plan}", *more]), world_size=RANKS, parallel="ddp",
+                    warmup=1)
     baseline = baseline_of(job, collectives=problem.collectives)
     built = baseline.scenario.built
     lookups, dense, exchanges = np.zeros(RANKS), [], []
@@ -123,7 +124,7 @@ def test_the_dense_part_agrees(steps: Steps, problem: ShardingProblem) -> None:
 def test_what_is_faster_is_faster_simulated(steps: Steps) -> None:
     found = [(step.time_us, traced.step) for name, (step, traced) in steps.items() if name != "data-parallel"]
     apart = [(one, other) for one in found for other in found if one[0] < 0.95 * other[0]]
-    assert len(apart) >= 6
+    assert len(apart) >= 4
     assert all(one[1] < other[1] for one, other in apart)
     ratios = [traced / estimated for estimated, traced in found]
     assert min(ratios) > 1.0 and max(ratios) < 1.35 * min(ratios)

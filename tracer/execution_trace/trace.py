@@ -226,12 +226,9 @@ def profiler_arguments(values: str, shapes: str, types: str, strides: str) -> Pr
     return ProfilerArguments(shapes=kept, dtypes=written, strides=_of_tensors(strides, types), scalars=scalars)
 
 
-# Values have the numbers of tensors in them, so that each node has its own; types and shapes are those of many.
-
-
 @lru_cache(maxsize=4096)
 def _element_types(types: str) -> tuple[tuple[str, ...], str, str]:
-    """The profiler's names, their text, and that of the scalars where there is none."""
+    """The profiler's names, their text, and that of the scalars where there is none: many nodes share their types."""
     found = tuple(_type(str(kind)) for kind in list_of(types))
     return found, json.dumps(found), "" if {"Scalar", "ScalarList"} & {*found} else json.dumps([""] * len(found))
 
