@@ -21,8 +21,8 @@ from tracer.capture.interruption import end_with_parent
 from tracer.errors import ForetraceError
 
 POINTS = "points.jsonl"
-TIMED = 3, 4, 5
-"""Parts that judge errors of times."""
+TIMED = 2, 3, 4, 5
+"""Parts that judge times."""
 COULD_NOT_RUN = 75
 """Exit status of a part that could not run, which says nothing about the machine: EX_TEMPFAIL of sysexits.h."""
 
@@ -37,7 +37,7 @@ def judged_here(number: int, scale: AcceptanceScale) -> tuple[AcceptanceScale, l
     busy = [each.text for each in during(probe("cpu")) if each.what == "load"] if number in TIMED else []
     if scale.is_cuda or not busy:
         return scale, []
-    free = replace(scale, mape=inf, worst=inf, covered=-inf, family_median=inf, products=inf)
+    free = replace(scale, own_clock=inf, mape=inf, worst=inf, covered=-inf, family_median=inf, products=inf)
     return free, [noted(UNJUDGED, f"not judged: {busy[0]} Repeat it on a quiet machine.")]
 
 
