@@ -41,8 +41,11 @@ suite: $(TESTABLE)
 	@$(BIN)/python -m compileall -q foretrace tracer kernel_models graph_predictor planner
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m 'not slow'
 
+# The lines that only a GPU runs are looked for here: the tests in which they show take ten minutes of a core once more.
 slow: $(TESTABLE)  ## the slowest tests: campaigns and calibrations that are killed and resumed, compiled workloads
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow
+	@$(PIP) install -qq -c constraints.txt coverage
+	$(BIN)/python ci/gpu_lines.py --check
 
 newest:  ## captures, calibrations and a campaign with the newest releases of all packages, in an environment of their own
 	$(PYTHON) ci/newest.py $(if $(TORCH),--torch $(TORCH))

@@ -432,8 +432,13 @@ def test_a_part_whose_folder_cannot_be_made_is_one_sentence(stub: Path) -> None:
     assert (stub / "part0").read_text(encoding="utf-8") == "precious" and not (stub / acceptance.RESULTS).exists()
 
 
-def test_a_part_that_cannot_begin_anew_keeps_what_it_found(stub: Path) -> None:
+def test_a_part_that_cannot_begin_anew_keeps_what_it_found(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, own = acceptance.accept(stub, 10, "cpu", [1, 4]), stub / "part1"
+    with monkeypatch.context() as patch, pytest.raises(ForetraceError, match=r"part1 cannot be written \(It is full\)"):
+        patch.setattr(acceptance, "writing_error", lambda folder: OSError(28, "It is full"))
+        acceptance.accept(stub, 10, "cpu", [1])
+    with pytest.raises(ForetraceError, match=r"part1 cannot be written \(Not a directory\)"):
+        acceptance._remove([own / acceptance.OUTPUT / "x"], own)
     (own / "notes.txt").write_text("precious", encoding="utf-8")
     with pytest.raises(ForetraceError, match=r"part1 has notes.txt, which part 1 did not leave, .* move it elsewhere"):
         acceptance.accept(stub, 10, "cpu", [1])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import types
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from said import Run
 from simulated_gpu.amdsmi import SimulatedAmdSmi
 from simulated_gpu.cuda import SimulatedProperties, simulate_cuda
+from simulated_gpu.driver import SimulatedGpu, simulated_torch
 from simulated_gpu.nvml import SimulatedDevice, SimulatedNvml
 
 from tracer.capture import readiness
@@ -40,6 +42,19 @@ def amdsmi(nvml: SimulatedNvml, monkeypatch: pytest.MonkeyPatch) -> SimulatedAmd
     module = SimulatedAmdSmi(4)
     monkeypatch.setitem(sys.modules, "amdsmi", module)
     return module
+
+
+@pytest.mark.parametrize(("names", "said"), [
+    ([], "it recorded no operation"), (["aten::mm"], "operations arrive, the device's kernels do not")])
+def test_a_profiler_that_sees_nothing_of_a_gpu_is_a_problem(names: list[str], said: str,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    events = [types.SimpleNamespace(name=name, device_type="DeviceType.CPU") for name in names]
+    with simulated_torch(SimulatedGpu(), monkeypatch) as torch:
+        monkeypatch.setattr(torch.profiler, "profile", lambda **_: nullcontext(
+            types.SimpleNamespace(events=lambda: events)))
+        check, = readiness._profile()
+    assert (check.verdict, check.found) == (MachineVerdict.PROBLEM, said)
 
 
 def test_a_device_tells_what_it_can(nvml: SimulatedNvml) -> None:
