@@ -244,8 +244,13 @@ def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count
             if units == sm_count:
                 return _amd_partition(matches[0], mode, memory_bytes)
         # A virtual device may report less than the whole; its name decides. More units are of another.
-        if (sm_count or 0) <= matches[0].sm_count:
-            return matches[0]
+        whole = matches[0]
+        if 0 < (sm_count or whole.sm_count) < whole.sm_count:
+            return replace(whole, note=f"{reported_name} reports {sm_count} of the {whole.sm_count} units of "
+                                       f"{whole.name} (a virtual device, or a share set by MPS): its figures are those "
+                                       "of the whole.")
+        if (sm_count or 0) <= whole.sm_count:
+            return whole
         raise DeviceError(f"The known {reported_name!r} has {matches[0].sm_count} units, and this one {sm_count}.")
     names = ", ".join(spec.name for spec in fitting or matches)
     if not wanted:
@@ -365,6 +370,7 @@ def _mig_slice(name: str, compute: int, slices: int, gigabytes: int, memory_byte
         whole = min(others, key=lambda spec: abs(spec.power_w - whole.power_w))
     share = (_mig_eighths(whole, compute, slices, gigabytes) or 0) / 8
     known, all_slices = MIG_UNITS.get(whole.architecture, {}), 4 if _has_quarters(whole) else 7
+    known = known if known.get(7, 0) <= whole.sm_count else {}  # an H20's chip has fewer
     units = sm_count if sm_count and sm_count > 0 else (
         compute * known.get(1, whole.sm_count // all_slices) if compute else
         known.get(slices, whole.sm_count * slices // all_slices))

@@ -310,6 +310,12 @@ def _local_rank() -> int:
     return _device_number(os.environ.get("LOCAL_RANK", "")) or 0
 
 
+def own_device() -> int:
+    """Return PyTorch's number of the device of this rank: its ``LOCAL_RANK``, or 0 where it sees one device alone, as
+    ranks do that a scheduler gives one each."""
+    return _local_rank() if sys.modules["torch"].cuda.device_count() != 1 else 0
+
+
 def _device_number(text: str) -> int | None:
     """Return a device's number; ``None`` for what is none, "²" and thousands of digits among it."""
     return int(text) if re.fullmatch(r"\d{1,9}", text, re.ASCII) else None

@@ -15,12 +15,13 @@ from graph_predictor.check.validate import FORETRACE
 from graph_predictor.prediction.host_steps import TOO_BUSY
 from graph_predictor.prediction.replay import replay
 from kernel_models.host.model import read_host
+from tracer.campaign.processes import torch_gpus
 from tracer.cores import RUN_MODULE, usable_cores
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 
 MOST_RANKS = 2
-"""Of a CPU's job; NCCL wants a GPU for each rank, so that a GPU's job has one."""
+"""Of the job, which on GPUs has no more than there are: NCCL wants one for each rank."""
 
 
 def collectives(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
@@ -41,7 +42,9 @@ def _host(host: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
 
 
 def _job(own: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
-    ranks = 1 if scale.is_cuda else min(MOST_RANKS, usable_cores())
+    ranks = min(MOST_RANKS, max(torch_gpus(), 1) if scale.is_cuda else usable_cores())
+    if scale.is_cuda and ranks == 1:
+        yield noted("GPUs", "one: its collectives are named and sized, and nothing goes between GPUs")
     launch = [*RUN_MODULE, "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
               "--no-python", *RUN_MODULE]  # its own -m looks for modules in the current directory
     yield _ran(f"torchrun, {ranks} ranks, {'nccl' if scale.is_cuda else 'gloo'}", [

@@ -28,10 +28,13 @@ from graph_predictor.acceptance.parts import PARTS, SCALES, AcceptancePart
 from graph_predictor.acceptance.points import AcceptancePoint, PointVerdict, verdict_of
 from graph_predictor.acceptance.worker import COULD_NOT_RUN, POINTS, part_folder
 from tracer.campaign.processes import torch_sees_gpu
+from tracer.capture.context import cpu_model
 from tracer.capture.interruption import TERMINATIONS, termination_unwinds
 from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError, reason_of
+from tracer.gpu_state import find_gpus
 from tracer.output_file import Busy, DirectoryLock, whole_file, writing_error
+from tracer.versions import installed_version
 
 RESULTS = "results.json"
 VERSION = 1  # of the format; rises when an older reader would misread it
@@ -60,13 +63,14 @@ class PartResult(msgspec.Struct):
 
 
 class AcceptanceResults(msgspec.Struct):
-    """The content of ``results.json``: the scale ("cuda" or "cpu"), the parts that ran, and why the last call did not
-    run parts that it was asked for by number."""
+    """The content of ``results.json``: the scale ("cuda" or "cpu"), the parts that ran, why the last call did not run
+    parts that it was asked for by number, and what machine they are of."""
 
     scale: str
     parts: list[PartResult]
     version: int = VERSION
     unrun: dict[int, str] = {}
+    machine: str = ""
 
     @property
     def left(self) -> list[AcceptancePart]:
@@ -86,8 +90,11 @@ def read_results(folder: Path) -> AcceptanceResults | None:
         ForetraceError: the file cannot be read, is of another version, or says what no run finds.
     """
     path = folder / RESULTS
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
+    if not path.is_file():
+        raise ForetraceError(f"{path} is no file, so that results could not be written there: give another directory "
+                             "(--out).")
     try:
         found = msgspec.json.decode(path.read_bytes(), type=AcceptanceResults)
         wrong = _why_impossible(found.parts)
@@ -177,7 +184,11 @@ def _go_on(folder: Path, ends: float, scale: str, again: Collection[int], say: C
     if results.scale != scale:
         raise ForetraceError(f"{folder} holds results of {results.scale}, and this machine's would be of {scale}: give "
                              "another directory (--out).")
-    results.unrun = {}
+    machine = _machine()
+    if results.parts and results.machine not in ("", machine):
+        raise ForetraceError(f"{folder} holds results of {results.machine}, and this is {machine}: what holds for one "
+                             "says nothing of the other; give another directory (--out).")
+    results.unrun, results.machine = {}, machine
     for part in [PARTS[number] for number in sorted(set(again))] or results.left:
         longest = part.gpu_s if SCALES[scale].is_cuda else part.cpu_s
         missing = set(part.after) & {other.number for other in results.left}
@@ -199,6 +210,14 @@ def _go_on(folder: Path, ends: float, scale: str, again: Collection[int], say: C
             results.parts = sorted([*others, done], key=lambda one: one.number)
             _save(results, folder)
     return results
+
+
+def _machine() -> str:
+    """Name the devices with their driver, or the processor, and PyTorch: what results hold for."""
+    found = find_gpus()
+    states = [] if found is None else [found.state(index) for index in range(len(found))]
+    devices = " and ".join(sorted({f"{one.name} (driver {one.driver})" for one in states})) or cpu_model()
+    return f"{devices} with PyTorch {installed_version('torch')}"
 
 
 def _unwritable(folder: Path, error: OSError) -> ForetraceError:

@@ -90,6 +90,9 @@ def _accept(folder: Path, minutes: float, parts: str | None, *, as_json: bool) -
     line = ProgressLine()
     try:
         found = run.accept(folder, minutes, run.torch_device(), again, line.say)
+    except KeyboardInterrupt:
+        line.say("Parts that ended are kept; the same command goes on.")
+        raise
     finally:
         line.end()
     if as_json:
@@ -114,7 +117,7 @@ def _print_parts(found: run.AcceptanceResults) -> None:
     report.line()
     counts = {verdict: sum(part.verdict is verdict for part in found.parts) for verdict in run.PointVerdict}
     told = ", ".join(f"{number} {verdict.value}" for verdict, number in counts.items() if number) or "none has run"
-    report.line(f"On this machine's {'GPU' if found.scale == 'cuda' else 'CPU'}: {told} of {len(run.PARTS)} parts.")
+    report.line(f"On {found.machine or 'this machine'}: {told} of {len(run.PARTS)} parts.")
     for number, why in found.unrun.items():
         report.line(f"Part {number} did not run: {why}.")
     if again := found.numbers(run.PointVerdict.FAILED):
@@ -122,4 +125,5 @@ def _print_parts(found: run.AcceptanceResults) -> None:
     if again := found.numbers(run.PointVerdict.NOTED):
         report.line(f"Noted: {again}, which ran while the machine was busy. Give --parts {again} when it is quiet.")
     if found.left:
-        report.line(f"Left: {', '.join(str(part.number) for part in found.left)}; the same command goes on with them.")
+        report.line(f"Left: {', '.join(str(part.number) for part in found.left)}; without --parts the command "
+                    "goes on with them.")

@@ -30,6 +30,7 @@ from graph_predictor.acceptance.points import (
     at_least,
     at_most,
     guarded,
+    is_true,
     near,
     verdict_of,
 )
@@ -45,6 +46,7 @@ from tracer.capture.interruption import TERMINATIONS
 from tracer.errors import DiskFullError, ForetraceError
 from tracer.gpu_state import GpuState
 from tracer.job import read_job
+from tracer.versions import installed_version
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
 CUDA = SCALES["cuda"]
@@ -586,7 +588,38 @@ def test_a_run_in_which_no_part_fits_leaves_no_folder(stub: Path) -> None:
 
 def test_a_run_in_which_no_part_fits_says_so(run: Run, stub: Path) -> None:
     ran = run("doctor", "--gpu", "--minutes", "0.001", "--out", str(stub))
-    assert "On this machine's CPU: none has run of 8 parts." in plain(ran.out) and "Left: 0, 1, 2" in plain(ran.out)
+    assert ": none has run of 8 parts." in plain(ran.out) and "Left: 0, 1, 2" in plain(ran.out)
+
+
+@pytest.mark.parametrize(("gpus", "ranks"), [(8, 2), (1, 1), (0, 1)])
+def test_the_job_has_two_ranks_where_there_are_two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: int,
+                                                        ranks: int) -> None:
+    monkeypatch.setattr(collectives, "torch_gpus", lambda: gpus)
+    monkeypatch.setattr(collectives, "_ran", lambda what, command: is_true(what, "", True, " ".join(command)))
+    monkeypatch.setattr(collectives, "read_job", lambda out: read_job(TRACES / "cpu-small"))
+    points = list(collectives._job(tmp_path, SCALES["cuda"]))
+    ran = next(point for point in points if point.name.startswith("torchrun"))
+    assert ran.name == f"torchrun, {ranks} ranks, nccl" and f"--nproc-per-node {ranks}" in ran.measured
+    assert (points[0].name == "GPUs") == (ranks == 1)
+
+
+def test_results_of_another_machine_are_refused_and_left(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that is taken to the next GPU, driver or PyTorch does not become a table of two."""
+    acceptance.accept(stub, 10, "cpu", [0])
+    before = (stub / acceptance.RESULTS).read_bytes()
+    of = json.loads(before)["machine"]
+    assert f"PyTorch {installed_version('torch')}" in of
+    monkeypatch.setattr(acceptance, "_machine", lambda: "NVIDIA H200 (driver 580.1) with PyTorch 2.6.0")
+    with pytest.raises(ForetraceError, match="and this is NVIDIA H200") as refused:
+        acceptance.accept(stub, 10, "cpu")
+    assert of in str(refused.value) and (stub / acceptance.RESULTS).read_bytes() == before
+
+
+def test_results_that_cannot_be_a_file_are_refused_before_a_part_runs(stub: Path) -> None:
+    (stub / acceptance.RESULTS).mkdir(parents=True)
+    with pytest.raises(ForetraceError, match="is no file"):
+        acceptance.accept(stub, 10, "cpu", [0])
+    assert not (stub / "part0").exists()
 
 
 def test_a_part_that_was_asked_for_and_did_not_run_is_no_success(run: Run, stub: Path) -> None:

@@ -191,6 +191,20 @@ def test_reported_names_resolve(reported: str, memory: int | None, units: int | 
     assert resolve_device(reported, memory, units).name == name
 
 
+def test_a_share_of_a_device_is_told() -> None:
+    found = resolve_device("NVIDIA H100 80GB HBM3", None, 16)
+    assert found.sm_count == 132 and "reports 16 of the 132 units of h100-sxm" in found.note
+    assert not resolve_device("NVIDIA H100 80GB HBM3", None, 132).note
+
+
+@pytest.mark.parametrize("slices", [(1,) * 7, (3, 4), (2, 2, 3)])
+@pytest.mark.parametrize("name", ["NVIDIA H20", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"])
+def test_slices_of_a_device_together_have_no_more_units_than_it(name: str, slices: tuple[int, ...]) -> None:
+    memory = {1: 12, 2: 24, 3: 48, 4: 48} if "H20" in name else {1: 10, 2: 20, 3: 40, 4: 40}
+    parts = [resolve_device(f"{name} MIG {one}g.{memory[one]}gb").sm_count for one in slices]
+    assert sum(parts) <= resolve_device(name).sm_count
+
+
 @pytest.mark.parametrize(("name", "node"), [
     ("b300", "dgx-b300"), ("gb300", "dgx-gb300"), ("h20", "hgx-h20"), ("h20-3e", "hgx-h20"), ("h800", "hgx-h800"),
     ("a800-sxm-80g", "hgx-a800"), ("mi325x", "hgx-mi325x"), ("mi350x", "hgx-mi350x"), ("mi355x", "hgx-mi355x")])

@@ -16,7 +16,7 @@ from tracer.campaign import micro
 from tracer.campaign.families import FAMILIES, Bench, overheads
 from tracer.campaign.lab import CudaMachine, Lab
 from tracer.campaign.plan import CampaignError
-from tracer.campaign.processes import Worker, torch_sees_gpu
+from tracer.campaign.processes import Worker, torch_gpus, torch_sees_gpu
 from tracer.campaign.record import is_device_error, is_unsupported
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,7 +164,7 @@ if any("campaign.worker" in word or "torch.cuda" in word for word in sys.orig_ar
     import torch
     from types import SimpleNamespace
     torch.cuda.is_available = lambda: os.environ.get("CUDA_VISIBLE_DEVICES") != "-1"
-    torch.cuda.current_device = lambda: 0
+    torch.cuda.current_device, torch.cuda.device_count = lambda: 0, lambda: 2
     torch.cuda.get_device_properties = lambda index: SimpleNamespace(
         name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=85_000_000_000, multi_processor_count=132)
 """
@@ -191,7 +191,7 @@ def test_a_worker_of_the_cpu_names_the_cpu(machine_with_a_gpu: Path) -> None:
 
 def test_torch_is_asked_for_a_gpu_in_a_process_of_its_own(machine_with_a_gpu: Path,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    assert torch_sees_gpu()
+    assert torch_gpus() == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert not torch_sees_gpu()
 

@@ -48,10 +48,13 @@ def test_calls_on_gpus_are_timed_without_their_launch(worker: Any, monkeypatch: 
         assert row["latency_us"] == pytest.approx(kernel_us[row["payload_bytes"]])
 
 
-def test_each_process_sweeps_on_the_gpu_of_its_local_rank(worker: Any, monkeypatch: pytest.MonkeyPatch,
-                                                          tmp_path: Path) -> None:
+@pytest.mark.parametrize(("visible", "number"), [(4, 3), (1, 0)])
+def test_each_process_sweeps_on_the_gpu_of_its_local_rank(worker: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                                          visible: int, number: int) -> None:
+    """Its own of those of the machine, or the one that a scheduler lets it see."""
     chosen: list[Any] = []
     monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr(worker.torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(worker.torch.cuda, "set_device", chosen.append)
     for name in ("init_process_group", "destroy_process_group"):
         monkeypatch.setattr(worker.dist, name, lambda *backend: None)
@@ -60,7 +63,7 @@ def test_each_process_sweeps_on_the_gpu_of_its_local_rank(worker: Any, monkeypat
     monkeypatch.setattr(worker.sys, "argv", ["worker", plan, str(tmp_path / "table.jsonl")])
     worker.main()
     monkeypatch.undo()
-    assert chosen == [torch.device("cuda", 3)] * 2
+    assert chosen == [torch.device("cuda", number)] * 2
     assert json.loads((tmp_path / "table.jsonl").read_text()) == {"ranks": 1}
 
 

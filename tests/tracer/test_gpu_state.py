@@ -19,7 +19,7 @@ from tracer.capture import readiness
 from tracer.capture.context import ClockLog
 from tracer.capture.readiness import MachineCheck, MachineVerdict
 from tracer.capture_layout import read_capture
-from tracer.gpu_state import find_gpus, main_device, place_in_use
+from tracer.gpu_state import SLOWED, find_gpus, main_device, place_in_use
 
 CPU_SMALL = Path(__file__).resolve().parents[2] / "traces" / "bert-cpu"
 
@@ -85,6 +85,18 @@ def test_an_amd_device_tells_what_it_can(amdsmi: SimulatedAmdSmi) -> None:
     assert (older.power_w, older.power_limit_w, older.slowed_by) == (290, 300, ())
     amdsmi.count = 0
     assert find_gpus(by_library=True) is None
+
+
+def test_reasons_are_those_of_the_library() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    names = ("SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
+    assert list(SLOWED) == [getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in names]
+
+
+def test_a_process_computes_where_most_of_its_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracer.gpu_state.devices_in_use", lambda: [0, 1, 2])
+    monkeypatch.setattr("tracer.gpu_state._most_bytes", {0: 5, 1: 9, 2: 1}.__getitem__)
+    assert main_device() == 1
 
 
 @pytest.mark.parametrize(("variables", "place"), [

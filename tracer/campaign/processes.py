@@ -22,16 +22,23 @@ START_S = 180.0
 _LOG_BYTES = 2000  # chosen: a traceback's last lines
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """A worker of the CPU sees no GPU, so that its context is the CPU's and nothing runs elsewhere."""
-_SEES_GPU = "import sys; sys.path[:] = filter(None, sys.path); import torch; sys.exit(not torch.cuda.is_available())"
+_GPUS = ("import sys; sys.path[:] = filter(None, sys.path); import torch; "
+         "print(torch.cuda.is_available() and torch.cuda.device_count())")
 
 
 def torch_sees_gpu() -> bool:
     """Return whether torch, asked in a process of its own, sees a GPU; false where there is no torch."""
+    return torch_gpus() > 0
+
+
+def torch_gpus() -> int:
+    """Return how many GPUs torch, asked likewise, sees."""
     try:
-        return subprocess.run([sys.executable, "-c", _SEES_GPU], stdin=subprocess.DEVNULL, capture_output=True,
-                              timeout=START_S, check=False).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
+        asked = subprocess.run([sys.executable, "-c", _GPUS], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                               timeout=START_S, check=False)
+        return int(asked.stdout.split()[-1]) if asked.returncode == 0 else 0
+    except (subprocess.TimeoutExpired, ValueError, IndexError):  # "False" is no number
+        return 0
 
 
 class NoWorkerError(CampaignError):

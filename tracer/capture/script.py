@@ -24,6 +24,7 @@ from tracer.capture.options import CaptureWarning, by_optimizer
 from tracer.capture.session import Capture, need_torch
 from tracer.errors import CaptureError
 from tracer.fake_world.fit import check_plan
+from tracer.gpu_state import own_device
 from tracer.user_code import UserCode, find_main
 from tracer.workloads import Settings
 from tracer.workloads.places import check_alone
@@ -273,7 +274,7 @@ def _real_groups(device: str) -> Iterator[None]:
                            "with torchrun.")
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(own_device())
     dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
         yield

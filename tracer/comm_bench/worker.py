@@ -27,6 +27,7 @@ import torch.distributed as dist
 from tracer.campaign.lab import CudaMachine, HostMachine, Machine
 from tracer.campaign.micro import HOLD_FACTOR, HOLD_US
 from tracer.comm_bench.runner import BenchPlan
+from tracer.gpu_state import own_device
 
 WARMUP = 2  # chosen: the first call makes connections
 MOST_LOOP = 200  # chosen: on a host no launch queue limits the calls
@@ -131,7 +132,7 @@ def main() -> None:
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if plan.backend == "nccl":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        device = torch.device("cuda", own_device())
         torch.cuda.set_device(device)
     dist.init_process_group(plan.backend)
     rows = sweep(plan, device)
