@@ -314,7 +314,7 @@ def _report_size(out: Report, found: planning.Plans, price: float | None, top: i
         out.line("Not possible", style="bold")
     for refused in found.refused:
         number = f"{refused.count:,} {'plan' if refused.count == 1 else 'plans'}"
-        out.line(f"{number}: {refused.reason} Such as {refused.example}.", indent=4)
+        out.line(f"{number}: {refused.reason} Such as {refused.such_as}.", indent=4)
     if found.slower:
         out.line(f"{found.slower:,} plans were not estimated: by the arithmetic and the collectives of their layers "
                  f"alone each takes {found.slower_us / 1e3:,.1f} ms or more.", indent=4)

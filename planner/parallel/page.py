@@ -150,7 +150,7 @@ def _overview(main: Plans, found: Sequence[Plans]) -> PageSection:
                         (f"{main.shape.parameters / 1e9:,.3g} billion", f"parameters of {main.model}"),
                         (count(main.shape.seq), "tokens a sequence")]))
     refused = table("refused", "Not possible", [Column("plans"), text_column("why"), text_column("such as")],
-                    ([count_cell(each.count), each.reason, str(each.example)] for each in main.refused))
+                    ([count_cell(each.count), each.reason, each.such_as] for each in main.refused))
     if refused.rows:
         parts.append(refused)
     parts += notes_part([note for each in found for note in each.notes])

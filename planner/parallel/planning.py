@@ -111,7 +111,8 @@ class Plans(Shown, Found):
     def tables(self) -> Mapping[str, Callable[[], pandas.DataFrame]]:
         """Make the possible plans, times in ms, and the reasons against the others."""
         return {"plans": partial(frame_of, [_row(each) for each in self.plans]),
-                "refused": partial(frame_of, [{"reason": each.reason, "example": each.example, "plans": each.count}
+                "refused": partial(frame_of, [{"reason": each.reason, "example": each.example, "plans": each.count,
+                                             "least_bytes": each.least_bytes}
                                             for each in self.refused])}
 
 

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
-from math import exp, gcd, hypot
+from math import exp, gcd, hypot, inf
 from typing import Any
 
 from graph_predictor.figures import signed_percent
@@ -179,11 +179,19 @@ class Ranked:
 @dataclass(slots=True)
 class Refused:
     """Plans that cannot be, for one reason: how many, and the first of them. Sizes that the model cannot be divided by
-    count as one plan, whatever else it would be."""
+    count as one plan, whatever else it would be. Of plans that do not fit, the example is the one that needs least of
+    a device's memory, ``least_bytes``."""
 
     reason: str
     example: str
     count: int = 0
+    least_bytes: float | None = None
+
+    @property
+    def such_as(self) -> str:
+        """Name the example, and the memory that it needs where that is why."""
+        needs = f", which needs {self.least_bytes / 1e9:,.1f} GB" if self.least_bytes else ""
+        return self.example + needs + (", the least of these" if needs and self.count > 1 else "")
 
 
 @dataclass
@@ -321,7 +329,7 @@ class _Search:
         lacking = memory.lacking(self.limit_bytes, self._pieces.device.name)
         # What is named is refused only where it cannot fit; what is looked for must be expected to.
         if lacking is not None and (fit is Fit.NO or not self._named):
-            self.refuse(PlanError(lacking), plan)
+            self.refuse(PlanError(lacking), plan, needs=memory.total)
             return
         found = estimate(costs_of_plan(plan, self._shape, self._pieces, self._collectives), self._rates)
         self._found.plans.append(Ranked(found, memory, frameworks_of(plan, self._shape), fit))
@@ -331,12 +339,12 @@ class _Search:
             if len(self._times) > self._best:
                 heapq.heappop(self._times)
 
-    def refuse(self, error: Exception, plan: ParallelPlan, number: int = 1) -> None:
-        """Count plans that cannot be for a reason."""
-        reason = str(error)
-        if reason not in self._reasons:
-            self._reasons[reason] = Refused(reason, str(plan))
-        self._reasons[reason].count += number
+    def refuse(self, error: Exception, plan: ParallelPlan, number: int = 1, needs: float | None = None) -> None:
+        """Count plans that cannot be for a reason; ``needs`` is the memory of one that does not fit, bytes."""
+        refused = self._reasons.setdefault(str(error), Refused(str(error), str(plan)))
+        refused.count += number
+        if needs is not None and needs < (refused.least_bytes or inf):
+            refused.least_bytes, refused.example = needs, str(plan)
 
     @property
     def _worst(self) -> float:

@@ -232,7 +232,10 @@ def test_a_search_finds_every_plan_and_says_why_others_are_not_there(
     assert times == sorted(times)
     assert all(each.memory.total <= limit for each in found.plans)
     reasons = " ".join(each.reason for each in found.refused)
-    assert "does not fit" in reasons
+    too_large = next(each for each in found.refused if "does not fit" in each.reason)
+    least = min(each.memory.total for each in every.plans if each.memory.total > limit)
+    assert too_large.least_bytes == least
+    assert too_large.such_as.endswith(f"needs {least / 1e9:,.1f} GB, the least of these")
     assert "2 heads cannot be split evenly by tp=4" in reasons
     assert "2 layers are too few for pp=4 stages" in reasons
 

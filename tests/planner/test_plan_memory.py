@@ -161,6 +161,8 @@ def test_the_command_says_what_would_have_to_change(tmp_path: Path) -> None:
     assert said.exit_code == 1 and "What would have to change" in plain(said.output)
     found = json.loads(RUNNER.invoke(app, [*command, "--json"]).stdout)
     assert any(each["fits"] for each in found["relief"]) and found["plans"] == []
+    (refused,) = found["refused"]
+    assert f"which needs {refused['least_bytes'] / 1e9:,.1f} GB." in plain(said.output)
     fits = next(each["plan"] for each in found["relief"] if each["fits"])
     assert RUNNER.invoke(app, [*command[:-1], fits]).exit_code == 0
 
