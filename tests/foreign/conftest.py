@@ -21,12 +21,13 @@ Captured = dict[str, tuple[Path, int, str]]
 """Directory, exit status and output of the capture of each program."""
 
 
-def _capture(folder: Path, names: list[str]) -> dict[str, str]:
-    """Capture programs into directories of a folder; their exit statuses."""
+def _capture(folder: Path, names: list[str], steps: int = 2) -> dict[str, str]:
+    """Capture programs, so many steps of each, into directories of a folder; their exit statuses."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     run = subprocess.run(
         [sys.executable, str(HERE / "capturing.py"), str(folder), *names], check=False, text=True, capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"})
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HF_HUB_OFFLINE": "1",
+             "FOREIGN_STEPS": str(steps)})
     if not run.stdout:
         pytest.fail(f"No program was captured: {run.stderr}")
     return dict(line.split() for line in run.stdout.splitlines() if " " in line)
@@ -46,10 +47,10 @@ def captures(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 @pytest.fixture(scope="session")
 def captured_anew(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function from a program's name to another capture of it, beside one at another size."""
+    """A function from a program's name to another, longer capture of it, beside one at another size."""
     def capture(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
-        assert set(_capture(folder, [name, OTHER_SIZE]).values()) == {"0"}
+        assert set(_capture(folder, [name, OTHER_SIZE], steps=5).values()) == {"0"}
         return folder / name
 
     return capture
