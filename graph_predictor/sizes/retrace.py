@@ -255,8 +255,11 @@ def trace_again(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], de
     for name, size in sizes.items():
         if isinstance(size, int) and not 1 <= size <= MOST:
             raise no_size(name, size)
-    return whole_cycle(lambda steps: _traced(graph, sizes, device, code, selected, steps), 1 if graph is None else
-                       graph.meta.cycle)
+    if graph is None:
+        return whole_cycle(lambda steps: _traced(graph, sizes, device, code, selected, steps), 1)
+    found = whole_cycle(lambda steps: _traced(graph, sizes, device, code, selected, steps), graph.meta.cycle)
+    # What the recording's processor multiplies in: edits of the new step ask for it as those of the recorded one do.
+    return replace(found, meta=replace(found.meta, host_units=list(graph.meta.host_units)))
 
 
 def _traced(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], device: str | TracedDevice, code: str | None,

@@ -255,8 +255,10 @@ class Pair:
                 f"{'; '.join(self.wrong)}")
 
 
-SAME = {frozenset(("fuse-elementwise", "compile")): "the compiler fuses the same chains"}
-"""Pairs of which one does what the other does, and why."""
+SAME = {frozenset(("fuse-elementwise", "compile")): "the compiler fuses the same chains",
+        frozenset(("dtype=bf16", "sizes by code")): "shapes do not show what runs inside an operation: an embedding's "
+                                                    "gradient is filled in the recording, and so in another type"}
+"""Pairs of which one does what the other does, or sees other operations, and why."""
 
 
 def pairs_of(predict: Predictor, edits: dict[str, Change], chosen: Callable[[str, str], bool] = lambda a, b: True) -> \

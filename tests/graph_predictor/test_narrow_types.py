@@ -12,6 +12,7 @@ import pytest
 import tracer
 from graph_predictor.edits.precision import Precision
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.sizes.retrace import trace_again
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.cpu_units import EMULATED, MEASURED, OTHER_WORK, UNKNOWN, retyped, said_of
 from kernel_models.op_call import Family, OpCall
@@ -100,6 +101,11 @@ def test_a_step_in_bf16_is_priced_by_the_units(recorded: Job, units: tuple[str, 
     assert narrow.sources["heuristic"] > 0.3 and narrow.sources.get("anchored", 0.0) < 0.7
     width = math.log(narrow.interval_us[1] / narrow.interval_us[0]) / 2
     assert width > (0.3 if units == WITH_UNIT else 1.0)
+
+
+def test_a_step_traced_again_is_of_the_recordings_processor(recorded: Job) -> None:
+    graph = on(recorded, ("avx512_bf16",)).graphs[0]
+    assert trace_again(graph, {"depth": 1}, "cpu").meta.host_units == ["avx512_bf16"]
 
 
 def test_types_that_no_processor_multiplies_are_refused(recorded: Job) -> None:
