@@ -19,7 +19,7 @@ from tracer.capture import readiness
 from tracer.capture.context import ClockLog
 from tracer.capture.readiness import MachineCheck, MachineVerdict
 from tracer.capture_layout import read_capture
-from tracer.gpu_state import SLOWED, find_gpus, main_device, place_in_use
+from tracer.gpu_state import SLOWED, find_gpus, main_device, own_device, place_in_use
 
 CPU_SMALL = Path(__file__).resolve().parents[2] / "traces" / "bert-cpu"
 
@@ -91,6 +91,13 @@ def test_reasons_are_those_of_the_library() -> None:
     pynvml = pytest.importorskip("pynvml")
     names = ("SwPowerCap", "HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
     assert list(SLOWED) == [getattr(pynvml, f"nvmlClocksThrottleReason{name}") for name in names]
+
+
+@pytest.mark.parametrize(("rank", "visible", "number"), [("3", 8, 3), ("3", 1, 0), ("²", 8, 0), ("", 8, 0)])
+def test_a_rank_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch, rank: str, visible: int, number: int) -> None:
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    assert own_device() == number
 
 
 def test_a_process_computes_where_most_of_its_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
