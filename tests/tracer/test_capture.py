@@ -110,20 +110,24 @@ def assert_replays(graphs: list[ExecutionGraph], steps: int) -> None:
     assert result.max_abs_error <= STEP_ERROR
     for graph, profiled in ((g, read_profiled(g)) for g in graphs):
         mine = [step.replayed_ns for step in result.steps if step.rank == max(graph.meta.rank, 0)]
-        assert_around(mine, profiled[:steps])
+        assert_around(mine, profiled[:steps], read_busy(graph))
 
 
-def assert_around(annotated_ns: list[int], read_ns: list[int]) -> None:
-    """The annotation's borders lie some microseconds outside the two clock readings, or as much further as the machine
-    gives the processor to another in between: that happens to a step, not to all."""
+def assert_around(annotated_ns: list[int], read_ns: list[int], busy: bool) -> None:
+    """The annotation's borders lie some microseconds outside the two clock readings. A busy machine may give the
+    processor to another in between, for as long as it likes."""
     assert len(annotated_ns) == len(read_ns)
     assert all(outer > inner * (1 - STEP_ERROR) for outer, inner in zip(annotated_ns, read_ns, strict=True))
-    assert any(outer == pytest.approx(inner, rel=STEP_ERROR, abs=1_000_000)
-               for outer, inner in zip(annotated_ns, read_ns, strict=True))
+    assert busy or any(outer == pytest.approx(inner, rel=STEP_ERROR, abs=1_000_000)
+                       for outer, inner in zip(annotated_ns, read_ns, strict=True))
 
 
 def read_profiled(graph: ExecutionGraph) -> list[int]:
     return read_context(Path(graph.meta.source).parent)["profiled_step_ns"]
+
+
+def read_busy(graph: ExecutionGraph) -> bool:
+    return bool(read_context(Path(graph.meta.source).parent)["machine"]["verdict"]["reasons"])
 
 
 @pytest.fixture(scope="module")
