@@ -328,6 +328,7 @@ CASES = (
     _case(graph_network, "nodes", 96, nodes=32, width=32),
     _case(graph_network, "edges", 400, nodes=48, edges=200),
     _case(graph_network, "nodes", 144, nodes=48, edges=48),
+    _case(graph_network, "nodes", 300, nodes=150, edges=400),
     _case(contrastive, "batch", 64, batch=16, seq=16),
     _case(contrastive, "seq", 64, batch=16, seq=16),
     _case(contrastive, "batch", 96, batch=48, seq=10),

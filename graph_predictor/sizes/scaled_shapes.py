@@ -97,7 +97,7 @@ class ScaledShapes:
                                 "name another size by a name of its own.")
             if not leading:
                 self._check_twins(name, old, changes)
-            if not leading and old == samples and any(old in shape[1:] for shape in self.shapes):
+            if not leading and old == samples and not self._only_samples(name, old):
                 raise EditError(f"{changes} is ambiguous: the step has {old} samples too, so that the two cannot be "
                                 f"told apart; capture the step at another {name}, or another number of samples, or "
                                 f"write batch={old}:{new} if samples are meant.")
@@ -119,6 +119,17 @@ class ScaledShapes:
                 maps = " and ".join(f"{size}×{size}" for size in strided)
                 raise EditError(f"{changes} changes more than what has the size {old}: maps of {maps} follow from it "
                                 "by strides, which one capture does not tell; trace the program again (--code).")
+
+    def _only_samples(self, name: str, size: int) -> bool:
+        """Return whether samples alone have a size that is given by another name: nodes, points."""
+        if not any(size in shape[1:] for shape in self.shapes):
+            return True
+        if twins.bare(name) not in twins.OF_DATA or twins.picks_as_many(self.graph, size):
+            return False
+        at = next(at for at, (one, *_) in enumerate(self.changes) if one == name)
+        changes = (*self.changes[:at], ("batch", *self.changes[at][1:]), *self.changes[at + 1:])
+        return all(dim.powers[at] for value in ScaledShapes(self.graph, changes).flow.every()
+                   for one, dim in zip(value.shape, value.layouts[0], strict=True) if one == size)
 
     def _check_twins(self, name: str, old: int, changes: str) -> None:
         """Raise ``EditError`` where the size is that of something else too (``twins``)."""

@@ -31,6 +31,9 @@ OF_DATA = frozenset({"seq", "seqlen", "seq_len", "sequence", "sequence_length", 
 _COUNTS = ("n_", "num_", "number_of_")
 _SPLITS = frozenset({"aten::view", "aten::reshape", "aten::_unsafe_view", "aten::unflatten", "aten::_reshape_alias"})
 _JOINS = frozenset({"aten::add", "aten::add_", "aten::mul", "aten::cat", "aten::stack"})
+_PICKED = {"aten::index": 1, "aten::index_put": 1, "aten::index_select": 2, "aten::index_add": 2, "aten::gather": 2,
+           "aten::scatter_add": 2}
+"""Where operations take the rows that they pick."""
 _SQUARE = 2
 """Dimensions of one size by which a shape may be confused with itself turned around."""
 
@@ -145,6 +148,18 @@ def counted_inputs(graph: ExecutionGraph) -> Iterator[tuple[str, str, Shape]]:
         for argument, part in zip(rule.names, list_of(graph.string(shapes)), strict=False):
             if argument in COUNTED and isinstance(part, list) and part and all(type(one) is int for one in part):
                 yield name, argument, tuple(part)
+
+
+def picks_as_many(graph: ExecutionGraph, size: int) -> bool:
+    """Return whether the step picks rows by a list of that length: edges of a graph, as many as its nodes."""
+    ops = graph.ops
+    for name, shapes in {(graph.string(int(ops.name[row])).rstrip("_"), int(ops.shapes[row]))
+                         for row in _distinct(graph)}:
+        at = _PICKED.get(name)
+        parts = list_of(graph.string(shapes)) if at is not None and shapes >= 0 else []
+        if at is not None and at < len(parts) and (parts[at] == [size] or [size] in parts[at]):
+            return True
+    return False
 
 
 def _distinct(graph: ExecutionGraph) -> list[int]:

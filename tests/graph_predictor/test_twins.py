@@ -120,3 +120,22 @@ def test_an_input_is_the_same_in_other_steps_and_small_batches(tmp_path: Path) -
     assert twins.separate_inputs(several(tmp_path, batches, batches), 24) == []
     both = [*words(4, 24), *words(4, 24), backward]
     assert len(twins.separate_inputs(several(tmp_path, both, both), 24)) == 2
+
+
+def test_nodes_of_a_graph_are_its_samples(tmp_path: Path) -> None:
+    """A gradient's product with them turned around is no other dimension."""
+    graph = step(tmp_path, ("aten::linear", [[80, 12], [24, 12], [24]], []),
+                 ("aten::cross_entropy_loss", [[80, 24], [80]], []), ("aten::nll_loss_forward", [[80, 24], [80]], []),
+                 ("aten::mm", [[24, 80], [80, 12]], []))
+    check(graph, ("nodes", 80, 160))
+    with pytest.raises(EditError, match="80 samples too"):
+        check(graph, ("speed", 80, 160))
+
+
+@pytest.mark.parametrize("picks", [("aten::index_add_", [[80, 24], [], [80], [80, 24], []], []),
+                                   ("aten::index", [[80, 24], [[80]]], [])])
+def test_as_many_edges_as_nodes_are_refused(tmp_path: Path, picks: Op) -> None:
+    graph = step(tmp_path, ("aten::cross_entropy_loss", [[80, 24], [80]], []), picks,
+                 ("aten::nll_loss_forward", [[80, 24], [80]], []), ("aten::mm", [[24, 80], [80, 12]], []))
+    with pytest.raises(EditError, match="80 samples too"):
+        check(graph, ("nodes", 80, 160))
