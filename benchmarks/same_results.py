@@ -6,7 +6,8 @@
 DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with `traces/`.
 Every trace is read (its columns and strings), saved and loaded again, replayed (every simulated time), broken down,
 predicted as it is and with edits, searched for opportunities and swept over; each job of several ranks also as one.
-Digests are of the bits: a change of speed alone changes none. Exits with 1 and names what differs.
+Digests are of the bits: a change of speed alone changes none. Exits with 1 and names what differs; where only names or
+columns of a result do, beside a step time that is the same, it says so.
 """
 
 from __future__ import annotations
@@ -75,6 +76,16 @@ def _graph(graph: ExecutionGraph) -> list[Any]:
     return [str(value).replace(str(DATA), "") if "Meta" in type(value).__name__ else value for value in fields]
 
 
+def figure(value: Any) -> float | None:
+    """The step time of a result, us; all steps' together of replays; ``None`` where it has none."""
+    if isinstance(value, dict):
+        return value.get("step_time_us")
+    steps = value[0] if isinstance(value, list) and value else None
+    times = [step.replayed_ns / 1e3 for step in steps or () if hasattr(step, "replayed_ns")] \
+        if isinstance(steps, (list, tuple)) else []
+    return sum(times) if times else None
+
+
 def results(trace: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What is made of one trace or job, each by its name."""
     job: list[Job] = []
@@ -131,28 +142,33 @@ def main() -> int:
     parser.add_argument("--against", type=Path, help="compare with the digests of this file")
     parser.add_argument("--only", default="", help="only sources with this in their path")
     options = parser.parse_args()
-    found: dict[str, str] = {}
+    found: dict[str, list[Any]] = {}
     for source in sources(options.data):
         name = str(source.relative_to(options.data / "traces"))
         if options.only not in name:
             continue
         for what, make in results(source):
             try:
-                found[f"{name}: {what}"] = digest(make())
+                made = make()
+                found[f"{name}: {what}"] = [digest(made), figure(made)]
             except ForetraceError as error:
-                found[f"{name}: {what}"] = f"refused: {digest(str(error).replace(str(options.data), ''))}"
+                found[f"{name}: {what}"] = [f"refused: {digest(str(error).replace(str(options.data), ''))}", None]
     if options.write:
         options.write.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    refused = sum(value.startswith("refused") for value in found.values())
+    refused = sum(value[0].startswith("refused") for value in found.values())
     print(f"{len(found):,} results of {len(list(sources(options.data))):,} traces and jobs, {refused:,} refused")
     if not options.against:
         return 0
     before = json.loads(options.against.read_text(encoding="utf-8"))
     before = {name: value for name, value in before.items() if options.only in name.partition(": ")[0]}
     other = [name for name in {**before, **found} if before.get(name) != found.get(name)]
+    moved = 0
     for name in other:
-        print(f"differs: {name}")
-    print(f"{len(found) - len(set(other) & set(found)):,} equal to the bit, {len(other):,} differ")
+        old, new = (of.get(name, ["", None])[1] for of in (before, found))
+        moved += not (old and old == new)
+        print(f"differs: {name}" + (f" (step time {new / old - 1:+.4%})" if old and new else ""))
+    print(f"{len(found) - len(set(other) & set(found)):,} equal to the bit, {len(other):,} differ, of which "
+          f"{len(other) - moved:,} have the same step time")
     return 1 if other else 0
 
 
