@@ -11,6 +11,7 @@ from graph_predictor.prediction.scenario import EditError, Scenario
 from kernel_models.families.embedding import with_tables
 from kernel_models.op_call import OpCall
 from kernel_models.operation import Operation, calls_of
+from kernel_models.trace_calls import pair_lookups
 from tracer.arrays import Float64
 from tracer.columns import nearest
 from tracer.graph import ExecutionGraph
@@ -46,7 +47,10 @@ class OtherIndices:
         """See ``Edit``."""
         scenario = scenario.claim("the indices", "--indices")
         scenario.known_source()
-        tables = [_tables_with(graph, self.indices) for graph in scenario.built.graphs]
+        noted = [tables_with(graph, self.indices) for graph in scenario.built.graphs]
+        tables, notes = [found for found, _ in noted], list(dict.fromkeys(note for _, own in noted for note in own))
+        for note in notes:
+            scenario = scenario.with_note(note)
         if scenario.built.computes_on_host:
             return _on_cpu(scenario, tables)
         work, kernels = scenario.work, scenario.kernels
@@ -54,17 +58,21 @@ class OtherIndices:
         new = [tuple(with_tables(call, tables[rank].get(op, ())) for call in own)
                for own, rank, op in zip(calls, work.rank.tolist(), work.op.tolist(), strict=True)]
         if new == calls:
-            raise EditError(f"No look-up of the step changes with {self.describe()}: it looks rows up so already.")
+            raise EditError(f"No look-up of the step changes with {self.describe()}: "
+                            f"{' '.join(notes) or 'it looks rows up so already.'}")
         regrouped, after = work.regrouped(new)
         return replace(scenario, regrouped=regrouped, kernels=replace(kernels, calls=after))
 
 
-def _tables_with(graph: ExecutionGraph, indices: Indices) -> Noted:
-    """Tables of each operation that looks rows up, by these indices; the graph stays as it is."""
+def tables_with(graph: ExecutionGraph, indices: Indices) -> tuple[Noted, list[str]]:
+    """Tables of each operation that looks rows up, by these indices, and sentences for what could not be found; the
+    graph stays as it is."""
     copy = replace(graph, strings=list(graph.strings), ops=graph.ops.take(np.arange(len(graph.ops))))
-    note_indices(copy, indices)
-    return {row: noted_tables(copy.arguments(row)[position].value)
-            for own in find_lookups(copy) for row, position in own.rows}
+    notes = note_indices(copy, indices)
+    found = {row: noted_tables(copy.arguments(row)[position].value)
+             for own in find_lookups(copy) for row, position in own.rows}
+    found.update({row: found[lookup] for row, (lookup, _) in pair_lookups(copy).items() if lookup in found})
+    return found, notes
 
 
 def _on_cpu(scenario: Scenario, tables: list[Noted]) -> Scenario:

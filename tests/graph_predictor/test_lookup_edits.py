@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from micro import Micro
 from typer.testing import CliRunner
 
 from foretrace.commands import app
+from graph_predictor.edits import lookups
 from graph_predictor.edits.lookups import OtherIndices
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.study import Configuration, Study
@@ -24,6 +26,7 @@ from tracer import workloads
 from tracer.columns import within
 from tracer.graph import ExecutionGraph
 from tracer.job import assemble_job, read_job
+from tracer.lookup_data.indices import read_indices
 from tracer.lookup_data.noted import find_lookups, note_tables
 from tracer.lookup_data.tables import EmbeddingTable, histogram_of_zipf
 
@@ -184,3 +187,38 @@ def test_other_calls_stay_as_they_are() -> None:
     (call,) = calls_of(operation("aten::mm", [(8, 8), (8, 8)]))
     assert with_tables(call, [EmbeddingTable("t", 5, 5)]) is call
     assert call.family is Family.GEMM
+
+
+def fused_lookup(tmp_path: Path, total: str) -> ExecutionGraph:
+    """Three tables in one weight, looked up and updated by FBGEMM as a profiler records it."""
+    trace = Micro().calibrate().step(1000, 2000, 1)
+    sizes = [[0], [9_600_000], [0], [0, 0], [3], [3], [4], [], [], [4], [], [30_000], [3001], [], []]
+    types = ["float"] * 4 + ["int", "long int", "int", "Scalar", "Scalar", "long int", "Scalar", "long int", "long int",
+                             "Scalar", ""]
+    trace.op("fbgemm::split_embedding_codegen_lookup_adagrad_function", 1010, 1100, **{
+        "Input Dims": sizes, "Input type": types, "Concrete Inputs": [""] * 7 + [total, "16"] + [""] * 6})
+    trace.launch(1020, 5, (7, 1030, 60), name="embedding_forward")
+    trace.op("torch::autograd::CppNode<SplitLookupFunction_adagrad_Op>", 1200, 1300, **{
+        "Input Dims": [[1000, 48]], "Input type": ["float"], "Sequence number": 7})
+    trace.launch(1220, 5, (7, 1230, 100), name="embedding_backward")
+    graph = trace.read(tmp_path)
+    graph.meta.device = "NVIDIA A100-SXM4-80GB"
+    return graph
+
+
+def test_tables_in_one_recorded_weight_follow_other_indices(tmp_path: Path) -> None:
+    """Their gradient too, which records no index."""
+    graph = fused_lookup(tmp_path, "48")
+    found, _ = lookups.tables_with(graph, read_indices("zipf:3"))
+    assert len(found) == 2
+    for tables in found.values():
+        assert [(table.rows, table.columns, table.bag, table.skew) for table in tables] == [(200_000, 16, 10, 3)] * 3
+    study = Study(assemble_job([graph]))
+    even, skewed = (study.predict(Configuration(edits={"indices": f"zipf:{skew}"})) for skew in (0, 3))
+    assert even.families_us["embedding"] != pytest.approx(skewed.families_us["embedding"], rel=0.05)
+
+
+def test_tables_of_unknown_columns_keep_their_indices_and_it_is_said(tmp_path: Path) -> None:
+    study = Study(assemble_job([fused_lookup(tmp_path, "")]))
+    with pytest.raises(EditError, match="1 of 1 look-ups are of several tables whose columns"):
+        study.predict(Configuration(edits={"indices": "zipf:3"}))

@@ -15,6 +15,7 @@ embedding).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -31,6 +32,7 @@ from tracer.lookup_data.tables import EmbeddingTable, TableError
 from tracer.views import list_of
 
 _MARK = "lookups:"
+_COUNT = re.compile("[0-9]{1,18}")
 _DIGITS = 5  # chosen: more only lengthen the file
 FORWARD = {"aten::embedding": (0, 1), "aten::embedding_bag": (0, 1), "aten::_embedding_bag": (0, 1),
            "aten::_embedding_bag_forward_only": (0, 1)}
@@ -41,6 +43,7 @@ BACKWARD = frozenset({
     "aten::embedding_backward", "aten::embedding_dense_backward", "aten::embedding_sparse_backward",
     "aten::_embedding_bag_backward", "aten::_embedding_bag_dense_backward", "aten::_embedding_bag_sparse_backward"})
 """Gradients; their second argument is the indices."""
+_MATRIX = 2  # dimensions of a weight that holds one table
 _OF_BACKWARD = 1  # the place among the arguments
 _NAMES = {part.name: part for part in fields(EmbeddingTable)}
 
@@ -104,21 +107,31 @@ def note_counted(graph: ExecutionGraph, counted: Sequence[EmbeddingTable]) -> li
     Returns:
         Sentences for steps that look up something else: tables and look-ups are joined there as ``note_tables`` does.
     """
-    lookups, writer, unlike = find_lookups(graph), _Writer(graph), 0
-    shapes = [(table.rows, table.columns) for table in counted]
-    steps = sorted({own.step for own in lookups})
-    for step in steps:
+    lookups = find_lookups(graph)
+    if not lookups:
+        return ["Look-ups were counted, and the profile has no operation that looks rows up (compiled code does it in "
+                "kernels of its own): what was counted is not used."]
+    unlike = _note_each(graph, lookups, [[table] for table in counted], [(t.rows, t.columns) for t in counted])
+    return [f"{unlike} of {len({own.step for own in lookups})} steps look up other tables than the step in which "
+            "indices were counted."] if unlike else []
+
+
+def _note_each(graph: ExecutionGraph, lookups: Sequence[Lookup], tables: list[list[EmbeddingTable]],
+               shapes: list[tuple[int, ...]]) -> int:
+    """Write the tables of each look-up of one step, whose weights have these shapes, with those of all steps. In place.
+
+    Returns:
+        How many steps look up other shapes; look-ups and tables are joined there by their sizes.
+    """
+    writer, unlike = _Writer(graph), 0
+    for step in sorted({own.step for own in lookups}):
         of_step = [own for own in lookups if own.step == step]
         alike = [own.shape for own in of_step] == shapes
         unlike += not alike
-        of_each = [[table] for table in counted] if alike else _joined(of_step, counted)
+        of_each = tables if alike else _joined(of_step, [table for part in tables for table in part])
         for own, found in zip(of_step, of_each, strict=True):
             writer.write(own, found)
-    if not steps:
-        return ["Look-ups were counted, and the profile has no operation that looks rows up (compiled code does it in "
-                "kernels of its own): what was counted is not used."]
-    return [f"{unlike} of {len(steps)} steps look up other tables than the step in which indices were counted."] \
-        if unlike else []
+    return unlike
 
 
 def note_indices(graph: ExecutionGraph, indices: Indices) -> list[str]:
@@ -129,15 +142,21 @@ def note_indices(graph: ExecutionGraph, indices: Indices) -> list[str]:
     Raises:
         TableError: the graph looks up no table, or the indices do not fit its tables.
     """
-    known = tables_of(graph)
-    if not known:
-        first = min((own.step for own in find_lookups(graph)), default=NONE)
-        of_step = [own for own in find_lookups(graph) if own.step == first]
-        known = list({own.name(place): own.table(own.name(place)) for place, own in enumerate(of_step)}.values())
-    if not known:
+    if known := tables_of(graph):
+        return note_tables(graph, indices.of(known))
+    lookups = find_lookups(graph)
+    if not lookups:
         raise TableError(f"{indices.source} describes indices, and the step looks up no embedding table: leave "
                          "--indices out.")
-    return note_tables(graph, indices.of(known))
+    first = min(own.step for own in lookups)
+    of_each = [own.tables(place) for place, own in enumerate(own for own in lookups if own.step == first)]
+    tables = {table.name: table for part in of_each for table in part}  # a module that is called twice has one
+    described = dict(zip(tables, indices.of(list(tables.values())), strict=True))
+    _note_each(graph, lookups, [[described[table.name] for table in part] for part in of_each],
+               [own.shape for own in lookups if own.step == first])
+    unknown = sum(not part for part in of_each)
+    return [f"{unknown} of {len(of_each)} look-ups are of several tables whose columns the trace does not record: "
+            "their indices stay as they were; record with PyTorch 2.1 or newer."] if unknown else []
 
 
 @dataclass(slots=True)
@@ -155,6 +174,7 @@ class Lookup:
         dtype: of the weight as recorded.
         sequence: autograd's number, ``NONE`` if not known.
         batched_tables: tables in the weight, where the operation says.
+        columns: of each of them; 0 where the operation does not say.
     """
 
     rows: list[tuple[int, int]]
@@ -167,21 +187,28 @@ class Lookup:
     dtype: str
     sequence: int
     batched_tables: int = 1
+    columns: int = 0
 
     @property
     def elements(self) -> int:
         """Return how many elements the weight has."""
         return prod(self.shape)
 
-    def name(self, place: int) -> str:
-        """A name for its table where nothing gives one."""
-        return self.module or f"table {place}"
+    def tables(self, place: int) -> list[EmbeddingTable]:
+        """Its tables: several in one weight are taken to have equally many rows; none where columns are unknown.
 
-    def table(self, name: str) -> EmbeddingTable:
-        """Its table as far as the operation says."""
-        rows, columns = self.shape if len(self.shape) == 2 else (max(self.elements, 1), 1)
-        return EmbeddingTable(name, max(rows, 1), max(columns, 1), bag=self.lookups / max(self.bags, 1),
-                              pooling="sum" if self.pooled else "none")
+        Args:
+            place: of the look-up in its step, a name where no module gives one.
+        """
+        name, count, columns = self.module or f"table {place}", self.batched_tables, self.columns
+        if len(self.shape) == _MATRIX:
+            count, columns = 1, self.shape[1]
+        if not columns and count > 1:
+            return []
+        rows, columns = self.elements // (max(columns, 1) * count), max(columns, 1)
+        return [EmbeddingTable(f"{name}.{at}" if count > 1 else name, max(rows, 1), columns,
+                               bag=self.lookups / max(self.bags, 1), pooling="sum" if self.pooled else "none")
+                for at in range(count)]
 
 
 def find_lookups(graph: ExecutionGraph) -> list[Lookup]:
@@ -229,12 +256,15 @@ def _read(graph: ExecutionGraph, row: int, position: tuple[int, int]) -> Lookup 
             include_last = position in BATCHED.values() or (len(arguments) > 7 and arguments[7].value == "True") \
                 or (len(arguments) > 8 and arguments[8].value == "True" and name == "aten::embedding_bag")
             bags = length - int(include_last)
+    columns = 0
     if position in BATCHED.values():
-        columns = arguments[position[0] + (5 if position[0] else 2)]
-        tables = max(prod(columns.shape or (1,)) - 1, 1)
+        at = position[0] + (5 if position[0] else 2)
+        ends, total = arguments[at:at + 2]  # D_offsets, total_D
+        tables = max(prod(ends.shape or (1,)) - 1, 1)
+        columns = int(total.value) // tables if _COUNT.fullmatch(total.value) else 0
     module = graph.string(int(ops.module[row])).replace("/", ".")
     return Lookup([(row, position[1])], int(ops.step[row]), module, tuple(weight.shape), lookups,
-                  bags, pooled, weight.dtype, int(ops.sequence[row]), tables)
+                  bags, pooled, weight.dtype, int(ops.sequence[row]), tables, columns)
 
 
 def _add_gradients(graph: ExecutionGraph, lookups: list[Lookup], rows: list[int]) -> None:
@@ -280,7 +310,7 @@ def _gradient_shape(graph: ExecutionGraph, row: int) -> tuple[int, ...]:
     place = {"aten::_embedding_bag_backward": 6, "aten::_embedding_bag_dense_backward": 5,
              "aten::_embedding_bag_sparse_backward": 5}.get(graph.string(int(graph.ops.name[row])), 2)
     text = arguments[place].value if len(arguments) > place else ""
-    return (int(text) if text.isdecimal() else 0, columns)
+    return (int(text) if _COUNT.fullmatch(text) else 0, columns)
 
 
 def _joined(lookups: list[Lookup], tables: Sequence[EmbeddingTable]) -> list[list[EmbeddingTable]]:
