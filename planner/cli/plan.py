@@ -262,8 +262,9 @@ def report(found: Sequence[planning.Plans], price: float | None, top: int, targe
     experts = "" if routed is None else f", {routed.experts} experts of which {routed.top_k} work"
     out.line(f"{found[0].model}: a decoder of {said} parameters ({shape.layers} layers of width {shape.hidden:,}, "
              f"{heads_text(shape)}{experts}, vocabulary {shape.vocab:,}, "
-             f"{shape.dtype}{f', linear layers in {shape.linears}' * bool(shape.linears)}), sequences of "
-             f"{shape.seq:,} tokens.")
+             f"{shape.dtype}{f', linear layers in {shape.linears}' * bool(shape.linears)}"
+             f"{', unfused attention' * (not shape.flash)}{f', dropout {shape.dropout:g}' * bool(shape.dropout)}), "
+             f"sequences of {shape.seq:,} tokens.")
     for each in found:
         _report_size(out, each, price, top)
     _report_front(out, found, price)

@@ -50,9 +50,13 @@ _INERT = frozenset(("architectures", "rope_theta", "max_position_embeddings", "p
                     "sliding_window", "max_window_layers", "rms_norm_eps", "torch_dtype", "model_max_length",
                     "mlp_only_layers", "original_max_position_embeddings", "chunk_size_feed_forward"))
 """Fields of no weight or operation of a step."""
+_DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout", "hidden_dropout",
+             "hidden_dropout_prob", "resid_dropout", "resid_pdrop")
+"""Rates of dropout, as Hugging Face's configs call them."""
 MOST_NAMED = 8
 """Fields that a note names: a choice."""
-_SETTINGS = "seq, batch, layers, dtype (bf16, fp16 or fp32), imbalance and predictions"
+_SETTINGS = ("seq, batch, layers, dtype (bf16, fp16 or fp32), imbalance and predictions, and of training attention "
+             "(fused or unfused) and dropout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class ConfigModel:
         notes: what was assumed.
         longest: tokens of a sequence at most; 0 where the config does not say.
         quantised: its ``quantization_config``, which says what its weights are published in; empty for none.
+        trained: of ``TransformerShape`` what the file says of training alone, not of the model: ``flash``, ``dropout``.
     """
 
     name: str
@@ -74,6 +79,7 @@ class ConfigModel:
     notes: tuple[str, ...]
     longest: int = 0
     quantised: Mapping[str, Any] = field(default_factory=dict)
+    trained: Mapping[str, Any] = field(default_factory=dict)
 
 
 def config_path(source: str) -> Path | None:
@@ -155,7 +161,16 @@ def decoder_of_config(values: Mapping[str, Any], name: str, where: str, settings
     shape = with_settings(_typed(fields, shape), settings, fields.notes)
     longest = fields.size("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0, least=0)
     return ConfigModel(name, shape, _batch(settings), tuple(fields.notes), longest,
-                       (fields if fields.has("quantization_config") else whole).within("quantization_config").values)
+                       (fields if fields.has("quantization_config") else whole).within("quantization_config").values,
+                       _trained(fields))
+
+
+def _trained(fields: ConfigFields) -> dict[str, Any]:
+    """Read how a config's layers are trained: unfused attention, dropout."""
+    rates = [fields.values.get(name) for name in _DROPOUTS]
+    dropout = max((float(rate) for rate in rates if isinstance(rate, (int, float)) and 0 < rate < 1), default=0.0)
+    eager = "eager" in (fields.values.get("attn_implementation"), fields.values.get("_attn_implementation"))
+    return {**({"dropout": dropout} if dropout else {}), **({"flash": False} if eager else {})}
 
 
 def _text_part(fields: ConfigFields) -> ConfigFields | None:
@@ -371,16 +386,18 @@ def read_decoder(source: str | Job, assignments: Sequence[str] = (),
                  preset: str | None = None) -> tuple[str, TransformerShape, int, tuple[str, ...]]:
     """Return what is planned, the decoder of a workload's or a model's name, a config or a trace, the sequences of its
     step, and what was assumed."""
+    changed = f" with {', '.join(assignments)}" if assignments else ""
+    assignments, how = _how_trained(assignments)
     if isinstance(source, str) and (model := config_model(source, assignments)) is not None:
         if preset is not None:
             raise PlanError(f"{source} says itself which sizes its model has; leave --preset {preset} out.")
-        changed = f" with {', '.join(assignments)}" if assignments else ""
-        return f"{model.name}{changed}", model.shape, model.batch, model.notes
+        return (f"{model.name}{changed}", _changed(model.shape, **{**model.trained, **how}), model.batch,
+                (*model.notes, *(_TRAINED_NOTES[name].format(value) for name, value in model.trained.items()
+                                 if name not in how)))
     if isinstance(source, str) and source in workloads.names():
         chosen, own = published(source, preset)
         settings = workloads.parse(source, [*own, *assignments], preset="real" if own else chosen)
-        changed = f" with {', '.join(assignments)}" if assignments else ""
-        return (f"{source} {chosen}{changed}", decoder_of(source, workloads.as_plain(settings)),
+        return (f"{source} {chosen}{changed}", _changed(decoder_of(source, workloads.as_plain(settings)), **how),
                 settings.samples_per_step, ())
     job = _read(source) if isinstance(source, str) else source
     meta, said = job.graphs[0].meta, source if isinstance(source, str) else "The job"
@@ -390,8 +407,43 @@ def read_decoder(source: str | Job, assignments: Sequence[str] = (),
     if preset is not None:
         raise PlanError(f"{said} says itself which sizes its model has; leave --preset {preset} out.")
     values = {**meta.workload["settings"], **dict(item.partition("=")[::2] for item in assignments)}
-    return (f"{meta.workload['name']} of {said}", decoder_of(meta.workload["name"], values),
+    return (f"{meta.workload['name']} of {said}", _changed(decoder_of(meta.workload["name"], values), **how),
             _whole(values, "batch") * _whole(values, "accumulation"), ())
+
+
+_TRAINED_NOTES = {"flash": "The config's attention is not fused; give --set attention=fused for one that is.",
+                  "dropout": "Dropout of {0:g} is planned, as the config says; give --set dropout=0 for none."}
+
+
+def _how_trained(assignments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Take apart what every decoder can be told of its training, and settings of a source's own.
+
+    Returns:
+        The others, and fields of ``TransformerShape``.
+
+    Raises:
+        PlanError: a value is not possible.
+    """
+    others: list[str] = []
+    how: dict[str, Any] = {}
+    for item in assignments:
+        name, _, value = item.partition("=")
+        if item == "dtype=fp16":  # no workload runs in it
+            how["dtype"] = "fp16"
+        elif name == "attention":
+            if value not in ("fused", "unfused"):
+                raise PlanError(f"attention={value[:40]} is not known; give fused or unfused.")
+            how["flash"] = value == "fused"
+        elif name == "dropout":
+            try:
+                how["dropout"] = float(value)
+            except ValueError:
+                how["dropout"] = -1.0
+            if not 0.0 <= how["dropout"] < 1.0:
+                raise PlanError(f"dropout={value[:40]} is not possible: give a rate from 0 to below 1.")
+        else:
+            others.append(item)
+    return others, how
 
 
 def _check_there(source: str) -> None:

@@ -126,7 +126,8 @@ class PlanRequest:
         gpus: of the job.
         device: of each; a name or a file.
         topology: of the cluster; by default the device's usual nodes.
-        settings: of the workload, as "seq=4096"; of a config seq, batch, layers, dtype, imbalance and predictions.
+        settings: of the workload, as "seq=4096"; of a config seq, batch, layers, dtype, imbalance and predictions; of
+            any source attention=unfused, dropout=0.1 and dtype=fp16.
         preset: of the workload, or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b.
         global_batch: sequences of a step; by default what the source does, on every GPU, or what ``only`` says.
         only: one plan alone, such as "dp=8,tp=4,pp=2,microbatches=16".
@@ -288,7 +289,7 @@ def find_plans(request: PlanRequest) -> Plans:
     rates = request.start(shape, spec)
     calibration = request.calibration(pieces, clusters, rates)
     rates = rates if calibration is None else calibration.rates
-    cluster, notes = clusters(request.gpus), list(assumed)
+    cluster, notes = clusters(request.gpus), [*assumed, *_without_matrix_units(shape, spec)]
     if (alone := request.named_plan(shape, per_gpu)) is not None:
         found = price_plan(alone, shape, pieces, cluster, memory_limit=request.memory_limit, rates=rates)
     else:
@@ -313,6 +314,14 @@ def find_plans(request: PlanRequest) -> Plans:
 
 
 plan = by_fields(PlanRequest)(find_plans)
+
+
+def _without_matrix_units(shape: TransformerShape, spec: DeviceSpec) -> list[str]:
+    """Say that a device computes bf16 on its other units, as all before Ampere do."""
+    if shape.dtype != "bf16" or "bf16" in spec.matrix_tflops or "fp16" not in spec.matrix_tflops:
+        return []
+    return [f"{spec.name} has no matrix units for bf16, so that products take {spec.peak_tflops('bf16'):g} TFLOP/s at "
+            f"most; in fp16 they have {spec.matrix_tflops['fp16']:g}: give --set dtype=fp16."]
 
 
 def launch_us(host: HostModel, shape: TransformerShape, device: DeviceSpec) -> float:

@@ -15,7 +15,8 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from planner.parallel.decoder import config_path, decoder_of_config, read_config
+from planner.parallel.decoder import config_path, decoder_of_config, read_config, read_decoder
+from planner.parallel.planning import plan
 from planner.parallel.published_configs import CONFIGS
 from tracer.parallel_plan import PlanError
 from tracer.shape_only.transformer import TransformerShape
@@ -258,3 +259,28 @@ def test_the_decoder_of_a_model_that_reads_pictures_is_its_text_part() -> None:
     assert not any("not known" in note for note in found.notes)
     with pytest.raises(PlanError, match="no decoder"):
         decoder_of_config({"model_type": "clip", "text_config": PLAIN}, "x", "x")
+
+
+def test_how_a_model_is_trained_can_be_said_of_any_source(tmp_path: Path) -> None:
+    """Unfused attention and dropout change what is kept for backward; a workload's types of numbers lack fp16."""
+    said = ["attention=unfused", "dropout=0.1", "dtype=fp16"]
+    (tmp_path / "config.json").write_text(json.dumps({**PLAIN, "attn_implementation": "eager", "resid_pdrop": 0.1}))
+    for source in ("gpt2", "llama-3.1-8b", "qwen3-30b-a3b"):
+        shape = read_decoder(source, said)[1]
+        assert {(kind.flash, kind.dropout, kind.dtype) for kind in shape.kinds} == {(False, 0.1, "fp16")}
+    _, shape, _, notes = read_decoder(str(tmp_path))
+    assert (shape.flash, shape.dropout) == (False, 0.1)
+    assert "attention is not fused" in " ".join(notes) and "Dropout of 0.1" in " ".join(notes)
+    _, shape, _, notes = read_decoder(str(tmp_path), ["attention=fused", "dropout=0"])
+    assert (shape.flash, shape.dropout) == (True, 0.0) and "fused" not in " ".join(notes)
+    assert read_config(tmp_path / "config.json").shape.flash  # what is served is not trained
+    for wrong in ("attention=eager", "dropout=1", "dropout=nan"):
+        with pytest.raises(PlanError, match=f"{wrong} is not"):
+            read_decoder("gpt2", [wrong])
+
+
+def test_a_device_without_matrix_units_for_bf16_says_what_to_plan_in() -> None:
+    pytest.importorskip("torch")
+    for settings, said in ((("depth=2", "seq=64"), True), (("depth=2", "seq=64", "dtype=fp16"), False)):
+        found = plan("gpt2", 1, device="v100-sxm2-32g", only="dp=1,microbatches=1", settings=settings)
+        assert said == ("give --set dtype=fp16" in " ".join(found.notes))
