@@ -65,3 +65,15 @@ def check_sizes(frame: pandas.DataFrame, columns: Iterable[str], path: Path, lea
             row = int(np.flatnonzero(wrong)[0])
             raise cell_error(place(path, int(frame.index[row])), name, frame[name].iloc[row],
                              f"whole number from {least} to {most:,}")
+
+
+def check_texts(frame: pandas.DataFrame, columns: Iterable[str], path: Path) -> None:
+    """Refuse columns of words that lack one, or hold a number.
+
+    Raises:
+        TableInputError: naming the line, the column and the value.
+    """
+    for name in columns:
+        wrong = [row for row, value in enumerate(frame[name]) if not isinstance(value, str)]
+        if wrong:
+            raise cell_error(place(path, int(frame.index[wrong[0]])), name, frame[name].iloc[wrong[0]], "word")

@@ -172,6 +172,16 @@ def test_campaign_tables_become_the_calls_of_traces(tmp_path: Path) -> None:
     assert not any("unsized" in call.flags for one in found for call in one.calls)
 
 
+@pytest.mark.parametrize(("family", "column", "value"), [("copy", "direction", np.inf), ("norm", "op", None)])
+def test_campaign_tables_without_a_word_are_refused(tmp_path: Path, family: str, column: str, value: object) -> None:
+    path = campaign(tmp_path / "c") / "kernels" / f"{family}.parquet"
+    frame = pd.read_parquet(path)
+    frame[column] = frame[column].where(frame.index > 0, value)
+    table(path, frame if value is None else frame.assign(**{column: value}))
+    with pytest.raises(TableInputError, match=rf"row 1, column {column}: '{value}' is no word"):
+        read_samples([str(tmp_path / "c")])
+
+
 def test_traces_give_single_calls(real_trace: Callable[[str], Path]) -> None:
     found = read_samples([str(real_trace("rank3-of-8xA100-6steps"))])
     assert {one.device for one in found} == {"a100-sxm-40g"}
