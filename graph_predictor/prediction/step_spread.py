@@ -162,7 +162,10 @@ def _difference(graph: ExecutionGraph, work: WorkOfSteps, pair: Sequence[int], s
     """Return what differs between two steps, by the operation that it takes most time of."""
     ops, count = graph.ops, work.count[pair]
     name = ops.name[work.row]
-    worst = int(np.argmax(np.bincount(name, weights=np.abs(count[1] - count[0]) * work.mean_ns)))
+    known = name >= 0  # a damaged file may lack some
+    if not known.any():
+        return "operations without names"
+    worst = int(np.argmax(np.bincount(name[known], weights=(np.abs(count[1] - count[0]) * work.mean_ns)[known])))
     runs, whole = (column.astype(int).tolist() for column in (count[:, name == worst].sum(axis=1), count.sum(axis=1)))
     if runs[0] != runs[1]:
         return (f"{names[1]} runs {whole[1]:,} operations where {names[0]} runs {whole[0]:,} ({graph.string(worst)} "

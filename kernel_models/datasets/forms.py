@@ -228,12 +228,15 @@ def _read_neusight(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     Test rows of their split are never fitted to. The shape group is the sizes.
     """
     known = frame[frame.OPName.isin({"bmm", "linear", "softmax", "ln", *_ONE_INPUT, *_TWO_INPUTS})]
+    sizes = ["B", "H", "M", "N", "K"]
+    known = known.assign(**known[sizes].fillna(1))
+    check_sizes(known, sizes, path, least=0)
     family = known.OPName.map(lambda op: op if op in ("softmax", "ln") else
                               "gemm" if op in ("bmm", "linear") else "elementwise")
     for (gpu, _), rows in known.groupby(["Device", family], sort=True):
         # A linear layer's rows are counted in M where there is one, else in B.
-        sizes = rows[["B", "H", "M", "N", "K"]].fillna(1).astype("int64").to_numpy().tolist()
-        calls = [call for op, size in zip(rows.OPName, sizes, strict=True) for call in _neusight_calls(op, *size)]
+        shapes = rows[sizes].astype("int64").to_numpy().tolist()
+        calls = [call for op, shape in zip(rows.OPName, shapes, strict=True) for call in _neusight_calls(op, *shape)]
         yield Samples(resolve_device(str(gpu)).name, "neusight", path.name, calls, rows.latency_us.to_numpy(float),
                       {"shape": ["x".join(map(str, call.dims)) for call in calls]},
                       np.array(rows.split == "test", bool))

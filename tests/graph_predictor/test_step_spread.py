@@ -16,7 +16,7 @@ from graph_predictor.reports.breakdown import breakdown
 from graph_predictor.reports.inspection import inspect_job
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.spreads import USUAL_STEPS
-from tracer.graph import ExecutionGraph
+from tracer.graph import NONE, ExecutionGraph, OpKind
 from tracer.job import assemble_job
 
 
@@ -111,3 +111,13 @@ def test_a_range_without_operations_is_no_step_of_another_kind(tmp_path: Path) -
         if number:
             trace.op("aten::mm", 1010 + 100 * number, 1090 + 100 * number)
     assert step_kinds([trace.read(tmp_path)]) is None
+
+
+def test_operations_that_a_damaged_file_names_nowhere_are_left_out(tmp_path: Path) -> None:
+    graph = recording(tmp_path, [40, 40, 40, 40], (0, 5, 0, 0))
+    graph.ops.writable("name")[:1] = NONE
+    found = step_kinds([graph])
+    assert found is not None and "aten::addmm 5 and 0 times" in found.text
+    graph.ops.writable("name")[graph.ops.kind == OpKind.OPERATION] = NONE
+    found = step_kinds([graph])
+    assert found is None or "operations without names" in found.text

@@ -101,6 +101,8 @@ def test_neusight_products_have_n_as_contraction(tmp_path: Path) -> None:
         **row, "OPName": "conv"}]))
     assert [call.dims for call in found[0].calls] == [(3, 64, 16, 32), (3, 65, 16, 32)]
     assert found[0].split().tolist() == [False, True]
+    with pytest.raises(TableInputError, match="row 2, column M: 'inf' is no whole number"):
+        read_table(table(tmp_path / "t.parquet", [row, {**row, "M": np.inf}]))
 
 
 def test_block_operations_are_split_among_workers(tmp_path: Path) -> None:
