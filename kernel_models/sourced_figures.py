@@ -68,7 +68,7 @@ def figure_in(name: str, entry: Any, figure: Figure, sources: Mapping[str, str])
             found and what is expected, as a clause without its end.
     """
     if not isinstance(entry, dict):
-        raise ValueError(f"{name} is {shown(entry)} alone; expected is its value with its source, as {_ENTRY}")
+        raise ValueError(f"{name}={shown(entry)} has no source; expected is a value with its source, as {_ENTRY}")
     for part in ("value", "source"):
         if part not in entry:
             raise ValueError(f"{name} has no {part}; expected is {_ENTRY}")

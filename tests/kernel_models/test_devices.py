@@ -381,7 +381,7 @@ COUNT = "expected is a whole number from 1 to 4,096"
     (*entry("power_w", "0"), "compute.power_w is 0; expected"),
     (*entry("pcie_generation", "3.5"), "links.pcie_generation is 3.5; expected is a whole number"),
     (*entry("fp32", "8100"), "vector_tflops.fp32 is 8100 with compute.sm_count 40"),
-    (entry("sm_count", "1")[0], "sm_count = 40", "compute.sm_count is 40 alone; expected is its value with its source"),
+    (entry("sm_count", "1")[0], "sm_count = 40", "compute.sm_count=40 has no source"),
     (entry("sm_count", "1")[0], "sm_count = { value = 40 }", "compute.sm_count has no source"),
     (entry("sm_count", "1")[0], 'sm_count = { value = 40, source = "nope" }', 'has the source "nope", which [sources]'),
     ("sm_count", "sm_counts", "compute.sm_counts is no figure of a device; expected of [compute] are sm_count"),
