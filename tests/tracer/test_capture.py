@@ -570,11 +570,12 @@ def test_what_ran_at_the_borders_of_all_steps_is_told(eager: tuple[Path, Trainin
     shutil.copytree(eager[0], out)
     context = read_context(out / "rank0")
     took = tracer.read_job(out).graphs[0].steps.duration_ns
-    for shorter, notes in (([2_000_000, 3_000_000], 1), ([2_000_000, 0], 0)):
+    least = max(2_000_000, int(took.max()) // 2)  # a busy machine makes long steps, of which this is no small part
+    for shorter, notes in (([least, 2 * least], 1), ([least, 0], 0)):
         changed = {**context, "profiled_step_ns": (took - np.array(shorter)).tolist()}
         (out / "rank0" / "context.json").write_text(json.dumps(changed))
         told = [note for note in tracer.read_job(out).notes if "at its borders" in note]
-        assert len(told) == notes and all("every recorded step lasts at least 2.000 ms longer" in each for each in told)
+        assert len(told) == notes and all(f"lasts at least {least / 1e6:.3f} ms longer" in each for each in told)
 
 
 def test_changes_of_memory_are_recorded_where_asked_for(tmp_path: Path) -> None:
