@@ -122,6 +122,9 @@ other ranks' instances of a kernel say is off by 5.5% in the median and 11% in t
 COLLECTIVES_SHARED = 0.5
 """Share of the variance of a model's error that two clusters, or two formulas of one, have in common: as of kernels on
 two devices. Set, not measured."""
+BUS_BANDWIDTH = 0.2
+"""Collectives by formulas whose bandwidth one measured busbw corrected: what all-reduces of one job's nodes measured on
+other days differ by on Hugging Face's cluster (benchmarks/nanotron.py). Other sizes and groups are not in it."""
 RING_COLLECTIVES = 0.7
 """Collectives by a ring over the device's links at a share of the data sheet's rate, and a fixed cost;
 ``kernel_models.collectives`` knows better where a topology is given. Set, not measured."""
