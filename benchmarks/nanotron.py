@@ -170,8 +170,8 @@ def judged(runs: Sequence[Run], rates_of: Callable[[Run], CorrectionFactors]) ->
 def line(name: str, table: pd.DataFrame) -> None:
     """Print the figures of some rows."""
     size = table.error.abs()
-    print(f"{name:34}{len(table):>6}{size.mean():>8.1f}{size.median():>8.1f}{table.error.mean():>+8.1f}"
-          f"{size.quantile(0.9):>8.1f}{size.max():>8.0f}{table.inside.mean():>8.0%}")
+    print(f"{name:34}{len(table):>6}{size.mean():>7.1f}%{size.median():>7.1f}%{table.error.mean():>+7.1f}%"
+          f"{size.quantile(0.9):>7.1f}%{size.max():>7.0f}%{table.inside.mean():>8.0%}")
 
 
 def after_three(runs: Sequence[Run]) -> pd.DataFrame:

@@ -169,9 +169,8 @@ class CorrectionFactors:
 
     def meeting(self, plan: ParallelPlan) -> CorrectionFactors:
         """Return the factors with what a collective within a plan's layers costs the hosts that meet there."""
-        return self if not (self.meeting_us or self.crossing_us) else replace(
-            self, host_collective_us=self.host_collective_us + (plan.tp - 1) * self.meeting_us,
-            crossing_us=plan.tp * self.crossing_us)
+        return replace(self, host_collective_us=self.host_collective_us + (plan.tp - 1) * self.meeting_us,
+                       crossing_us=plan.tp * self.crossing_us)
 
 
 UNCORRECTED = CorrectionFactors()

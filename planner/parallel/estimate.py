@@ -213,7 +213,8 @@ def _stretches(of: Callable[[PlanCosts, CorrectionFactors, int, int], _Stretch],
 def _passes(costs: PlanCosts, rates: CorrectionFactors
             ) -> tuple[_Stretches, _Stretches, Float64, Float64, Float64 | None]:
     """Forward and backward of every stage's chunks, and what ``passes_us`` returns of them."""
-    rates = rates.meeting(costs.plan)
+    if rates.meeting_us or rates.crossing_us:
+        rates = rates.meeting(costs.plan)
     forward, backward = (_stretches(of, costs, rates) for of in (_forward, _backward))
     f, b = (np.array([[each.us(rates) for each in row] for row in rows]) for rows in (forward, backward))
     return forward, backward, f, b, _of_weights(costs, rates, backward, b)

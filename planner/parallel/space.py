@@ -304,10 +304,11 @@ class PlanFamily:
         layout = self.layout
         schedule, chunks, size, count, sequence_parallel, overlap, etp = self.work
         sharding, copies, recomputed, layers = state
-        return self.profile.planned(ParallelPlan(
+        plan = ParallelPlan(
             dp=layout.dp, tp=layout.tp, pp=layout.pp, cp=layout.cp, ep=layout.ep, microbatch=size, microbatches=count,
             chunks=chunks, schedule=schedule, sharding=sharding, sequence_parallel=sequence_parallel,
-            tensor_overlap=overlap, recompute=recomputed, recompute_layers=layers, replicate=copies, etp=etp))
+            tensor_overlap=overlap, recompute=recomputed, recompute_layers=layers, replicate=copies, etp=etp)
+        return plan if self.profile is PLAIN else self.profile.planned(plan)
 
 
 def candidates(shape: TransformerShape, gpus: int, global_batch: int, framework: Framework | None = None, *,

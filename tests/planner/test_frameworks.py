@@ -88,7 +88,7 @@ def test_hosts_that_are_late_are_seen_in_the_measured_network(own: LayerCosts) -
     assert quick.meeting_us < 10 < 200 < slow.meeting_us
     plan = ParallelPlan(tp=8, sequence_parallel=True)
     assert slow.meeting(plan).host_collective_us == pytest.approx(slow.host_collective_us + 7 * slow.meeting_us)
-    assert UNCORRECTED.meeting(plan) is UNCORRECTED
+    assert UNCORRECTED.meeting(plan) == UNCORRECTED
 
 
 def test_transfers_between_nodes_cost_more_where_a_profile_says_so(own: LayerCosts) -> None:
