@@ -90,7 +90,7 @@ WAYS = {
         sequences=False, experts=False, plain_tensor=True, overlapped=False),
     Framework.DEEPSPEED: Ways(
         shardings=(Sharding.NONE, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS), layers=False,
-        sequences=False, experts=False, recompute=(Recomputation.NONE, Recomputation.NEEDED, Recomputation.FULL)),
+        sequences=False, experts=False, recompute=(Recomputation.NONE, Recomputation.FULL)),
 }
 ANY = (Framework.MEGATRON, Framework.TORCHTITAN, Framework.FSDP)
 """Those that are tried where none is named; others have no plan that these have not, and are asked for by name."""
