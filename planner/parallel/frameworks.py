@@ -2,7 +2,7 @@
 
 These are traced and priced as Megatron-Core with Transformer Engine runs a decoder: fused kernels, a fused loss, a host
 that little is between launches of. A program in plain PyTorch passes over its memory more often, keeps the host busier
-and waits in other places. ``frameworks.toml`` says so for each framework, every figure with its source; what it does
+and waits in other places. ``FILE`` says so for each framework, every figure with its source; what it does
 not say is as for any. A profile is data: it changes the decoder, the plan, the factors and the passes of a block.
 """
 

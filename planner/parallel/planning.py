@@ -132,7 +132,7 @@ class PlanRequest:
         global_batch: sequences of a step; by default what the source does, on every GPU, or what ``only`` says.
         only: one plan alone, such as "dp=8,tp=4,pp=2,microbatches=16".
         framework: "megatron", "torchtitan", "fsdp", "nanotron" or "deepspeed": the only one whose plans are wanted, as
-            it runs them (``frameworks.toml``).
+            it runs them (``FrameworkProfile``).
         best: how many plans are wanted; ``None`` for all that can be and fit, which takes long.
         memory_limit: bytes of a device; by default all it has.
         profile: fitted models of the device.
