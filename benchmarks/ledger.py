@@ -90,6 +90,8 @@ CLAIMS = (
           "end_to_end", 4),
     Claim("vtrain", "vTrain's published iteration times, A100", ("benchmarks/vtrain.py", "DATA"), "end_to_end", 4,
           "vTrain 8.37% single node, 14.73% multi-node, with layers measured"),
+    Claim("nanotron", "An eager framework: Hugging Face's nanotron on 8 to 512 H100, models that fitted nothing",
+          ("benchmarks/nanotron.py", "DATA"), "end_to_end", 6),
     Claim("memory", "Peak memory of published training steps", ("benchmarks/llm_memory.py", "DATA", "--rows", "peaks"),
           "end_to_end", 4),
     Claim("plan_intervals", "How often plans' intervals hold", ("benchmarks/plan_intervals.py", "DATA"), "end_to_end",

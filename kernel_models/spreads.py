@@ -122,6 +122,10 @@ other ranks' instances of a kernel say is off by 5.5% in the median and 11% in t
 COLLECTIVES_SHARED = 0.5
 """Share of the variance of a model's error that two clusters, or two formulas of one, have in common: as of kernels on
 two devices. Set, not measured."""
+BUS_BANDWIDTH = 0.2
+"""Collectives by formulas whose bandwidth one measured busbw corrected. Figures of as many nodes of Hugging Face's
+cluster lie within 0.04 to 0.14 of each other (80%; 0.42 for all-reduces of 16 in its slower state); other sizes and
+groups come on top. Chosen from that."""
 RING_COLLECTIVES = 0.7
 """Collectives by a ring over the device's links at a share of the data sheet's rate, and a fixed cost;
 ``kernel_models.collectives`` knows better where a topology is given. Set, not measured."""

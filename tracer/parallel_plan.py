@@ -72,15 +72,15 @@ _DIMENSIONS = ("dp", "tp", "pp", "cp")
 _UNSAID = ("microbatch", "microbatches", "bucket_mb", "first_layers", "last_layers", "etp",
            "recompute_layers")
 """Numbers that a plan may leave open."""
-_SWITCHES = ("sequence_parallel", "tensor_overlap", "overlap", "embedding_layer", "loss_layer", "half_gradients",
-             "offload_optimizer")
+_SWITCHES = ("sequence_parallel", "tensor_overlap", "overlap", "embedding_layer", "loss_layer", "balanced",
+             "half_gradients", "offload_optimizer")
 _NUMBERS = (*_DIMENSIONS, "ep", "chunks", "replicate", *_UNSAID)
 _KINDS = {"ddp": Sharding.NONE, "fsdp2": Sharding.PARAMETERS}
 _SYNONYMS = {"ddp": "dp", "fsdp2": "dp", "accumulation": "microbatches"}
 _KNOWN = ("ddp, fsdp2, tp, pp, cp, ep, etp, microbatches, bucket_mb, dp with sharding=0 to 3, microbatch, chunks, "
           "schedule, recompute, recompute_layers, replicate, sequence_parallel, tensor_overlap, overlap, first_layers, "
-          "last_layers, embedding_layer, loss_layer, half_gradients and offload_optimizer; such as fsdp2=8,tp=8, "
-          "ddp=4,pp=2,microbatches=8 or dp=8,sharding=1")
+          "last_layers, embedding_layer, loss_layer, balanced, half_gradients and offload_optimizer; such as "
+          "fsdp2=8,tp=8, ddp=4,pp=2,microbatches=8 or dp=8,sharding=1")
 _MOST_DIGITS = 9  # such numbers fit into 32 bits
 
 
@@ -128,6 +128,7 @@ class ParallelPlan:
         first_layers, last_layers: layers of the pipeline's first and last stage; ``None`` for as many as the others,
             but for one less where layers do not divide (``planner.parallel.stages``).
         embedding_layer, loss_layer: the embedding, the head with its loss count as a layer when these are spread.
+        balanced: stages have equal shares of the parameters that products use, the head's among them (nanotron).
 
     Raises:
         PlanError: a size is no whole number of at least 1, or sizes contradict each other.
@@ -158,6 +159,7 @@ class ParallelPlan:
     replicate: int = 1
     half_gradients: bool = False
     offload_optimizer: bool = False
+    balanced: bool = False
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -230,6 +232,9 @@ class ParallelPlan:
     def _check_layers(self) -> None:
         given = self.first_layers is not None or self.last_layers is not None
         counted = self.embedding_layer or self.loss_layer
+        if self.balanced and (given or counted or self.pp * self.chunks == 1 or self.chunks > 1):
+            raise PlanError("balanced spreads the layers over a pipeline's stages by their parameters, one chunk a "
+                            "stage; give pp=2 or more, and no other word on layers and chunks.")
         if (given or counted) and self.pp == 1:
             raise PlanError("Layers are spread over a pipeline's stages; give pp=2 or more, or leave first_layers, "
                             "last_layers, embedding_layer and loss_layer out.")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import PurePath
 
 from kernel_models.collectives import CollectiveModel, CommError, CommProfile, Topology, find_topology
+from kernel_models.collectives.bandwidths import BusBandwidths
+from tracer.table_input import FORMATS
 
 AUTO = "auto"
 """``--comm-choices auto``: of the backends of --comm-profile, without it of NCCL's algorithms by formula."""
@@ -18,6 +21,23 @@ def measured_file(profile: str | None, choices: str | None) -> str | None:
     return profile if choices in (None, AUTO) else choices
 
 
+def bandwidths_of(profile: str | None, choices: str | None) -> BusBandwidths | None:
+    """Return measured bus bandwidths where that is what is given in place of a profile: a text of them, or a table.
+
+    Raises:
+        CommError: they are none that a network has, or several backends are asked for.
+        TableInputError: the table cannot be read, or has none.
+    """
+    if profile is None:
+        return None
+    table = PurePath(profile).suffix.lower() in FORMATS
+    found = BusBandwidths.read(profile) if table else BusBandwidths.parse(profile)
+    if found is not None and choices is not None:
+        raise CommError("Bandwidths say nothing of several backends; leave one of --comm-profile and --comm-choices "
+                        "out.")
+    return found
+
+
 def cluster_of(name: str | None, profile: str | None, backend: str | None, choices: str | None,
                usual: Callable[[], Topology] | None = None) -> CollectiveModel:
     """Return the cluster of a command's options. ``backend`` says whose collectives; with ``choices`` who does what no
@@ -25,6 +45,12 @@ def cluster_of(name: str | None, profile: str | None, backend: str | None, choic
     by the best. ``usual`` gives the topology where nothing names one. Raises ``CommError``: a file or name is not
     known, or two options name measurements."""
     measured = measured_file(profile, choices)
+    if (bandwidths := bandwidths_of(profile, choices)) is not None:
+        if name is not None:
+            return CollectiveModel(find_topology(name), None, backend, bandwidths=bandwidths)
+        if usual is None:
+            raise CommError("Bandwidths say nothing of nodes and links; give --topology too.")
+        return CollectiveModel(usual(), None, backend, bandwidths=bandwidths)
     if name is None and measured is None and usual is not None:
         return CollectiveModel(usual(), None, backend, choices is not None)
     known, where = profile_on(measured, name, None)

@@ -54,12 +54,14 @@ class StageMemory:
         return self.account.allocated
 
 
-def with_waste(account: MemoryAccount, stage: int = 0, moment: str = "step", communicators: float = 0) -> StageMemory:
-    """Return a step's own memory with what is taken beside it: a context, bytes of communicators, and waste."""
+def with_waste(account: MemoryAccount, stage: int = 0, moment: str = "step", communicators: float = 0,
+               fragmented: float = FRAGMENTED) -> StageMemory:
+    """Return a step's own memory with what is taken beside it: a context, bytes of communicators, and waste, the share
+    of which is of what comes and goes."""
     moving, outside = account.activations + account.temporaries, CONTEXT + communicators
-    return StageMemory(stage, moment, replace(account, reserved=outside + FRAGMENTED * moving),
+    return StageMemory(stage, moment, replace(account, reserved=outside + fragmented * moving),
                        low=account.total * (1 - ERROR) + CONTEXT,
-                       high=account.total * (1 + ERROR) + outside + 3 * FRAGMENTED * moving)
+                       high=account.total * (1 + ERROR) + outside + 3 * fragmented * moving)
 
 
 def fit_of(memory: StageMemory, limit_bytes: float) -> Fit:

@@ -37,6 +37,7 @@ from itertools import product
 
 import numpy as np
 
+from kernel_models.collectives.bandwidths import BusBandwidths
 from kernel_models.collectives.call import (
     BARRIER_BYTES,
     CollectiveBatch,
@@ -219,6 +220,7 @@ class CollectiveModel:
     Attributes:
         backend: who carries them out, such as "nccl" or "gloo"; by default NCCL where that was measured, else what was.
         mixed: each is done by the backend that is fastest for it (``backends``), and ``backend`` does the rest.
+        bandwidths: measured busbw of whole nodes, which correct the topology's formulas.
 
     Raises:
         PlanError: nothing is known of that backend there.
@@ -228,6 +230,7 @@ class CollectiveModel:
     profile: CommProfile | None = None
     backend: str | None = None
     mixed: bool = False
+    bandwidths: BusBandwidths | None = None
 
     def __post_init__(self) -> None:
         if self.mixed:
@@ -274,7 +277,10 @@ def price_calls(calls: Sequence[CollectiveCall], on: CollectiveModel | DeviceSpe
         return on.backends.choose(batch).times
     profile = on.profile or CommProfile(on.topology)
     backend = on.backend if on.backend in profile.backends else None  # else the data sheet's formulas
-    return profile.predict(batch, backend, on=on.topology)
+    times = profile.predict(batch, backend, on=on.topology)
+    if on.bandwidths is not None:
+        on.bandwidths.on(on.topology).correct(batch, times)
+    return times
 
 
 def _over_links(batch: CollectiveBatch, device: DeviceSpec) -> CommTimes:

@@ -53,14 +53,16 @@ def plan(
         "--global-batch", "by default what the source does, on every GPU", least=1)] = None,
     only: Annotated[str | None, shared("--parallel", "this one alone, such as dp=8,tp=4,pp=2,microbatches=16")] = None,
     framework: Annotated[str, typer.Option(
-        metavar="NAME", help="Plans that megatron, torchtitan or fsdp has, or any of them.")] = "any",
+        metavar="NAME", help="Plans that megatron, torchtitan or fsdp has, or any of them; nanotron or deepspeed too.")
+    ] = "any",
     export: Annotated[str | None, typer.Option(
         metavar="NAME", help="Print the best plan as arguments of megatron or torchtitan too.")] = None,
     memory_limit: Annotated[str | None, shared(
         "--memory-limit", "a bare number is in GB; by default all it has")] = None,
     price: Annotated[str | None, axis("--price", "one for each device")] = None,
     profile: Profiles = None,
-    comm_profile: Annotated[str | None, shared("--comm-profile")] = None,
+    comm_profile: Annotated[str | None, shared(
+        "--comm-profile", "or measured busbw as a table or as numbers, such as 1:458/265/265,16:52/27/27")] = None,
     comm_choices: Annotated[str | None, shared("--comm-choices")] = None,
     linears: Annotated[str, typer.Option(
         metavar="TYPE", help="What linear layers' products are computed in: fp8, fp8_block, mxfp8 or nvfp4; by default "
@@ -119,7 +121,7 @@ def plan(
     case = cases[0]
     request = planning.PlanRequest(
         source, sizes[0], settings=assignments or (), preset=preset, global_batch=global_batch, only=only,
-        framework=(target or wanted or "any"), memory_limit=limit, linears=linears.strip().lower(),
+        framework=framework if target is None else target.value, memory_limit=limit, linears=linears.strip().lower(),
         launch_us=launch_us, host=host, host_from=host_from)
     if len(cases) > 1:
         for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
@@ -142,7 +144,8 @@ def plan(
         spec = device_choice.find_device(case.device)
         known = profile_of(profile, spec)
         request = replace(request, device=case.device, topology=case.topology, technology=case.technology,
-                          pieces=layer_costs.LayerCosts(case.technology.device(spec), known), profile=known,
+                          pieces=layer_costs.LayerCosts(case.technology.device(spec), known, profile=request.runs),
+                          profile=known,
                           comm_profile=comm_profile, comm_choices=comm_choices, measured=runs,
                           best=max(search.BEST, top or 0))
         found = [planning.find_plans(request)]

@@ -102,8 +102,9 @@ class PlanCalibration:
                 f"by {_percent(self.after)} after, each step predicted from the others ({fitted}).")
 
 
-def calibrate(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORRECTED) -> PlanCalibration:
-    """Fit the rates to measured steps, and to all but some of them in turn.
+def calibrate(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORRECTED,
+              widths: Mapping[str, float] = SPREADS) -> PlanCalibration:
+    """Fit the rates to measured steps, and to all but some of them in turn; ``widths``: as ``fit_factors`` takes them.
 
     Raises:
         MeasuredPlanError: fewer than two steps, or one that took no time.
@@ -123,9 +124,10 @@ def calibrate(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORREC
                 f"{usual_us / 1e3:,.4g} ms expected, which no rates explain; give milliseconds of a step, and the "
                 "device and model that ran it.")
     folds = min(len(steps), MOST_FOLDS)
-    others = [fit_plans([each for i, each in enumerate(steps) if i % folds != fold], start) for fold in range(folds)]
+    others = [fit_plans([each for i, each in enumerate(steps) if i % folds != fold], start, widths=widths)
+              for fold in range(folds)]
     after = np.array([each.log_ratio(others[i % folds]) for i, each in enumerate(steps)])
-    rates = fit_plans(steps, start)
+    rates = fit_plans(steps, start, widths=widths)
     expected = [each.expected(rates) for each in steps]
     # Variance of a scaled inverse chi-squared's mean: what was expected counts as a step of its own.
     factor = float(np.sqrt((1 + np.sum((after / expected) ** 2)) / (1 + len(steps))))
@@ -133,10 +135,13 @@ def calibrate(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORREC
                        np.array([each.log_ratio(start) for each in steps]), after)
 
 
-def fit_plans(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORRECTED,
-              error: float = ERROR) -> CorrectionFactors:
-    """Fit factors to measured steps, and what is left of plans like theirs; as ``fit_factors``."""
-    rates = fit_factors(lambda rates: np.array([each.log_ratio(rates) for each in steps]), start, SPREADS, error)
+def fit_plans(steps: Sequence[MeasuredPlan], start: CorrectionFactors = UNCORRECTED, error: float = ERROR,
+              widths: Mapping[str, float] = SPREADS) -> CorrectionFactors:
+    """Fit factors to measured steps, and what is left of plans like theirs; as ``fit_factors``. Around factors of a
+    framework's own, fewer steps than factors leave nothing that is more than chance."""
+    rates = fit_factors(lambda rates: np.array([each.log_ratio(rates) for each in steps]), start, widths, error)
+    if widths is not SPREADS and len(steps) < len(widths):
+        return rates
     places = np.array([features(each.costs.plan, each.costs.shape) for each in steps])
     return replace(rates, residuals=ResidualModel.of(places, -np.array([each.log_ratio(rates) for each in steps])))
 
@@ -152,14 +157,15 @@ Model = Callable[[str, str, "list[str] | None"], TransformerShape]
 """The decoder of a row's model, preset and settings, each empty where the row says nothing."""
 
 
-def read_measured_plans(path: str, model: Model, pieces: LayerCosts,
-                        cluster: Callable[[int], CollectiveModel]) -> list[MeasuredPlan]:
+def read_measured_plans(path: str, model: Model, pieces: LayerCosts, cluster: Callable[[int], CollectiveModel],
+                        planned: Callable[[ParallelPlan], ParallelPlan] = lambda plan: plan) -> list[MeasuredPlan]:
     """Read the steps of a table (CSV or Parquet), and price what they are made of.
 
     Args:
         model: makes the decoder of a row.
         pieces: of the device that they ran on.
         cluster: the nodes of so many GPUs.
+        planned: makes of a plan the one that the framework carries out.
 
     Raises:
         TableInputError: the table cannot be read or lacks a column, or a row's plan or time cannot be.
@@ -169,16 +175,16 @@ def read_measured_plans(path: str, model: Model, pieces: LayerCosts,
     if unknown := [str(name) for name in rows[0].cells if name in ("device", "seq", "batch", "layers", "dtype")]:
         raise MeasuredPlanError(f"{path} has a column {unknown[0]}, which is not read; the runs of a table are of one "
                                "device, and what else a model was set to stands in the column set, as seq=4096.")
-    return [_step(row, model, pieces, cluster) for row in rows]
+    return [_step(row, model, pieces, cluster, planned) for row in rows]
 
 
-def _step(row: TableRow, model: Model, pieces: LayerCosts,
-          cluster: Callable[[int], CollectiveModel]) -> MeasuredPlan:
+def _step(row: TableRow, model: Model, pieces: LayerCosts, cluster: Callable[[int], CollectiveModel],
+          planned: Callable[[ParallelPlan], ParallelPlan]) -> MeasuredPlan:
     gpus, name, preset, settings = (row.text(column) for column in OPTIONAL)
     us, text = row.positive_ms(STEP_MS) * 1e3, row.text(PLAN, needed=True)
     world = row.whole("gpus", "number of GPUs") if gpus else None
     try:
-        plan = ParallelPlan.parse(text, world)
+        plan = planned(ParallelPlan.parse(text, world))
         shape = model(name, preset, settings.split() or None)
         return MeasuredPlan(text, costs_of_plan(plan, shape, pieces, cluster(plan.world_size)), us)
     except ForetraceError as error:

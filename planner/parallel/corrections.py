@@ -138,6 +138,9 @@ class CorrectionFactors:
         collectives, network: factors on collectives within a node, and on those that leave it.
         host_us: host time of each kernel's launch; host_collective_us: of each collective.
         step_us: once a step.
+        meeting_us, crossing_us: what each tensor-parallel collective costs the hosts besides for each rank of its group
+            but one, and for each that is on another node (``planner.parallel.frameworks``).
+        transfer_us, crossing_transfer_us: what each sending between stages costs besides, anywhere and between nodes.
         interference: of collectives that run beside work within a node, the share of their time by which the work takes
             longer; half of it for those that leave the node, for which NCCL fills half as many channels.
         jitter: standard deviation of GPUs' speeds; a step waits for the slowest of all.
@@ -154,11 +157,20 @@ class CorrectionFactors:
     host_us: float = 35.0
     host_collective_us: float = 60.0
     step_us: float = 0.0
+    meeting_us: float = 0.0
+    crossing_us: float = 0.0
+    transfer_us: float = 0.0
+    crossing_transfer_us: float = 0.0
     interference: float = 0.19
     jitter: float = 0.02
     meet: float = 3.0
     spreads: PlanSpreads = PUBLISHED
     residuals: ResidualModel | None = None
+
+    def meeting(self, plan: ParallelPlan) -> CorrectionFactors:
+        """Return the factors with what a collective within a plan's layers costs the hosts that meet there."""
+        return replace(self, host_collective_us=self.host_collective_us + (plan.tp - 1) * self.meeting_us,
+                       crossing_us=plan.tp * self.crossing_us)
 
 
 UNCORRECTED = CorrectionFactors()

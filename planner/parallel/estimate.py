@@ -112,7 +112,8 @@ class _Stretch:
         self.products += count * work.products * rates.products
         self.others += count * work.others * rates.others
         self.waits += count * exchange_us(exchange, rates)
-        self.host += count * (work.launches * rates.host_us + exchange.count * rates.host_collective_us)
+        self.host += count * (work.launches * rates.host_us + exchange.count * (
+            rates.host_collective_us + (1 - 1 / exchange.nodes) * rates.crossing_us))
 
     @property
     def device(self) -> float:
@@ -173,7 +174,9 @@ def _laid_out(costs: PlanCosts, rates: CorrectionFactors) -> tuple[_Stretches, _
     plan = costs.plan
     forward, backward, f, b, weights = _passes(costs, rates)
     sent = [costs.exchange(("transfer", stage)) for stage in range(plan.pp)]
-    transfer = np.array([exchange_us(each, rates) + each.count * rates.host_collective_us for each in sent])
+    transfer = np.array([exchange_us(each, rates) + each.count * (
+        rates.host_collective_us + rates.transfer_us + each.between_nodes * rates.crossing_transfer_us)
+        for each in sent])
     run = simulate(order_of(plan.schedule, plan.pp, plan.passes, plan.chunks), f, b, transfer,
                    plan.schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B), weights)
     data, optimizer, hidden = [], [], 0.0
@@ -210,6 +213,8 @@ def _stretches(of: Callable[[PlanCosts, CorrectionFactors, int, int], _Stretch],
 def _passes(costs: PlanCosts, rates: CorrectionFactors
             ) -> tuple[_Stretches, _Stretches, Float64, Float64, Float64 | None]:
     """Forward and backward of every stage's chunks, and what ``passes_us`` returns of them."""
+    if rates.meeting_us or rates.crossing_us:
+        rates = rates.meeting(costs.plan)
     forward, backward = (_stretches(of, costs, rates) for of in (_forward, _backward))
     f, b = (np.array([[each.us(rates) for each in row] for row in rows]) for rows in (forward, backward))
     return forward, backward, f, b, _of_weights(costs, rates, backward, b)

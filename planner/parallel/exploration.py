@@ -134,7 +134,7 @@ def explore(cases: Iterable[Case], request: PlanRequest) -> list[Explored]:
 def _best_of(case: Case, request: PlanRequest, traced: list[LayerCosts]) -> Plans:
     """Find a case's best plan with what devices that run the same operations have traced, and note its own."""
     spec = case.technology.device(find_device(case.device))
-    pieces = LayerCosts(spec, like=next((each for each in traced if each.runs_as(spec)), None))
+    pieces = LayerCosts(spec, like=next((each for each in traced if each.runs_as(spec)), None), profile=request.runs)
     traced.append(pieces)
     return find_plans(replace(request, device=case.device, topology=case.topology, technology=case.technology,
                               pieces=pieces, best=1))

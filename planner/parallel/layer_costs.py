@@ -40,6 +40,7 @@ from kernel_models.device_choice import shape_device
 from kernel_models.op_call import Family, OpCall, itemsize
 from kernel_models.pricing import Models, PricedCalls, price, sustained
 from kernel_models.spreads import STATE_SPACE_KERNELS
+from planner.parallel.frameworks import PLAIN, FrameworkProfile
 from tracer.capture.context import tf32_in_use
 from tracer.graph import ExecutionGraph, Phase
 from tracer.kept_files import read_kept, write_kept
@@ -366,10 +367,12 @@ class LayerCosts:
         device: where they run.
         models: fitted models of it.
         like: pieces of a device that runs the same operations: what is traced for one serves both.
+        profile: of the framework, whose blocks have kernels of their own.
     """
 
-    def __init__(self, device: DeviceSpec, models: Models | None = None, like: LayerCosts | None = None) -> None:
-        self.device = device
+    def __init__(self, device: DeviceSpec, models: Models | None = None, like: LayerCosts | None = None,
+                 profile: FrameworkProfile = PLAIN) -> None:
+        self.device, self.profile = device, profile
         self._models = models
         self._kept = KeptLayers(device)
         self._calls: dict[tuple[TransformerShape, TransformerPart], TracedCalls] = {} if like is None else like._calls
@@ -396,7 +399,8 @@ class LayerCosts:
         key = shape, part
         if key not in self._costs:
             traced = self._traced(shape, part)
-            forward, backward = (self._as_run(calls, shape, part) for calls in (traced.forward, traced.backward))
+            forward, backward = (self._as_run(calls, shape, part, back=back) for calls, back in (
+                (traced.forward, False), (traced.backward, True)))
             core = [] if shape.flash or part.piece is not Piece.BLOCK or not shape.attends else [
                 call for call in forward if SCAN not in call.flags and (
                     call.kind in _CORE or _is_core_dropout(call, shape, part))]
@@ -408,9 +412,13 @@ class LayerCosts:
                                          self._work(call for call in backward if _is_of_weights(call)))
         return self._costs[key]
 
-    def _as_run(self, calls: Sequence[OpCall], shape: TransformerShape, part: TransformerPart) -> Sequence[OpCall]:
-        """A part's calls by the kernels and in the types that the shape says."""
+    def _as_run(self, calls: Sequence[OpCall], shape: TransformerShape, part: TransformerPart, *,
+                back: bool = False) -> Sequence[OpCall]:
+        """A part's calls by the kernels and in the types that the shape says, and those that a framework adds."""
         found = [_by_kernels(call, shape.flash_version) for call in calls]
+        if part.piece is Piece.BLOCK:
+            added = [call for each in self.profile.passes for call in each.calls(shape, part, back=back)]
+            found = [*found, *added] if back else [*added, *found]
         narrow = narrow_type(shape.linears, self.device) if part.piece is Piece.BLOCK else None
         return found if narrow is None else narrowed(found, shape, narrow)
 
@@ -472,7 +480,8 @@ class LayerCosts:
             if part.piece is Piece.BLOCK and (narrow := narrow_type(shape.linears, self.device)) is not None:
                 saved -= round(kept_less(self._traced(*key).forward, shape, narrow))
             self._saved[key] = saved
-        return self._saved[key]
+        added = (each.kept * each.size(*key) for each in self.profile.passes) if part.piece is Piece.BLOCK else ()
+        return self._saved[key] + shape.element_bytes * sum(added)
 
     def _trace_saved(self, shape: TransformerShape, part: TransformerPart) -> int:
         from tracer.shape_only.transformer_parts import trace_saved
@@ -483,7 +492,8 @@ class LayerCosts:
         """Return a part's calls of forward and backward as they run, priced in a step that keeps the device busy."""
         shape = shape.one_layer()
         traced = self._traced(shape, part)
-        return self._priced([*self._as_run(traced.forward, shape, part), *self._as_run(traced.backward, shape, part)])
+        return self._priced([*self._as_run(traced.forward, shape, part),
+                             *self._as_run(traced.backward, shape, part, back=True)])
 
     def kept_bytes(self, shape: TransformerShape, part: TransformerPart, kind: Recomputation) -> float:
         """Return what a block that is recomputed keeps besides its input."""

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graph_predictor.request.memory_fit import StageMemory, with_waste
+from graph_predictor.request.memory_fit import FRAGMENTED, StageMemory, with_waste
 from kernel_models.collectives.datasheet import COMMUNICATOR_BYTES
 from planner.parallel.layer_costs import LayerCosts, narrow_type
 from planner.parallel.plan_costs import gradient_bytes, optimizer_parameters, stage_parameters
@@ -136,7 +136,7 @@ def moments_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, 
         logits = _logits(plan, shape) * (flying if plan.schedule is Schedule.GPIPE else 1)
         found.append(Moment("loss", flying * one + logits, _beside_loss(plan, shape)))
         logits -= _logits(plan, shape)
-    beside = max(_beside_block(plan, kind) for kind, *_ in blocks_of_stage(plan, shape, stage))
+    beside = max((_beside_block(plan, kind) for kind, *_ in blocks_of_stage(plan, shape, stage)), default=0.0)
     found.append(Moment("a block's backward", flying * one + recomputed + logits, beside))
     if stage == 0:
         whole = shape.vocabulary_parameters(plan.tp) * shape.element_bytes
@@ -272,6 +272,10 @@ def stage_memory(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts
     """Return what a rank of a stage holds at its fullest moment."""
     moment = max(moments_of(plan, shape, pieces, stage), key=lambda each: each.total)
     held = state_of(plan, shape, stage)
+    own = pieces.profile.memory
+    if copies := own.get("gradient_copies"):
+        more = round(copies * stage_parameters(plan, shape, stage) * shape.element_bytes)
+        held = replace(held, gradients=held.gradients + more)
     narrow = narrow_type(shape.linears, pieces.device)
     if narrow is not None and plan.sharding is not Sharding.PARAMETERS:
         # Cast weights are kept from the step's first micro-batch to its last.
@@ -280,4 +284,5 @@ def stage_memory(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts
             for kind, count, _ in blocks_of_stage(plan, shape, stage)))
     account = replace(held, activations=moment.activations, temporaries=moment.temporaries)
     groups = sum(size > 1 for size in (plan.dp * plan.cp, plan.tp, plan.pp, plan.ep))
-    return with_waste(account, stage, moment.name, groups * COMMUNICATOR_BYTES)
+    return with_waste(account, stage, moment.name, groups * COMMUNICATOR_BYTES,
+                      own.get("fragmented", FRAGMENTED))

@@ -73,18 +73,23 @@ _SHARED = {CollectiveKind.ALL_GATHER: "gather", CollectiveKind.ALL_REDUCE: "redu
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Collectives in a row: µs, the 80% interval's ends, how many, whether they leave the node."""
+    """Collectives in a row: µs, the 80% interval's ends, how many, and over how many nodes they go at most."""
 
     us: float = 0.0
     low: float = 0.0
     high: float = 0.0
     count: int = 0
-    between_nodes: bool = False
+    nodes: int = 1
+
+    @property
+    def between_nodes(self) -> bool:
+        """Return whether they leave the node."""
+        return self.nodes > 1
 
     def without_last(self) -> Exchange:
         """Return all of them, which are taken to be equal, but the last."""
         left = (self.count - 1) / self.count if self.count else 0.0
-        return Exchange(self.us * left, self.low * left, self.high * left, max(self.count - 1, 0), self.between_nodes)
+        return Exchange(self.us * left, self.low * left, self.high * left, max(self.count - 1, 0), self.nodes)
 
 
 NOTHING = Exchange()
@@ -160,7 +165,7 @@ class PlanCalls:
             low += count * float(times.low_us[row])
             high += count * float(times.high_us[row])
         return Exchange(us, low, high, sum(count for _, count in rows),
-                        any(self.calls[row].placement.nodes > 1 for row, _ in rows))
+                        max((self.calls[row].placement.nodes for row, _ in rows), default=1))
 
 
 def costs_of_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts,

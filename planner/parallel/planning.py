@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from graph_predictor.comm.clusters import cluster_of, measured_file
+from graph_predictor.comm.clusters import bandwidths_of, cluster_of, measured_file
 from graph_predictor.prediction.host_steps import host_by_name, traced_host_step
 from graph_predictor.simulation.program import MOST_FACTOR
 from graph_predictor.synthesis.step import calls_by_operation
@@ -20,11 +20,12 @@ from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import find_device, scaled_device, shape_device
 from kernel_models.host.model import HostModel
 from kernel_models.profile import DeviceProfile
-from planner.parallel.calibrate import PlanCalibration, calibrate, read_measured_plans
+from planner.parallel.calibrate import SPREADS, PlanCalibration, calibrate, read_measured_plans
 from planner.parallel.comm_study import mixture_of_plan
-from planner.parallel.corrections import PUBLISHED, UNCORRECTED, CorrectionFactors
+from planner.parallel.corrections import UNCORRECTED, CorrectionFactors
 from planner.parallel.decoder import other_nodes, read_decoder
 from planner.parallel.estimate import StepSchedule, step_schedule
+from planner.parallel.frameworks import FrameworkProfile, profile_of
 from planner.parallel.layer_costs import LayerCosts, narrow_type
 from planner.parallel.plan_costs import costs_of_plan
 from planner.parallel.search import BEST, Found, Ranked, price_plan, search
@@ -131,11 +132,12 @@ class PlanRequest:
         preset: of the workload, or a trained model: llama 8b, 70b, 405b; gpt2 xl, 175b; moe 8x7b.
         global_batch: sequences of a step; by default what the source does, on every GPU, or what ``only`` says.
         only: one plan alone, such as "dp=8,tp=4,pp=2,microbatches=16".
-        framework: "megatron", "torchtitan" or "fsdp": the only one whose plans are wanted.
+        framework: "megatron", "torchtitan", "fsdp", "nanotron" or "deepspeed": the only one whose plans are wanted, as
+            it runs them (``FrameworkProfile``).
         best: how many plans are wanted; ``None`` for all that can be and fit, which takes long.
         memory_limit: bytes of a device; by default all it has.
         profile: fitted models of the device.
-        comm_profile: a file of measured collectives.
+        comm_profile: a file of measured collectives, or a table or text of measured bandwidths (``BusBandwidths``).
         comm_choices: a file of several backends' measured collectives, or "auto": each is done by the best of them.
         linears: "fp8", "fp8_block", "mxfp8" or "nvfp4": what linear layers' products are computed in.
         launch_us: host time of a kernel's launch, where it is known.
@@ -212,21 +214,29 @@ class PlanRequest:
 
     def clusters(self, known: DeviceSpec) -> Callable[[int], CollectiveModel]:
         """Return the collectives of so many GPUs: of the cluster that was named, or of the device's usual nodes."""
-        if self.topology is None and measured_file(self.comm_profile, self.comm_choices) is None:
+        bandwidths = bandwidths_of(self.comm_profile, self.comm_choices)
+        if self.topology is None and (bandwidths is not None or measured_file(
+                self.comm_profile, self.comm_choices) is None):
             return lambda size: CollectiveModel(planned_topology(known, size).with_links(self.technology.link),
-                                                mixed=self.comm_choices is not None)
+                                                mixed=self.comm_choices is not None, bandwidths=bandwidths)
         named = cluster_of(self.topology, self.comm_profile, None, self.comm_choices)
         named = replace(named, topology=named.topology.with_links(self.technology.link))
         return lambda size: named
 
-    def start(self, shape: TransformerShape, spec: DeviceSpec) -> CorrectionFactors:
+    @property
+    def runs(self) -> FrameworkProfile:
+        """Return how the framework that is wanted runs a step."""
+        return profile_of(self.framework)
+
+    def start(self, shape: TransformerShape, spec: DeviceSpec, cluster: CollectiveModel) -> CorrectionFactors:
         """Return the factors with what a launch costs the host, as far as it is known."""
+        own = self.runs.rated(UNCORRECTED, cluster)
         us, spread = self.launch_us, TOLD_HOST
         if self.host_from is not None:
             host = host_by_name(self.host_from, lambda path: read_job([path]))
             us, spread = launch_us(host, shape, spec), host.spread
-        start = UNCORRECTED if us is None else replace(
-            UNCORRECTED, host_us=us, host_collective_us=us, spreads=replace(PUBLISHED, host=spread))
+        start = own if us is None else replace(
+            own, host_us=us, host_collective_us=us, spreads=replace(own.spreads, host=spread))
         return replace(start, host_us=start.host_us * self.host,
                        host_collective_us=start.host_collective_us * self.host)
 
@@ -240,9 +250,10 @@ class PlanRequest:
             same = not name or name == self.source
             own = settings or (self.settings if same else ())
             shape = read_decoder(name or self.source, own, preset or (self.preset if same else None))[1]
-            return shape.in_linears(self.linears)
+            return self.runs.shaped(shape.in_linears(self.linears))
 
-        return calibrate(read_measured_plans(self.measured, model, pieces, cluster), start)
+        return calibrate(read_measured_plans(self.measured, model, pieces, cluster, self.runs.planned), start,
+                         self.runs.widths or SPREADS)
 
     def named_plan(self, shape: TransformerShape, per_gpu: int) -> ParallelPlan | None:
         """Return the one plan that is wanted; ``None`` where the best are.
@@ -256,8 +267,8 @@ class PlanRequest:
         own = not says_batch(self.only) and any(item.partition("=")[0].strip() == "batch" for item in self.settings)
         batch = self.global_batch or (per_gpu * self.gpus if own else None)
         alone = with_batch(ParallelPlan.parse(self.only, self.gpus), self.only, batch)
-        wanted = framework_of(self.framework)
-        if wanted is not None and wanted not in frameworks_of(alone, shape):
+        wanted, alone = framework_of(self.framework), self.runs.planned(alone)
+        if wanted is not None and wanted not in frameworks_of(alone, shape, wanted):
             raise PlanError(f"{wanted.value} does not have the plan {alone}; leave the framework out, or "
                             "the plan for the best of its own.")
         return alone
@@ -282,20 +293,21 @@ def find_plans(request: PlanRequest) -> Plans:
     """
     known, spec = request.devices()
     name, shape, per_gpu, assumed = read_decoder(request.source, request.settings, request.preset)
-    shape = shape.in_linears(request.linears)
+    shape = request.runs.shaped(shape.in_linears(request.linears))
     narrow_type(request.linears, spec)
     clusters = request.clusters(known)
-    pieces = request.pieces or LayerCosts(spec, request.profile)
-    rates = request.start(shape, spec)
+    pieces = request.pieces or LayerCosts(spec, request.profile, profile=request.runs)
+    rates = request.start(shape, spec, clusters(request.gpus))
     calibration = request.calibration(pieces, clusters, rates)
     rates = rates if calibration is None else calibration.rates
     cluster, notes = clusters(request.gpus), [*assumed, *_without_matrix_units(shape, spec)]
     if (alone := request.named_plan(shape, per_gpu)) is not None:
-        found = price_plan(alone, shape, pieces, cluster, memory_limit=request.memory_limit, rates=rates)
+        found = price_plan(alone, shape, pieces, cluster, memory_limit=request.memory_limit, rates=rates,
+                           framework=framework_of(request.framework))
     else:
         batch = request.global_batch or per_gpu * request.gpus
         found = search(shape, request.gpus, batch, pieces, cluster, memory_limit=request.memory_limit, rates=rates,
-                       framework=framework_of(request.framework), best=request.best)
+                       framework=framework_of(request.framework), best=request.best, profile=request.runs)
         uneven = [str(dp) for dp in range(1, request.gpus + 1) if request.gpus % dp == 0 and batch % dp]
         if uneven:
             notes.append(f"A batch of {batch:,} sequences cannot be split evenly over dp={', '.join(uneven)}: there "
@@ -355,7 +367,7 @@ def framework_of(name: str | None) -> Framework | None:
     if name is None or name == "any":
         return None
     try:
-        return Framework(name.strip().lower())
+        return Framework(profile_of(name).framework or name.strip().lower())
     except ValueError:
         raise PlanError(f"{name} is no framework whose plans are known; give "
                         f"{', '.join(each.value for each in Framework)} or any.") from None

@@ -20,10 +20,11 @@ from kernel_models.collectives import CollectiveModel, Topology
 from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.estimate import Estimate, estimate, passes_us, slowest_of
+from planner.parallel.frameworks import PLAIN, FrameworkProfile
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import MemoryPoint, fullest_of, stage_memory, timeline
 from planner.parallel.plan_costs import PlanCosts, costs_of_plan
-from planner.parallel.space import Framework, PlanFamily, families, frameworks_of, layouts
+from planner.parallel.space import ANY, Framework, PlanFamily, families, frameworks_of, layouts
 from planner.parallel.stages import recomputed, spread
 from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
@@ -121,7 +122,7 @@ class Bounds:
     def _of_stages(self, plan: ParallelPlan) -> tuple[float, float]:
         """Work of the stage that decides for each micro-batch, and what passes before and after it."""
         key = (self._key(plan), plan.pp, plan.chunks, plan.recompute, plan.recompute_layers, plan.first_layers,
-               plan.last_layers, plan.embedding_layer, plan.loss_layer, plan.passes,
+               plan.last_layers, plan.embedding_layer, plan.loss_layer, plan.balanced, plan.passes,
                plan.schedule is Schedule.ZERO_BUBBLE)
         if key not in self._stages:
             costs = replace(self._within(plan), plan=replace(plan, sharding=Sharding.NONE, replicate=1),
@@ -222,7 +223,8 @@ class Found:
 
 def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerCosts, collectives: CollectiveModel, *,
            memory_limit: float | None = None, rates: CorrectionFactors = UNCORRECTED,
-           framework: Framework | None = None, best: int | None = BEST, reach: float = REACH) -> Found:
+           framework: Framework | None = None, best: int | None = BEST, reach: float = REACH,
+           profile: FrameworkProfile = PLAIN) -> Found:
     """Estimate every plan that can be, fits and may be among the best.
 
     Args:
@@ -230,15 +232,16 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerC
         framework: the only one whose plans are wanted.
         best: how many plans are wanted; ``None`` for all that can be and fit.
         reach: plans of up to so many times the fastest one's time are wanted too.
+        profile: of the framework; ``pieces`` and ``rates`` are then its own.
 
     Raises:
         PlanError: the cluster is too small, or the batch can be split by no number of replicas.
     """
     collectives.check_fits(gpus)
-    job = _Search(shape, pieces, collectives, memory_limit, rates, best, reach)
+    job = _Search(shape, pieces, collectives, memory_limit, rates, best, reach, wanted=framework)
     for layout in layouts(shape, gpus, global_batch):
         node = collectives.topology.node.gpus
-        own = families(layout, shape, global_batch, framework, node=node)
+        own = families(layout, shape, global_batch, framework, node=node, profile=profile)
         try:
             check_decoder_plan(layout.usual, shape, collectives.topology)
         except PlanError as error:
@@ -257,9 +260,10 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerC
 
 
 def price_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel, *,
-               memory_limit: float | None = None, rates: CorrectionFactors = UNCORRECTED) -> Found:
+               memory_limit: float | None = None, rates: CorrectionFactors = UNCORRECTED,
+               framework: Framework | None = None) -> Found:
     """One plan as a search that found it or refused it."""
-    job = _Search(shape, pieces, collectives, memory_limit, rates, None, 1.0, named=True)
+    job = _Search(shape, pieces, collectives, memory_limit, rates, None, 1.0, named=True, wanted=framework)
     try:
         check_decoder_plan(plan, shape, collectives.topology)
         job.look_at(plan)
@@ -280,10 +284,11 @@ class _Search:
 
     def __init__(self, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel,
                  memory_limit: float | None, rates: CorrectionFactors, best: int | None, reach: float,
-                 named: bool = False) -> None:
+                 named: bool = False, wanted: Framework | None = None) -> None:
         self._shape, self._pieces, self._collectives, self._rates = shape, pieces, collectives, rates
         self.limit_bytes = memory_limit if memory_limit is not None else pieces.device.memory_gb * 1e9
         self._best, self._reach, self._named = best, reach, named
+        self._wanted = wanted if wanted not in ANY else None
         self._bounds = Bounds(shape, pieces, collectives, rates)
         self._left: list[tuple[float, int, PlanFamily | ParallelPlan]] = []
         self._order = count()
@@ -332,7 +337,7 @@ class _Search:
             self.refuse(PlanError(lacking), plan, needs=memory.total)
             return
         found = estimate(costs_of_plan(plan, self._shape, self._pieces, self._collectives), self._rates)
-        self._found.plans.append(Ranked(found, memory, frameworks_of(plan, self._shape), fit))
+        self._found.plans.append(Ranked(found, memory, frameworks_of(plan, self._shape, self._wanted), fit))
         self._fastest = min(self._fastest, found.time_us)
         if self._best is not None:
             heapq.heappush(self._times, -found.time_us)

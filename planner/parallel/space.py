@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
 
+from planner.parallel.frameworks import PLAIN, FrameworkProfile
 from planner.parallel.stages import spread
 from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import TransformerShape
@@ -30,6 +31,10 @@ class Framework(str, Enum):
     TORCHTITAN = "torchtitan"
     FSDP = "fsdp"
     """PyTorch's FSDP2 or DDP around a model, and nothing else."""
+    NANOTRON = "nanotron"
+    """Hugging Face's nanotron: DDP or ZeRO 1, tensor and pipeline parallelism, in plain PyTorch."""
+    DEEPSPEED = "deepspeed"
+    """DeepSpeed's engine around a model: ZeRO 1 to 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class Ways:
         parts: shares of a chunk's blocks that may be computed again, besides all of them.
         layers, sequences, experts: tensor, context and expert parallelism.
         plain_tensor: tensor parallelism without sequence parallelism.
+        overlapped: tensor parallelism's collectives run beside products in pieces.
     """
 
     shardings: tuple[Sharding, ...]
@@ -57,6 +63,7 @@ class Ways:
     sequences: bool = True
     experts: bool = True
     plain_tensor: bool = False
+    overlapped: bool = True
 
 
 WAYS = {
@@ -76,12 +83,24 @@ WAYS = {
     Framework.FSDP: Ways(
         shardings=(Sharding.NONE, Sharding.GRADIENTS, Sharding.PARAMETERS),
         copied=(Sharding.GRADIENTS, Sharding.PARAMETERS), layers=False, sequences=False, experts=False),
+    # A stage of nanotron's 1F1B has one chunk, and a layer is recomputed to its end (its parallelism_config.py).
+    Framework.NANOTRON: Ways(
+        shardings=(Sharding.NONE, Sharding.OPTIMIZER), piped=(Sharding.NONE, Sharding.OPTIMIZER),
+        schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B), recompute=(Recomputation.NONE, Recomputation.FULL),
+        sequences=False, experts=False, plain_tensor=True, overlapped=False),
+    Framework.DEEPSPEED: Ways(
+        shardings=(Sharding.NONE, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS), layers=False,
+        sequences=False, experts=False, recompute=(Recomputation.NONE, Recomputation.FULL)),
 }
+ANY = (Framework.MEGATRON, Framework.TORCHTITAN, Framework.FSDP)
+"""Those that are tried where none is named; others have no plan that these have not, and are asked for by name."""
 
 
-def frameworks_of(plan: ParallelPlan, shape: TransformerShape) -> tuple[Framework, ...]:
-    """Return the frameworks that can run a plan."""
-    return tuple(framework for framework, ways in WAYS.items() if _has(framework, ways, plan, shape))
+def frameworks_of(plan: ParallelPlan, shape: TransformerShape, wanted: Framework | None = None
+                  ) -> tuple[Framework, ...]:
+    """Return the frameworks that can run a plan, of those that are usually tried or of the only one that is wanted."""
+    names = ANY if wanted is None else (wanted,)
+    return tuple(name for name in names if _has(name, WAYS[name], plan, shape))
 
 
 def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: TransformerShape) -> bool:
@@ -105,7 +124,8 @@ def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: Transforme
         and (alone or plan.sharding in shardings or plain_ddp)
         and (plan.replicate == 1 or plan.sharding in ways.copied)
         and plan.recompute in ways.recompute
-        and not (plan.half_gradients and framework is Framework.TORCHTITAN)
+        and not (plan.half_gradients and framework in (Framework.TORCHTITAN, Framework.NANOTRON))
+        and not (plan.balanced and framework is not Framework.NANOTRON)
         and not (plan.offload_optimizer and framework is not Framework.MEGATRON)
         and _layers_ok(framework, plan, shape)
     )
@@ -140,8 +160,8 @@ def exported(plan: ParallelPlan, shape: TransformerShape, framework: Framework) 
     Raises:
         PlanError: the framework does not have the plan, or no file of its own.
     """
-    if framework is Framework.FSDP:
-        raise PlanError("PyTorch's FSDP is called in a program and has no arguments of its own; export to megatron or "
+    if framework not in (Framework.MEGATRON, Framework.TORCHTITAN):
+        raise PlanError(f"{framework.value} has no arguments of its own that are written here; export to megatron or "
                         "torchtitan.")
     if framework not in frameworks_of(plan, shape):
         raise PlanError(f"{framework.value} does not have the plan {plan}; give --framework {framework.value} for the "
@@ -266,11 +286,13 @@ State = tuple[Sharding, int, Recomputation, int | None]
 
 @dataclass(frozen=True, slots=True)
 class PlanFamily:
-    """Plans that do the same work in the same order, and differ in what they keep: state and activations."""
+    """Plans that do the same work in the same order, and differ in what they keep: state and activations. ``profile``
+    is of the framework that carries them out."""
 
     layout: MeshSizes
     work: Work
     states: tuple[State, ...]
+    profile: FrameworkProfile = PLAIN
 
     @property
     def least(self) -> ParallelPlan:
@@ -282,10 +304,11 @@ class PlanFamily:
         layout = self.layout
         schedule, chunks, size, count, sequence_parallel, overlap, etp = self.work
         sharding, copies, recomputed, layers = state
-        return ParallelPlan(
+        plan = ParallelPlan(
             dp=layout.dp, tp=layout.tp, pp=layout.pp, cp=layout.cp, ep=layout.ep, microbatch=size, microbatches=count,
             chunks=chunks, schedule=schedule, sharding=sharding, sequence_parallel=sequence_parallel,
             tensor_overlap=overlap, recompute=recomputed, recompute_layers=layers, replicate=copies, etp=etp)
+        return plan if self.profile is PLAIN else self.profile.planned(plan)
 
 
 def candidates(shape: TransformerShape, gpus: int, global_batch: int, framework: Framework | None = None, *,
@@ -310,15 +333,16 @@ def layouts(shape: TransformerShape, gpus: int, global_batch: int) -> Iterator[M
 
 
 def families(layout: MeshSizes, shape: TransformerShape, global_batch: int, framework: Framework | None = None, *,
-             node: int = 8) -> Iterator[PlanFamily]:
+             node: int = 8, profile: FrameworkProfile = PLAIN) -> Iterator[PlanFamily]:
     """The plans of a layout that the frameworks have.
 
     Args:
         framework: the only one whose plans are wanted.
         node: GPUs of a node: copies of sharded state have one or several whole ones.
+        profile: of the framework.
     """
     found: dict[Work, dict[State, None]] = {}
-    for each in (framework,) if framework else tuple(Framework):
+    for each in (framework,) if framework else ANY:
         ways = WAYS[each]
         if not _possible(ways, layout):
             continue
@@ -327,7 +351,7 @@ def families(layout: MeshSizes, shape: TransformerShape, global_batch: int, fram
             states = found.setdefault(work, {})
             recomputed = list(_recomputations(ways, work[0], shape, layout.pp * work[1]))
             states.update(((*one, *two), None) for one, two in product(shared, recomputed))
-    yield from (PlanFamily(layout, work, tuple(states)) for work, states in found.items())
+    yield from (PlanFamily(layout, work, tuple(states), profile) for work, states in found.items())
 
 
 def _possible(ways: Ways, layout: MeshSizes) -> bool:
@@ -371,7 +395,7 @@ def _tensor(ways: Ways, layout: MeshSizes, shape: TransformerShape,
         if whole:
             yield False, False, None
         return
-    for overlap in (False, True) if layout.tp <= node else (False,):
+    for overlap in (False, True) if ways.overlapped and layout.tp <= node else (False,):
         if whole:
             yield True, overlap, None
         if routed:

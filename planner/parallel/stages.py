@@ -5,13 +5,16 @@ many as the others; where they do not divide, chunks at the ends get one less, t
 there too (Llama 3 405B has 126 layers on 16 stages, the first and the last with one less: Grattafiori et al., 2024,
 section 3.3.2). A plan may say what Megatron-Core's arguments say: layers of the first and of the last stage
 (``--decoder-first-pipeline-num-layers``, ``--decoder-last-pipeline-num-layers``), embedding or loss as a layer
-(``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``).
+(``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``). ``balanced`` is nanotron's:
+each stage goes on until it has its share of the parameters of all products, the head's among them (``build_model`` of
+nanotron's ``models/base.py`` with ``get_block_compute_costs`` of its ``models/llama.py``).
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from itertools import accumulate
+from math import ceil
 
 from tracer.parallel_plan import ParallelPlan, PlanError
 from tracer.shape_only.transformer import TransformerShape
@@ -84,13 +87,14 @@ def spread(plan: ParallelPlan, shape: TransformerShape) -> Counts:
         PlanError: the layers cannot be spread as the plan wants it.
     """
     return _counts(shape, plan.pp, plan.chunks, plan.first_layers, plan.last_layers, plan.embedding_layer,
-                   plan.loss_layer)
+                   plan.loss_layer, plan.balanced)
 
 
 @lru_cache(maxsize=4096)
 def _counts(shape: TransformerShape, stages: int, chunks: int, first: int | None, last: int | None, embedding: bool,
-            loss: bool) -> Counts:
-    rows = layers_of(shape.layers, stages, chunks, first, last, embedding, loss)
+            loss: bool, balanced: bool = False) -> Counts:
+    rows = layers_of(shape.layers, stages, chunks, first, last, embedding, loss) if not balanced else (
+        _balanced(shape, stages))
     if not shape.stack and not shape.predictions:
         return tuple(tuple((count,) for count in row) for row in rows)
     kinds = {kind: row for row, kind in enumerate(shape.kinds)}
@@ -105,6 +109,21 @@ def _counts(shape: TransformerShape, stages: int, chunks: int, first: int | None
         return tuple(held.count(kind) for kind in range(len(kinds)))
 
     return tuple(tuple(of(stage, chunk) for chunk in range(chunks)) for stage in range(stages))
+
+
+def _balanced(shape: TransformerShape, stages: int) -> tuple[tuple[int, ...], ...]:
+    """Return the layers of each stage, [stage][0]: a stage takes layers until all so far have its share of the
+    parameters. Every stage but the last, which has the head, gets one at least."""
+    if shape.layers < stages - 1:
+        raise PlanError(f"{shape.layers:,} layers are too few for pp={stages} stages, of which all but the last need "
+                        "one; choose fewer stages.")
+    head = shape.vocab * shape.hidden / shape.one_layer().block_parameters()
+    share = (shape.layers + head) / stages
+    ends = [0]
+    for stage in range(1, stages):
+        left = stages - 1 - stage  # stages between this one and the last
+        ends.append(max(ends[-1] + 1, min(ceil(stage * share - 1e-3), shape.layers - left)))
+    return tuple((end - begin,) for begin, end in zip(ends, [*ends[1:], shape.layers], strict=True))
 
 
 def recomputed(plan: ParallelPlan, shape: TransformerShape) -> Counts:

@@ -89,7 +89,7 @@ def test_collectives_of_a_node_slow_work_twice_as_much_as_those_that_leave_it(
         pieces: LayerCosts, cluster: CollectiveModel) -> None:
     loads = costs_of_plan(ParallelPlan.parse("dp=8,sharding=3"), SHAPE, pieces, cluster)
     away = replace(loads, exchanges=loads.exchanges | {
-        (0, name): replace(loads.exchange((0, name)), between_nodes=True) for name in ("gather", "reduce")})
+        (0, name): replace(loads.exchange((0, name)), nodes=2) for name in ("gather", "reduce")})
     slowed = [estimate(each, CorrectionFactors(interference=factor)).layers
               - estimate(each, CorrectionFactors(interference=0.0)).layers
               for each, factor in ((loads, 0.1), (away, 0.2))]
@@ -296,7 +296,7 @@ def test_the_command_prints_plans_and_refuses_in_one_sentence() -> None:
     for arguments, says in ((["plan", "resnet50", "--gpus", "2"], "no decoder"),
                             (["plan", "llama", "--gpus", "64", "--topology", "dgx-h200"], "do not fit"),
                             (["plan", "llama", "--gpus", "2,x"], "--gpus 2,x is not possible"),
-                            ([*base, "--framework", "deepspeed"], "deepspeed is no framework"),
+                            ([*base, "--framework", "accelerate"], "accelerate is no framework"),
                             ([*base, "--framework", "fsdp", "--export", "megatron"], "give both the same name"),
                             ([*base, "--export", "fsdp"], "has no arguments of its own"),
                             ([*base, "--launch-us", "inf"], "--launch-us inf is no figure"),

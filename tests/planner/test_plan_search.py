@@ -64,7 +64,8 @@ def test_a_search_tries_what_the_frameworks_have() -> None:
     for framework in Framework:
         own = list(candidates(DENSE, 16, 16, framework))
         assert set(own) <= set(every) and {(plan.tp, plan.pp) for plan in own} >= {(1, 1)}
-        assert all(framework in frameworks_of(plan, DENSE) for plan in own if 2 % plan.tp == 0 and plan.pp <= 8)
+        assert all(framework in frameworks_of(plan, DENSE, framework) for plan in own
+                   if 2 % plan.tp == 0 and plan.pp <= 8)
     routed = list(candidates(ROUTED, 4, 16))
     assert {plan.ep for plan in routed} == {1, 2, 4} and {plan.etp for plan in routed} == {None, 1}
 

@@ -1,0 +1,152 @@
+"""``FrameworkProfile``: what a training program does otherwise than the pieces of ``layer_costs`` have it.
+
+These are traced and priced as Megatron-Core with Transformer Engine runs a decoder: fused kernels, a fused loss, a host
+that little is between launches of. A program in plain PyTorch passes over its memory more often, keeps the host busier
+and waits in other places. ``FILE`` says so for each framework, every figure with its source; what it does
+not say is as for any. A profile is data: it changes the decoder, the plan, the factors and the passes of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kernel_models.collectives import CollectiveModel
+from kernel_models.op_call import Family, OpCall
+from planner.parallel.corrections import CorrectionFactors
+from tracer.input_file import from_toml, read_input
+from tracer.parallel_plan import ParallelPlan
+from tracer.shape_only.transformer import TransformerPart, TransformerShape
+
+FILE = Path(__file__).with_name("frameworks.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPass:
+    """Kernels of a block that read a tensor and write it elsewhere, besides those of the pieces.
+
+    Attributes:
+        of: the tensor: all "queries", "keys" with values, or "inner" values of the feed-forward part, each of a rank's
+            part of the layer; or the block's "parameters".
+        forward, backward: how many such kernels.
+        kept: how many such tensors backward needs besides.
+        width: bytes that each reads and writes of an element, together; 0 for those of the decoder's type.
+        source: where it is from.
+    """
+
+    of: str
+    forward: int = 0
+    backward: int = 0
+    kept: int = 0
+    width: int = 0
+    source: str = ""
+
+    def size(self, shape: TransformerShape, part: TransformerPart) -> int:
+        """Return the tensor's elements on one rank."""
+        tokens = part.microbatch * shape.seq // part.cp
+        return {"queries": tokens * shape.heads * shape.width_of_head // part.tp,
+                "keys": tokens * shape.kv_width // part.tp, "inner": tokens * shape.ffn // part.tp,
+                "parameters": shape.block_parameters(part.tp, part.ep, part.etp)}[self.of]
+
+    def calls(self, shape: TransformerShape, part: TransformerPart, *, back: bool) -> list[OpCall]:
+        """Return the kernels in forward or in backward of a block on one rank."""
+        count, size = self.backward if back else self.forward, self.size(shape, part)
+        if self.width:  # as many elements of the decoder's type as have these bytes
+            size = round(size * self.width / (2 * shape.element_bytes))
+        moved = float(size * shape.element_bytes)
+        call = OpCall(Family.ELEMENTWISE, "copy", (size, 1, size), shape.dtype, flops=float(size), bytes_read=moved,
+                      bytes_written=moved)
+        return [call] * count if size else []
+
+
+@dataclass(frozen=True)
+class FrameworkProfile:
+    """How a framework runs a step.
+
+    Attributes:
+        name: of the profile.
+        framework: that it is of; empty where nothing is said of one.
+        shape: fields of the decoder that are its own.
+        plan, piped, shared: fields of a plan that are its own; those of a pipeline, and where replicas share state.
+        rates: factors that are its own, fitted to its published steps.
+        spreads: how far off its steps are.
+        meeting: where a cluster's hop is measured (``MeasuredBus.hop_us``), the "share" of what it is longer than
+            "usual_us" that each tensor-parallel collective costs for each rank of its group.
+        widths: by how much its factors may differ on a user's machine, as ``calibrate`` takes them.
+        memory: "gradient_copies": gradients in the parameters' type beside the accumulated ones; "fragmented": share of
+            what comes and goes that the allocator holds and cannot use.
+        passes: kernels of a block beside those of the pieces.
+        sources: where the figures are from, by field.
+    """
+
+    name: str
+    framework: str = ""
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    piped: Mapping[str, Any] = field(default_factory=dict)
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    spreads: Mapping[str, float] = field(default_factory=dict)
+    meeting: Mapping[str, float] = field(default_factory=dict)
+    widths: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, float] = field(default_factory=dict)
+    passes: tuple[BlockPass, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def shaped(self, shape: TransformerShape) -> TransformerShape:
+        """Return a decoder as the framework runs it."""
+        if not self.shape:
+            return shape
+        return replace(shape, stack=tuple(replace(run, **self.shape) for run in shape.stack), **self.shape)
+
+    def planned(self, plan: ParallelPlan) -> ParallelPlan:
+        """Return a plan as the framework carries it out; what it says on layers itself goes before."""
+        if self is PLAIN:
+            return plan
+        said = plan.first_layers or plan.last_layers or plan.embedding_layer or plan.loss_layer or plan.chunks > 1
+        return replace(plan, **self.plan, **({} if plan.pp == 1 or said else self.piped),
+                       **(self.shared if plan.sharding else {}))
+
+    def rated(self, rates: CorrectionFactors, cluster: CollectiveModel) -> CorrectionFactors:
+        """Return the factors of its steps on a cluster, starting from those of any."""
+        found: dict[str, Any] = dict(self.rates)
+        if self.meeting and cluster.bandwidths is not None:
+            hop = cluster.bandwidths.on(cluster.topology).hop_us
+            found["meeting_us"] = self.meeting["share"] * max(hop - self.meeting["usual_us"], 0.0)
+        return replace(rates, spreads=replace(rates.spreads, **self.spreads), **found)
+
+
+PLAIN = FrameworkProfile("any")
+"""That of a framework of which nothing is said."""
+
+
+@lru_cache(maxsize=1)
+def framework_profiles() -> Mapping[str, FrameworkProfile]:
+    """Return the shipped profiles by name."""
+    data = from_toml(read_input(FILE))
+    sources = data.pop("sources")
+    found: dict[str, FrameworkProfile] = {}
+    for name, table in data.items():
+        found[name] = _profile(found.get(table.get("like", "")) or FrameworkProfile(name), name, table, sources)
+    return found
+
+
+def profile_of(framework: str | None) -> FrameworkProfile:
+    """Return the profile of a framework's name, ``PLAIN`` where nothing is said of it."""
+    return framework_profiles().get((framework or "").strip().lower(), PLAIN)
+
+
+def _profile(start: FrameworkProfile, name: str, table: Mapping[str, Any], sources: Mapping[str, str]
+             ) -> FrameworkProfile:
+    """Return the profile of a table, whose figures each name their source, beginning with another's."""
+    values: dict[str, Mapping[str, Any]] = {}
+    said = dict(start.sources)
+    for part in ("shape", "plan", "piped", "shared", "rates", "spreads", "meeting", "widths", "memory"):
+        own = table.get(part, {})
+        values[part] = {**getattr(start, part), **{key: entry["value"] for key, entry in own.items()}}
+        said.update((f"{part}.{key}", sources[entry["source"]]) for key, entry in own.items())
+    passes = tuple(BlockPass(**{**entry, "source": sources[entry["source"]]}) for entry in table.get("passes", ()))
+    return FrameworkProfile(name, start.framework or name, **values, passes=passes or start.passes, sources=said)
