@@ -60,7 +60,7 @@ class Engine:
         reply_us: of the way of a request and its first token to the client, which keeps nobody else waiting.
         launch_us: host time of a kernel's launch outside CUDA graphs.
         graph_batch: sequences up to which decoding is captured as a CUDA graph.
-        all_reduce_us: least time of its all-reduce kernel within a node.
+        all_reduce_us: least time of its all-reduce kernel within a node; infinite where it leaves them to NCCL.
         reserves: whether a sequence starts only where the cache has room for all that it may become; else sequences
             are thrown out, and read again later, where the cache is full.
         of_rest: whether the share of memory is of what weights leave, all of it for caches.
@@ -71,6 +71,7 @@ class Engine:
             not wait for each other, as all engines have it unless they are told.
         first_tokens: of an answer that its first message has, which a client sees as its first token: TensorRT-LLM's
             ``stream_interval`` where it holds the first one back.
+        begin_us: host time of a step that reads prompts, besides: a session whose buffers are made for each batch.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Engine:
     wait_tokens: float = 0.0
     wait_steps: int = 0
     first_tokens: int = 1
+    begin_us: float = 0.0
 
 
 ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (
@@ -106,8 +108,16 @@ ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine
     Engine("compiled", Mixing.PREFILL_FIRST, chunk=1 << 20, splits=False, sequences=1 << 20, memory=0.95, step_us=0.0,
            sequence_us=0.0, request_us=0.0, reply_us=0.0, launch_us=6.0, graph_batch=1 << 20, all_reduce_us=2.6,
            reserves=True, turns_in_cache=True),
+    Engine("nemo", Mixing.PREFILL_FIRST, chunk=1 << 20, splits=False, sequences=1 << 20, memory=0.95, step_us=780.0,
+           sequence_us=0.0, request_us=0.0, reply_us=0.0, launch_us=6.0, graph_batch=0, all_reduce_us=math.inf,
+           reserves=True, turns_in_cache=True, begin_us=15_000.0),
 )})
 """Engines by name; "compiled" is a compiled model in a loop without a server, such as gpt-fast.
+
+"trtllm" is TensorRT-LLM as it serves today (1.0 and later). "nemo" is its first releases as NeMo exported them in 2023
+(``nemo/export/trt_llm``): a Python session that launches kernels one by one without CUDA graphs, whose build leaves
+all-reduces to NCCL. Its host's times were set with five of the published latencies (Llama-2-7B on A100, batch 1;
+``benchmarks/serving.py --rows latency``, which judges the others).
 
 Steps of at most 8,192 tokens are vLLM's ``max_num_batched_tokens`` for a server on GPUs of 70 GB and more, SGLang's
 ``chunked-prefill-size`` on such GPUs, and TensorRT-LLM's ``max_num_tokens``; shares of memory are their
@@ -117,10 +127,14 @@ are those of ``custom_all_reduce_h200`` in CUDA graphs on two GPUs (vLLM 0.24, S
 USUAL = "vllm"
 
 
+OTHER_NAMES = {"nemo/tensorrt-llm": "nemo", "tensorrt-llm": "trtllm"}
+
+
 def engine_of(name: str) -> Engine:
     """Return an engine by its name. Raises ``ServingError``."""
+    known = name.strip().lower()
     try:
-        return ENGINES[name.strip().lower()]
+        return ENGINES[OTHER_NAMES.get(known, known)]
     except KeyError:
         raise ServingError(f"{name[:40]} is no engine that is known; give {', '.join(ENGINES)}.") from None
 

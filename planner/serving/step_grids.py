@@ -64,6 +64,7 @@ class StepSurface:
         self._graph_us = graph_us * setup.pp
         self._waits = waits
         self._step_us = rates.step_us
+        self._begin_us = setup.engine.begin_us if rates.step_us else 0.0
         self._each_us = setup.engine.sequence_us * rates.step_us / setup.engine.step_us if setup.engine.step_us else 0.0
 
     def us(self, sequences: float, context: float, pieces: Sequence[PrefillChunk] = (), finished: float = 0.0) -> float:
@@ -89,7 +90,7 @@ class StepSurface:
             device, host = device + piece.prompts * share * more, host + piece.prompts * share * calls
         if not pieces and sequences <= self._captured:
             host = self._graph_us
-        engine = self._step_us + self._each_us * (sequences + finished)
+        engine = self._step_us + self._each_us * (sequences + finished) + (self._begin_us if pieces else 0.0)
         if not self._waits:
             return together(device, host + engine, self._meet)
         return together(device, host, self._meet) + engine

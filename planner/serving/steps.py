@@ -280,7 +280,7 @@ class ServingModel:
         if not self.rates.step_us:
             return 0.0
         each = engine.sequence_us * self.rates.step_us / engine.step_us if engine.step_us else 0.0
-        return self.rates.step_us + each * (step.sequences + step.finished)
+        return self.rates.step_us + each * (step.sequences + step.finished) + (engine.begin_us if step.pieces else 0.0)
 
     @property
     def grids(self) -> tuple[Float64, Float64, Float64, Float64]:

@@ -98,6 +98,28 @@ def test_a_prompt_longer_than_a_step_is_read_in_pieces() -> None:
     assert prompt_time(pieces, 16_384).engine > prompt_time(whole, 16_384).engine
 
 
+@pytest.mark.parametrize(("device", "tp", "us"), [
+    ("a100-sxm-80g", 2, 10.97), ("a100-sxm-80g", 4, 14.68), ("a100-sxm-80g", 8, 21.27), ("h100-sxm", 2, 6.79),
+    ("h100-sxm", 4, 10.09), ("h100-sxm", 8, 16.24)])
+def test_an_engine_without_kernels_of_its_own_waits_for_nccl(device: str, tp: int, us: float) -> None:
+    """NCCL's 8 KiB in ``nccl_single_node``; the formula alone is the larger one on two H100."""
+    nemo, served = (model_of("llama-2-7b", device, tp=tp, engine=engine_of(name)) for name in ("nemo", "trtllm"))
+    of = {each.name: each for each in nemo.operations(ServedStep(1, 300))}["all-reduce"]
+    assert of.us / of.count == pytest.approx(us, rel=0.17)
+    assert nemo.time(ServedStep(1, 300)).us > 1.1 * served.time(ServedStep(1, 300)).us
+    assert engine_of("NeMo/TensorRT-LLM") == engine_of("nemo")
+
+
+def test_a_session_that_is_made_for_each_batch_delays_its_first_token() -> None:
+    made = model_of("llama-2-7b", "a100-sxm-80g", engine=engine_of("nemo"))
+    once = made._other(setup=dataclasses.replace(made.setup, engine=dataclasses.replace(made.setup.engine, begin_us=0)))
+    for model in (made, once):
+        prompt = ServedStep(0, 0, (PrefillChunk(1, 128),), 1)
+        assert model.surface.us(0, 0, prompt.pieces, 1) == pytest.approx(model.time(prompt).us)
+    assert prompt_time(made, 128).us - prompt_time(once, 128).us == pytest.approx(15_000)
+    assert decode_us(made, 1, 128) == decode_us(once, 1, 128)
+
+
 def test_without_cuda_graphs_the_host_launches_every_kernel() -> None:
     captured, eager = model_of("llama-3.1-8b", tp=4), model_of("llama-3.1-8b", tp=4, graphs=False)
     step = ServedStep(1, 512)
