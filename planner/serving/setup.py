@@ -60,6 +60,7 @@ class Engine:
         reply_us: of the way of a request and its first token to the client, which keeps nobody else waiting.
         launch_us: host time of a kernel's launch outside CUDA graphs.
         graph_batch: sequences up to which decoding is captured as a CUDA graph.
+        piecewise: steps with prompts are captured too, up to so many tokens, but for attention: a graph for each layer.
         all_reduce_us: least time of its all-reduce kernel within a node; infinite where it leaves them to NCCL.
         reserves: whether a sequence starts only where the cache has room for all that it may become; else sequences
             are thrown out, and read again later, where the cache is full.
@@ -94,13 +95,15 @@ class Engine:
     wait_steps: int = 0
     first_tokens: int = 1
     begin_us: float = 0.0
+    piecewise: bool = False
 
 
 ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (
     Engine("vllm", Mixing.MIXED, chunk=8192, splits=True, sequences=1024, memory=0.90, step_us=1500.0, sequence_us=8.0,
-           request_us=2000.0, reply_us=5000.0, launch_us=40.0, graph_batch=512, all_reduce_us=4.4, reserves=False),
+           request_us=2000.0, reply_us=5000.0, launch_us=50.0, graph_batch=512, all_reduce_us=4.4, reserves=False,
+           piecewise=True),
     Engine("sglang", Mixing.PREFILL_FIRST, chunk=8192, splits=True, sequences=2048, memory=0.88, step_us=500.0,
-           sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=120.0, graph_batch=512, all_reduce_us=2.6,
+           sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=130.0, graph_batch=512, all_reduce_us=2.6,
            reserves=False),
     Engine("trtllm", Mixing.MIXED, chunk=8192, splits=True, sequences=2048, memory=0.90, step_us=400.0,
            sequence_us=8.0, request_us=2000.0, reply_us=5000.0, launch_us=65.0, graph_batch=512, all_reduce_us=2.6,
@@ -121,8 +124,10 @@ all-reduces to NCCL. Its host's times were set with five of the published latenc
 
 Steps of at most 8,192 tokens are vLLM's ``max_num_batched_tokens`` for a server on GPUs of 70 GB and more, SGLang's
 ``chunked-prefill-size`` on such GPUs, and TensorRT-LLM's ``max_num_tokens``; shares of memory are their
-``gpu-memory-utilization``, ``mem-fraction-static`` and ``free_gpu_memory_fraction``. Least times of all-reduce kernels
-are those of ``custom_all_reduce_h200`` in CUDA graphs on two GPUs (vLLM 0.24, SGLang 0.5.14, TensorRT-LLM 1.3).
+``gpu-memory-utilization``, ``mem-fraction-static`` and ``free_gpu_memory_fraction``. Piecewise graphs up to 512 tokens
+are vLLM's default (``cudagraph_mode``, ``max_cudagraph_capture_size``); the others have them where they are asked to.
+Launches were set with the looked-at half. Least times of all-reduce kernels are those of ``custom_all_reduce_h200`` in
+CUDA graphs on two GPUs (vLLM 0.24, SGLang 0.5.14, TensorRT-LLM 1.3).
 """
 USUAL = "vllm"
 
@@ -285,6 +290,11 @@ class ServingSetup:
     def step_tokens(self) -> int:
         """Tokens of a step at most."""
         return self.chunk or self.engine.chunk
+
+    @property
+    def piecewise_tokens(self) -> int:
+        """Tokens of a step with prompts up to which it runs as graphs, one a layer, and attention between them."""
+        return self.engine.graph_batch if self.graphs and self.engine.piecewise else 0
 
     @property
     def drafted(self) -> int:

@@ -120,6 +120,30 @@ def test_a_session_that_is_made_for_each_batch_delays_its_first_token() -> None:
     assert decode_us(made, 1, 128) == decode_us(once, 1, 128)
 
 
+@pytest.mark.parametrize(("engine", "new"), [("sglang", 100), ("vllm", 300), ("trtllm", 2000)])
+def test_prompts_of_a_step_share_a_kernel_of_attention(engine: str, new: int) -> None:
+    model = model_of("llama-3.1-8b", "h100-sxm", engine=engine_of(engine))
+    one, nine = (ServedStep(0, 0, (PrefillChunk(1, new),) * count, count) for count in (1, 9))
+    together = ServedStep(0, 0, (PrefillChunk(9, new),), 9)
+    assert model.time(nine).us == pytest.approx(model.time(together).us)
+    found = {each.name: each.us for each in model.operations(together)}
+    alone = {each.name: each.us for each in model.operations(one)}
+    products = sum(found[name] for name in ("attention of prompts", "queries, keys, values", "attention's output",
+                                            "feed-forward part", "logits"))
+    assert model.time(nine).products == pytest.approx(products, rel=0.06)
+    assert found["attention of prompts"] < (4 if new == 100 else 9) * alone["attention of prompts"]
+    assert model.parts(nine)[4] == model.parts(ServedStep(0, 0, (PrefillChunk(1, 9 * new),), 9))[4]
+
+
+def test_short_prompts_of_vllm_are_graphs_between_attentions() -> None:
+    captured, eager = (model_of("llama-3.1-8b", "h100-sxm", graphs=graphs) for graphs in (True, False))
+    for tokens, pieces in ((100, True), (512, True), (513, False)):
+        step = ServedStep(0, 0, (PrefillChunk(1, tokens),), 1)
+        hosts = [model.parts(step)[4] for model in (captured, eager)]
+        assert hosts[0] == (64 if pieces else hosts[1])
+        assert captured.surface.us(0, 0, step.pieces, 1) == pytest.approx(captured.time(step).us)
+
+
 def test_without_cuda_graphs_the_host_launches_every_kernel() -> None:
     captured, eager = model_of("llama-3.1-8b", tp=4), model_of("llama-3.1-8b", tp=4, graphs=False)
     step = ServedStep(1, 512)
