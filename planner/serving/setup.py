@@ -24,6 +24,7 @@ import numpy as np
 from graph_predictor.request.memory_fit import CONTEXT
 from kernel_models.collectives.datasheet import COMMUNICATOR_BYTES
 from kernel_models.device import DeviceSpec
+from planner.serving.kept_modules import ATTENTION, EXPERTS, FEED_FORWARD
 from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.shape_only.transformer import TransformerShape
@@ -366,6 +367,9 @@ BETWEEN_TOKENS = 0.10
 
 GRAPHS = 1.0e9
 """Bytes that captured CUDA graphs of many batches hold: an assumption (vLLM and SGLang log 0.5 to 3 GB)."""
+SAMPLED = 6
+"""Logits in 32 bits that a sampler holds at once: themselves, probabilities, their logarithms, sorted values, and their
+places in 64 bits (vLLM's ``Sampler``)."""
 STATE_BYTES = 4
 """Bytes of a value of a recurrence's state."""
 
@@ -423,8 +427,11 @@ def cache_account(shape: TransformerShape, setup: ServingSetup, device: DeviceSp
         layers = run.layers / setup.pp
         routed = run.expert_parameters(setup.ep, setup.expert_tp)
         router = run.hidden * run.experts
-        dense = run.dense_parameters(setup.tp) - router
-        weights += layers * (dense * linear.bytes + router * 2 + routed * experts.bytes)
+        attention = run.attention_parameters(setup.tp) + run.state_parameters(setup.tp)
+        rest = run.dense_parameters(setup.tp) - router - attention
+        weights += layers * (router * 2 + sum(
+            count * (shape.element_bytes if part in run.kept else kind.bytes) for part, count, kind in (
+                (ATTENTION, attention, linear), (FEED_FORWARD, rest, linear), (EXPERTS, routed, experts))))
         if run.attends:
             each = layers * width * (run.latent.key_rank + run.latent.rotated if run.latent is not None else
                                      setup.kv_heads(run) * (run.width_of_head + run.width_of_values))
@@ -443,7 +450,7 @@ def cache_account(shape: TransformerShape, setup: ServingSetup, device: DeviceSp
     tokens = min(setup.step_tokens, max(longest, 1) * 4)
     inner = max(max(2 * kind.ffn // setup.dense_tp if not kind.experts else 2 * kind.top_k * kind.ffn // setup.expert_tp
                     for kind in shape.kinds), 4 * shape.hidden)
-    logits = min(setup.engine.sequences, 256) * shape.vocab * 4
+    logits = min(setup.engine.sequences, 256) * shape.vocab * 4 * SAMPLED
     groups = sum(size > 1 for size in (setup.layer_gpus, setup.pp))
     workspace = (tokens * (4 * shape.hidden + inner) * shape.element_bytes + logits + CONTEXT
                  + groups * COMMUNICATOR_BYTES + (GRAPHS if setup.graphs else 0.0))

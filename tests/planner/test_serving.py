@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +98,38 @@ def test_a_prompt_longer_than_a_step_is_read_in_pieces() -> None:
     pieces = model_of(tp=4, chunk=2048)
     assert prompt_time(pieces, 16_384).us == pytest.approx(prompt_time(whole, 16_384).us, rel=0.25)
     assert prompt_time(pieces, 16_384).engine > prompt_time(whole, 16_384).engine
+
+
+ATTENTION = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(126) for name in "qkvo"]
+ENDS = [f"model.layers.{layer}.mlp.{name}_proj" for layer in (0, 125) for name in ("gate", "up", "down")]
+
+
+@pytest.mark.parametrize(("said", "kept"), [
+    ({"quant_method": "fbgemm_fp8", "modules_to_not_convert": [*ATTENTION, *ENDS, "lm_head"]}, (126, 2)),
+    ({"quant_method": "fp8", "modules_to_not_convert": ["self_attn", "model.layers.1", "lm_head"]}, (126, 1)),
+    ({"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*self_attn", "re:.*layers.0.mlp"],
+      "config_groups": {"group_0": {"weights": {"type": "float", "num_bits": 8}}}}, (126, 1)),
+    ({"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["model.layers.*.self_attn*", "lm_head"]},
+     (126, 0)),
+    ({"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "visual.layers.0.self_attn"]}, (0, 0))])
+def test_modules_that_a_checkpoint_does_not_quantise_are_kept(said: dict[str, object], kept: tuple[int, int],
+                                                              tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16_384, "num_hidden_layers": 126,
+        "intermediate_size": 53_248, "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128_256,
+        "max_position_embeddings": 131_072, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5, "hidden_act": "silu",
+        "tie_word_embeddings": False, "quantization_config": said}))
+    decoder = served_decoder(str(tmp_path))
+    attention, feed_forward = 2 * 16_384 * (16_384 + 1024), 3 * 16_384 * 53_248
+    parameters = 126 * (attention + feed_forward) + kept[0] * attention + kept[1] * feed_forward + 4 * 128_256 * 16_384
+    setup = ServingSetup(tp=8, precision=decoder.weights("", "")[0])
+    assert 8 * cache_account(decoder.shape, setup, H200, 1).weights == pytest.approx(parameters, rel=1e-3)
+    model = ServingModel(decoder.shape, setup, H200, CollectiveModel(topology_of(H200, 8)))
+    read = {each.name: each.moved_bytes for each in model.operations(ServedStep(1, 1))}
+    assert 8 * read["attention's output"] == pytest.approx((126 + kept[0]) * 16_384**2, rel=0.01)
+    assert 8 * read["feed-forward part"] == pytest.approx((126 + kept[1]) * feed_forward, rel=0.01)
+    assert any("Not quantised" in note for note in decoder.notes) is any(kept)
+    assert not any(run.kept for run in decoder.in_type("int4").shape.runs)
 
 
 @pytest.mark.parametrize(("device", "tp", "us"), [
