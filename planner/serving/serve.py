@@ -332,7 +332,8 @@ class ServeRequest(ServedModelRequest):
         if not (self.rate or self.concurrency):
             return None
         warm_up = self.concurrency if not self.requests or self.requests >= 2 * self.concurrency else 0
-        return Requests(prompts, outputs, self.concurrency, self.rate, self.requests, self.seed, warm_up)
+        return Requests(prompts, outputs, self.concurrency, self.rate, self.requests, self.seed, warm_up,
+                        apart=True)
 
     def calibration(self, decoder: ServedDecoder, setup: ServingSetup,
                     rates: CorrectionFactors) -> ServingCalibration | None:
