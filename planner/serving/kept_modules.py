@@ -8,7 +8,7 @@ awq, gptq, bitsandbytes), ``ignore`` (compressed-tensors: names, or ``re:`` and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -32,8 +32,10 @@ def kept_patterns(said: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each for each in found if isinstance(each, str) and each and "vis" not in each))
 
 
-def with_kept_modules(shape: TransformerShape, patterns: Iterable[str]) -> TransformerShape:
-    """Return a decoder whose runs say which of their parts are kept; a part is where most of its layers are."""
+def with_kept_modules(shape: TransformerShape, patterns: Sequence[str]) -> TransformerShape:
+    """Return a decoder whose runs say which of their parts are kept; a part is where most of its modules are."""
+    if not patterns:
+        return shape
     keeps = _Keeps(patterns)
     layers: list[TransformerShape] = []
     for run in shape.runs:
@@ -60,16 +62,16 @@ class _Keeps:
         patterns: of modules.
     """
 
-    def __init__(self, patterns: Iterable[str]) -> None:
-        given = tuple(patterns)
-        self._names = {each[each.find("layers."):] if "layers." in each else each for each in given
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._names = {each[each.find("layers."):] if "layers." in each else each for each in patterns
                        if "*" not in each and not each.startswith("re:")}
-        self._wild = [each for each in given if "*" in each and not each.startswith("re:")]
-        self._expressions = [_compiled(each[3:]) for each in given if each.startswith("re:")]
+        self._wild = [each for each in patterns if "*" in each and not each.startswith("re:")]
+        self._expressions = [_compiled(each[3:]) for each in patterns if each.startswith("re:")]
 
     def of(self, kind: TransformerShape, layer: int) -> tuple[str, ...]:
         """Return the parts of a layer that are kept."""
-        parts = {ATTENTION: _OF_LATENT if kind.latent is not None else _OF_ATTENTION if kind.attends else ()}
+        attention = _OF_LATENT if kind.latent is not None else _OF_ATTENTION
+        parts: dict[str, tuple[str, ...]] = {ATTENTION: attention if kind.attends else ()}
         if kind.experts:
             parts[EXPERTS] = tuple(f"mlp.experts.0.{each}" for each in _PROJECTIONS)
             if kind.shared_ffn:
