@@ -97,13 +97,16 @@ class StepSurface:
                 end, end_host = _on_line(self._rows, SEQUENCES, own)
                 device += self._draft * ((one + read) * self._block + end)
                 host += self._draft * ((one_host + calls) * self._block + end_host)
-        for piece in pieces:
-            device += piece.prompts * share * _on_square(self._company, PIECES, PASTS, piece.new, piece.past)[0]
         if pieces:
             first, count = alone(pieces, share)
             more, calls = _on_square(self._pieces, PIECES, PASTS, first.new, first.past)
-            less, _ = _on_square(self._company, PIECES, PASTS, first.new, first.past)
-            device, host = device + count * (more - less), host + count * calls
+            device, host = device + count * more, host + count * calls
+            for piece in pieces:
+                left = piece.prompts * share
+                if piece is first:  # the same piece may come again
+                    left, count = left - count, 0.0
+                if left:
+                    device += left * _on_square(self._company, PIECES, PASTS, piece.new, piece.past)[0]
         if not pieces and sequences <= self._captured:
             host = self._graph_us
         engine = self._step_us + self._each_us * (sequences + finished) + (self._begin_us if pieces else 0.0)

@@ -160,6 +160,7 @@ def test_prompts_of_a_step_share_a_kernel_of_attention(engine: str, new: int) ->
     one, nine = (ServedStep(0, 0, (PrefillChunk(1, new),) * count, count) for count in (1, 9))
     together = ServedStep(0, 0, (PrefillChunk(9, new),), 9)
     assert model.time(nine).us == pytest.approx(model.time(together).us)
+    assert model.surface.us(0, 0, nine.pieces, 9) == pytest.approx(model.time(nine).us)
     found = {each.name: each.us for each in model.operations(together)}
     alone = {each.name: each.us for each in model.operations(one)}
     products = sum(found[name] for name in ("attention of prompts", "queries, keys, values", "attention's output",
