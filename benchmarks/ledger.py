@@ -102,6 +102,8 @@ CLAIMS = (
           "kernels", 15, "NeuSight's own errors stand in the table"),
     Claim("inference_kernels", "Kernels of inference", ("benchmarks/inference_kernels.py", "DATA"), "kernels", 3),
     Claim("serving", "Served models: TTFT and TPOT", ("benchmarks/serving.py", "DATA"), "end_to_end", 5),
+    Claim("serving_latency", "Served models: single batches, by their parts",
+          ("benchmarks/serving.py", "DATA", "--rows", "latency"), "end_to_end", 1),
     Claim("foreign_sizes", "Programs of others at sizes they never ran, on this machine",
           ("benchmarks/foreign_sizes.py", "--held-out", "--rounds", "2", "--offline"), "", 90),
     Claim("gloo", "Steps of several processes on this machine", ("benchmarks/gloo_steps.py", "--keep", "out/gloo"), "",

@@ -5,6 +5,7 @@
     python benchmarks/serving.py --rows speed             # 1,000 configurations
     python benchmarks/serving.py --rows published         # batch 1 of Llama-2-7B on an A100 (gpt-fast)
     python benchmarks/serving.py --rows offline           # throughput that NVIDIA publishes of TensorRT-LLM
+    python benchmarks/serving.py DATA --rows latency      # single requests, published: NeMo and gpt-fast
     python benchmarks/serving.py DATA --rows kernels      # all-reduce kernels of engines
     python benchmarks/serving.py DATA --rows anchors      # kernels of servers' traces that belong to operations
 
@@ -21,6 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -32,9 +34,10 @@ from benchmarks.serving_parts.split import calibrates_before
 from kernel_models.device_choice import find_device
 from planner.serving.calibrate import MeasuredRow, calibrate_serving
 from planner.serving.serve import ServedLoad, cluster_for, serve, served_load
-from planner.serving.setup import CacheAccount, Lengths, Requests, ServingSetup, cache_account
+from planner.serving.setup import CacheAccount, Lengths, Requests, ServingSetup, cache_account, engine_of
 from planner.serving.source import ServedDecoder, served_decoder
-from planner.serving.steps import ServingModel, rates_of
+from planner.serving.step_grids import PrefillChunk
+from planner.serving.steps import ServedStep, ServingModel, rates_of
 from planner.serving.trace_calibration import read_anchor
 from tracer.errors import ForetraceError
 
@@ -248,6 +251,53 @@ def published() -> None:
           f"{found.decode.high / 1e3:.2f}), published {PUBLISHED_MS}: {ms / PUBLISHED_MS - 1:+.1%}")
 
 
+LATENCY_ENGINES = {"NeMo/TensorRT-LLM": "nemo"}
+LATENCY_DEVICES = {"A100-SXM-80GB": "a100-sxm-80g", "H100-SXM": "h100-sxm"}
+
+
+def looked_at(row: Any) -> bool:
+    """Return whether a published latency was looked at while "nemo" was set: Llama-2-7B's on A100, one request at once,
+    with 200 tokens or on one GPU; all of gpt-fast's 7B too."""
+    small = "7b" in row.model.lower()
+    if row.engine == "compiled":
+        return small
+    return small and row.system.startswith("A100") and row.batch == 1 and (row.prompt == 200 or row.gpus == 1)
+
+
+def latency(data: Path) -> None:
+    """Print published latencies of single batches, by their parts: ms of all tokens, and of the first."""
+    import pandas
+
+    halves: dict[bool, list[tuple[str, float, int, bool]]] = {True: [], False: []}
+    for row in pandas.read_csv(data / "end_to_end" / "llm_latency.csv").itertuples():
+        spec, name = find_device(LATENCY_DEVICES[row.system]), row.model.lower().replace("llama 2", "llama-2")
+        setup = ServingSetup(tp=row.gpus, precision=row.precision,
+                             engine=engine_of(LATENCY_ENGINES.get(row.engine, row.engine)))
+        shape = served_decoder(name).in_type(row.precision).shape
+        model = ServingModel(shape, setup, spec, cluster_for(spec, row.gpus, None, None, None))
+        each = model.time(ServedStep(row.batch, row.prompt + row.output / 2))
+        first = model.time(ServedStep(0, 0, (PrefillChunk(row.batch, row.prompt),), row.batch))
+        steps, begins = (1, 0) if row.what == "token" else (row.output - 1, 1)
+        us, low, high = (steps * getattr(each, end) + begins * getattr(first, end) for end in ("us", "low", "high"))
+        error, inside = us / 1e3 / row.ms - 1, low <= 1e3 * row.ms <= high
+        group = f"{row.engine}, {row.prompt} + {row.output}"
+        halves[looked_at(row)].append((group, error, row.gpus, inside))
+        print(f"{'dev ' if looked_at(row) else 'held'} {row.engine:<18}{name:<15}{row.system[:4]} tp={row.gpus} "
+              f"{row.precision} {row.batch} × {row.prompt}+{row.output}: {row.ms:.2f} ms, {us / 1e3:.2f} {error:+6.1%}"
+              f"{'' if inside else ' outside'}; a token {each.us / 1e3:.2f}: matrix {each.products / 1e3:.2f}, others "
+              f"{each.others / 1e3:.2f}, collectives {each.collectives / 1e3:.2f}, launches {each.host / 1e3:.2f}, "
+              f"engine {each.engine / 1e3:.2f}; the first {first.us / 1e3:.1f}")
+    for half, rows in halves.items():
+        for group in (*sorted({each[0] for each in rows}), ""):
+            mine = [each for each in rows if group in ("", each[0])]
+            errors = np.array([each[1] for each in mine])
+            slope = np.polyfit(np.log2([each[2] for each in mine]), errors, 1)[0] if len(mine) > 2 else np.nan
+            print(f"{'looked at' if half else 'held out'}, {group or 'all':<26} {len(mine):>3}  MAPE "
+                  f"{np.abs(errors).mean():.1%} median {np.median(np.abs(errors)):.1%} bias {errors.mean():+.1%} p90 "
+                  f"{np.quantile(np.abs(errors), 0.9):.1%} largest {np.abs(errors).max():.1%} a doubling of GPUs "
+                  f"{100 * slope:+.1f} points, inside {np.mean([each[3] for each in mine]):.0%}")
+
+
 def kernels(data: Path) -> None:
     """Print all-reduce kernels of engines by formula and as measured."""
     import pandas
@@ -290,7 +340,8 @@ def anchors(data: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", type=Path)
-    parser.add_argument("--rows", choices=("all", "every", "speed", "published", "offline", "kernels", "anchors"),
+    parser.add_argument("--rows", choices=("all", "every", "speed", "published", "offline", "latency", "kernels",
+                                           "anchors"),
                         default="all")
     parser.add_argument("--half", choices=("both", "development", "held-out"), default="both")
     given = parser.parse_args()
@@ -302,6 +353,8 @@ def main() -> None:
         offline()
     elif given.data is None:
         parser.error("name the folder of shared data")
+    elif given.rows == "latency":
+        latency(given.data)
     elif given.rows == "kernels":
         kernels(given.data)
     elif given.rows == "anchors":

@@ -408,6 +408,10 @@ ENGINE_SPREAD = 0.25
 """Half width, a logarithm, of the 80% interval. Of the table's 144 times in CUDA graphs up to 8 MiB 80% lie within
 0.11; other devices, and GPUs that do not arrive together, are assumed to double that."""
 LINKED = ("nvswitch", "nvlink-mesh")
+LAUNCHED_US = {"ampere": (7.5, 1.72)}
+LAUNCHED_LATER_US = 3.7, 1.57
+"""Least time of NCCL's all-reduce within such a node, launched by itself: µs, and µs for each GPU. Lines through the
+8 KiB of ``nccl_single_node``: 11.0, 14.7, 21.3 µs on 2, 4, 8 A100 (NCCL 2.27); 6.8, 10.1, 16.2 on H100 (2.29)."""
 
 
 def with_engine_kernels(times: CommTimes, batch: CollectiveBatch, on: Topology, least_us: float) -> CommTimes:
@@ -417,9 +421,11 @@ def with_engine_kernels(times: CommTimes, batch: CollectiveBatch, on: Topology, 
         times: by the usual library.
         batch: the collectives.
         on: their cluster; without links between its GPUs nothing changes.
-        least_us: of the kernel, on two GPUs.
+        least_us: of the kernel, on two GPUs; infinite for an engine that has none, and waits for NCCL's launches.
     """
     ranks = np.asarray(batch.ranks, np.float64)
+    if np.isinf(least_us):
+        return _launched(times, batch, on)
     custom = kernel_us(np.asarray(batch.payload_bytes, np.float64), ranks, on.node.peer_gbps, least_us)
     can = ((batch.kind == CollectiveKind.ALL_REDUCE) & (batch.payload_bytes <= ENGINE_BYTES) & (batch.nodes == 1)
            & (ranks > 1) & (custom < times.time_us) & (on.node.link in LINKED))
@@ -428,6 +434,18 @@ def with_engine_kernels(times: CommTimes, batch: CollectiveBatch, on: Topology, 
     found.low_us[can], found.high_us[can] = custom[can] * np.exp(-ENGINE_SPREAD), custom[can] * np.exp(ENGINE_SPREAD)
     found.level[can] = int(Level.DATASHEET)
     found.algorithm[can] = -1
+    return found
+
+
+def _launched(times: CommTimes, batch: CollectiveBatch, on: Topology) -> CommTimes:
+    """Return times in which no all-reduce of a node takes less than NCCL's launched by itself."""
+    start, each = LAUNCHED_US.get(on.node.architecture, LAUNCHED_LATER_US)
+    least = start + each * np.asarray(batch.ranks, np.float64)
+    mine = (batch.kind == CollectiveKind.ALL_REDUCE) & (batch.nodes == 1) & (batch.ranks > 1) & (
+        on.node.link in LINKED) & (times.time_us < least)
+    found = times.take(np.arange(len(batch)))
+    for us in (found.low_us, found.high_us, found.time_us):
+        us[mine] *= (least / times.time_us)[mine]
     return found
 
 

@@ -139,7 +139,8 @@ def serve(
     kv_dtype: Annotated[str, typer.Option(
         metavar="TYPE", help="Of the cache: bf16, fp8 or fp4; by default the model's.")] = "",
     engine: Annotated[str, typer.Option(
-        metavar="NAME", help="vllm, sglang, trtllm, or compiled: a compiled model in a loop.")] = "vllm",
+        metavar="NAME", help="vllm, sglang, trtllm, nemo (TensorRT-LLM of 2023 as NeMo exports it), or compiled: a "
+                             "compiled model in a loop.")] = "vllm",
     chunk: Annotated[int, typer.Option(metavar="N", help="Tokens of a step at most; by default the engine's.")] = 0,
     cuda_graphs: Annotated[bool, typer.Option(
         "--cuda-graphs/--no-cuda-graphs", help="Steps that only decode run as CUDA graphs, up to the "

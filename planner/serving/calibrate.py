@@ -235,7 +235,7 @@ def read_measured_rows(path: str, shape: TransformerShape, setup: ServingSetup, 
             known[own] = ServingModel(shape, own, device, cluster(own.gpus), models)
         prompt, output = (Lengths.parse(row.text(key).removesuffix(".0"), f"{row.where}, column {key}:")
                           for key in ("prompt", "output"))
-        load = Requests(prompt, output, row.whole("concurrency"))
+        load = Requests(prompt, output, row.whole("concurrency"), apart=True)
         times = [row.positive_ms(key) if row.text(key) else math.nan for key in ("ttft_ms", "tpot_ms")]
         if not any(map(math.isfinite, times)):
             raise ServingError(f"{row.where}: it has no time; give one, or remove the row.")

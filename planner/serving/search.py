@@ -245,7 +245,8 @@ def _best(model: ServingModel, cache: CacheAccount, prompts: Lengths, outputs: L
         return (ServingChoice(setup, replicas, got) if goal.met(got) and got.keeps_up else None), 1
     best, tried, clients = None, 0, 1
     while clients <= MOST_CLIENTS:
-        load = Requests(prompts, outputs, clients, count=max(WAVES * clients, 4), seed=seed, warm_up=clients)
+        load = Requests(prompts, outputs, clients, count=max(WAVES * clients, 4), seed=seed, warm_up=clients,
+                        apart=True)
         got = served_load(load, model, cache)
         tried += 1
         if goal.met(got) and (best is None or got.tokens_per_second.value > best.got.tokens_per_second.value):

@@ -212,7 +212,7 @@ class ServedModelRequest:
         precision: of linear layers' weights: bf16, fp8, fp8_block, nvfp4, mxfp4, int8 or int4; by default the model's.
         experts: of experts' weights where they have another.
         kv_dtype: of the cache: bf16, fp8 or fp4; by default the model's.
-        engine: vllm, sglang, trtllm, or compiled for a model without a server.
+        engine: vllm, sglang, trtllm, nemo for TensorRT-LLM of 2023, or compiled for a model without a server.
         cuda_graphs: decoding runs as CUDA graphs.
         speculate: drafts of so many tokens and how many a step yields, such as "3:2.4".
         prompt, output: tokens of prompts and answers: 1024, "512-2048" or "1024~0.5".
@@ -332,7 +332,8 @@ class ServeRequest(ServedModelRequest):
         if not (self.rate or self.concurrency):
             return None
         warm_up = self.concurrency if not self.requests or self.requests >= 2 * self.concurrency else 0
-        return Requests(prompts, outputs, self.concurrency, self.rate, self.requests, self.seed, warm_up)
+        return Requests(prompts, outputs, self.concurrency, self.rate, self.requests, self.seed, warm_up,
+                        apart=True)
 
     def calibration(self, decoder: ServedDecoder, setup: ServingSetup,
                     rates: CorrectionFactors) -> ServingCalibration | None:

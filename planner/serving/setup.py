@@ -24,6 +24,7 @@ import numpy as np
 from graph_predictor.request.memory_fit import CONTEXT
 from kernel_models.collectives.datasheet import COMMUNICATOR_BYTES
 from kernel_models.device import DeviceSpec
+from planner.serving.kept_modules import ATTENTION, EXPERTS, FEED_FORWARD
 from tracer.arrays import Float64, Int64
 from tracer.errors import ForetraceError
 from tracer.shape_only.transformer import TransformerShape
@@ -60,7 +61,8 @@ class Engine:
         reply_us: of the way of a request and its first token to the client, which keeps nobody else waiting.
         launch_us: host time of a kernel's launch outside CUDA graphs.
         graph_batch: sequences up to which decoding is captured as a CUDA graph.
-        all_reduce_us: least time of its all-reduce kernel within a node.
+        piecewise: steps with prompts are captured too, up to so many tokens, but for attention: a graph for each layer.
+        all_reduce_us: least time of its all-reduce kernel within a node; infinite where it leaves them to NCCL.
         reserves: whether a sequence starts only where the cache has room for all that it may become; else sequences
             are thrown out, and read again later, where the cache is full.
         of_rest: whether the share of memory is of what weights leave, all of it for caches.
@@ -71,6 +73,7 @@ class Engine:
             not wait for each other, as all engines have it unless they are told.
         first_tokens: of an answer that its first message has, which a client sees as its first token: TensorRT-LLM's
             ``stream_interval`` where it holds the first one back.
+        begin_us: host time of a step that reads prompts, besides: a session whose buffers are made for each batch.
     """
 
     name: str
@@ -92,13 +95,16 @@ class Engine:
     wait_tokens: float = 0.0
     wait_steps: int = 0
     first_tokens: int = 1
+    begin_us: float = 0.0
+    piecewise: bool = False
 
 
 ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (
     Engine("vllm", Mixing.MIXED, chunk=8192, splits=True, sequences=1024, memory=0.90, step_us=1500.0, sequence_us=8.0,
-           request_us=2000.0, reply_us=5000.0, launch_us=40.0, graph_batch=512, all_reduce_us=4.4, reserves=False),
+           request_us=2000.0, reply_us=5000.0, launch_us=50.0, graph_batch=512, all_reduce_us=4.4, reserves=False,
+           piecewise=True),
     Engine("sglang", Mixing.PREFILL_FIRST, chunk=8192, splits=True, sequences=2048, memory=0.88, step_us=500.0,
-           sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=120.0, graph_batch=512, all_reduce_us=2.6,
+           sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=130.0, graph_batch=512, all_reduce_us=2.6,
            reserves=False),
     Engine("trtllm", Mixing.MIXED, chunk=8192, splits=True, sequences=2048, memory=0.90, step_us=400.0,
            sequence_us=8.0, request_us=2000.0, reply_us=5000.0, launch_us=65.0, graph_batch=512, all_reduce_us=2.6,
@@ -106,21 +112,35 @@ ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine
     Engine("compiled", Mixing.PREFILL_FIRST, chunk=1 << 20, splits=False, sequences=1 << 20, memory=0.95, step_us=0.0,
            sequence_us=0.0, request_us=0.0, reply_us=0.0, launch_us=6.0, graph_batch=1 << 20, all_reduce_us=2.6,
            reserves=True, turns_in_cache=True),
+    Engine("nemo", Mixing.PREFILL_FIRST, chunk=1 << 20, splits=False, sequences=1 << 20, memory=0.95, step_us=780.0,
+           sequence_us=0.0, request_us=0.0, reply_us=0.0, launch_us=6.0, graph_batch=0, all_reduce_us=math.inf,
+           reserves=True, turns_in_cache=True, begin_us=15_000.0),
 )})
 """Engines by name; "compiled" is a compiled model in a loop without a server, such as gpt-fast.
 
+"trtllm" is TensorRT-LLM as it serves today (1.0 and later). "nemo" is its first releases as NeMo exported them in 2023
+(``nemo/export/trt_llm``): a Python session that launches kernels one by one without CUDA graphs, whose build leaves
+all-reduces to NCCL. Its host's times were set with five of the published latencies (Llama-2-7B on A100, batch 1;
+``benchmarks/serving.py --rows latency``, which judges the others).
+
 Steps of at most 8,192 tokens are vLLM's ``max_num_batched_tokens`` for a server on GPUs of 70 GB and more, SGLang's
 ``chunked-prefill-size`` on such GPUs, and TensorRT-LLM's ``max_num_tokens``; shares of memory are their
-``gpu-memory-utilization``, ``mem-fraction-static`` and ``free_gpu_memory_fraction``. Least times of all-reduce kernels
-are those of ``custom_all_reduce_h200`` in CUDA graphs on two GPUs (vLLM 0.24, SGLang 0.5.14, TensorRT-LLM 1.3).
+``gpu-memory-utilization``, ``mem-fraction-static`` and ``free_gpu_memory_fraction``. Piecewise graphs up to 512 tokens
+are vLLM's default (``cudagraph_mode``, ``max_cudagraph_capture_size``); the others have them where they are asked to.
+Launches were set with the looked-at half. Least times of all-reduce kernels are those of ``custom_all_reduce_h200`` in
+CUDA graphs on two GPUs (vLLM 0.24, SGLang 0.5.14, TensorRT-LLM 1.3).
 """
 USUAL = "vllm"
 
 
+OTHER_NAMES = {"nemo/tensorrt-llm": "nemo", "tensorrt-llm": "trtllm"}
+
+
 def engine_of(name: str) -> Engine:
     """Return an engine by its name. Raises ``ServingError``."""
+    known = name.strip().lower()
     try:
-        return ENGINES[name.strip().lower()]
+        return ENGINES[OTHER_NAMES.get(known, known)]
     except KeyError:
         raise ServingError(f"{name[:40]} is no engine that is known; give {', '.join(ENGINES)}.") from None
 
@@ -273,6 +293,11 @@ class ServingSetup:
         return self.chunk or self.engine.chunk
 
     @property
+    def piecewise_tokens(self) -> int:
+        """Tokens of a step with prompts up to which it runs as graphs, one a layer, and attention between them."""
+        return self.engine.graph_batch if self.graphs and self.engine.piecewise else 0
+
+    @property
     def drafted(self) -> int:
         """Tokens of each decoding sequence in a step."""
         return 1 if self.speculation is None else 1 + self.speculation.tokens
@@ -342,6 +367,9 @@ BETWEEN_TOKENS = 0.10
 
 GRAPHS = 1.0e9
 """Bytes that captured CUDA graphs of many batches hold: an assumption (vLLM and SGLang log 0.5 to 3 GB)."""
+SAMPLED = 6
+"""Logits in 32 bits that a sampler holds at once: themselves, probabilities, their logarithms, sorted values, and their
+places in 64 bits (vLLM's ``Sampler``)."""
 STATE_BYTES = 4
 """Bytes of a value of a recurrence's state."""
 
@@ -399,8 +427,11 @@ def cache_account(shape: TransformerShape, setup: ServingSetup, device: DeviceSp
         layers = run.layers / setup.pp
         routed = run.expert_parameters(setup.ep, setup.expert_tp)
         router = run.hidden * run.experts
-        dense = run.dense_parameters(setup.tp) - router
-        weights += layers * (dense * linear.bytes + router * 2 + routed * experts.bytes)
+        attention = run.attention_parameters(setup.tp) + run.state_parameters(setup.tp)
+        rest = run.dense_parameters(setup.tp) - router - attention
+        weights += layers * (router * 2 + sum(
+            count * (shape.element_bytes if part in run.kept else kind.bytes) for part, count, kind in (
+                (ATTENTION, attention, linear), (FEED_FORWARD, rest, linear), (EXPERTS, routed, experts))))
         if run.attends:
             each = layers * width * (run.latent.key_rank + run.latent.rotated if run.latent is not None else
                                      setup.kv_heads(run) * (run.width_of_head + run.width_of_values))
@@ -419,7 +450,7 @@ def cache_account(shape: TransformerShape, setup: ServingSetup, device: DeviceSp
     tokens = min(setup.step_tokens, max(longest, 1) * 4)
     inner = max(max(2 * kind.ffn // setup.dense_tp if not kind.experts else 2 * kind.top_k * kind.ffn // setup.expert_tp
                     for kind in shape.kinds), 4 * shape.hidden)
-    logits = min(setup.engine.sequences, 256) * shape.vocab * 4
+    logits = min(setup.engine.sequences, 256) * shape.vocab * 4 * SAMPLED
     groups = sum(size > 1 for size in (setup.layer_gpus, setup.pp))
     workspace = (tokens * (4 * shape.hidden + inner) * shape.element_bytes + logits + CONTEXT
                  + groups * COMMUNICATOR_BYTES + (GRAPHS if setup.graphs else 0.0))
@@ -500,6 +531,8 @@ class Requests:
             Counted are those after ``warm_up``.
         seed: of what is drawn.
         warm_up: of the first requests, how many are served and not counted: they all come at once.
+        apart: answers of clients that all ask for one length end up to ``NEARLY`` before or after it. Of exactly equal
+            length they would end together for ever, and their next prompts would wait for each other.
 
     Raises:
         ServingError: neither or both of concurrency and rate are given, or one cannot be.
@@ -512,6 +545,7 @@ class Requests:
     count: int = 0
     seed: int = 0
     warm_up: int = 0
+    apart: bool = False
 
     def __post_init__(self) -> None:
         if not (self.rate == 0 or LEAST_RATE <= self.rate <= MOST_RATE):
@@ -549,11 +583,16 @@ class Requests:
         n = self.requests
         prompts, outputs = self.prompt.draw(n, random), self.output.draw(n, random)
         if not self.rate:
+            if self.apart and self.output.least == self.output.most and not self.output.spread:
+                outputs = np.rint(outputs * random.uniform(1 - NEARLY, 1 + NEARLY, n)).astype(np.int64)
             return np.zeros(n), prompts, outputs
         # So many arrivals of a Poisson process within the time that they take in the mean: the rate is met exactly.
         return np.sort(random.uniform(0.0, n / self.rate * 1e6, n)), prompts, outputs
 
 
+NEARLY = 0.02
+"""Where genai-perf asked vLLM and TensorRT-LLM for equal lengths, times to the first token are as if they were within
+so much of it (looked-at half of ``benchmarks/serving.py``: 22.5% off; 22.8% with 0.96 to 1, 23.6% within 5%)."""
 WAVES = 6
 """Requests of each client: benchmarks of servers usually send 4 to 10."""
 OF_A_RATE, SECONDS_OF_A_RATE, MOST_OF_A_RATE = 400, 60.0, 4000

@@ -9,6 +9,7 @@ from typing import Any
 
 from planner.parallel.decoder import config_model, read_decoder
 from planner.parallel.published_configs import CONFIGS
+from planner.serving.kept_modules import kept_notes, kept_patterns, with_kept_modules
 from planner.serving.setup import WHOLE, ServingError
 from tracer.shape_only.transformer import TransformerShape
 
@@ -23,10 +24,12 @@ class WeightTypes:
     Attributes:
         precision: of linear layers; "" for the model's own type of numbers.
         experts: of experts, where it is another.
+        kept: names and patterns of modules that stay in the model's own type.
     """
 
     precision: str = ""
     experts: str = ""
+    kept: tuple[str, ...] = ()
 
 
 def types_of_config(said: Mapping[str, Any], notes: list[str]) -> WeightTypes:
@@ -58,7 +61,7 @@ def types_of_config(said: Mapping[str, Any], notes: list[str]) -> WeightTypes:
     if not found:
         notes.append(f"The weights' quantisation ({method[:40] or 'of no method'}) is not known; they are taken in the "
                      "model's type of numbers; give --precision, and --experts where experts have another.")
-    return WeightTypes(found)
+    return WeightTypes(found, kept=kept_patterns(said) if found else ())
 
 
 def _bits(kind: object, bits: object) -> str:
@@ -105,9 +108,13 @@ class ServedDecoder:
         return self.types.precision or self.shape.dtype, experts or self.types.experts
 
     def in_type(self, precision: str) -> ServedDecoder:
-        """Return the decoder in a type of a whole model; narrower types are of its linear layers alone."""
+        """Return the decoder in a type of a whole model; narrower types are of its linear layers alone, of all of them
+        where it is published in another one."""
         if precision not in WHOLE:
-            return self
+            if not precision or precision == self.types.precision:
+                return self
+            return replace(self, shape=replace(self.shape, kept=(), stack=tuple(
+                replace(run, kept=()) for run in self.shape.stack)))
         runs = tuple(replace(run, dtype=precision) for run in self.shape.stack)
         return replace(self, shape=replace(self.shape, dtype=precision, stack=runs))
 
@@ -161,6 +168,8 @@ def served_decoder(source: str, settings: Sequence[str] = (), preset: str | None
         types = types_of_config(model.quantised, notes)
         if found is not None and found[1] is not None:
             types = found[1]
-        return ServedDecoder(model.name, model.shape, model.longest, tuple(notes), types)
+        shape = with_kept_modules(model.shape, types.kept)
+        notes += kept_notes(shape)
+        return ServedDecoder(model.name, shape, model.longest, tuple(notes), types)
     name, shape, _, said = read_decoder(source, settings, preset)
     return ServedDecoder(name, shape, shape.learned_positions, said)

@@ -22,6 +22,8 @@ CONTEXTS = (1, 128, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536, 131_072
 PIECES = (1, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 PASTS = (0, 1024, 2048, 4096, 8192, 16_384, 32_768, 131_072, 1 << 20)
 """Points of the grids: tokens of a step, sequences, their contexts, tokens of a prompt's piece and those before it."""
+COMPANY = 8
+"""Prompts that share an attention kernel, of which one's share is priced: a kernel works on all pieces of a step."""
 COLUMNS = 6
 PRODUCT, OTHER, WITHIN, BETWEEN, LAUNCHES, CALLS = range(COLUMNS)
 """Columns of parts: µs of products with attention, of other kernels, of collectives within a node and of those that
@@ -40,30 +42,41 @@ class PrefillChunk:
     past: int = 0
 
 
+def alone(pieces: Sequence[PrefillChunk], share: float) -> tuple[PrefillChunk, float]:
+    """Return the longest piece, which is priced as if it were alone, and how often: once, or less where a GPU has but a
+    share of it. All others take what one among ``COMPANY`` does."""
+    return max(pieces, key=lambda each: each.new), min(share * sum(each.prompts for each in pieces), 1.0)
+
+
 class StepSurface:
     """Times of steps, µs, from grids with the rates already in them.
 
     Args:
         tokens, rows: (device µs, host µs) by ``TOKENS`` and ``SEQUENCES``.
         decoding, pieces: the same by ``SEQUENCES`` and ``CONTEXTS``, and by ``PIECES`` and ``PASTS``.
+        company: of a piece among ``COMPANY``.
         setup, rates: of the model that they are of.
         layers: of its decoder.
         graph_us: host time of launching a CUDA graph of one stage's step.
         waits: whether the engine waits for a step before it prepares the next.
     """
 
-    def __init__(self, tokens: Lines, rows: Lines, decoding: Squares, pieces: Squares, setup: ServingSetup,
-                 rates: CorrectionFactors, *, layers: int, graph_us: float, waits: bool) -> None:
-        self._tokens, self._rows, self._decoding, self._pieces = tokens, rows, decoding, pieces
+    def __init__(self, tokens: Lines, rows: Lines, decoding: Squares, pieces: Squares, company: Squares,
+                 setup: ServingSetup, rates: CorrectionFactors, *, layers: int, graph_us: float, waits: bool) -> None:
+        self._tokens, self._rows, self._decoding = tokens, rows, decoding
+        self._pieces, self._company = pieces, company
         self._share = 1.0 / (setup.attention_dp * setup.pp)
         self._drafted = float(setup.drafted)
         self._draft = 0 if setup.speculation is None else setup.speculation.tokens
         self._block = 1.0 / layers
         self._meet = rates.meet
         self._captured = setup.engine.graph_batch if setup.graphs else 0
+        self._piecewise = setup.piecewise_tokens
+        self._layers_us = layers * rates.host_us
         self._graph_us = graph_us * setup.pp
         self._waits = waits
         self._step_us = rates.step_us
+        self._begin_us = setup.engine.begin_us if rates.step_us else 0.0
         self._each_us = setup.engine.sequence_us * rates.step_us / setup.engine.step_us if setup.engine.step_us else 0.0
 
     def us(self, sequences: float, context: float, pieces: Sequence[PrefillChunk] = (), finished: float = 0.0) -> float:
@@ -75,7 +88,7 @@ class StepSurface:
             tokens += piece.prompts * share * piece.new
         device, host = _on_line(self._tokens, TOKENS, tokens)
         more, calls = _on_line(self._rows, SEQUENCES, own * self._drafted + finished * share)
-        device, host = device + more, host + calls
+        device, host = device + more, self._layers_us if tokens <= self._piecewise else host + calls
         if own > 0:
             read, calls = _on_square(self._decoding, SEQUENCES, CONTEXTS, own, context)
             device, host = device + read, host + calls
@@ -84,12 +97,19 @@ class StepSurface:
                 end, end_host = _on_line(self._rows, SEQUENCES, own)
                 device += self._draft * ((one + read) * self._block + end)
                 host += self._draft * ((one_host + calls) * self._block + end_host)
-        for piece in pieces:
-            more, calls = _on_square(self._pieces, PIECES, PASTS, piece.new, piece.past)
-            device, host = device + piece.prompts * share * more, host + piece.prompts * share * calls
+        if pieces:
+            first, count = alone(pieces, share)
+            more, calls = _on_square(self._pieces, PIECES, PASTS, first.new, first.past)
+            device, host = device + count * more, host + count * calls
+            for piece in pieces:
+                left = piece.prompts * share
+                if piece is first:  # the same piece may come again
+                    left, count = left - count, 0.0
+                if left:
+                    device += left * _on_square(self._company, PIECES, PASTS, piece.new, piece.past)[0]
         if not pieces and sequences <= self._captured:
             host = self._graph_us
-        engine = self._step_us + self._each_us * (sequences + finished)
+        engine = self._step_us + self._each_us * (sequences + finished) + (self._begin_us if pieces else 0.0)
         if not self._waits:
             return together(device, host + engine, self._meet)
         return together(device, host, self._meet) + engine

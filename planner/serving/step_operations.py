@@ -23,6 +23,7 @@ from kernel_models.families.gemm import gemm
 from kernel_models.families.inference import touched
 from kernel_models.families.reduction import norm, softmax
 from kernel_models.op_call import Family, OpCall, TensorSpec, itemsize
+from planner.serving.kept_modules import ATTENTION, EXPERTS, FEED_FORWARD
 from planner.serving.setup import ServingSetup, WeightType, weight_type
 from tracer.shape_only.transformer import TransformerShape
 
@@ -61,6 +62,7 @@ class StepOperations:
         self.shape, self.setup, self.device, self.on = shape, setup, device, on
         self.linear = weight_type(setup.precision, device)
         self.of_experts = weight_type(setup.of_experts, device)
+        self.whole = weight_type(shape.dtype, device)
         self._dtype = shape.dtype
 
     def of_tokens(self, kind: TransformerShape, tokens: int) -> Iterator[StepOperation]:
@@ -176,13 +178,13 @@ class StepOperations:
         """Projections of attention with heads of keys and values of their own, around attention."""
         setup, size = self.setup, kind.width_of_head
         heads, kv = kind.heads // setup.tp, setup.kv_heads(kind)
-        yield from self._linear("queries, keys, values", tokens, (heads + 2 * kv) * size, kind.hidden,
+        yield from self._linear(kind, "queries, keys, values", tokens, (heads + 2 * kv) * size, kind.hidden,
                                 bias=kind.biased_qkv, by_norm=True)
         if kind.qk_norm:
             yield from self._norms("norms", tokens * (heads + kv), size)
         turned = tokens * (heads + kv) * size
         yield from self._turned(turned if kind.rotary else 0, tokens, 2 * kv * size)
-        yield from self._linear("attention's output", tokens, kind.hidden, heads * size, bias=kind.bias)
+        yield from self._linear(kind, "attention's output", tokens, kind.hidden, heads * size, bias=kind.bias)
 
     def _latent(self, kind: TransformerShape, tokens: int) -> Iterator[StepOperation]:
         """Projections of latent attention; keys and values are not made of the cache but taken into queries and
@@ -192,35 +194,35 @@ class StepOperations:
         heads, name = kind.heads // self.setup.tp, "queries, keys, values"
         made = of.key_rank + of.rotated
         if of.query_rank:
-            yield from self._linear(name, tokens, of.query_rank + made, kind.hidden, by_norm=True)
+            yield from self._linear(kind, name, tokens, of.query_rank + made, kind.hidden, by_norm=True)
             yield from self._norms("norms", tokens, of.query_rank)
-            yield from self._linear(name, tokens, heads * kind.width_of_head, of.query_rank, by_norm=True)
+            yield from self._linear(kind, name, tokens, heads * kind.width_of_head, of.query_rank, by_norm=True)
         else:
-            yield from self._linear(name, tokens, heads * kind.width_of_head + made, kind.hidden, by_norm=True)
+            yield from self._linear(kind, name, tokens, heads * kind.width_of_head + made, kind.hidden, by_norm=True)
         yield from self._norms("norms", tokens, of.key_rank)
         turned = tokens * (heads + 1) * of.rotated
         yield from self._turned(turned, tokens, made)
         for depth, width in ((of.plain, of.key_rank), (of.key_rank, of.values)):
             for call in gemm(heads, tokens, width, depth, self._dtype, "nn", kind="bmm"):
                 yield StepOperation(name, call)
-        yield from self._linear("attention's output", tokens, kind.hidden, heads * of.values)
+        yield from self._linear(kind, "attention's output", tokens, kind.hidden, heads * of.values)
 
     def _mixer(self, kind: TransformerShape, tokens: int) -> Iterator[StepOperation]:
         """A state-space mixer but for its recurrence."""
         assert kind.state is not None
         own = kind.state.share(self.setup.tp)
-        yield from self._linear("state-space projections", tokens, own.projected, kind.hidden, by_norm=True)
+        yield from self._linear(kind, "state-space projections", tokens, own.projected, kind.hidden, by_norm=True)
         yield from self._pass("state-space recurrence", "conv", tokens * own.mixed, tokens * own.mixed)
         yield from self._norms("norms", tokens, own.inner)
-        yield from self._linear("state-space projections", tokens, kind.hidden, own.inner)
+        yield from self._linear(kind, "state-space projections", tokens, kind.hidden, own.inner)
 
     def _feed_forward(self, of: str, tokens: int, kind: TransformerShape, width: int) -> Iterator[StepOperation]:
         """A dense feed-forward part, or the experts that every token goes to."""
         name = of or "feed-forward part"
-        yield from self._linear(name, tokens, width * (2 if kind.gated else 1), kind.hidden, bias=kind.bias,
+        yield from self._linear(kind, name, tokens, width * (2 if kind.gated else 1), kind.hidden, bias=kind.bias,
                                 by_norm=True)
         yield from self._activation(tokens, width, kind)
-        yield from self._linear(name, tokens, kind.hidden, width, bias=kind.bias)
+        yield from self._linear(kind, name, tokens, kind.hidden, width, bias=kind.bias)
 
     def _activation(self, rows: int, width: int, kind: TransformerShape) -> Iterator[StepOperation]:
         read = rows * width * (2 if kind.gated else 1)
@@ -240,24 +242,27 @@ class StepOperations:
         busy = max(round(touched(tokens, kind.experts, kind.top_k) / setup.ep), 1)
         each = max(-(-round(rows) // busy), 1)
         gated = 2 if kind.gated else 1
-        yield from self._product("experts", busy, each, gated * width, kind.hidden, self.of_experts)
+        weights = self.whole if EXPERTS in kind.kept else self.of_experts
+        yield from self._product("experts", busy, each, gated * width, kind.hidden, weights)
         yield from self._activation(max(round(rows), 1), width, kind)
-        yield from self._product("experts", busy, each, kind.hidden, width, self.of_experts)
+        yield from self._product("experts", busy, each, kind.hidden, width, weights)
         yield from self._pass("routing", "sum", tokens * kind.hidden, max(round(rows), 1) * kind.hidden)
         if kind.shared_ffn:
             # Shared by the GPUs that share a dense part; an attention group has its own tokens.
             yield from self._feed_forward("shared experts", tokens // setup.attention_dp or 1, kind,
                                           max(kind.shared_ffn // setup.tp, 1))
 
-    def _linear(self, name: str, m: int, n: int, k: int, *, bias: bool = False, by_norm: bool = False
-                ) -> Iterator[StepOperation]:
+    def _linear(self, kind: TransformerShape, name: str, m: int, n: int, k: int, *, bias: bool = False,
+                by_norm: bool = False) -> Iterator[StepOperation]:
         """A linear layer, and the cast of what goes in where no norm before it does that."""
-        if self.linear.dtype and (not by_norm or self.setup.precision == "fp8_block"):
+        part = FEED_FORWARD if name in ("feed-forward part", "shared experts") else ATTENTION
+        weights = self.whole if part in kind.kept else self.linear
+        if weights.dtype and (not by_norm or weights.precision == "fp8_block"):
             yield StepOperation("casts", OpCall(
-                Family.ELEMENTWISE, "cast", (m * k, 1, m * k), self._dtype, flags=(f"to_{self.linear.dtype}",),
+                Family.ELEMENTWISE, "cast", (m * k, 1, m * k), self._dtype, flags=(f"to_{weights.dtype}",),
                 flops=float(m * k), bytes_read=float(m * k * itemsize(self._dtype)),
-                bytes_written=m * k * self.linear.bytes))
-        yield from self._product(name, 1, m, n, k, self.linear, added="bias" if bias else "")
+                bytes_written=m * k * weights.bytes))
+        yield from self._product(name, 1, m, n, k, weights, added="bias" if bias else "")
 
     def _product(self, name: str, batch: int, m: int, n: int, k: int, weights: WeightType, added: str = ""
                  ) -> Iterator[StepOperation]:

@@ -30,6 +30,7 @@ from planner.serving.step_grids import (
     BETWEEN,
     CALLS,
     COLUMNS,
+    COMPANY,
     CONTEXTS,
     LAUNCHES,
     OTHER,
@@ -41,6 +42,7 @@ from planner.serving.step_grids import (
     WITHIN,
     PrefillChunk,
     StepSurface,
+    alone,
     between,
     in_square,
     together,
@@ -141,7 +143,7 @@ class ServingModel:
         for run in shape.runs:
             layers[run.one_layer()] = layers.get(run.one_layer(), 0) + run.layers
         self._layers = layers
-        self._grids: list[tuple[Float64, Float64, Float64, Float64]] = []
+        self._grids: list[tuple[Float64, ...]] = []
 
     def _other(self: SomeModel, **changed: object) -> SomeModel:
         other = type(self).__new__(type(self))
@@ -194,8 +196,9 @@ class ServingModel:
         rates = self.rates
         device = np.array([rates.products, rates.others, rates.collectives, rates.network, 0.0, 0.0])
         host = np.array([0.0, 0.0, 0.0, 0.0, rates.host_us, rates.host_collective_us])
-        tokens, rows, decoding, pieces = (((grid @ device).tolist(), (grid @ host).tolist()) for grid in self.grids)
-        return StepSurface(tokens, rows, decoding, pieces, self.setup, rates, layers=self.shape.layers,
+        tokens, rows, decoding, pieces, company = (
+            ((grid @ device).tolist(), (grid @ host).tolist()) for grid in self.grids)
+        return StepSurface(tokens, rows, decoding, pieces, company, self.setup, rates, layers=self.shape.layers,
                            graph_us=self.graph_us, waits=self.waits)
 
     def parts(self, step: ServedStep) -> Float64:
@@ -209,8 +212,10 @@ class ServingModel:
         prompts = [(piece.prompts * share, piece.new, piece.past) for piece in step.pieces]
         tokens = sequences * setup.drafted + sum(count * new for count, new, _ in prompts)
         rows = sequences * setup.drafted + step.finished * share
-        by_tokens, by_rows, by_caches, by_pieces = self.grids
+        by_tokens, by_rows, by_caches, by_pieces, by_company = self.grids
         found = between(by_tokens, TOKENS, tokens) + between(by_rows, SEQUENCES, rows)
+        if tokens <= setup.piecewise_tokens:
+            found[LAUNCHES], found[CALLS] = self.shape.layers, 0.0
         if sequences > 0:
             decoding = in_square(by_caches, SEQUENCES, CONTEXTS, sequences, step.context)
             found = found + decoding
@@ -219,7 +224,11 @@ class ServingModel:
                 block = (between(by_tokens, TOKENS, sequences) + decoding) / self.shape.layers
                 found = found + setup.speculation.tokens * (block + between(by_rows, SEQUENCES, sequences))
         for count, new, past in prompts:
-            found = found + count * in_square(by_pieces, PIECES, PASTS, new, past)
+            found = found + count * in_square(by_company, PIECES, PASTS, new, past)
+        if step.pieces:
+            first, count = alone(step.pieces, share)
+            found = found + count * (in_square(by_pieces, PIECES, PASTS, first.new, first.past)
+                                     - in_square(by_company, PIECES, PASTS, first.new, first.past))
         return found
 
     def operations(self, step: ServedStep) -> list[ServedOperation]:
@@ -280,17 +289,17 @@ class ServingModel:
         if not self.rates.step_us:
             return 0.0
         each = engine.sequence_us * self.rates.step_us / engine.step_us if engine.step_us else 0.0
-        return self.rates.step_us + each * (step.sequences + step.finished)
+        return self.rates.step_us + each * (step.sequences + step.finished) + (engine.begin_us if step.pieces else 0.0)
 
     @property
-    def grids(self) -> tuple[Float64, Float64, Float64, Float64]:
+    def grids(self) -> tuple[Float64, ...]:
         """Return the parts by tokens, by rows of logits, by sequences and contexts, and by pieces of prompts and what
-        came before them."""
+        came before them: of one alone, and of one among ``COMPANY``, which launches nothing itself."""
         if not self._grids:
             self._grids.append(self._price_grids())
         return self._grids[0]
 
-    def _price_grids(self) -> tuple[Float64, Float64, Float64, Float64]:
+    def _price_grids(self) -> tuple[Float64, ...]:
         make, layers = self._make, self._layers.items()
         tokens = self._priced([[(each, count) for kind, count in layers for each in make.of_tokens(kind, number)]
                                + [(each, 1) for each in make.embedded(number)] for number in TOKENS],
@@ -301,10 +310,14 @@ class ServingModel:
         decoding = self._priced([[(each, count) for kind, count in layers
                                   for each in make.of_decoding(kind, sequences, context)]
                                  for sequences in SEQUENCES for context in CONTEXTS])
-        pieces = self._priced([[(each, count) for kind, count in layers
-                                for each in make.of_prompts(kind, 1, new, past)] for new in PIECES for past in PASTS])
+        pieces, company = self._priced([[(each, count) for kind, count in layers
+                                         for each in make.of_prompts(kind, number, new, past)]
+                                        for number in (1, COMPANY) for new in PIECES for past in PASTS]).reshape(
+                                            2, len(PIECES), len(PASTS), COLUMNS)
+        company = np.minimum(company / COMPANY, pieces)
+        company[..., LAUNCHES:] = 0.0
         return (np.maximum.accumulate(tokens, axis=0), rows, decoding.reshape(len(SEQUENCES), len(CONTEXTS), COLUMNS),
-                pieces.reshape(len(PIECES), len(PASTS), COLUMNS))
+                pieces, company)
 
     def _priced(self, points: Sequence[Sequence[tuple[StepOperation, int]]],
                 exchanges: Sequence[Sequence[tuple[StepExchange, int]]] = ()) -> Float64:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +98,85 @@ def test_a_prompt_longer_than_a_step_is_read_in_pieces() -> None:
     pieces = model_of(tp=4, chunk=2048)
     assert prompt_time(pieces, 16_384).us == pytest.approx(prompt_time(whole, 16_384).us, rel=0.25)
     assert prompt_time(pieces, 16_384).engine > prompt_time(whole, 16_384).engine
+
+
+ATTENTION = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(126) for name in "qkvo"]
+ENDS = [f"model.layers.{layer}.mlp.{name}_proj" for layer in (0, 125) for name in ("gate", "up", "down")]
+
+
+@pytest.mark.parametrize(("said", "kept"), [
+    ({"quant_method": "fbgemm_fp8", "modules_to_not_convert": [*ATTENTION, *ENDS, "lm_head"]}, (126, 2)),
+    ({"quant_method": "fp8", "modules_to_not_convert": ["self_attn", "model.layers.1", "lm_head"]}, (126, 1)),
+    ({"quant_method": "compressed-tensors", "ignore": ["lm_head", "re:.*self_attn", "re:.*layers.0.mlp"],
+      "config_groups": {"group_0": {"weights": {"type": "float", "num_bits": 8}}}}, (126, 1)),
+    ({"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["model.layers.*.self_attn*", "lm_head"]},
+     (126, 0)),
+    ({"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "visual.layers.0.self_attn"]}, (0, 0))])
+def test_modules_that_a_checkpoint_does_not_quantise_are_kept(said: dict[str, object], kept: tuple[int, int],
+                                                              tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16_384, "num_hidden_layers": 126,
+        "intermediate_size": 53_248, "num_attention_heads": 128, "num_key_value_heads": 8, "vocab_size": 128_256,
+        "max_position_embeddings": 131_072, "torch_dtype": "bfloat16", "rms_norm_eps": 1e-5, "hidden_act": "silu",
+        "tie_word_embeddings": False, "quantization_config": said}))
+    decoder = served_decoder(str(tmp_path))
+    attention, feed_forward = 2 * 16_384 * (16_384 + 1024), 3 * 16_384 * 53_248
+    parameters = 126 * (attention + feed_forward) + kept[0] * attention + kept[1] * feed_forward + 4 * 128_256 * 16_384
+    setup = ServingSetup(tp=8, precision=decoder.weights("", "")[0])
+    assert 8 * cache_account(decoder.shape, setup, H200, 1).weights == pytest.approx(parameters, rel=1e-3)
+    model = ServingModel(decoder.shape, setup, H200, CollectiveModel(topology_of(H200, 8)))
+    read = {each.name: each.moved_bytes for each in model.operations(ServedStep(1, 1))}
+    assert 8 * read["attention's output"] == pytest.approx((126 + kept[0]) * 16_384**2, rel=0.01)
+    assert 8 * read["feed-forward part"] == pytest.approx((126 + kept[1]) * feed_forward, rel=0.01)
+    assert any("Not quantised" in note for note in decoder.notes) is any(kept)
+    assert not any(run.kept for run in decoder.in_type("int4").shape.runs)
+
+
+@pytest.mark.parametrize(("device", "tp", "us"), [
+    ("a100-sxm-80g", 2, 10.97), ("a100-sxm-80g", 4, 14.68), ("a100-sxm-80g", 8, 21.27), ("h100-sxm", 2, 6.79),
+    ("h100-sxm", 4, 10.09), ("h100-sxm", 8, 16.24)])
+def test_an_engine_without_kernels_of_its_own_waits_for_nccl(device: str, tp: int, us: float) -> None:
+    """NCCL's 8 KiB in ``nccl_single_node``; the formula alone is the larger one on two H100."""
+    nemo, served = (model_of("llama-2-7b", device, tp=tp, engine=engine_of(name)) for name in ("nemo", "trtllm"))
+    of = {each.name: each for each in nemo.operations(ServedStep(1, 300))}["all-reduce"]
+    assert of.us / of.count == pytest.approx(us, rel=0.17)
+    assert nemo.time(ServedStep(1, 300)).us > 1.1 * served.time(ServedStep(1, 300)).us
+    assert engine_of("NeMo/TensorRT-LLM") == engine_of("nemo")
+
+
+def test_a_session_that_is_made_for_each_batch_delays_its_first_token() -> None:
+    made = model_of("llama-2-7b", "a100-sxm-80g", engine=engine_of("nemo"))
+    once = made._other(setup=dataclasses.replace(made.setup, engine=dataclasses.replace(made.setup.engine, begin_us=0)))
+    for model in (made, once):
+        prompt = ServedStep(0, 0, (PrefillChunk(1, 128),), 1)
+        assert model.surface.us(0, 0, prompt.pieces, 1) == pytest.approx(model.time(prompt).us)
+    assert prompt_time(made, 128).us - prompt_time(once, 128).us == pytest.approx(15_000)
+    assert decode_us(made, 1, 128) == decode_us(once, 1, 128)
+
+
+@pytest.mark.parametrize(("engine", "new"), [("sglang", 100), ("vllm", 300), ("trtllm", 2000)])
+def test_prompts_of_a_step_share_a_kernel_of_attention(engine: str, new: int) -> None:
+    model = model_of("llama-3.1-8b", "h100-sxm", engine=engine_of(engine))
+    one, nine = (ServedStep(0, 0, (PrefillChunk(1, new),) * count, count) for count in (1, 9))
+    together = ServedStep(0, 0, (PrefillChunk(9, new),), 9)
+    assert model.time(nine).us == pytest.approx(model.time(together).us)
+    assert model.surface.us(0, 0, nine.pieces, 9) == pytest.approx(model.time(nine).us)
+    found = {each.name: each.us for each in model.operations(together)}
+    alone = {each.name: each.us for each in model.operations(one)}
+    products = sum(found[name] for name in ("attention of prompts", "queries, keys, values", "attention's output",
+                                            "feed-forward part", "logits"))
+    assert model.time(nine).products == pytest.approx(products, rel=0.06)
+    assert found["attention of prompts"] < (4 if new == 100 else 9) * alone["attention of prompts"]
+    assert model.parts(nine)[4] == model.parts(ServedStep(0, 0, (PrefillChunk(1, 9 * new),), 9))[4]
+
+
+def test_short_prompts_of_vllm_are_graphs_between_attentions() -> None:
+    captured, eager = (model_of("llama-3.1-8b", "h100-sxm", graphs=graphs) for graphs in (True, False))
+    for tokens, pieces in ((100, True), (512, True), (513, False)):
+        step = ServedStep(0, 0, (PrefillChunk(1, tokens),), 1)
+        hosts = [model.parts(step)[4] for model in (captured, eager)]
+        assert hosts[0] == (64 if pieces else hosts[1])
+        assert captured.surface.us(0, 0, step.pieces, 1) == pytest.approx(captured.time(step).us)
 
 
 def test_without_cuda_graphs_the_host_launches_every_kernel() -> None:

@@ -42,6 +42,17 @@ def test_two_clients_by_hand() -> None:
     assert got.makespan_us == 324.0
 
 
+def test_clients_that_ask_for_one_length_do_not_stay_in_step() -> None:
+    together = Requests(Lengths(100, 100), Lengths(500, 500), 20, count=240, warm_up=20)
+    apart = dataclasses.replace(together, apart=True)
+    got, spread = (served(load, dataclasses.replace(BARE, chunk=1 << 20)) for load in (together, apart))
+    assert set(got.ttft_us.tolist()) == {100.0 + 20 * 100.0}
+    assert spread.mean_ttft_us() < 0.25 * got.mean_ttft_us()
+    assert spread.output.min() >= 490 and spread.output.max() <= 510
+    assert spread.output.mean() == pytest.approx(500, rel=0.005)
+    assert set(dataclasses.replace(apart, output=Lengths(7, 7)).drawn()[2]) == {7}
+
+
 def test_a_prompt_is_read_in_pieces_beside_what_decodes() -> None:
     # 150 tokens in steps of 100: the second request waits for the rest of the first.
     # Step 1: 100 of A. Step 2: 50 of A, 50 of B. Step 3: decode A beside 99 of B. Step 4: A ends, the last of B.

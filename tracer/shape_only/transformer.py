@@ -146,6 +146,7 @@ class TransformerShape:
         dtype: "fp16", "bf16" or "fp32": of parameters, activations and gradients.
         linears: what the products of blocks' linear layers are computed in where it is narrower (``LINEARS``): their
             inputs, weights and gradients are cast; routers, attention and logits stay as they are.
+        kept: parts of blocks whose weights stay in the decoder's own type where it is served in a narrower one.
         stack: runs of equal blocks from the input to the output, where not all blocks are equal, such as a dense one
             and 59 with experts: each a decoder of its own whose ``layers`` are the run's. The decoder's own figures of
             a block then say nothing but what a block usually is.
@@ -188,6 +189,7 @@ class TransformerShape:
     predictions: int = 0
     dtype: str = "bf16"
     linears: str = ""
+    kept: tuple[str, ...] = ()
     stack: tuple[TransformerShape, ...] = ()
 
     def __post_init__(self) -> None:

@@ -1,0 +1,97 @@
+"""``with_kept_modules``: which blocks' linear layers a quantised checkpoint keeps in the model's own type.
+
+A ``quantization_config`` names them, module by module or by patterns: ``modules_to_not_convert`` (Hugging Face's fp8,
+awq, gptq, bitsandbytes), ``ignore`` (compressed-tensors: names, or ``re:`` and an expression; modelopt: wildcards) and
+``exclude_modules`` (modelopt). Embedding and logits are in the model's own type anyway.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import groupby
+from typing import Any
+
+from tracer.shape_only.transformer import TransformerShape
+
+KEYS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
+ATTENTION, FEED_FORWARD, EXPERTS = PARTS = ("attention", "feed-forward part", "experts")
+"""Parts of a block that ``TransformerShape.kept`` names."""
+_OF_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+_OF_LATENT = ("self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj", "self_attn.o_proj")
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_BEFORE = ("model.", "model.language_model.", "language_model.model.")
+"""What comes before ``layers`` in names of modules; a picture's encoder has layers of its own."""
+
+
+def kept_patterns(said: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names and patterns of modules that a ``quantization_config`` leaves as they are."""
+    found = (each for key in KEYS if isinstance(said.get(key), list | tuple) for each in said[key])
+    return tuple(dict.fromkeys(each for each in found if isinstance(each, str) and each and "vis" not in each))
+
+
+def with_kept_modules(shape: TransformerShape, patterns: Sequence[str]) -> TransformerShape:
+    """Return a decoder whose runs say which of their parts are kept; a part is where most of its modules are."""
+    if not patterns:
+        return shape
+    keeps = _Keeps(patterns)
+    layers: list[TransformerShape] = []
+    for run in shape.runs:
+        for _ in range(run.layers):
+            layers.append(replace(run, layers=1, stack=(), kept=keeps.of(run, len(layers))))
+    if not any(layer.kept for layer in layers):
+        return shape
+    runs = [(kind, len(list(group))) for kind, group in groupby(layers)]
+    stack = tuple(replace(kind, layers=count) for kind, count in runs)
+    return replace(shape, stack=stack)
+
+
+def kept_notes(shape: TransformerShape) -> list[str]:
+    """Return a sentence on what is kept, if anything is."""
+    counts = {part: sum(run.layers for run in shape.runs if part in run.kept) for part in PARTS}
+    said = [f"{part} of {count:,}" for part, count in counts.items() if count]
+    return [f"Not quantised, as the checkpoint says: {', '.join(said)} of {shape.layers:,} layers."] if said else []
+
+
+class _Keeps:
+    """Names and patterns, those without wildcards in a set: a checkpoint may name thousands.
+
+    Args:
+        patterns: of modules.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self._names = {each[each.find("layers."):] if "layers." in each else each for each in patterns
+                       if "*" not in each and not each.startswith("re:")}
+        self._wild = [each for each in patterns if "*" in each and not each.startswith("re:")]
+        self._expressions = [_compiled(each[3:]) for each in patterns if each.startswith("re:")]
+
+    def of(self, kind: TransformerShape, layer: int) -> tuple[str, ...]:
+        """Return the parts of a layer that are kept."""
+        attention = _OF_LATENT if kind.latent is not None else _OF_ATTENTION
+        parts: dict[str, tuple[str, ...]] = {ATTENTION: attention if kind.attends else ()}
+        if kind.experts:
+            parts[EXPERTS] = tuple(f"mlp.experts.0.{each}" for each in _PROJECTIONS)
+            if kind.shared_ffn:
+                parts[FEED_FORWARD] = tuple(f"mlp.shared_experts.{each}" for each in _PROJECTIONS)
+        elif kind.ffn:
+            parts[FEED_FORWARD] = tuple(f"mlp.{each}" for each in _PROJECTIONS)
+        return tuple(part for part, names in parts.items()
+                     if 2 * sum(self._keep(f"layers.{layer}.{name}") for name in names) > len(names))
+
+    def _keep(self, name: str) -> bool:
+        words = name.split(".")
+        spans = (".".join(words[begin:end]) for begin in range(len(words)) for end in range(begin + 1, len(words) + 1))
+        whole = [before + name for before in _BEFORE]
+        return any(span in self._names for span in spans) or any(
+            fnmatchcase(each, pattern) or fnmatchcase(each, f"{pattern}.*") for pattern in self._wild for each in whole
+        ) or any(expression.match(each) for expression in self._expressions for each in whole)
+
+
+def _compiled(expression: str) -> re.Pattern[str]:
+    try:
+        return re.compile(expression)
+    except re.error:
+        return re.compile(re.escape(expression))
