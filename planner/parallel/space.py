@@ -18,7 +18,7 @@ from enum import Enum
 from itertools import product
 
 from planner.parallel.stages import spread
-from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
+from tracer.parallel_plan import MOST_TASKS, Graphs, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
 
@@ -106,9 +106,15 @@ def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: Transforme
         and (plan.replicate == 1 or plan.sharding in ways.copied)
         and plan.recompute in ways.recompute
         and not (plan.half_gradients and framework is Framework.TORCHTITAN)
-        and not (plan.offload_optimizer and framework is not Framework.MEGATRON)
+        and (framework is Framework.MEGATRON or not (plan.offload_optimizer or _megatron_alone(plan)))
         and _layers_ok(framework, plan, shape)
     )
+
+
+def _megatron_alone(plan: ParallelPlan) -> bool:
+    """Return whether experts are exchanged, kernels launched or modules recomputed in a way of Megatron-Core's own."""
+    return plan.dispatcher.once or plan.graphs is not Graphs.NONE or bool(plan.recompute_modules) or (
+        plan.expert_overlap or plan.fused_experts or plan.fp8_attention or plan.fp8_parameters)
 
 
 def _layers_ok(framework: Framework, plan: ParallelPlan, shape: TransformerShape) -> bool:
@@ -166,13 +172,26 @@ def _megatron(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
         found.append(f"--num-distributed-optimizer-instances {plan.replicate}")
     if plan.overlap and plan.dp * plan.cp > 1:
         found += ["--overlap-grad-reduce"] + ["--overlap-param-gather"] * bool(plan.sharding)
+    found += _megatron_kernels(plan)
     if plan.recompute is Recomputation.SELECTIVE:
         found.append("--recompute-granularity selective")
+        if plan.recompute_modules:
+            found.append(f"--recompute-modules {' '.join(plan.recompute_modules)}")
     elif plan.recompute.blocks:
         # "block" counts the blocks of each chunk that are computed again, "uniform" those that share an input.
         method, layers = ("uniform", 1) if plan.recompute_layers is None else ("block", plan.recompute_layers)
         found += ["--recompute-granularity full", f"--recompute-method {method}", f"--recompute-num-layers {layers}"]
     return found
+
+
+def _megatron_kernels(plan: ParallelPlan) -> list[str]:
+    found = ["--moe-token-dispatcher-type flex",
+             f"--moe-flex-dispatcher-backend {plan.dispatcher.value}"] if plan.dispatcher.once else []
+    found += ["--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"] if plan.expert_overlap else []
+    found += ["--use-transformer-engine-op-fuser"] * plan.fused_experts
+    found += {Graphs.NONE: [], Graphs.WHOLE: ["--cuda-graph-impl full_iteration"], Graphs.PARTIAL: [
+        "--cuda-graph-impl transformer_engine", "--cuda-graph-scope attn moe_router moe_preprocess"]}[plan.graphs]
+    return found + ["--fp8-dot-product-attention"] * plan.fp8_attention + ["--fp8-param-gather"] * plan.fp8_parameters
 
 
 def _megatron_stages(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
