@@ -126,7 +126,7 @@ def _layers_ok(framework: Framework, plan: ParallelPlan, shape: TransformerShape
             return False
     if framework is not Framework.MEGATRON or plan.pp == 1 or plan.first_layers or plan.last_layers:
         return framework is Framework.MEGATRON or not (plan.first_layers or plan.last_layers)
-    return lacking(plan, shape) <= 2
+    return lacking(plan, shape) <= 2 or (plan.loss_layer and shape.predictions > 0)
 
 
 def lacking(plan: ParallelPlan, shape: TransformerShape) -> int:
@@ -197,6 +197,8 @@ def _megatron_kernels(plan: ParallelPlan) -> list[str]:
 def _megatron_stages(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
     if plan.pp == 1:
         return []
+    if plan.loss_layer and shape.predictions:
+        return [f"--pipeline-model-parallel-layout {_layout(plan, shape)}"]
     short = lacking(plan, shape)
     given = plan.first_layers or plan.last_layers
     found = []
@@ -213,6 +215,15 @@ def _megatron_stages(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
     if plan.loss_layer or (short in (1, 2) and not given):
         found.append("--account-for-loss-in-pipeline-split")
     return found
+
+
+def _layout(plan: ParallelPlan, shape: TransformerShape) -> str:
+    """Return what lies on each chunk, as Megatron-Core writes it: E the embedding, t a block, m a prediction module and
+    L the loss."""
+    counts = [sum(chunk) for chunks in zip(*spread(plan, shape), strict=True) for chunk in chunks]
+    counts[-1] -= shape.predictions
+    return "|".join(f"{'E' * (i == 0)}{'t' * count}{('m' * shape.predictions + 'L') * (i == len(counts) - 1)}"
+                    for i, count in enumerate(counts))
 
 
 def _torchtitan(plan: ParallelPlan, shape: TransformerShape) -> list[str]:

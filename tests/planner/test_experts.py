@@ -100,6 +100,8 @@ def test_a_prediction_module_counts_as_a_layer_where_the_loss_does() -> None:
     plan = ParallelPlan.parse("dp=1,pp=4,chunks=4,schedule=interleaved,microbatches=8,loss_layer")
     counts = [sum(chunk) for chunks in zip(*spread(plan, deep), strict=True) for chunk in chunks]
     assert counts == [4] * 15 + [2]  # Et*4|(t*4|)*14tmL: one block and the module on the last
+    layout = "|".join(["Etttt", *["tttt"] * 14, "tmL"])
+    assert f"--pipeline-model-parallel-layout {layout}" in exported(plan, deep, Framework.MEGATRON)
 
 
 def test_attention_takes_what_cudnn_publishes() -> None:
