@@ -1,6 +1,6 @@
 """Published step times of large jobs from shape-only graphs: how they grow with the job, and which is faster.
 
-    python benchmarks/weak_scaling.py [DATA] [--rows mpt|dgx|recipes]
+    python benchmarks/weak_scaling.py [DATA] [--rows mpt|dgx|recipes|experts]
 
 DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with
 `end_to_end/mosaic_mpt_fsdp.parquet` (LLM-Foundry's benchmark tables, github.com/mosaicml/llm-foundry),
@@ -10,7 +10,9 @@ are priced by data sheets and default efficiencies, collectives by the topology'
 what Blackwell's 8- and 4-bit products take of a board's power is fitted to rows marked "fitted"
 (`kernel_models.pricing`), which the figures below a table leave out. Of the first table bf16 rows are read, of the
 second pre-training rows whose model and plan are published (fine-tuning and Paxml's GPT are not), of the third the
-pre-training rows of dense models, each of its newest release.
+pre-training rows of dense models, each of its newest release, and those of DeepSeek-V3, Qwen3 and GPT-OSS by what their
+recipes switch on (``EXPERTS``). Of these the mechanisms were found on DeepSeek-V3, Qwen3 30B and GPT-OSS of H100 and
+GB200; Qwen3 235B and all of B200, B300 and GB300 were held out.
 
 Printed for each table: every row, MAPE, median, bias, p90 and largest error of the step time, how many lie inside the
 80% interval, and Spearman's rank correlation over its rows; for jobs that only grow (same model, sequence and batch of
@@ -31,10 +33,13 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
+from graph_predictor.request.memory_fit import fit_of
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
-from planner.parallel.estimate import estimate
+from planner.parallel.decoder import read_decoder
+from planner.parallel.estimate import Estimate, estimate
 from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.memory import fullest_of
 from planner.parallel.plan_costs import costs_of_plan
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import TransformerShape
@@ -89,6 +94,55 @@ RECIPES = {"LLAMA3_70B": _llama(*LLAMA_70B, 128_256, 8192), "GPT3_175B_MLPERF": 
 """Dense models of NVIDIA's recipes and MLPerf logs whose plans are published."""
 SYSTEMS = {"DGX-H100": ("h100-sxm", "dgx-h100"), "DGX-B200": ("b200", "dgx-b200"), "DGX-GB200": ("gb200", "dgx-gb200"),
            "DGX-B300": ("b300", "dgx-b300"), "DGX-GB300": ("gb300", "dgx-gb300")}
+MODELS = {"DeepSeekV3": "deepseek-v3", "Qwen3_30B_a3B": "qwen3-30b-a3b", "Qwen3_235B_a22B": "qwen3-235b-a22b",
+          "GPT_OSS": "gpt-oss-120b"}
+"""Models with experts, by the table's names."""
+_WHOLE = "graphs=whole,expert_overlap,fused_experts,dispatcher=hybridep"
+_MLA = "recompute=selective,recompute_modules=mla_up_proj,dispatcher=hybridep"
+_ACT = "recompute=selective,recompute_modules=layernorm+moe_act"
+EXPERTS: dict[tuple[str, str, str, str], tuple[str, str]] = {
+    ("DeepSeekV3", "DGX-GB300", "MXFP8", "1 2 8 32"): ("26.06", f"{_WHOLE},fp8_attention"),
+    ("DeepSeekV3", "DGX-GB300", "MXFP8", "2 2 8 32"): ("26.04", _MLA),
+    ("DeepSeekV3", "DGX-GB200", "MXFP8", "1 4 4 64"): (
+        "26.06", f"{_WHOLE},recompute=selective,recompute_modules=mla_up_proj"),
+    ("DeepSeekV3", "DGX-GB200", "MXFP8", "1 4 4 64 before"): ("26.02", f"{_MLA},graphs=partial"),
+    ("DeepSeekV3", "DGX-B300", "MXFP8", "2 8 1 8"): ("26.04", _MLA),
+    ("DeepSeekV3", "DGX-B300", "MXFP8", "1 16 1 8"): ("26.02", _MLA),
+    ("DeepSeekV3", "DGX-B200", "MXFP8", "1 16 1 8"): ("26.02", _MLA),
+    ("DeepSeekV3", "DGX-B200", "MXFP8", "1 8 2 32"): (
+        "26.04", "recompute=selective,recompute_modules=mla_up_proj+mlp,graphs=partial,expert_overlap,"
+                 "dispatcher=deepep"),
+    ("Qwen3_30B_a3B", "DGX-GB200", "MXFP8", "4 1 1 8"): ("26.06", f"{_WHOLE},fp8_attention"),
+    ("Qwen3_30B_a3B", "DGX-GB200", "MXFP8", "4 1 1 8 before"): ("26.02", "graphs=partial,dispatcher=hybridep"),
+    ("Qwen3_30B_a3B", "DGX-B200", "MXFP8", "4 1 1 8"): ("26.02", "graphs=partial,dispatcher=hybridep"),
+    ("Qwen3_30B_a3B", "DGX-B200", "MXFP8", "1 1 1 8"): ("26.02", ""),
+    ("Qwen3_30B_a3B", "DGX-H100", "FP8", "1 1 1 16"): ("26.04", "dispatcher=hybridep"),
+    ("Qwen3_30B_a3B", "DGX-H100", "FP8", "1 2 12 8"): ("26.02", "expert_overlap"),
+    ("Qwen3_235B_a22B", "DGX-GB200", "MXFP8", "1 8 3 32"): ("26.06", f"{_WHOLE},fp8_attention"),
+    ("Qwen3_235B_a22B", "DGX-GB200", "MXFP8", "1 8 3 32 before"): ("26.04", "graphs=partial,dispatcher=hybridep"),
+    ("Qwen3_235B_a22B", "DGX-GB200", "MXFP8", "1 8 1 32"): ("26.02", "graphs=partial,dispatcher=hybridep"),
+    ("GPT_OSS", "DGX-GB300", "MXFP8", "4 1 1 16"): ("26.06", f"{_WHOLE},fp8_attention"),
+    ("GPT_OSS", "DGX-GB200", "MXFP8", "4 1 1 64"): ("26.06", f"{_WHOLE},fp8_attention"),
+    ("GPT_OSS", "DGX-B300", "MXFP8", "4 1 1 8"): (
+        "26.06", "graphs=partial,expert_overlap,fused_experts,dispatcher=hybridep,fp8_attention"),
+    ("GPT_OSS", "DGX-GB300", "BF16", "4 1 1 64"): ("26.02", "graphs=partial"),
+    ("GPT_OSS", "DGX-GB200", "BF16", "4 1 1 64"): ("26.02", f"{_ACT},expert_overlap,dispatcher=hybridep"),
+    ("GPT_OSS", "DGX-B300", "BF16", "4 1 1 8"): ("26.02", "graphs=partial,dispatcher=hybridep"),
+    ("GPT_OSS", "DGX-B300", "BF16", "4 1 1 64"): ("26.02", "graphs=partial"),
+    ("GPT_OSS", "DGX-B200", "BF16", "4 1 1 8"): ("26.02", f"{_ACT},dispatcher=hybridep"),
+    ("GPT_OSS", "DGX-B200", "BF16", "4 1 1 64"): ("26.02", _ACT),
+    ("GPT_OSS", "DGX-H100", "BF16", "1 4 1 8"): ("26.02", _ACT),
+}
+"""What recipes switch on, by model, system, precision and sizes (micro-batch, pp, chunks, ep): the first release of
+these settings, and the settings. All balance the routed tokens by force and reduce gradients in bf16 (Megatron-Bridge,
+``scripts/performance/configs`` of 26.04 and ``src/megatron/bridge/perf_recipes``). A row that says "before" is of the
+releases before the other one's."""
+CONTRADICTED = {("26.06.01", "GPT_OSS"), ("26.02", "Qwen3_30B_a3B", "DGX-H100")}
+"""Rows that another release contradicts with the same settings: 4.04 and 4.48 s where 26.06 and 26.08 have 2.48 and
+2.86 (GB300, GB200), and 51.3 s where 26.02.01 has 28.9."""
+HELD_OUT = ("DGX-B200", "DGX-B300", "DGX-GB300")
+FITTED_HOST = ("Qwen3_30B_a3B", "DGX-H100")
+"""Model and system of the rows to which ``layer_costs.ROUTED_LAUNCHES`` is fitted."""
 FITTED = {("LLAMA3.1_405B", "DGX-GB200", "MXFP8"), ("LLAMA3.1_405B", "DGX-GB200", "NVFP4"),
           ("LLAMA3_70B", "DGX-GB200", "NVFP4")}
 """Model, system and precision of the rows to which ``kernel_models.pricing.COST_ON`` is fitted."""
@@ -108,6 +162,7 @@ class Job:
     network: str
     seconds: float
     fitted: bool = False
+    parts: bool = False
 
     @property
     def cluster(self) -> CollectiveModel:
@@ -124,6 +179,7 @@ class Result:
     predicted: float
     bound: str
     inside: bool
+    parts: str = ""
 
 
 def mpt_jobs(path: Path) -> list[Job]:
@@ -191,6 +247,47 @@ def recipe_jobs(path: Path) -> list[Job]:
     return list(jobs.values())
 
 
+def expert_jobs(path: Path) -> list[Job]:
+    """NVIDIA's recipes of models with experts: each row of its newest release with these settings."""
+    jobs: dict[tuple[object, ...], Job] = {}
+    with path.open(encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):  # newest releases first
+            sizes = " ".join(row[name] or "1" for name in ("micro_batch", "pp", "vp", "ep"))
+            about = row["model"], row["system"], row["precision"]
+            release, settings = EXPERTS.get((*about, sizes), ("", ""))
+            if release > row["release"]:
+                sizes += " before"
+                release, settings = EXPERTS.get((*about, sizes), ("", ""))
+            key = (*about, sizes, row["global_batch"])
+            if not release or key in jobs or row["task"] in ("SFT", "LoRA") or CONTRADICTED & {
+                    (row["release"], row["model"]), (row["release"], *about[:2])}:
+                continue
+            spec, node = SYSTEMS[row["system"]]
+            shape, plan = _experts(row, settings)
+            held = row["model"] == "Qwen3_235B_a22B" or row["system"] in HELD_OUT
+            jobs[key] = Job(f"{' '.join(about)} on {row['gpus']}, {row['release']}"[:46], "/".join((*about, sizes)),
+                            f"Recipes with experts, {'held out' if held else 'looked at'}", shape, plan, spec, node, "",
+                            float(row["step_s"]), about[:2] == FITTED_HOST, parts=True)
+    return list(jobs.values())
+
+
+def _experts(row: dict[str, str], settings: str) -> tuple[TransformerShape, ParallelPlan]:
+    """Return the decoder and the plan of a row. Prediction modules and the loss count as layers, as they do in the
+    recipes' layouts."""
+    _, shape, _, _ = read_decoder(MODELS[row["model"]], ["seq=4096", "imbalance=1"])
+    shape = shape.in_linears("" if row["precision"] == "BF16" else row["precision"].lower())
+    gpus, pp, chunks, ep, microbatch = (int(row[name] or 1) for name in ("gpus", "pp", "vp", "ep", "micro_batch"))
+    dp = gpus // pp
+    passes = int(row["global_batch"]) // dp // microbatch
+    text = f"dp={dp},sharding=1,ep={ep},microbatch={microbatch},microbatches={passes},half_gradients"
+    if pp > 1:
+        uneven = shape.layers % (pp * chunks) > 0
+        text += f",pp={pp}" + ",loss_layer" * uneven + ",embedding_layer" * (uneven and not shape.predictions)
+        text += f",chunks={chunks},schedule=interleaved" * (chunks > 1)
+    text += ",fp8_parameters" * bool(shape.linears) + f",{settings}" * bool(settings)
+    return shape, ParallelPlan.parse(text)
+
+
 def predict(jobs: Sequence[Job]) -> dict[str, list[Result]]:
     """Every job's step, by table."""
     pieces = {name: LayerCosts(device(name)) for name in {job.device for job in jobs}}
@@ -198,8 +295,18 @@ def predict(jobs: Sequence[Job]) -> dict[str, list[Result]]:
     for job in jobs:
         found = estimate(costs_of_plan(job.plan, job.shape, pieces[job.device], job.cluster))
         tables[job.table].append(Result(job, found.time_us / 1e6, found.bound,
-                                        found.low_us <= 1e6 * job.seconds <= found.high_us))
+                                        found.low_us <= 1e6 * job.seconds <= found.high_us,
+                                        _parts(job, found, pieces[job.device]) if job.parts else ""))
     return tables
+
+
+def _parts(job: Job, found: Estimate, pieces: LayerCosts) -> str:
+    """Say of what the step is, in seconds, and whether the plan fits."""
+    values = {"products": found.products, "others": found.others, "host": found.host, "exposed": found.layers,
+              "hidden": found.hidden, "bubble": found.pipeline}
+    memory, device_bytes = fullest_of(job.plan, job.shape, pieces), 1e9 * pieces.device.memory_gb
+    return ", ".join(f"{name} {us / 1e6:.1f}" for name, us in values.items()) + (
+        f"; {memory.account.total / 1e9:.0f} GB, {fit_of(memory, device_bytes).value}")
 
 
 def show(title: str, rows: list[Result]) -> None:
@@ -207,7 +314,7 @@ def show(title: str, rows: list[Result]) -> None:
     print(f"\n{title}: {len(rows)} rows")
     for row in rows:
         print(f"  {row.job.name:46}{row.job.seconds:>10.3f}{row.predicted:>10.3f} s"
-              f"{row.predicted / row.job.seconds - 1:>+8.1%}  {row.bound}{', fitted' * row.job.fitted}")
+              f"{row.predicted / row.job.seconds - 1:>+8.1%}  {row.parts or row.bound}{', fitted' * row.job.fitted}")
     rows = [row for row in rows if not row.job.fitted]
     measured, predicted = (np.array([row.job.seconds for row in rows]),
                            np.array([row.predicted for row in rows]))
@@ -231,10 +338,11 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", type=Path, default=DATA)
-    parser.add_argument("--rows", choices=["mpt", "dgx", "recipes", "all"], default="all")
+    parser.add_argument("--rows", choices=["mpt", "dgx", "recipes", "experts", "all"], default="all")
     options = parser.parse_args()
     folder = options.data / "end_to_end"
     tables = {"dgx": (dgx_jobs, "dgxc_step_times.parquet"), "recipes": (recipe_jobs, "training_hopper_blackwell.csv"),
+              "experts": (expert_jobs, "training_hopper_blackwell.csv"),
               "mpt": (mpt_jobs, "mosaic_mpt_fsdp.parquet")}
     jobs = [job for name, (read, file) in tables.items() if options.rows in (name, "all") for job in read(
         folder / file)]

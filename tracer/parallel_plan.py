@@ -66,6 +66,38 @@ class Recomputation(str, Enum):
         return self not in (Recomputation.NONE, Recomputation.SELECTIVE)
 
 
+class Dispatcher(str, Enum):
+    """The way tokens go to their experts and back."""
+
+    ALL_TO_ALL = "alltoall"
+    """NCCL's all-to-all: a token is sent once for each of its experts (Megatron-Core's ``alltoall`` dispatcher)."""
+    DEEPEP = "deepep"
+    """A token is sent once to each rank that has any of its experts, to another node once, and handed on there
+    (DeepSeek-AI, DeepEP; Megatron-Core's ``--moe-flex-dispatcher-backend deepep``)."""
+    HYBRIDEP = "hybridep"
+    """The same by NVIDIA's kernels (``hybrid-ep`` of DeepEP; ``--moe-flex-dispatcher-backend hybridep``)."""
+
+    @property
+    def once(self) -> bool:
+        """Return whether a token goes to a rank once, however many of its experts are there."""
+        return self is not Dispatcher.ALL_TO_ALL
+
+
+class Graphs(str, Enum):
+    """The part of a step that CUDA graphs replay, so that the host launches it in one call."""
+
+    NONE = "none"
+    PARTIAL = "partial"
+    """All but the experts, layer by layer (Megatron-Core's ``--cuda-graph-impl transformer_engine`` with the scopes
+    attn, moe_router and moe_preprocess)."""
+    WHOLE = "whole"
+    """Forward and backward of all micro-batches (``--cuda-graph-impl full_iteration``)."""
+
+
+MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe_act")
+"""Modules whose results Megatron-Core computes again in backward by name (``--recompute-modules``): attention's core,
+norms, the products from latents with rotary positions, the feed-forward part of dense blocks, and experts' activation.
+"""
 MOST_TASKS = 1 << 18
 """Forward passes of all stages' chunks in a step; the largest published runs have some thousands."""
 _DIMENSIONS = ("dp", "tp", "pp", "cp")
@@ -73,14 +105,18 @@ _UNSAID = ("microbatch", "microbatches", "bucket_mb", "first_layers", "last_laye
            "recompute_layers")
 """Numbers that a plan may leave open."""
 _SWITCHES = ("sequence_parallel", "tensor_overlap", "overlap", "embedding_layer", "loss_layer", "balanced",
-             "half_gradients", "offload_optimizer")
+             "half_gradients", "offload_optimizer", "expert_overlap", "fused_experts", "fp8_attention",
+             "fp8_parameters")
 _NUMBERS = (*_DIMENSIONS, "ep", "chunks", "replicate", *_UNSAID)
+_ENUMS: dict[str, type[Enum]] = {"schedule": Schedule, "recompute": Recomputation, "dispatcher": Dispatcher,
+                                 "graphs": Graphs}
 _KINDS = {"ddp": Sharding.NONE, "fsdp2": Sharding.PARAMETERS}
 _SYNONYMS = {"ddp": "dp", "fsdp2": "dp", "accumulation": "microbatches"}
 _KNOWN = ("ddp, fsdp2, tp, pp, cp, ep, etp, microbatches, bucket_mb, dp with sharding=0 to 3, microbatch, chunks, "
           "schedule, recompute, recompute_layers, replicate, sequence_parallel, tensor_overlap, overlap, first_layers, "
-          "last_layers, embedding_layer, loss_layer, balanced, half_gradients and offload_optimizer; such as "
-          "fsdp2=8,tp=8, ddp=4,pp=2,microbatches=8 or dp=8,sharding=1")
+           "last_layers, embedding_layer, loss_layer, balanced, half_gradients, offload_optimizer, dispatcher, "
+           "expert_overlap, fused_experts, graphs, fp8_attention, fp8_parameters and recompute_modules; such as "
+           "fsdp2=8,tp=8, ddp=4,pp=2,microbatches=8 or dp=8,sharding=1")
 _MOST_DIGITS = 9  # such numbers fit into 32 bits
 
 
@@ -124,6 +160,15 @@ class ParallelPlan:
         offload_optimizer: the optimizer and its state are in the host's memory (Megatron-Core's
             ``--optimizer-cpu-offload``).
         overlap: gradients are reduced beside the last backward; parameters gathered beside the block before.
+        dispatcher: how tokens go to their experts and back.
+        expert_overlap: experts' exchanges of one micro-batch run beside the work of another (Megatron-Core's
+            ``--overlap-moe-expert-parallel-comm``).
+        fused_experts: a kernel of grouped products casts and activates what it has computed (TE's op fuser with
+            cuDNN's CuTe DSL kernels, ``--use-transformer-engine-op-fuser``).
+        graphs: what CUDA graphs replay.
+        fp8_attention: attention's products are in fp8 (``--fp8-dot-product-attention``).
+        fp8_parameters: linear layers in fp8 have no weights in 16 bits (``--fp8-param-gather``).
+        recompute_modules: results of modules that are computed again (``MODULES``), beside ``recompute=selective``.
         lone_ddp: DDP around a single replica, which still fills buckets.
         first_layers, last_layers: layers of the pipeline's first and last stage; ``None`` for as many as the others,
             but for one less where layers do not divide (``planner.parallel.stages``).
@@ -160,6 +205,13 @@ class ParallelPlan:
     half_gradients: bool = False
     offload_optimizer: bool = False
     balanced: bool = False
+    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    expert_overlap: bool = False
+    fused_experts: bool = False
+    graphs: Graphs = Graphs.NONE
+    fp8_attention: bool = False
+    fp8_parameters: bool = False
+    recompute_modules: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -178,6 +230,7 @@ class ParallelPlan:
         if self.recompute_layers is not None and self.recompute not in (Recomputation.FULL, Recomputation.NEEDED):
             raise PlanError("recompute_layers are whole blocks that are computed again; give recompute=full or needed "
                             "too, or leave it out.")
+        self._check_modules()
         if self.bucket_mb is not None and not self.ddp:
             raise PlanError("bucket_mb is of DDP, which reduces gradients in buckets: add ddp=2 or more, or leave "
                             "bucket_mb out.")
@@ -205,6 +258,22 @@ class ParallelPlan:
         if self.chunks > 1 and self.passes % self.pp:
             raise PlanError(f"Interleaving runs micro-batches in groups of pp={self.pp}, and {self.passes} do "
                             "not divide into such; choose a multiple.")
+
+    def _check_modules(self) -> None:
+        unknown = [name for name in self.recompute_modules if name not in MODULES]
+        if unknown:
+            raise PlanError(f"recompute_modules={unknown[0]} is none of a block's modules; give some of "
+                            f"{', '.join(MODULES)}, joined by +.")
+        if self.recompute_modules and self.recompute is not Recomputation.SELECTIVE:
+            raise PlanError("recompute_modules are what selective recomputation computes again; give "
+                            "recompute=selective too, or leave them out.")
+        if self.expert_overlap and self.ep == 1:
+            raise PlanError("expert_overlap hides the exchanges of experts that ranks share; give ep=2 or more, or "
+                            "leave it out.")
+        if self.expert_overlap and self.pp > 1 and self.chunks == 1:
+            raise PlanError("expert_overlap runs one micro-batch's exchanges beside another one's work, which "
+                            "Megatron-Core does in the interleaved schedule alone; give schedule=interleaved and "
+                            "chunks=2 or more, or leave it out.")
 
     def _check_experts(self) -> None:
         if self.etp not in (None, 1, self.tp):
@@ -352,10 +421,10 @@ class ParallelPlan:
                   if (value := getattr(self, name)) is not None]
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("ep", "chunks", "replicate", "schedule", "sharding", "recompute", *_SWITCHES) and (
+            if field.name in ("ep", "chunks", "replicate", "sharding", *_ENUMS, "recompute_modules", *_SWITCHES) and (
                     value != field.default) and not (
                                   field.name == "sharding" and value in kinds):
-                text = value.value if isinstance(value, Enum) else value
+                text = said(value)
                 parts.append(field.name if text is True else f"{field.name}={str(text).lower()}")
         return ",".join(parts)
 
@@ -402,6 +471,11 @@ class ParallelPlan:
         return plan
 
 
+def said(value: object) -> object:
+    """Return a field's value as a plan's text has it."""
+    return value.value if isinstance(value, Enum) else "+".join(value) if isinstance(value, tuple) else value
+
+
 def _product(values: dict[str, object]) -> int:
     product = 1
     for name in _DIMENSIONS:
@@ -422,13 +496,15 @@ def _value(part: str, name: str, text: str) -> object:
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text]
         if name == "sharding":
             return Sharding(int(text)) if text.isdecimal() else Sharding[text.upper()]
-        if name in ("schedule", "recompute"):
-            return Schedule(text) if name == "schedule" else Recomputation(text)
+        if name in _ENUMS:
+            return _ENUMS[name](text)
+        if name == "recompute_modules":
+            return tuple(sorted(set(text.split("+"))))
     except (KeyError, ValueError):
         choices = _CHOICES.get(name, "true or false")
         raise PlanError(f"{name}={text} is not possible in a plan; give {choices}.") from None
     raise PlanError(f"{part!r} is no part of a parallel plan; there are {_KNOWN}.")
 
 
-_CHOICES = {"sharding": "0 to 3", "schedule": " or ".join(each.value for each in Schedule),
-            "recompute": " or ".join(each.value for each in Recomputation)}
+_CHOICES = {"sharding": "0 to 3",
+            **{name: " or ".join(each.value for each in kind) for name, kind in _ENUMS.items()}}

@@ -63,6 +63,18 @@ FORWARD, BACKWARD, BACKWARD_ELSEWHERE = {"blackwell": 0.93}, {"blackwell": 0.71}
 """The same of forward passes on a B200, of backward passes there and elsewhere, and of backward passes of heads wider
 than ``WIDE_HEAD`` on any device. Medians over a half of SimuMax's attention kernels (by a hash of their sizes), and for
 ``BACKWARD_ELSEWHERE`` what keeps half of the peak, as backward passes of an A100 and H100 reach."""
+CUDNN_WIDE, CUDNN_NARROW, NARROW_HEAD = {"blackwell": (1.18, 1.31)}, {"blackwell": (0.80, 0.65)}, 64
+"""Forward and backward rates, over those of other heads, of cuDNN's kernels since version 9.18 for heads wider than
+``WIDE_HEAD``, whose values are narrower, and for heads up to ``NARROW_HEAD``, whose exponentials decide. cuDNN's own
+benchmark on a GB200 (github.com/NVIDIA/cudnn-frontend, ``benchmark/sdpa_benchmark_training/results``, January and
+February 2026; causal, 4,096 tokens): 1,324 and 1,083 TFLOP/s for 128 heads of 192 and 128 features, 574 and 617 for
+heads of 64 in a window of 1,024 tokens. For heads of 128, of which whole steps were fitted, it has more than these."""
+EIGHT_BITS = {"blackwell": (0.69, 0.62)}
+"""Of twice the rate that they have in 16 bits, what forward and backward passes reach in fp8: 1.28 to 1.48 and 1.09 to
+1.33 times as quick in the same tables."""
+EXPONENTIALS = {"10.3": (1.2, 1.08)}
+"""Rates of devices with more units for exponentials, by compute capability, over those of their architecture: cuDNN's
+figures of a GB300 over a GB200's (June 2026, 1,659 and 1,405 TFLOP/s forward, 1,150 and 1,064 backward)."""
 WIDE_HEAD, WIDE_BACKWARD = 128, 0.85
 TAUGHT = (1.107, 0.96, 1.134)
 """On boards with GDDR memory, of the step's own tokens: arithmetic, traffic and fixed cost of the form that corrections
@@ -124,6 +136,7 @@ def attention_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     """
     peak = table.by_dtype(lambda dtype: peak_tflops(device, dtype, matrix=True))
     peak = peak * table.by_kind(lambda kind: _reached(kind, device.architecture))
+    peak = peak * _by_head(table, device)
     backward = table.by_kind(_is_backward).astype(bool)
     cut = blocks_of(table, device)
     wide = np.maximum(table.dim("head_dim"), table.dim("v_head_dim")) > WIDE_HEAD
@@ -142,6 +155,21 @@ def attention_work(table: CallTable, device: DeviceSpec) -> KernelWork:
     if device.vendor == "nvidia" and device.memory_kind.startswith("GDDR"):
         own = np.where(backward, 0.0, 1.0 - cached)
         return _blended(found, _as_taught(table, heads, peak, device), own)
+    return found
+
+
+def _by_head(table: CallTable, device: DeviceSpec) -> Float64:
+    """Share of the usual rate that heads of a width, products in 8 bits and units for exponentials make [n]."""
+    backward = table.by_kind(_is_backward) > 0
+    wide = np.maximum(table.dim("head_dim"), table.dim("v_head_dim"))
+    own = table.by_kind(lambda kind: float(kind.startswith("cudnn_"))) > 0
+    found: Float64 = np.ones(len(table))
+    for shares, mine in ((CUDNN_WIDE.get(device.architecture), own & (wide > WIDE_HEAD)),
+                         (CUDNN_NARROW.get(device.architecture), own & (wide <= NARROW_HEAD)),
+                         (EIGHT_BITS.get(device.architecture), table.by_dtype(lambda dtype: float(dtype == "fp8")) > 0),
+                         (EXPONENTIALS.get(device.compute_capability), own)):
+        if shares is not None:
+            found = np.where(mine, found * np.where(backward, shares[1], shares[0]), found)
     return found
 
 

@@ -205,7 +205,9 @@ group, and on a B200 each is over before the next has filled the device (SimuMax
 none."""
 GROUPED_FP8 = 0.6
 """The same of 8 and 4 bits, besides: kernels that scale blocks of values on their way (DeepSeek's DeepGEMM publishes
-0.5 to 0.7 of an H800's peak for groups of 4,096 rows, servers' Triton kernels reach less). Set, not measured."""
+0.5 to 0.7 of an H800's peak for groups of 4,096 rows, servers' Triton kernels reach less). Set, not measured. Products
+whose scales are of whole tensors, or are applied by the matrix units (MX, NVFP4; flag "unit_scales"), lose nothing to
+them: Transformer Engine runs such a product of each group as it runs one alone."""
 ROUTED = 0.5
 """The same of servers' fused kernels, which gather tokens of experts as they go (Triton's, Marlin's, of any type): in a
 recorded step of gpt-oss the experts of 8,192 tokens reach 0.5 on an MI300X (trace ``vllm-cuda-graph``)."""
@@ -273,14 +275,15 @@ def _grouped(table: CallTable, device: DeviceSpec) -> Float64:
     for i, call in enumerate(table.calls):
         if call.kind == "grouped":
             found[i] = (_routed(call.dtype, call.flags, float(rows[i]), device) if "routed" in call.flags else
-                        GROUPED.get(call.layout, GROUPED["nt"]) * narrow[i])
+                        GROUPED.get(call.layout, GROUPED["nt"]) * (1.0 if "unit_scales" in call.flags else narrow[i]))
     return found
 
 
 def _launched(table: CallTable, device: DeviceSpec) -> Float64:
     """What the groups of grouped products cost besides, µs [n]."""
     each = GROUP_US.get(device.architecture, 0.0)
-    apart = [each if call.kind == "grouped" and "routed" not in call.flags else 0.0 for call in table.calls]
+    apart = [each if call.kind == "grouped" and not {"routed", "one_launch"} & set(call.flags) else 0.0
+             for call in table.calls]
     return table.dim("batch") * np.array(apart, np.float64)
 
 

@@ -384,7 +384,7 @@ def _report_front(out: Report, found: Sequence[planning.Plans], price: float | N
 def _sizes(plan: ParallelPlan) -> dict[str, str]:
     """The cells of a plan itself."""
     shared = plan.sharding is not Sharding.NONE
-    again = plan.recompute.value + (f" {plan.recompute_layers}" if plan.recompute_layers else "")
+    again = f"{plan.recompute.value} {plan.recompute_layers or '+'.join(plan.recompute_modules)}".rstrip()
     return {
         "dp": str(plan.dp), "tp": f"{plan.tp}{'s' * plan.sequence_parallel}{'o' * plan.tensor_overlap}",
         "pp": str(plan.pp) if plan.pp == 1 else f"{plan.pp} {_SCHEDULES[plan.schedule]}"

@@ -9,11 +9,12 @@ from statistics import NormalDist
 import numpy as np
 
 from planner.parallel.corrections import PUBLISHED, UNCORRECTED, Z80, CorrectionFactors, PlanSpreads, features
+from planner.parallel.exchange import NOTHING, Exchange
 from planner.parallel.layer_costs import LayerWork
-from planner.parallel.plan_costs import NOTHING, CallName, Exchange, PlanCosts
+from planner.parallel.plan_costs import CallName, PlanCosts
 from planner.parallel.schedule import BACKWARD, WEIGHTS, Pipelined, order_of, simulate
 from tracer.arrays import Float64
-from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
+from tracer.parallel_plan import Graphs, ParallelPlan, Recomputation, Schedule, Sharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ def step_schedule(costs: PlanCosts, rates: CorrectionFactors) -> StepSchedule:
 
 def _laid_out(costs: PlanCosts, rates: CorrectionFactors) -> tuple[_Stretches, _Stretches, StepSchedule]:
     """Forward and backward of every stage's chunks, and when each is done."""
-    plan = costs.plan
+    plan, rates = costs.plan, _graphed(costs.plan, rates)
     forward, backward, f, b, weights = _passes(costs, rates)
     sent = [costs.exchange(("transfer", stage)) for stage in range(plan.pp)]
     transfer = np.array([exchange_us(each, rates) + each.count * (
@@ -213,11 +214,17 @@ def _stretches(of: Callable[[PlanCosts, CorrectionFactors, int, int], _Stretch],
 def _passes(costs: PlanCosts, rates: CorrectionFactors
             ) -> tuple[_Stretches, _Stretches, Float64, Float64, Float64 | None]:
     """Forward and backward of every stage's chunks, and what ``passes_us`` returns of them."""
+    rates = _graphed(costs.plan, rates)
     if rates.meeting_us or rates.crossing_us:
         rates = rates.meeting(costs.plan)
     forward, backward = (_stretches(of, costs, rates) for of in (_forward, _backward))
     f, b = (np.array([[each.us(rates) for each in row] for row in rows]) for rows in (forward, backward))
     return forward, backward, f, b, _of_weights(costs, rates, backward, b)
+
+
+def _graphed(plan: ParallelPlan, rates: CorrectionFactors) -> CorrectionFactors:
+    """Return the factors of a step that the host launches at once, where the plan's graphs are whole."""
+    return replace(rates, host_us=0.0, host_collective_us=0.0) if plan.graphs is Graphs.WHOLE else rates
 
 
 def passes_us(costs: PlanCosts, rates: CorrectionFactors) -> tuple[Float64, Float64, Float64 | None]:
@@ -264,7 +271,8 @@ def _backward(costs: PlanCosts, rates: CorrectionFactors, stage: int, chunk: int
             out.add(costs.blocks[kind].core, rates, count=count)
         before = out.device
         out.add(costs.blocks[kind].backward, rates, costs.exchange((kind, "block backward")), count)
-        out.add(LayerWork(), rates, costs.exchange((kind, "experts backward")), count)
+        _with_experts(out, costs, costs.exchange((kind, "experts backward")), (out.device - before) / count, count,
+                      rates)
         beside = tuple(costs.exchange((kind, f"{what} backward")) for what in ("context", "beside"))
         _beside(out, beside, (out.device - before) / count, count, plan.overlap, rates)
     if stage == 0 and chunk == 0:
@@ -305,9 +313,29 @@ def _add_forward(out: _Stretch, costs: PlanCosts, kind: int, rates: CorrectionFa
         out.add(work.forward, rates, waited, count)
     else:
         out.add(work.recomputed[recomputed], rates, waited.without_last(), count)
-    out.add(LayerWork(), rates, costs.exchange((kind, "experts forward")), count)
+    _with_experts(out, costs, costs.exchange((kind, "experts forward")), (out.device - before) / count, count, rates)
     beside = tuple(costs.exchange((kind, f"{what} forward")) for what in ("context", "beside"))
     _beside(out, beside, (out.device - before) / count, count, costs.plan.overlap, rates)
+
+
+def _with_experts(out: _Stretch, costs: PlanCosts, exchange: Exchange, compute: float, count: int,
+                  rates: CorrectionFactors) -> None:
+    """Experts' exchanges of a block: waited for, or beside as much work of another micro-batch as there is in its own
+    pass, but for the share of micro-batches that run alone (Megatron-Core merges a forward with another one's
+    backward)."""
+    alone = _alone(costs.plan) if costs.plan.expert_overlap else 1.0
+    whole, hidden = exchange.times(alone), exchange.times(1.0 - alone)
+    out.waits += count * exchange_us(whole, rates)
+    out.host += count * exchange.count * rates.host_collective_us
+    if alone < 1.0:
+        _beside(out, (hidden,), compute, count, True, rates)
+
+
+def _alone(plan: ParallelPlan) -> float:
+    """Return the share of a stage's passes that run before its first backward or after its last forward, of the
+    average stage."""
+    ahead = plan.pp - 1 + (plan.chunks - 1) * plan.pp + 1
+    return min(ahead / (plan.passes * plan.chunks), 1.0)
 
 
 def _beside(out: _Stretch, exchanges: Sequence[Exchange], compute: float, count: int, overlap: bool,

@@ -44,7 +44,7 @@ from planner.parallel.frameworks import PLAIN, FrameworkProfile
 from tracer.capture.context import tf32_in_use
 from tracer.graph import ExecutionGraph, Phase
 from tracer.kept_files import read_kept, write_kept
-from tracer.parallel_plan import PlanError, Recomputation
+from tracer.parallel_plan import Graphs, ParallelPlan, PlanError, Recomputation
 from tracer.shape_only.transformer import LINEARS, SCAN, Piece, TransformerPart, TransformerShape
 
 SHIPPED = Path(__file__).parent / "shipped" / "pieces.msgpack.z"
@@ -130,7 +130,7 @@ class KeptLayers:
 
     def _piece(self, what: str, shape: TransformerShape, part: TransformerPart) -> str:
         """Return a digest of what piece it is."""
-        parts = (self._kind, what, repr(shape), repr(part))
+        parts = (self._kind, what, repr(shape), repr(part), *["once"] * part.once)
         return hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:32]
 
 
@@ -178,11 +178,13 @@ class NarrowType:
         dtype: of the products.
         bytes: of a value.
         copies: that a cast writes.
+        flags: of products besides.
     """
 
     dtype: str
     bytes: float
     copies: int
+    flags: tuple[str, ...] = ()
 
 
 def narrow_type(linears: str, device: DeviceSpec) -> NarrowType | None:
@@ -200,7 +202,8 @@ def narrow_type(linears: str, device: DeviceSpec) -> NarrowType | None:
     if dtype not in device.matrix_tflops or scaled:
         raise PlanError(f"The matrix units of {device.name} do not have {linears}; choose another type or device.")
     one_order = linears != "fp8" or device.architecture in ("hopper", "ada")
-    return NarrowType(dtype, _WIDTH[linears], 2 if one_order else 1)
+    # Scales of a whole tensor are applied once, those of MX and NVFP4 by the matrix units.
+    return NarrowType(dtype, _WIDTH[linears], 2 if one_order else 1, () if linears == "fp8_block" else ("unit_scales",))
 
 
 def narrowed(calls: Sequence[OpCall], shape: TransformerShape, to: NarrowType) -> list[OpCall]:
@@ -232,6 +235,62 @@ def kept_less(forward: Iterable[OpCall], shape: TransformerShape, to: NarrowType
                for call in forward if _is_linear(call, shape))
 
 
+def fused_experts(calls: Sequence[OpCall], shape: TransformerShape) -> list[OpCall]:
+    """Return a block's calls with what lies between the experts' two products done by these: the activation, the casts
+    of its values, and weights' gradients added to those there are. All groups of a product are one kernel."""
+    grouped = [i for i, call in enumerate(calls) if call.kind == "grouped"]
+    if not grouped:
+        return list(calls)
+    found = []
+    for i, call in enumerate(calls):
+        within = grouped[0] < i < grouped[-1] and call.family is Family.ELEMENTWISE
+        # The gradient of what the experts give comes from outside and is cast on its own.
+        if within and not (call.kind == "cast" and call.dims[0] % shape.hidden == 0 and _rows(calls[grouped[0]]) == (
+                call.dims[0] // shape.hidden)):
+            continue
+        found.append(replace(call, flags=tuple(sorted({*call.flags, "one_launch"}))) if call.kind == "grouped"
+                     else call)
+    return found
+
+
+def stashed(calls: Sequence[OpCall], shape: TransformerShape) -> list[OpCall]:
+    """Return a block's calls with a copy of what its experts keep for backward: graphs of whole steps compute experts
+    in buffers for the most tokens that may come, which all blocks share, and put what is kept elsewhere, to get it from
+    there in backward (Megatron-Core's paged stashing, ``moe_paged_stash``)."""
+    grouped = [call for call in calls if call.kind == "grouped"]
+    if not grouped:
+        return list(calls)
+    narrow = 2.0 * itemsize(grouped[0].dtype) if grouped[0].dtype in ("fp8", "fp4") else float(shape.element_bytes)
+    each = (shape.hidden + shape.ffn) * narrow + (2 if shape.gated else 1) * shape.ffn * shape.element_bytes
+    kept = _rows(grouped[0]) * each
+    elements = round(kept / shape.element_bytes)
+    return [*calls, OpCall(Family.ELEMENTWISE, "copy", (elements, 1, elements), shape.dtype, flops=0.0,
+                           bytes_read=kept, bytes_written=kept)]
+
+
+def _rows(grouped: OpCall) -> int:
+    """Return the rows of all groups of a product: of the weights' gradient, those that it contracts."""
+    batch, m, _, k = grouped.dims
+    return batch * (k if grouped.layout.startswith("t") else m)
+
+
+ROUTED_LAUNCHES = 85
+"""What experts cost the host in a pass beside their traced kernels, in launches: a kernel launched for each expert and
+each cast, Python of the dispatcher and of Transformer Engine's grouped layers. Fitted: with it Qwen3 30B A3B in fp8 on
+16 H100, whose GPUs wait for their hosts (9.5 ms a block and micro-batch, as on B200), takes what NVIDIA publishes
+(``benchmarks/weak_scaling.py --rows experts``)."""
+
+
+def _launched(calls: Sequence[OpCall], kernels: BlockKernels) -> int:
+    """Return the launches of a pass, or those that graphs of parts of a block leave: those of experts, from where their
+    tokens are sorted on."""
+    of_experts = [i for i, call in enumerate(calls) if call.family is Family.INDEX or call.kind == "grouped"]
+    routed = ROUTED_LAUNCHES if not kernels.fused_experts and any(call.kind == "grouped" for call in calls) else 0
+    if kernels.graphs is not Graphs.PARTIAL:
+        return len(calls) + routed
+    return of_experts[-1] - of_experts[0] + 1 + routed if of_experts else 0
+
+
 def _is_linear(call: OpCall, shape: TransformerShape) -> bool:
     """Return whether a product is one of a linear layer that is cast: experts' grouped ones are; routers and the
     products of
@@ -240,8 +299,14 @@ def _is_linear(call: OpCall, shape: TransformerShape) -> bool:
         return False
     batch, *sizes = call.dims
     if batch > 1:
-        return bool(shape.experts) and shape.experts % batch == 0
+        return _of_experts(call, shape)
     return not (shape.experts and shape.experts in sizes)
+
+
+def _of_experts(call: OpCall, shape: TransformerShape) -> bool:
+    """Return whether a call is a product of all of a rank's experts."""
+    return call.family is Family.GEMM and SCAN not in call.flags and bool(shape.experts) and call.dims[0] > 1 and (
+        shape.experts % call.dims[0] == 0)
 
 
 def _product(call: OpCall, to: NarrowType) -> OpCall:
@@ -249,7 +314,7 @@ def _product(call: OpCall, to: NarrowType) -> OpCall:
     packed = 2 if to.dtype == "fp4" else 1
     less = batch * (m * k + k * n) * (itemsize(call.dtype) - to.bytes)
     return replace(call, kind="scaled" if batch == 1 else "grouped", dims=(batch, m, n, max(k // packed, 1)),
-                   dtype=to.dtype, flags=tuple(sorted({*call.flags, "out_bf16"})), flops=call.flops,
+                   dtype=to.dtype, flags=tuple(sorted({*call.flags, "out_bf16", *to.flags})), flops=call.flops,
                    bytes_read=max(call.bytes_read - less, 0.0), bytes_written=call.bytes_written)
 
 
@@ -342,12 +407,37 @@ class LayerWork:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockKernels:
+    """Kernels of a block that a plan chooses.
+
+    Attributes:
+        fused_experts, fp8_attention, modules: ``fused_experts``, ``fp8_attention`` and ``recompute_modules`` of
+            ``ParallelPlan``.
+        graphs: the part of a block's launches that CUDA graphs replay.
+    """
+
+    fused_experts: bool = False
+    fp8_attention: bool = False
+    modules: tuple[str, ...] = ()
+    graphs: Graphs = Graphs.NONE
+
+    @staticmethod
+    def of(plan: ParallelPlan) -> BlockKernels:
+        """Return those of a plan."""
+        return BlockKernels(plan.fused_experts, plan.fp8_attention, plan.recompute_modules, plan.graphs)
+
+
+USUAL_KERNELS = BlockKernels()
+
+
+@dataclass(frozen=True, slots=True)
 class PieceCost:
     """A piece for one micro-batch on one rank.
 
     Attributes:
         forward, backward: its work.
-        core: of forward, what selective recomputation runs again; nothing where attention is fused.
+        core: of forward, what selective recomputation runs again: the plan's modules, else attention's core, of which
+            nothing is left where attention is fused.
         recomputed: of forward, what backward runs again, by kinds of recomputation that begin at a block's input: all,
             or all up to the last product, whose result backward does not need, and what is kept left out.
         weights: of backward, the products that give gradients of weights, which the zero-bubble schedule does later.
@@ -376,7 +466,7 @@ class LayerCosts:
         self._models = models
         self._kept = KeptLayers(device)
         self._calls: dict[tuple[TransformerShape, TransformerPart], TracedCalls] = {} if like is None else like._calls
-        self._costs: dict[tuple[TransformerShape, TransformerPart], PieceCost] = {}
+        self._costs: dict[tuple[TransformerShape, TransformerPart, BlockKernels], PieceCost] = {}
         self._optimizers: dict[tuple[TransformerShape, TransformerPart], LayerWork] = {}
         self._saved: dict[tuple[TransformerShape, TransformerPart], int] = {} if like is None else like._saved
 
@@ -384,43 +474,51 @@ class LayerCosts:
         """Return whether a device runs the same operations, so that what was traced for the one serves the other."""
         return (device.vendor, device.compute_capability) == (self.device.vendor, self.device.compute_capability)
 
-    def cost(self, shape: TransformerShape, part: TransformerPart) -> PieceCost:
-        """Cost of a part.
+    def cost(self, shape: TransformerShape, part: TransformerPart,
+             kernels: BlockKernels = USUAL_KERNELS) -> PieceCost:
+        """Cost of a part with a plan's kernels.
 
         Raises:
             ShapeOnlyError: the shape does not divide as the part wants it.
         """
         shape = shape.one_layer()
         if not shape.experts:
-            part = replace(part, ep=1, etp=None)  # says nothing of blocks without experts
+            part = replace(part, ep=1, etp=None, once=False)  # says nothing of blocks without experts
         if part.piece is Piece.HEAD and (shared := math.gcd(part.microbatch, part.cp)) > 1:
             # Logits and loss know tokens alone, not whose sequence they are of.
             part = replace(part, microbatch=part.microbatch // shared, cp=part.cp // shared)
-        key = shape, part
+        key = shape, part, kernels
         if key not in self._costs:
             traced = self._traced(shape, part)
-            forward, backward = (self._as_run(calls, shape, part, back=back) for calls, back in (
+            forward, backward = (self._as_run(calls, shape, part, kernels, back=back) for calls, back in (
                 (traced.forward, False), (traced.backward, True)))
-            core = [] if shape.flash or part.piece is not Piece.BLOCK or not shape.attends else [
-                call for call in forward if SCAN not in call.flags and (
-                    call.kind in _CORE or _is_core_dropout(call, shape, part))]
-            whole = self._work(forward)
+            whole = self._work(forward, kernels)
             kinds = _KEPT if part.piece is Piece.BLOCK else ()
-            recomputed = {kind: self._work(_recomputed(forward, kind)) for kind in kinds}
-            self._costs[key] = PieceCost(whole, self._work(backward), self._work(core),
-                                         {Recomputation.FULL: whole, **recomputed},
-                                         self._work(call for call in backward if _is_of_weights(call)))
+            recomputed = {kind: self._work(_recomputed(forward, kind), kernels) for kind in kinds}
+            self._costs[key] = PieceCost(
+                whole, self._work(backward, kernels), self._work(_selected(forward, shape, part, kernels), kernels),
+                {Recomputation.FULL: whole, **recomputed},
+                self._work([call for call in backward if _is_of_weights(call)], kernels))
         return self._costs[key]
 
-    def _as_run(self, calls: Sequence[OpCall], shape: TransformerShape, part: TransformerPart, *,
-                back: bool = False) -> Sequence[OpCall]:
-        """A part's calls by the kernels and in the types that the shape says, and those that a framework adds."""
+    def _as_run(self, calls: Sequence[OpCall], shape: TransformerShape, part: TransformerPart,
+                kernels: BlockKernels = USUAL_KERNELS, *, back: bool = False) -> Sequence[OpCall]:
+        """A part's calls by the kernels and in the types that the shape and the plan say, and those that a framework
+        adds."""
         found = [_by_kernels(call, shape.flash_version) for call in calls]
         if part.piece is Piece.BLOCK:
             added = [call for each in self.profile.passes for call in each.calls(shape, part, back=back)]
             found = [*found, *added] if back else [*added, *found]
+        if kernels.fp8_attention and "fp8" in self.device.matrix_tflops:
+            found = [replace(call, dtype="fp8") if call.family is Family.ATTENTION else call for call in found]
         narrow = narrow_type(shape.linears, self.device) if part.piece is Piece.BLOCK else None
-        return found if narrow is None else narrowed(found, shape, narrow)
+        if narrow is not None:
+            found = narrowed(found, shape, narrow)
+        elif shape.experts:
+            found = [replace(call, kind="grouped") if _of_experts(call, shape) else call for call in found]
+        if kernels.fused_experts:
+            found = fused_experts(found, shape)
+        return stashed(found, shape) if kernels.graphs is Graphs.WHOLE else found
 
     def _traced(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
         """Trace a part, or grow its calls from those of the smallest micro-batches, which many plans need."""
@@ -502,8 +600,27 @@ class LayerCosts:
         forward = self._traced(shape.one_layer(), part).forward
         return float(sum(forward[i].bytes_written for i in _KEPT[kind](forward)))
 
-    def _work(self, calls: Iterable[OpCall]) -> LayerWork:
-        calls = list(calls)
+    def module_bytes(self, shape: TransformerShape, part: TransformerPart, modules: Sequence[str]) -> float:
+        """Return what a block keeps less where results of modules are computed again (``MODULES``): queries, keys and
+        values; what goes into a linear layer as it is cast; all between a dense block's two products."""
+        shape = shape.one_layer()
+        forward = self._as_run(self._traced(shape, part).forward, shape, part)
+        narrow = narrow_type(shape.linears, self.device)
+        cast = 1.0 if narrow is None else narrow.bytes / shape.element_bytes
+        less = 0.0
+        for call, module in zip(forward, _modules(forward, shape, part), strict=True):
+            if module not in modules or call.kind == "cast":
+                continue
+            if module == "mla_up_proj":
+                less += call.bytes_written * (call.family in (Family.GEMM, Family.CONCAT))
+            elif module in ("layernorm", "moe_act"):
+                less += call.bytes_written * cast * (call.family in (Family.NORM, Family.ELEMENTWISE))
+            elif module == "mlp":
+                wide = call.bytes_written > part.microbatch * shape.seq // part.cp * shape.hidden * shape.element_bytes
+                less += call.bytes_written * wide * (1.0 if call.family is Family.GEMM else cast)
+        return less
+
+    def _work(self, calls: Sequence[OpCall], kernels: BlockKernels = USUAL_KERNELS) -> LayerWork:
         if not calls:
             return LayerWork()
         priced = self._priced(calls)
@@ -514,7 +631,7 @@ class LayerCosts:
         # Nobody measured these kernels, so that all of them may be off by as much.
         scans = float(us[[SCAN in call.flags for call in calls]].sum())
         low, high = low - scans * -math.expm1(-STATE_SPACE_KERNELS), high + scans * math.expm1(STATE_SPACE_KERNELS)
-        return LayerWork(float(us[product].sum()), float(us[~product].sum()), low, high, len(calls),
+        return LayerWork(float(us[product].sum()), float(us[~product].sum()), low, high, _launched(calls, kernels),
                          {int(each): float(us[source == each].sum()) for each in np.unique(source)})
 
     def _priced(self, calls: Sequence[OpCall]) -> PricedCalls:
@@ -568,11 +685,49 @@ def _is_of_weights(call: OpCall) -> bool:
 
 
 def _by_kernels(call: OpCall, version: int) -> OpCall:
-    """Fused attention, which PyTorch's kernels were traced for, by those of ``TransformerShape.flash_version``."""
-    if call.family is not Family.ATTENTION or not call.kind.startswith("flash_"):
+    """Fused attention, which PyTorch's kernels were traced for, by those of ``TransformerShape.flash_version``: also
+    where heads of values are narrower, for which PyTorch has its memory-efficient kernels alone."""
+    name, _, direction = call.kind.partition("_")
+    if call.family is not Family.ATTENTION or name not in ("flash", "efficient"):
         return call
-    name = {0: "cudnn", 1: "flash1", 2: "flash", 3: "flash3"}[version]
-    return replace(call, kind=call.kind.replace("flash", name, 1))
+    return replace(call, kind=f"{({0: 'cudnn', 1: 'flash1', 2: 'flash', 3: 'flash3'}[version])}_{direction}")
+
+
+def _selected(forward: Sequence[OpCall], shape: TransformerShape, part: TransformerPart,
+              kernels: BlockKernels) -> list[OpCall]:
+    """Return the calls of a block's forward that selective recomputation runs again: of the modules that are named, by
+    default attention's core."""
+    if part.piece is not Piece.BLOCK:
+        return []
+    found: list[OpCall] = []
+    for module in kernels.modules or ("core_attn",):
+        found += [call for call, own in zip(forward, _modules(forward, shape, part), strict=True) if own == module]
+    return found
+
+
+def _modules(forward: Sequence[OpCall], shape: TransformerShape, part: TransformerPart) -> list[str]:
+    """Return the module (``MODULES``) of each call of a block's forward, "" for those of none."""
+    grouped = [i for i, call in enumerate(forward) if call.kind == "grouped"]
+    attends = next((i for i, call in enumerate(forward) if call.family is Family.ATTENTION), 0)
+    after = next((i for i in range(attends, len(forward)) if forward[i].family is Family.NORM), len(forward))
+    found = []
+    for i, call in enumerate(forward):
+        name = ""
+        if not shape.flash and shape.attends and SCAN not in call.flags and (
+                call.kind in _CORE or _is_core_dropout(call, shape, part)):
+            name = "core_attn"
+        elif call.family is Family.NORM and call.dims[-1] == shape.hidden:
+            name = "layernorm"
+        elif shape.latent is not None and i < attends and (
+                call.dims[-1] in (shape.latent.query_rank, shape.latent.key_rank)
+                if call.family is Family.GEMM else call.family in (Family.CONCAT, Family.ELEMENTWISE)):
+            name = "mla_up_proj"
+        elif not shape.experts and i > after:
+            name = "mlp"
+        elif grouped and grouped[0] < i < grouped[-1] and call.kind != "cast":
+            name = "moe_act"
+        found.append(name)
+    return found
 
 
 def _is_core_dropout(call: OpCall, shape: TransformerShape, part: TransformerPart) -> bool:

@@ -34,12 +34,12 @@ import numpy as np
 from graph_predictor.request.memory_fit import FRAGMENTED, StageMemory, with_waste
 from kernel_models.collectives.datasheet import COMMUNICATOR_BYTES
 from planner.parallel.layer_costs import LayerCosts, narrow_type
-from planner.parallel.plan_costs import gradient_bytes, optimizer_parameters, stage_parameters
+from planner.parallel.plan_costs import block_part, gradient_bytes, optimizer_parameters, stage_parameters
 from planner.parallel.schedule import BACKWARD, FORWARD, WEIGHTS, order_of
 from planner.parallel.stages import blocks_of_stage
 from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import ParallelPlan, Recomputation, Schedule, Sharding
-from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
+from tracer.shape_only.transformer import TransformerShape
 
 MOMENTS_BYTES = 8
 """Adam's two moments in fp32."""
@@ -148,7 +148,7 @@ def kept_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, sta
     """Return bytes that one micro-batch keeps for backward on a stage, and bytes of the largest block that is run
     again (0 for none)."""
     # Traced for one sequence: what backward needs grows with the micro-batch.
-    part = TransformerPart(Piece.BLOCK, 1, plan.tp, plan.cp, plan.ep, plan.sequence_parallel, plan.etp)
+    part = block_part(plan, 1)
     # With selective recomputation, what attention leaves is what fused attention does.
     fused = plan.recompute is Recomputation.SELECTIVE
     stream = stream_bytes(plan, shape)
@@ -157,6 +157,9 @@ def kept_of(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, sta
         block = float(plan.samples * pieces.saved_bytes(replace(kind, flash=True) if fused else kind, part))
         if plan.cp > 1 and kind.attends:
             block += tokens_of(plan, kind) * kind.heads / plan.tp * kind.width_of_values * kind.element_bytes
+        if plan.recompute_modules:
+            again = plan.samples * pieces.module_bytes(kind, part, plan.recompute_modules)
+            block, largest = block - again, max(largest, again)
         total += (count - recomputed) * block
         if recomputed:
             more = plan.samples * pieces.kept_bytes(kind, part, plan.recompute)
@@ -278,8 +281,9 @@ def stage_memory(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts
         held = replace(held, gradients=held.gradients + more)
     narrow = narrow_type(shape.linears, pieces.device)
     if narrow is not None and plan.sharding is not Sharding.PARAMETERS:
-        # Cast weights are kept from the step's first micro-batch to its last.
-        held = replace(held, parameters=held.parameters + narrow.bytes * narrow.copies * sum(
+        # Cast weights are kept from the step's first micro-batch to its last, and may be all that there are.
+        each = narrow.bytes * narrow.copies - shape.element_bytes * plan.fp8_parameters
+        held = replace(held, parameters=held.parameters + each * sum(
             count * kind.block_parameters(plan.tp, plan.ep, plan.etp)
             for kind, count, _ in blocks_of_stage(plan, shape, stage)))
     account = replace(held, activations=moment.activations, temporaries=moment.temporaries)

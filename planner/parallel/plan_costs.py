@@ -28,10 +28,12 @@ from kernel_models.collectives.call import dtype_name
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import Source
 from planner.parallel.decoder import check_decoder_plan
-from planner.parallel.layer_costs import LayerCosts, LayerWork, PieceCost
+from planner.parallel.dispatch import dispatched
+from planner.parallel.exchange import NOTHING, Exchange
+from planner.parallel.layer_costs import BlockKernels, LayerCosts, LayerWork, PieceCost
 from planner.parallel.stages import Counts, blocks_of_stage, recomputed, spread
 from tracer.parallel_plan import ParallelPlan, Sharding
-from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
+from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape, expected_places
 
 HOST_GBPS = 40.0
 """Bandwidth of the host's memory that each GPU's part of the update gets, 10⁹ bytes/s: about half of what two sockets
@@ -69,30 +71,6 @@ _WORK = {"tp": "block", "cp": "context", "ep": "experts", "etp": "experts"}
 """Parts of a block's work that wait for the communication of each dimension of a plan."""
 _SHARED = {CollectiveKind.ALL_GATHER: "gather", CollectiveKind.ALL_REDUCE: "reduce",
            CollectiveKind.REDUCE_SCATTER: "reduce"}
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Collectives in a row: µs, the 80% interval's ends, how many, and over how many nodes they go at most."""
-
-    us: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
-    count: int = 0
-    nodes: int = 1
-
-    @property
-    def between_nodes(self) -> bool:
-        """Return whether they leave the node."""
-        return self.nodes > 1
-
-    def without_last(self) -> Exchange:
-        """Return all of them, which are taken to be equal, but the last."""
-        left = (self.count - 1) / self.count if self.count else 0.0
-        return Exchange(self.us * left, self.low * left, self.high * left, max(self.count - 1, 0), self.nodes)
-
-
-NOTHING = Exchange()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +156,8 @@ def costs_of_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCost
     """
     on = collectives.topology
     check_decoder_plan(plan, shape, on)
-    part = TransformerPart(Piece.BLOCK, plan.samples, plan.tp, plan.cp, plan.ep, plan.sequence_parallel, plan.etp)
+    part = block_part(plan, plan.samples)
+    kernels = BlockKernels.of(plan)
     calls = plan_calls(plan, shape, on)
     times = price_calls(calls.calls, collectives)
     usual = max(shape.runs, key=lambda run: run.layers)
@@ -189,9 +168,25 @@ def costs_of_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCost
         if plan.offload_optimizer else per_parameter.times(count) for count in counts)
     embedding, head = (pieces.cost(shape, TransformerPart(piece, plan.samples, plan.tp, plan.cp))
                        for piece in (Piece.EMBEDDING, Piece.HEAD))
-    return PlanCosts(plan, shape, tuple(pieces.cost(kind, part) for kind in shape.kinds), spread(plan, shape),
+    return PlanCosts(plan, shape, tuple(pieces.cost(kind, part, kernels) for kind in shape.kinds), spread(plan, shape),
                      recomputed(plan, shape), embedding, head, optimizer,
-                     {name: calls.exchange(name, times) for name in calls.of})
+                     {name: calls.exchange(name, times) for name in calls.of} | _dispatched(plan, shape, on))
+
+
+def _dispatched(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> dict[CallName, Exchange]:
+    """Return the experts' exchanges that are no all-to-all of NCCL's."""
+    if not plan.dispatcher.once or plan.ep == 1:
+        return {}
+    place = on.place(plan.spaced("ep"))
+    tokens = plan.samples * shape.seq / plan.cp / (plan.tp if plan.sequence_parallel else 1)
+    return {(row, f"experts {which.value}"): dispatched(tokens, kind, place, on)
+            for row, kind in enumerate(shape.kinds) if kind.experts for which in (Pass.FORWARD, Pass.BACKWARD)}
+
+
+def block_part(plan: ParallelPlan, microbatch: int) -> TransformerPart:
+    """Return a rank's share of a block for so many sequences."""
+    return TransformerPart(Piece.BLOCK, microbatch, plan.tp, plan.cp, plan.ep, plan.sequence_parallel, plan.etp,
+                           plan.dispatcher.once and plan.ep > 1)
 
 
 def plan_calls(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> PlanCalls:
@@ -280,7 +275,8 @@ def _routed(plan: ParallelPlan, kind: TransformerShape, stream: float) -> tuple[
     """Return bytes that the most loaded rank sends to experts, and gathers for them. With sequence parallelism each
     tensor-parallel rank sends its own tokens, and those that share an expert gather them there (Megatron-Core's
     all-to-all dispatcher); without, each sends all of them."""
-    every = stream * kind.top_k * kind.imbalance if kind.experts else 0.0
+    times = expected_places(kind.top_k, kind.experts, plan.ep) if plan.dispatcher.once and kind.experts else kind.top_k
+    every = stream * times * kind.imbalance if kind.experts else 0.0
     if not plan.sequence_parallel:
         return every, 0.0
     return every / plan.tp, every if plan.expert_tp > 1 else 0.0

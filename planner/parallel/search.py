@@ -103,7 +103,8 @@ class Bounds:
 
         step ≥ max over s of  Σ (i < s) (forward + gradients of activations of one micro-batch on i) + all work of s
 
-    Transfers, gradients and parameters of replicas, the optimizer and other waits are left out.
+    Zero-bubble stages do what is left of weights' gradients while their last backward goes back. Transfers, gradients
+    and parameters of replicas, the optimizer and other waits are left out.
     """
 
     def __init__(self, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel,
@@ -129,11 +130,14 @@ class Bounds:
                             counts=spread(plan, self._shape), recomputed=recomputed(plan, self._shape))
             forward, backward, weights = passes_us(costs, self._rates)
             busy = (forward + backward).sum(axis=1)
-            first = forward[:, 0] + backward[:, 0] - (0.0 if weights is None else weights[:, 0])
-            best, before = (-1.0, 0.0), 0.0
+            back = backward[:, 0] - (0.0 if weights is None else weights[:, 0])
+            best, before, after = (-1.0, 0.0), 0.0, 0.0
             for stage in range(plan.pp):
-                best = max(best, (float(busy[stage]), before), key=lambda each: each[0] * plan.passes + each[1])
-                before += float(first[stage])
+                # A stage that does gradients of weights so many passes later has them to do while its last goes back.
+                late = 0.0 if weights is None else min(stage, plan.passes * plan.chunks) * float(weights[stage].max())
+                best = max(best, (float(busy[stage]), before + max(after - late, 0.0)),
+                           key=lambda each: each[0] * plan.passes + each[1])
+                before, after = before + float(forward[stage, 0]), after + float(back[stage])
             self._stages[key] = best
         return self._stages[key]
 

@@ -19,7 +19,7 @@ from itertools import product
 
 from planner.parallel.frameworks import PLAIN, FrameworkProfile
 from planner.parallel.stages import spread
-from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
+from tracer.parallel_plan import MOST_TASKS, Graphs, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only.transformer import TransformerShape
 
 
@@ -126,9 +126,15 @@ def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: Transforme
         and plan.recompute in ways.recompute
         and not (plan.half_gradients and framework in (Framework.TORCHTITAN, Framework.NANOTRON))
         and not (plan.balanced and framework is not Framework.NANOTRON)
-        and not (plan.offload_optimizer and framework is not Framework.MEGATRON)
+        and (framework is Framework.MEGATRON or not (plan.offload_optimizer or _megatron_alone(plan)))
         and _layers_ok(framework, plan, shape)
     )
+
+
+def _megatron_alone(plan: ParallelPlan) -> bool:
+    """Return whether experts are exchanged, kernels launched or modules recomputed in a way of Megatron-Core's own."""
+    return plan.dispatcher.once or plan.graphs is not Graphs.NONE or bool(plan.recompute_modules) or (
+        plan.expert_overlap or plan.fused_experts or plan.fp8_attention or plan.fp8_parameters)
 
 
 def _layers_ok(framework: Framework, plan: ParallelPlan, shape: TransformerShape) -> bool:
@@ -140,7 +146,7 @@ def _layers_ok(framework: Framework, plan: ParallelPlan, shape: TransformerShape
             return False
     if framework is not Framework.MEGATRON or plan.pp == 1 or plan.first_layers or plan.last_layers:
         return framework is Framework.MEGATRON or not (plan.first_layers or plan.last_layers)
-    return lacking(plan, shape) <= 2
+    return lacking(plan, shape) <= 2 or (plan.loss_layer and shape.predictions > 0)
 
 
 def lacking(plan: ParallelPlan, shape: TransformerShape) -> int:
@@ -186,8 +192,11 @@ def _megatron(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
         found.append(f"--num-distributed-optimizer-instances {plan.replicate}")
     if plan.overlap and plan.dp * plan.cp > 1:
         found += ["--overlap-grad-reduce"] + ["--overlap-param-gather"] * bool(plan.sharding)
+    found += _megatron_kernels(plan)
     if plan.recompute is Recomputation.SELECTIVE:
         found.append("--recompute-granularity selective")
+        if plan.recompute_modules:
+            found.append(f"--recompute-modules {' '.join(plan.recompute_modules)}")
     elif plan.recompute.blocks:
         # "block" counts the blocks of each chunk that are computed again, "uniform" those that share an input.
         method, layers = ("uniform", 1) if plan.recompute_layers is None else ("block", plan.recompute_layers)
@@ -195,9 +204,21 @@ def _megatron(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
     return found
 
 
+def _megatron_kernels(plan: ParallelPlan) -> list[str]:
+    found = ["--moe-token-dispatcher-type flex",
+             f"--moe-flex-dispatcher-backend {plan.dispatcher.value}"] if plan.dispatcher.once else []
+    found += ["--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"] if plan.expert_overlap else []
+    found += ["--use-transformer-engine-op-fuser"] * plan.fused_experts
+    found += {Graphs.NONE: [], Graphs.WHOLE: ["--cuda-graph-impl full_iteration"], Graphs.PARTIAL: [
+        "--cuda-graph-impl transformer_engine", "--cuda-graph-scope attn moe_router moe_preprocess"]}[plan.graphs]
+    return found + ["--fp8-dot-product-attention"] * plan.fp8_attention + ["--fp8-param-gather"] * plan.fp8_parameters
+
+
 def _megatron_stages(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
     if plan.pp == 1:
         return []
+    if plan.loss_layer and shape.predictions:
+        return [f"--pipeline-model-parallel-layout {_layout(plan, shape)}"]
     short = lacking(plan, shape)
     given = plan.first_layers or plan.last_layers
     found = []
@@ -214,6 +235,15 @@ def _megatron_stages(plan: ParallelPlan, shape: TransformerShape) -> list[str]:
     if plan.loss_layer or (short in (1, 2) and not given):
         found.append("--account-for-loss-in-pipeline-split")
     return found
+
+
+def _layout(plan: ParallelPlan, shape: TransformerShape) -> str:
+    """Return what lies on each chunk, as Megatron-Core writes it: E the embedding, t a block, m a prediction module and
+    L the loss."""
+    counts = [sum(chunk) for chunks in zip(*spread(plan, shape), strict=True) for chunk in chunks]
+    counts[-1] -= shape.predictions
+    return "|".join(f"{'E' * (i == 0)}{'t' * count}{('m' * shape.predictions + 'L') * (i == len(counts) - 1)}"
+                    for i, count in enumerate(counts))
 
 
 def _torchtitan(plan: ParallelPlan, shape: TransformerShape) -> list[str]:

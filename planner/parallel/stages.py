@@ -5,9 +5,11 @@ many as the others; where they do not divide, chunks at the ends get one less, t
 there too (Llama 3 405B has 126 layers on 16 stages, the first and the last with one less: Grattafiori et al., 2024,
 section 3.3.2). A plan may say what Megatron-Core's arguments say: layers of the first and of the last stage
 (``--decoder-first-pipeline-num-layers``, ``--decoder-last-pipeline-num-layers``), embedding or loss as a layer
-(``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``). ``balanced`` is nanotron's:
-each stage goes on until it has its share of the parameters of all products, the head's among them (``build_model`` of
-nanotron's ``models/base.py`` with ``get_block_compute_costs`` of its ``models/llama.py``).
+(``--account-for-embedding-in-pipeline-split``, ``--account-for-loss-in-pipeline-split``). Where the loss counts, each
+multi-token prediction module does: DeepSeek-V3's recipes put one layer beside both on the last of 16 chunks of four
+("Et*4|(t*4|)*14tmL", Megatron-Bridge). ``balanced`` is nanotron's: each stage goes on until it has its share of the
+parameters of all products, the head's among them (``build_model`` of nanotron's ``models/base.py`` with
+``get_block_compute_costs`` of its ``models/llama.py``).
 """
 
 from __future__ import annotations
@@ -25,13 +27,14 @@ Counts = tuple[tuple[tuple[int, ...], ...], ...]
 
 @lru_cache(maxsize=4096)
 def layers_of(layers: int, stages: int, chunks: int = 1, first: int | None = None, last: int | None = None,
-              embedding: bool = False, loss: bool = False) -> tuple[tuple[int, ...], ...]:
+              embedding: bool = False, loss: int = 0) -> tuple[tuple[int, ...], ...]:
     """Return how many layers every chunk of every stage has, [stage][chunk].
 
     Args:
         layers, stages, chunks: of the model, of the pipeline, of a stage.
         first, last: layers of the first and of the last stage, all their chunks together.
-        embedding, loss: counted as a layer of the first chunk and of the last one.
+        embedding: counted as a layer of the first chunk; loss: layers that the last one has less for its loss and for
+            prediction modules.
 
     Raises:
         PlanError: they cannot be spread so.
@@ -87,12 +90,12 @@ def spread(plan: ParallelPlan, shape: TransformerShape) -> Counts:
         PlanError: the layers cannot be spread as the plan wants it.
     """
     return _counts(shape, plan.pp, plan.chunks, plan.first_layers, plan.last_layers, plan.embedding_layer,
-                   plan.loss_layer, plan.balanced)
+                   int(plan.loss_layer) * (1 + shape.predictions), plan.balanced)
 
 
 @lru_cache(maxsize=4096)
 def _counts(shape: TransformerShape, stages: int, chunks: int, first: int | None, last: int | None, embedding: bool,
-            loss: bool, balanced: bool = False) -> Counts:
+            loss: int, balanced: bool = False) -> Counts:
     rows = layers_of(shape.layers, stages, chunks, first, last, embedding, loss) if not balanced else (
         _balanced(shape, stages))
     if not shape.stack and not shape.predictions:

@@ -135,7 +135,7 @@ def test_what_recomputation_keeps_is_not_run_again_and_takes_memory(
 
 @pytest.mark.parametrize("experts", [0, 4])
 def test_a_fused_gate_and_rotation_do_the_same_products_in_fewer_kernels(pieces: LayerCosts, experts: int) -> None:
-    gated = replace(SHAPE, gated=True, rotary=True, experts=experts, top_k=2 if experts else 0)
+    gated = replace(SHAPE, gated=True, rotary=True, experts=experts, top_k=2 if experts else 0, bias=not experts)
     part = TransformerPart(Piece.BLOCK, 2)
     fused, eager = (pieces.cost(replace(gated, fused=each), part) for each in (True, False))
     for way in ("forward", "backward"):

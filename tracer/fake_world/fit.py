@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tracer.columns import MOST_RANKS
 from tracer.errors import ForetraceError
-from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
+from tracer.parallel_plan import ParallelPlan, PlanError, Sharding, said
 from tracer.workloads.places import pieces_of
 from tracer.workloads.settings import Settings, WorkloadError
 
@@ -63,14 +63,20 @@ def check_traceable(plan: ParallelPlan) -> None:
         "loss_layer": "stages have as many layers as the others, or one more",
         "half_gradients": "gradients have the parameters' type, which is a setting of the workload (--set dtype=bf16)",
         "offload_optimizer": "optimizers run on the device",
+        "dispatcher": "tokens go to their experts by all-to-all",
+        "expert_overlap": "exchanges of experts are waited for",
+        "fused_experts": "experts' products and activation are kernels of their own",
+        "graphs": "launches are traced one by one",
+        "fp8_attention": "attention is in the workload's type",
+        "fp8_parameters": "weights are in the workload's type",
+        "recompute_modules": "what is recomputed is a setting of the workload (--set checkpointing=true)",
         "microbatch": "the batch of a replica is a setting of the workload (--set batch=…)",
     }
     for name, why in refused.items():
         value = getattr(plan, name)
         if value != getattr(usual, name):
-            text = value.value if isinstance(value, Schedule | Recomputation) else value
-            raise PlanError(f"{name}={str(text).lower()} cannot be traced: {why}; leave it out, or estimate the plan "
-                            "with foretrace plan.")
+            raise PlanError(f"{name}={str(said(value)).lower()} cannot be traced: {why}; leave it out, or estimate the "
+                            "plan with foretrace plan.")
     if plan.sharding not in (Sharding.NONE, Sharding.PARAMETERS):
         raise PlanError(f"sharding={int(plan.sharding)} cannot be traced: replicas share nothing (ddp) or all they "
                         "have (fsdp2); choose one of them, or estimate the plan with foretrace plan.")

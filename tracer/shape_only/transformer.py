@@ -6,7 +6,7 @@ block, the embedding, the head with its loss, and the optimizer. Needs no torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
 
@@ -361,6 +361,17 @@ class TransformerShape:
         return self.parameters - idle
 
 
+def expected_places(top_k: int, experts: int, places: int) -> float:
+    """Return over how many of equal places (ranks, nodes) the experts of a token lie, drawn at random.
+
+    ``places · (1 − C(E − E/places, k) / C(E, k))``: a place is missed if all ``k`` experts are among the others.
+    """
+    missed = 1.0
+    for drawn in range(top_k):
+        missed *= max(experts - experts / places - drawn, 0.0) / (experts - drawn)
+    return places * (1.0 - missed)
+
+
 @lru_cache(maxsize=256)
 def _kinds(shape: TransformerShape) -> tuple[TransformerShape, ...]:
     last = (shape.prediction,) if shape.predictions else ()
@@ -379,6 +390,7 @@ class TransformerPart:
         ep: ranks that share the experts.
         sequence_parallel: norms, dropout and residuals work on 1/``tp`` of the tokens.
         etp: ranks that share each expert: 1, or ``tp`` (``None``).
+        once: a token comes to a rank once, however many of its experts are there (``Dispatcher.once``).
     """
 
     piece: Piece
@@ -388,6 +400,7 @@ class TransformerPart:
     ep: int = 1
     sequence_parallel: bool = False
     etp: int | None = None
+    once: bool = field(default=False, repr=False)  # pieces without it keep the names that they are shipped under
 
     @property
     def expert_tp(self) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tracer.shape_only.transformer import Latent, StateSpace, TransformerPart, TransformerShape
+from tracer.shape_only.transformer import Latent, StateSpace, TransformerPart, TransformerShape, expected_places
 
 EPSILON = 1e-5  # any: no value is computed
 
@@ -98,12 +98,31 @@ class GroupedExperts(nn.Module):
         seq, batch, width = x.shape
         tokens = x.reshape(seq * batch, width)
         weight, _ = torch.topk(torch.softmax(self.router(tokens), dim=-1), self.shape.top_k, dim=-1)
+        if self.part.once:
+            return self._once(tokens, weight).view(seq, batch, width)
         place = torch.empty(len(tokens) * self.shape.top_k, dtype=torch.int64, device=x.device)
         sent = torch.index_select(tokens, 0, place % len(tokens))
-        back = torch.index_select(Resized.apply(self._experts(sent), len(sent)), 0, place)
+        back = torch.index_select(Resized.apply(self._experts(sent, weight), len(sent)), 0, place)
         return (back.view(len(tokens), self.shape.top_k, width) * weight.unsqueeze(-1)).sum(1).view(seq, batch, width)
 
-    def _experts(self, sent: Tensor) -> Tensor:
+    def _once(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        """Tokens that come once to each rank that has experts of theirs, and what these make of them.
+
+        They are sorted by expert when they have come, and what a rank's experts make of one is added up before it goes
+        back, weighted within the activation (Megatron-Core's ``flex`` dispatcher).
+        """
+        ranks = self.part.ep
+        share = self.part.expert_tp if self.part.sequence_parallel else 1
+        rows = len(tokens) * share * self.shape.imbalance
+        come = round(rows * expected_places(self.shape.top_k, self.shape.experts, ranks))
+        each = max(round(rows * self.shape.top_k / self.count), 1)
+        received = _Placed.apply(Resized.apply(tokens, come), each * self.count)
+        inner = self._product(received.view(self.count, each, -1), self.up, "up_bias")
+        weighted = _Weighted.apply(_activated(inner, self.shape), weight)
+        done = self._given(weighted, weight).view(len(received), -1)
+        return Resized.apply(_Placed.apply(done, come), len(tokens))
+
+    def _experts(self, sent: Tensor, weight: Tensor) -> Tensor:
         """The rows that come to the rank's experts, through them."""
         # Shards of an expert gather the tokens of each other.
         rows = len(sent) * (self.part.expert_tp if self.part.sequence_parallel else 1) * self.shape.imbalance
@@ -114,11 +133,51 @@ class GroupedExperts(nn.Module):
             order = torch.empty(len(received), dtype=torch.int64, device=sent.device)
             received = torch.index_select(received, 0, order)
         inner = self._product(received.view(self.count, each, -1), self.up, "up_bias")
-        done = self._product(_activated(inner, self.shape), self.down, "down_bias").view(len(received), -1)
+        done = self._given(_activated(inner, self.shape), weight).view(len(received), -1)
         return done if order is None else torch.index_select(done, 0, order)
+
+    def _given(self, inner: Tensor, weight: Tensor) -> Tensor:
+        """The experts' second product. A bias is added to it weighted by the router, which weights are in fp32 for:
+        expert by expert, one operation after another (``TEGroupedMLP._apply_bias`` of Megatron-Core)."""
+        done = torch.bmm(inner, self.down)
+        if not self.shape.bias:
+            return done
+        share = Resized.apply(weight.reshape(-1), done.shape[0] * done.shape[1]).view(*done.shape[:2], 1).float()
+        return torch.cat([done + self.down_bias * share]).to(done.dtype)
 
     def _product(self, x: Tensor, weight: Tensor, bias: str) -> Tensor:
         return torch.baddbmm(getattr(self, bias), x, weight) if self.shape.bias else torch.bmm(x, weight)
+
+
+class _Placed(torch.autograd.Function):
+    """Rows put in another order by one kernel each way: so many of them, some read several times or summed up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: int) -> Tensor:
+        """Return ``count`` rows."""
+        ctx.rows = len(x)
+        return torch.index_select(x, 0, torch.empty(count, dtype=torch.int64, device=x.device))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """Return as many rows as came in."""
+        places = torch.empty(ctx.rows, dtype=torch.int64, device=grads[0].device)
+        return torch.index_select(grads[0], 0, places), None
+
+
+class _Weighted(torch.autograd.Function):
+    """Rows times the router's weights, within the kernel of the activation before."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the rows."""
+        ctx.save_for_backward(weight)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of both."""
+        return grads[0], torch.empty_like(ctx.saved_tensors[0])
 
 
 class RoutedPart(nn.Module):
@@ -219,16 +278,43 @@ class LatentAttention(nn.Module):
         seq, batch, _ = x.shape
         of = self.sizes
         narrow = x if self.query_down is None else self.query_norm(self.query_down(x))
-        q_plain, q_turned = self.query(narrow).view(seq, batch, self.heads, -1).split([of.plain, of.rotated], dim=-1)
+        q = self.query(narrow).view(seq, batch, self.heads, -1)
         low, k_turned = self.key_down(x).split([of.key_rank, of.rotated], dim=-1)
         k_plain, v = self.key(self.key_norm(low)).view(seq, batch, self.heads, -1).split([of.plain, of.values], dim=-1)
         k_turned = k_turned.unsqueeze(2)
         if angles is not None:
-            q_turned, k_turned = (_turned(t, angles, self.shape) for t in (q_turned, k_turned))
-        q = torch.cat((q_plain, q_turned), dim=-1)
+            k_turned = _turned(k_turned, angles, self.shape)
+            q = _turned_in_place(q, angles, self.shape, of)
         k = torch.cat((k_plain, k_turned.expand(-1, -1, self.heads, -1)), dim=-1)
         done = attended(q, k, v, self.shape, self.part)
         return self.out(done.reshape(seq, batch, self.heads * of.values))
+
+
+class _InPlace(torch.autograd.Function):
+    """Rotary positions of the last features of queries where they lie, one kernel each way (Megatron-Core's
+    ``fused_apply_mla_rope_for_q``)."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, angles: Tensor, rotated: int) -> Tensor:
+        """Return the queries."""
+        ctx.save_for_backward(angles)
+        ctx.rotated = rotated
+        q.detach()[..., -rotated:].mul_(angles)
+        return q.view_as(q)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient, turned back where it lies."""
+        grads[0][..., -ctx.rotated:].mul_(ctx.saved_tensors[0])
+        return grads[0], None, None
+
+
+def _turned_in_place(q: Tensor, angles: Tensor, shape: TransformerShape, of: Latent) -> Tensor:
+    """Return queries whose last features are turned: by one kernel, or taken apart and put together again."""
+    if shape.fused:
+        return _InPlace.apply(q, angles, of.rotated)
+    plain, turned = q.split([of.plain, of.rotated], dim=-1)
+    return torch.cat((plain, _turned(turned, angles, shape)), dim=-1)
 
 
 def attention_of(shape: TransformerShape, part: TransformerPart) -> nn.Module:

@@ -1,0 +1,51 @@
+"""Exchanges of tokens with their experts where a token goes to a rank once (``Dispatcher.once``), priced.
+
+With experts drawn at random a token of ``k`` experts goes to ``D`` of the ranks and to ``N`` of the nodes
+(``expected_places``). Each rank takes in as many tokens as it sends:
+
+    t = max(tokens · D · row / links, tokens · N · (1 − 1/nodes) · row / card) + start
+
+Rates are those of the kernels' own table for 4,096 tokens of 7,168 values in 16 bits and eight experts each: kernel
+time alone, the mean of dispatch and combine (github.com/deepseek-ai/DeepEP, docs/README_Hybrid-EP.md). Of a link's 900
+GB/s on GB200 they reach 0.83 between 8 ranks, 0.76 between 16, 0.72 between 24, 0.69 between 32 and 0.68 between 36, on
+B200 0.78 between 8. Of a card's 50 GB/s on H100, what leaves the node takes 0.72, 0.83 and 0.89 between 16, 32 and 64
+ranks. DeepEP's own kernels reach the same on B200 where they are given 48 units in place of 16.
+"""
+
+from __future__ import annotations
+
+from kernel_models.collectives import Placement, Topology
+from planner.parallel.exchange import Exchange
+from tracer.shape_only.transformer import TransformerShape, expected_places
+
+LINK_SHARE, LINK_RANKS, LINK_FALL = 0.83, 8, 0.13
+"""Share of a link's rate between so many ranks, and the power by which it falls with more."""
+CARD_SHARE = 0.82
+"""Share of a network card's rate, the mean of the three."""
+START_US = 20.0
+"""What a kernel waits for its neighbours besides. Set, not measured."""
+SPREAD = 1.25
+"""An 80% interval: what the two columns of the table and other tokens differ by. Set."""
+
+
+def dispatch_us(tokens: float, shape: TransformerShape, place: Placement, on: Topology) -> float:
+    """Return what it takes to send each rank's tokens to their experts, or back, µs.
+
+    Args:
+        tokens: of a rank.
+        shape: of the block.
+        place: the ranks that share the experts.
+    """
+    row = shape.hidden * shape.element_bytes * shape.imbalance
+    ranks = expected_places(shape.top_k, shape.experts, place.ranks)
+    nodes = expected_places(shape.top_k, shape.experts, place.nodes) * (1.0 - 1.0 / place.nodes)
+    share = LINK_SHARE * min(1.0, (LINK_RANKS * place.nodes / place.ranks) ** LINK_FALL)
+    links = tokens * ranks * row / (on.node.peer_gbps * share)
+    cards = tokens * nodes * row / (on.node_gbps(1) * CARD_SHARE) if place.nodes > 1 else 0.0
+    return START_US + max(links, cards) * 1e-3
+
+
+def dispatched(tokens: float, shape: TransformerShape, place: Placement, on: Topology) -> Exchange:
+    """Return dispatch and combine of one pass."""
+    us = 2.0 * dispatch_us(tokens, shape, place, on)
+    return Exchange(us, us / SPREAD, us * SPREAD, 2, place.nodes)
