@@ -50,6 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--update-golden needs --reason \"...\": say why the results changed.")
 
 
+def pytest_collection_finish() -> None:
+    # What has been imported and collected lives to the end too: no search for garbage goes through it.
+    gc.freeze()
+
+
 @functools.lru_cache(maxsize=6)
 def _job(paths: tuple[str, ...], _files: tuple[tuple[str, int, int], ...], window: int, region: str | None,
          cycle: int | None, read_job: Callable[..., Any]) -> Any:

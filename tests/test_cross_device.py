@@ -361,6 +361,7 @@ def test_left_out_gpus_of_memory_bound_work(train: Any, name: str, family: Famil
     assert np.mean([mean_error(e) for e in errors]) < limit
 
 
+@pytest.mark.slow  # products of left-out GPUs by the power law: the tests of recovered devices
 @pytest.mark.real_traces
 def test_a_left_out_a100_and_t4_of_products(train: Any) -> None:
     # All rows: 7.9 and 13.8; the T4 runs at half its boost clock there, which only the power law tells.

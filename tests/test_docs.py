@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from docs_blocks import Shown, commands, differs, prepared, stale
 from forks import run_program
+from slowly import mostly_slow
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "<!-- run" in path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+# What these two run, tests of calibrations and of ranks run; of a stale page ``make slow`` says so.
+@pytest.mark.parametrize("page", mostly_slow(PAGES, {page.stem for page in PAGES} - {"calibrate", "slow-rank"},
+                                             [page.stem for page in PAGES]))
 def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     # A short measurement shows what the page does, unless the machine is busy with something else: it gets more time.

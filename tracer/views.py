@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -116,20 +117,18 @@ def arguments(graph: ExecutionGraph, op: int) -> list[Argument]:
         IndexError: there is no such operation.
     """
     ops = graph.ops
-    dtypes, shapes, strides, scalars = (
-        list_of(graph.string(int(column[op]))) for column in (ops.dtypes, ops.shapes, ops.strides, ops.scalars)
-    )
+    return list(_arguments(*(graph.string(int(column[op]))
+                             for column in (ops.dtypes, ops.shapes, ops.strides, ops.scalars))))
+
+
+@lru_cache(maxsize=2048)  # a step has some hundreds of different ones
+def _arguments(*texts: str) -> tuple[Argument, ...]:
+    """Decode the texts of dtypes, shapes, strides and scalars, which most operations share with others."""
+    dtypes, shapes, strides, scalars = map(list_of, texts)
     count = max(len(part) for part in (dtypes, shapes, strides, scalars))
-    return [
-        Argument(
-            dtype=str(_at(dtypes, i, "")),
-            shape=shape,
-            stride=_strides(_at(strides, i, None), shape),
-            value=str(_at(scalars, i, "")),
-        )
-        for i in range(count)
-        for shape in [_sizes(_at(shapes, i, None))]
-    ]
+    return tuple(
+        Argument(str(_at(dtypes, i, "")), shape, _strides(_at(strides, i, None), shape), str(_at(scalars, i, "")))
+        for i in range(count) for shape in [_sizes(_at(shapes, i, None))])
 
 
 def _categorical_codes(column: Int64, used: Int64, position: Int64) -> Int64:

@@ -141,7 +141,8 @@ DECIDED = ("resnet50-V100", "resnet50-ddp-2xA100/rank0.kineto.json.gz", "rank3-o
 
 
 @pytest.mark.real_traces
-@pytest.mark.parametrize("name", ["cpu-small", *REAL])
+@pytest.mark.parametrize("name", mostly_slow(
+    ["cpu-small", *REAL], {"cpu-small", *REAL} - {"rank3-of-8xA100-6steps", "resnet50-V100", "dlrm-8xV100-2023"}))
 def test_every_step_adds_up_on_real_traces(name: str) -> None:
     result = replayed(CPU_SMALL if name == "cpu-small" else real_trace(name))
     found = breakdown(result)
@@ -300,6 +301,7 @@ def most_held(steps: int, folder: Path) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow  # every step is broken down above
 def test_a_step_costs_its_own_events(tmp_path: Path) -> None:
     """One step of 400 is broken down with no more memory than one of 10: nothing as long as the trace is made."""
     assert most_held(400, tmp_path) < 2 * most_held(10, tmp_path)

@@ -60,6 +60,7 @@ def test_an_operation_of_several_calls_is_shared_out_by_the_formulas() -> None:
     assert found.measured_us / formula == pytest.approx(np.full(len(found), found.measured_us[0] / formula[0]))
 
 
+@pytest.mark.slow  # the next test asks the same profile of a traced step
 def test_what_is_learned_holds_for_a_program_that_taught_nothing(
         profile: DeviceProfile, recorded: ExecutionGraph) -> None:
     """All that its operations compute, by the captures of four others, is nearer than by the CPU that stands for any,

@@ -17,9 +17,10 @@ WORKERS = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 COMPUTE = 400.0
 
 
-def capture(batch: int, *, sample: float = 0.0, ready: float = 0.0, iterator: str = FETCH) -> Micro:
-    """Steps on a CPU: a fetch of ``sample`` µs for each of the samples and ``ready`` µs of the batch as one, then a
-    product of 400 µs at a batch of 8."""
+def capture(batch: int, *, sample: float = 0.0, ready: float = 0.0, collated: bool = False,
+            iterator: str = FETCH) -> Micro:
+    """Steps on a CPU: a fetch of ``sample`` µs for each of the samples and ``ready`` µs of the batch as one, at whose
+    end a list of samples may be collated, then a product of 400 µs at a batch of 8."""
     trace = Micro()
     at = 1000.0
     for number in range(3):
@@ -27,6 +28,9 @@ def capture(batch: int, *, sample: float = 0.0, ready: float = 0.0, iterator: st
         trace.op(iterator, at, at + fetch)
         for one in range(batch if sample else 0):
             trace.op("aten::randn", at + (one + 1) * sample - 5, at + (one + 1) * sample)
+        if collated:
+            trace.op("aten::stack", at + fetch - 10, at + fetch - 5, **{
+                "Input Dims": [[[256]] * batch, []], "Input type": ["TensorList", "Scalar"]})
         at += fetch + 10
         trace.op("aten::mm", at, at + COMPUTE * batch / 8, **{
             "Input Dims": [[batch, 256], [256, 512]], "Input type": ["float", "float"],
@@ -62,6 +66,11 @@ def test_a_batch_that_may_lie_ready_is_in_the_interval(tmp_path: Path) -> None:
     # A fetch as short as the loader's own time does not become long.
     slice_ = baseline(tmp_path, ready=FIXED_NS / 1e3 - 20)
     assert slice_.predict([resized(8, 32)]).step_time_us < slice_.predict().step_time_us + 3.5 * COMPUTE
+
+
+def test_samples_that_are_collated_were_made_one_by_one(tmp_path: Path) -> None:
+    short = baseline(tmp_path, ready=1600, collated=True)
+    assert short.predict([resized(8, 32)]).interval_us[0] > 3 * 1600
 
 
 def test_time_beside_the_fetch_and_of_workers_stays(tmp_path: Path) -> None:

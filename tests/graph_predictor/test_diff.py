@@ -225,8 +225,9 @@ def test_what_holds_a_stream_back_hides_no_host_time(tmp_path: Path) -> None:
     assert us(found) == {(DifferenceKind.HOST, "aten::first"): 600}
 
 
-@pytest.mark.parametrize("profiled", [True, False])
-@pytest.mark.parametrize("name", ["resnet50-cpu", "bert-cpu", "dlrm-cpu"])
+@pytest.mark.parametrize(("name", "profiled"), [
+    pytest.param(name, profiled, marks=() if name == "dlrm-cpu" or (name, profiled) == ("bert-cpu", False) else
+                 pytest.mark.slow) for name in ("resnet50-cpu", "bert-cpu", "dlrm-cpu") for profiled in (True, False)])
 def test_steps_of_one_trace(name: str, profiled: bool) -> None:
     """The parts add up exactly, the other way round they have the other sign, and a step is like itself."""
     both = read_job(TRACES / name)

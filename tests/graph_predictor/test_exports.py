@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from report_support import CPU_SMALL, real_trace, worked_step
+from slowly import mostly_slow
 from typer.testing import CliRunner
 
 import foretrace
@@ -55,7 +56,7 @@ def simulated_ends(work: WorkGraph) -> np.ndarray:
 
 
 @pytest.mark.real_traces
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", mostly_slow(REAL, {*REAL} - {"dlrm-8xV100-2023", "linear-2080Ti"}))
 def test_dependencies_alone_give_every_simulated_time_back(name: str) -> None:
     work = work_graph(simulated_job(replayed(name)))
     assert np.array_equal(work.ends(work.duration_ns)[0], simulated_ends(work))

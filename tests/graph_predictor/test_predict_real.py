@@ -88,6 +88,7 @@ def test_all_ranks_of_a_job_share_a_pace(real_trace: Find) -> None:
     assert result.step_time_us == max(times)
 
 
+@pytest.mark.slow  # sizes of a job: test_sizes.py
 def test_a_doubled_batch_doubles_the_data_of_the_a100(real_trace: Find) -> None:
     baseline = baseline_of(job(real_trace(A100)))
     once, twice = baseline.predict(), baseline.predict([Sizes((("batch", 32, 64),))])

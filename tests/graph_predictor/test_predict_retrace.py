@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from micro import Micro
 from recordings import slowed
+from slowly import mostly_slow
 from test_predict_shapes import LAYERS, TOKENS, WIDTH, traced
 from typer.testing import CliRunner
 
@@ -174,7 +175,7 @@ def twice() -> Baseline:
     return retrace(capture("llama"), {"batch": 2 * batch}, {"batch": batch})
 
 
-@pytest.mark.parametrize("name", ["dlrm", "llama"])
+@pytest.mark.parametrize("name", mostly_slow(["dlrm", "llama"], {"dlrm"}))
 def test_a_cpu_capture_at_its_own_size(name: str) -> None:
     """All host time of the recorded step is found in its operations, and comes back."""
     pytest.importorskip("torch", reason="tracing by shapes needs torch")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from slowly import mostly_slow
 
 from graph_predictor.prediction.replay import replay
 from graph_predictor.request.study import Configuration, Study
@@ -18,7 +19,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "batched dlrm": ("dlrm", {"batched": True, "columns_halved": 2, "bags_halved": 2})}
 
 
-@pytest.fixture(scope="module", params=list(CASES))
+@pytest.fixture(scope="module", params=mostly_slow(list(CASES), {"batched dlrm", "ncf"}))
 def settings(request: pytest.FixtureRequest) -> Any:
     pytest.importorskip("torch")
     name, values = CASES[request.param]

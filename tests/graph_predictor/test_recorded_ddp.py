@@ -57,7 +57,7 @@ def reduces(graph: ExecutionGraph) -> list[Reduce]:
 
 
 @pytest.mark.parametrize("plan", mostly_slow(["ddp=2,bucket_mb=1", "ddp=2", "ddp=4,bucket_mb=1", "ddp=64"],
-                                             ["ddp=2,bucket_mb=1", "ddp=2"]))
+                                             ["ddp=2,bucket_mb=1"]))
 def test_all_reduces_are_those_of_the_program_run_again(alone: Baseline, plan: str) -> None:
     pytest.importorskip("torch")
     ranks = ParallelPlan.parse(plan)
@@ -81,7 +81,8 @@ def test_a_step_with_ddp_takes_as_long_as_that_of_the_program_run_again(alone: B
     assert NOTE in found.notes and found.edits == ["ddp=2 on 2 ranks, approximate"]
 
 
-@pytest.mark.parametrize("edit", [FusedOptimizer(), FuseElementwise(), Compile(), Recompute(True)],
+@pytest.mark.parametrize("edit", [FusedOptimizer(), *(
+    pytest.param(edit, marks=pytest.mark.slow) for edit in (FuseElementwise(), Compile(), Recompute(True)))],
                          ids=lambda edit: edit.describe())
 def test_edits_of_a_cpus_work_change_as_much_of_it_with_ddp(alone: Baseline, edit: Edit) -> None:
     """Its collectives are all the device work there is: operations still compute on the host, DDP's own among them."""

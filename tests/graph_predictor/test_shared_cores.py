@@ -40,6 +40,7 @@ def test_ranks_beyond_the_cores_take_turns() -> None:
     assert any("4 ranks share 2 cores of the recorded host" in note for note in four.notes)
 
 
+@pytest.mark.slow  # a sharded plan of this capture: test_ranks.py
 def test_sharding_costs_the_host_its_hooks() -> None:
     """What FSDP adds beyond its collectives is milliseconds of Python, which no recording without it has."""
     alone, sharded = llama(), llama_on("fsdp2=2")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from micro import Micro
+from slowly import mostly_slow
 from typer.testing import CliRunner
 
 from foretrace.commands import app
@@ -77,7 +78,8 @@ def test_a_function_without_the_size_is_scaled_where_the_old_one_is_named(script
         study.predict(Configuration(sizes=("batch=4096",)))
 
 
-@pytest.mark.parametrize("batch", [4, 64, 8192])  # the batch itself, kept on the device, is not told from other states
+# The batch itself, kept on the device, is not told from other states.
+@pytest.mark.parametrize("batch", mostly_slow([4, 64, 8192], {8192}))
 def test_a_scaled_peak_is_that_of_the_trace_there(script: str, batch: int) -> None:
     """Traced at 16, where the optimizer's step is the peak; at 8,192 activations and their gradients are."""
     study = Study(read_source([f"{script}:build"]), code=f"{script}:build")
@@ -105,6 +107,7 @@ def test_the_command_predicts_a_script(script: str) -> None:
     assert json.loads(said.stdout)["device"] == "h100-sxm"
 
 
+@pytest.mark.slow  # sizes, and plans, alone: the tests above and test_ranks.py
 def test_sizes_and_plans_go_together_and_count_samples() -> None:
     study = Study(read_job(CAPTURE))
     two = study.predict(Configuration(sizes=("batch=8",), parallel="ddp=2"))

@@ -80,6 +80,7 @@ def test_rows_are_predictions() -> None:
     assert times[0.25, "none"] < times[0.5, "none"] < times[1.0, "none"]
 
 
+@pytest.mark.slow  # points of one chunk: the last test
 def test_points_share_nothing_that_another_point_changes(data_folder: Path) -> None:
     """Axes of all kinds, refused points among them, next to each point of a source of its own, to the bit."""
     source = SweepSource((str(data_folder / "traces" / "h100-vs-mi300" / "h100-gaunernst_bert-small-uncased.json.gz"),))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from said import plain
+from slowly import mostly_slow
 
 from graph_predictor.cli.console import Column, Report, print_json
 from graph_predictor.cli.running import MOST_CELL, MOST_TEXT, one_line, printable, tell
@@ -89,7 +90,8 @@ def test_no_command_passes_on_what_steers_a_terminal(command: str, kind: str, tm
             assert len(out) + len(err) < 30_000
 
 
-@pytest.mark.parametrize("arguments", [("workloads", "--json"), ("--help",), ("inspect", CAPTURE)])
+@pytest.mark.parametrize("arguments", mostly_slow(
+    [("workloads", "--json"), ("--help",), ("inspect", CAPTURE)], {("--help",)}))
 def test_a_reader_that_has_gone_is_no_error(arguments: tuple[object, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -100,7 +102,7 @@ def test_a_reader_that_has_gone_is_no_error(arguments: tuple[object, ...]) -> No
     assert ran.stderr == "" and ran.returncode in (0, 1, 141)
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", ">&- <&-"])
+@pytest.mark.parametrize("closed", mostly_slow([">&-", "2>&-", ">&- 2>&-", ">&- <&-"], {">&-", "2>&-"}))
 def test_an_answer_that_could_not_be_written_is_no_success(closed: str, tmp_path: Path) -> None:
     out = tmp_path / "small.foretrace"
     for arguments in (f"convert {CAPTURE} -o {out}", *(["--help"] if closed == ">&-" else [])):

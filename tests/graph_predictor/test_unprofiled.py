@@ -18,7 +18,7 @@ from slowly import mostly_slow
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from foretrace.edits import Compile, Edit, FusedOptimizer, HostFrom, NoDataLoading, ScaleHost, Sizes
+from foretrace.edits import NoDataLoading, ScaleHost, Sizes
 from graph_predictor import baseline_of, breakdown, replay
 from graph_predictor.diff.jobs import diff_jobs
 from graph_predictor.prediction.predictor import Baseline
@@ -44,34 +44,6 @@ def foreign() -> Job:
 def baseline(foreign: Job) -> Baseline:
     """Its step, for which sizes are scaled once."""
     return baseline_of(foreign)
-
-
-# one clock for every edit
-
-def edits(job: Job) -> dict[str, Edit]:
-    return {"batch × 4": Sizes.parse(["batch=4:16"]), "host × 0.5": ScaleHost(0.5), "optimizer": FusedOptimizer(),
-            "compile": Compile(), "other host": HostFrom(read_job(str(TRACES / "llama-cpu")).graphs, "llama")}
-
-
-def test_no_edit_loses_another(foreign: Job, baseline: Baseline) -> None:
-    """Two edits that each move the step move it together, from what either made of it, in any order."""
-    plain = baseline.predict().step_time_us
-    assert plain == pytest.approx(np.median(foreign.graphs[0].meta.unprofiled_step_ns) / 1e3, rel=1e-3)
-    known = edits(foreign)
-    alone = {name: baseline.predict([edit]).step_time_us for name, edit in known.items()}
-    assert all(abs(us / plain - 1) > 0.01 for us in alone.values()), alone
-    assert alone["batch × 4"] > 2 * plain
-    tried = 0
-    for one, other in itertools.combinations(known, 2):
-        try:
-            together = baseline.predict([known[one], known[other]]).step_time_us
-        except ForetraceError:
-            continue  # both say what the host takes
-        tried += 1
-        assert baseline.predict([known[other], known[one]]).step_time_us == together
-        for name, rest in ((one, other), (other, one)):
-            assert abs(together / alone[rest] - 1) > 0.005, f"{name} is lost beside {rest}"
-    assert tried >= 6
 
 
 def test_sizes_differ_from_one_another(baseline: Baseline) -> None:

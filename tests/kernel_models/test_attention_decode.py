@@ -169,6 +169,7 @@ def decode_table(path: Path, seed: int = 3) -> Path:
     return path
 
 
+@pytest.mark.slow  # its formula is asked above, fits in test_fit.py
 def test_a_fitted_model_prices_heads_it_never_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "BOOSTING", {Family.ATTENTION: (QUICK,)})
     sample, = read_samples([str(decode_table(tmp_path / "decode.parquet"))])

@@ -532,7 +532,7 @@ def test_modes_refused_for_one_shape_are_tried_for_others(simulated: Bench0, tmp
     """Heads that are shared are refused, and so are a few odd shapes: neither says anything of the rest."""
     simulated.refuses = lambda item: "RuntimeError: No available kernel." if item.name == "attention" and (
         item.settings["heads"] != item.settings["kv_heads"] or item.settings["seq"] % 64) else ""
-    calibrated(tmp_path / "work", families=("attention",), minutes=1.0)
+    calibrated(tmp_path / "work", families=("attention",), minutes=0.4)
     lines = [line for line in Results.read(tmp_path / "work").lines.values() if line.name == "attention"]
     worked = {line.settings["backend"] for line in lines if line.status == "ok"}
     assert {"flash", "cudnn", "efficient"} <= worked

@@ -69,6 +69,7 @@ def test_a_family_that_only_runs_other_kernels_is_given_up(simulated: Bench0, tm
             "ran other kernels than meant.") in found.notes
 
 
+@pytest.mark.slow  # two backends of it: attention_must_run_as_forced
 def test_attention_that_does_not_run_as_forced_is_not_forced_for_ever(simulated: Bench0, tmp_path: Path) -> None:
     simulated.kernel, simulated.seconds = lambda call, item: "pytorch_flash::flash_fwd_kernel", 0.1
     calibrated(tmp_path / "work", "attention", minutes=0.8)
@@ -123,6 +124,7 @@ def disturbed(at_s: float) -> float:
     return 1.0 if lucky < 0.5 else 1.2 + much
 
 
+@pytest.mark.slow  # visits of simulated measurements: the next test
 def test_visits_on_a_busy_host_find_how_quick_it_is(simulated: Bench0, tmp_path: Path) -> None:
     simulated.context, simulated.disturbed, simulated.seconds = CPU_CONTEXT, disturbed, 0.08
     found = calibrated(tmp_path / "work", "memset", device="cpu", minutes=1.0)

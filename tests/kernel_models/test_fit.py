@@ -306,6 +306,7 @@ def test_as_many_trees_are_stored_as_helped_rows_left_out(monkeypatch: pytest.Mo
     assert sum(member["weight"] for member in entry.facts["members"]) == pytest.approx(1.0)
 
 
+@pytest.mark.slow  # fits of several entries: fit_evaluate_and_list
 def test_fits_beside_each_other_are_those_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = gemm_samples(200)
     slower = replace(samples, software="lib-2.0", measured_us=samples.measured_us * 2)
@@ -338,6 +339,7 @@ def test_several_devices_need_a_name() -> None:
         fit_profile([samples], device("a40"))
 
 
+@pytest.mark.slow  # evaluated by a command: fit_evaluate_and_list
 def test_evaluation_prices_by_the_same_software() -> None:
     samples = gemm_samples(300)
     slower = replace(samples, software="lib-2.0", measured_us=samples.measured_us * 2)
@@ -447,6 +449,7 @@ def test_large_sets_are_not_fitted_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     assert entry.rows == entry.facts["fit_rows"] and entry.facts["held_out"]["mape"] < 0.1
 
 
+@pytest.mark.slow  # groups left out: choices_never_see_the_held_out_groups
 def test_many_calls_of_many_groups_are_left_out_twice_only(monkeypatch: pytest.MonkeyPatch) -> None:
     samples, options = gemm_samples(400), Options(refit=False)
     few = replace(samples, groups={"model": [f"model {i % 7}" for i in range(len(samples))]})

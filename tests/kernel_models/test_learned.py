@@ -96,6 +96,7 @@ def test_trees_that_see_some_features_are_averaged_with_those_that_see_all() -> 
     assert np.allclose(both.predict(x), few.predict(x[:, :3]) / 4 + every.predict(x) * 3 / 4, atol=1e-5)
 
 
+@pytest.mark.slow  # stopped early by fits: as_many_trees_are_stored_as_helped
 def test_trees_grow_as_long_as_rows_left_out_gain() -> None:
     x, other = features(2500), features(500, 1)
     how = Boosting(200, 0.3, 31, 1.0, 5)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slowly import mostly_slow
 
 from kernel_models.families.registry import unsized
 from kernel_models.kernel_names import element_dtype, family_hint, short_kernel_name, uses_tf32
@@ -257,11 +258,12 @@ def benchmark() -> ModuleType:
 
 
 @pytest.mark.real_traces
-@pytest.mark.parametrize("name", [
+@pytest.mark.parametrize("name", mostly_slow([
     "cuda-sync-A100", "dlrm-8xV100-2023", "gpu-only-MI210", "h100-vs-mi300", "linear-2080Ti", "rank0-1-of-128",
     "rank3-of-8xA100-6steps", "resnet50-V100", "resnet50-V100-2021", "resnet50-ddp-2xA100", "triton-example",
     "vllm-cuda-graph", "vllm-eager-B200",
-])
+], {"cuda-sync-A100", "gpu-only-MI210", "linear-2080Ti", "rank0-1-of-128", "resnet50-V100", "triton-example",
+    "vllm-cuda-graph", "vllm-eager-B200"}))
 def test_recorded_traces_are_covered(name: str, benchmark: ModuleType, real_trace: Any) -> None:
     paths = benchmark.profiler_traces(real_trace(name))
     assert paths

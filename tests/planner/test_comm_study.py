@@ -82,7 +82,7 @@ def studied(plan: ParallelPlan) -> dict[KINDS, tuple[float, float]]:
 
 @pytest.mark.parametrize("text", mostly_slow(
     ["ddp=2", "fsdp2=2", "pp=2", "pp=4,microbatches=8", "ddp=2,pp=2,microbatches=4", "fsdp2=2,tp=2", "ddp=2,tp=2",
-     "tp=2"], {"ddp=2", "ddp=2,pp=2,microbatches=4", "fsdp2=2,tp=2"}))
+     "tp=2"], {"ddp=2,pp=2,microbatches=4", "fsdp2=2,tp=2"}))
 def test_a_plan_communicates_what_its_fake_world_does(text: str) -> None:
     plan = ParallelPlan.parse(text)
     ran, expected = dict(traced(plan)), studied(plan)

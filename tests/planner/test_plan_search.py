@@ -32,7 +32,8 @@ def cluster() -> CollectiveModel:
     return CollectiveModel(find_topology("dgx-h100x2"))
 
 
-@pytest.mark.parametrize(("shape", "gpus"), [(SMALL, 8), (replace(SMALL, experts=2, top_k=1), 2)])
+@pytest.mark.parametrize(("shape", "gpus"), [
+    (SMALL, 8), pytest.param(replace(SMALL, experts=2, top_k=1), 2, marks=pytest.mark.slow)])
 def test_a_search_that_leaves_plans_out_finds_the_same_best_ones_as_one_that_does_not(
         shape: TransformerShape, gpus: int, pieces: LayerCosts, cluster: CollectiveModel) -> None:
     every = search(shape, gpus, 4, pieces, cluster, best=None)

@@ -127,6 +127,8 @@ def test_tables_that_are_only_looked_up_have_no_gradients() -> None:
 
 # The search
 
+
+@pytest.mark.slow  # limits of both memories: the next test
 def test_what_the_devices_cannot_hold_goes_to_the_hosts_and_neither_overflows() -> None:
     made = problem(LARGE, **BOTH)
     found = search(made, 2)

@@ -1,7 +1,7 @@
 """Plans that are run twice, by real gloo processes and in fake worlds, and what of their captures must be equal.
 
-As a program of ``forks`` it is one real rank: ``fake_world_support.py FOLDER`` runs every plan that has such a
-rank.
+As a program of ``forks`` it is one real rank: ``fake_world_support.py FOLDER CASE…`` runs those of the cases that have
+such a rank.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def _without_gloos_reduce_scatter(items: list[tuple[Any, ...]]) -> list[tuple[An
     return found
 
 
-def main(rank: int, folder: Path) -> None:
+def main(rank: int, folder: Path, *names: str) -> None:
     torch.set_num_threads(1)
-    for name, case in CASES.items():
+    for name, case in ((name, CASES[name]) for name in names):
         if rank < case.ranks:
             dist.init_process_group("gloo", init_method=f"file://{folder / name}.store", rank=rank,
                                     world_size=case.ranks)
@@ -123,4 +123,4 @@ def main(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(os.environ["RANK"]), Path(sys.argv[1]))
+    main(int(os.environ["RANK"]), Path(sys.argv[1]), *sys.argv[2:])

@@ -179,6 +179,7 @@ def machine_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow  # workers of a CPU: test_campaign.py
 def test_a_worker_of_the_cpu_names_the_cpu(machine_with_a_gpu: Path) -> None:
     worker = Worker("cpu", 1, machine_with_a_gpu / "log")
     try:

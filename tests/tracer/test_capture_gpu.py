@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from forks import run_program
+from forks import run_ranks
 from said import plain
 from simulated_gpu.amdsmi import SimulatedAmdSmi
 from simulated_gpu.cuda import SimulatedCuda, SimulatedProperties, simulate_cuda
@@ -26,7 +26,6 @@ from tracer.capture.context import FreeRunning, tf32_in_use  # noqa: E402
 from tracer.capture_layout import read_context  # noqa: E402
 from tracer.graph import NONE  # noqa: E402
 
-TESTS = Path(__file__).resolve().parents[1]
 STEP_S = 0.0029
 WINDOWS = {"steps": 2, "warmup": 2, "timed": 3, "execution_trace": "apart"}
 
@@ -72,7 +71,6 @@ def test_sampling_is_in_no_measured_step(nvml: SimulatedNvml, monkeypatch: pytes
 
 RANK = """
 import sys
-sys.path.insert(0, sys.argv[1])
 import pytest, torch
 import torch.distributed as dist
 from simulated_gpu.cuda import SimulatedProperties, simulate_cuda
@@ -86,8 +84,8 @@ of_two = [SimulatedProperties(f"{n}") for n in range(2)]
 gpus = simulate_cuda(pytest.MonkeyPatch(), of_two, in_use=(rank,), current=rank)
 devices = [SimulatedDevice(f"GPU-{n}", sm_mhz=1000 + 500 * n) for n in range(2)]
 nvml = SimulatedNvml(devices, lambda: gpus.clock.wait(0.001))
-sys.modules["pynvml"] = nvml if rank == 0 or sys.argv[3] == "both" else None
-with tracer.capture(sys.argv[2], steps=3, warmup=1, timed=5, execution_trace="none") as capture:
+sys.modules["pynvml"] = nvml if rank == 0 or sys.argv[2] == "both" else None
+with tracer.capture(sys.argv[1], steps=3, warmup=1, timed=5, execution_trace="none") as capture:
     while not capture.finished:
         gpus.clock.wait(0.008)
         now = torch.tensor(gpus.clock.now_ns)
@@ -104,9 +102,7 @@ dist.destroy_process_group()
 def test_a_rank_that_samples_does_not_make_another_wait(tmp_path: Path, who: str) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    torchrun = "from torch.distributed.run import main; main()"
-    result = run_program(torchrun, "--standalone", "--nproc-per-node", 2, script, TESTS, tmp_path / "job", who)
-    assert result.returncode == 0, result.stderr[-3000:]
+    run_ranks(2, script, tmp_path / "job", who)
     contexts = [read_context(tmp_path / "job" / f"rank{rank}") for rank in range(2)]
     for name in ("unprofiled_step_ns", "profiled_step_ns"):
         assert all(np.allclose(context[name], 8e6, rtol=0.02) for context in contexts), name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ pytest.importorskip("torch")
 
 from tracer.graph import ExecutionGraph
 from tracer.shape_only.apart import trace_apart
+from tracer.shape_only.trace import trace_step
 
 PROGRAM = """
 import torch
@@ -43,14 +46,26 @@ def build(how="whole", batch=3, seq=5):
 """
 
 
-def traced(tmp_path: Path, how: str) -> ExecutionGraph:
-    (tmp_path / "user.py").write_text(PROGRAM)
-    return trace_apart(f"{tmp_path / 'user.py'}:build", "cpu", arguments={"how": how})
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("compiled") / "user.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def traced(program: Path, how: str) -> ExecutionGraph:
+    return trace_step(partial(runpy.run_path(str(program))["build"], how=how), "cpu")
+
+
+@pytest.fixture(scope="module")
+def plain(program: Path) -> ExecutionGraph:
+    return traced(program, "none")
 
 
 @pytest.mark.parametrize("how", ["whole", "in place", "function", "step", "compiler"])
-def test_a_compiled_step_has_the_operations_of_one_that_is_not(how: str, tmp_path: Path) -> None:
-    plain, compiled = traced(tmp_path, "none"), traced(tmp_path, how)
+def test_a_compiled_step_has_the_operations_of_one_that_is_not(how: str, program: Path, plain: ExecutionGraph) -> None:
+    compiled = traced(program, how) if how != "whole" else trace_apart(
+        f"{program}:build", "cpu", arguments={"how": how})
     for name in ("name", "shapes", "dtypes", "phase"):
         assert [compiled.string(code) if name != "phase" else code for code in getattr(compiled.ops, name).tolist()] \
             == [plain.string(code) if name != "phase" else code for code in getattr(plain.ops, name).tolist()]
@@ -61,8 +76,6 @@ def test_a_compiled_step_has_the_operations_of_one_that_is_not(how: str, tmp_pat
 
 def test_pytorch_compiles_again_afterwards() -> None:
     import torch
-
-    from tracer.shape_only.trace import trace_step
 
     before = torch.compile, torch.nn.Module.compile
     layer = torch.nn.Linear(2, 2)

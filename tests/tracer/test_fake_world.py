@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from forks import run_ranks
 from said import plain
+from slowly import mostly_slow
 
 torch = pytest.importorskip("torch")
 if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
@@ -43,6 +45,9 @@ from tracer.parallel_plan import ParallelPlan, PlanError  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+Faked = Callable[[str, int], ExecutionGraph]
+QUICK = {("ddp", 0), ("pp", 0), ("pp", 1), ("fsdp2-tp", 0), ("fsdp2-tp", 3), ("uneven", 2)}
+"""Ranks that the quick tests compare: those of ``fsdp2`` and ``tp`` do what the four of both together do."""
 KINDS = {  # of a step of a Llama with two blocks, on rank 0, counted on paper
     "ddp": {"broadcast": 1, "all_reduce": 1},  # rotary tables; all gradients fit one bucket
     "fsdp2": {"all_gather": 5, "reduce_scatter": 3},  # root, 2 blocks, 2 blocks again; 2 blocks, root
@@ -62,25 +67,26 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the real runs' captures: every case by as many gloo processes as it has ranks."""
+def real(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The folder of the real runs' captures: every case asked for, by as many gloo processes as it has ranks."""
     folder = tmp_path_factory.mktemp("real")
-    run_ranks(REAL_RANKS, HERE / "fake_world_support.py", folder)
+    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    run_ranks(REAL_RANKS, HERE / "fake_world_support.py", folder, *(name for name in CASES if name in asked))
     return folder
 
 
 @pytest.fixture(scope="module")
-def faked(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], ExecutionGraph]:
-    """Every rank of every case, each captured in a fake world of this process."""
+def faked(tmp_path_factory: pytest.TempPathFactory) -> Faked:
+    """From a case and a rank to its capture in a fake world of this process."""
     folder = tmp_path_factory.mktemp("fake")
-    return {(name, rank): fake_rank(case, rank, folder / name) for name, case in CASES.items()
-            for rank in range(case.ranks)}
+    return cache(lambda name, rank: fake_rank(CASES[name], rank, folder / name))
 
 
-@pytest.mark.parametrize(("name", "rank"), [(name, rank) for name, case in CASES.items() for rank in range(case.ranks)])
-def test_a_fake_rank_does_what_the_real_one_does(
-        real: Path, faked: dict[tuple[str, int], ExecutionGraph], name: str, rank: int) -> None:
-    graph, truth = faked[name, rank], read_window(real / name / f"rank{rank}")
+@pytest.mark.parametrize(("name", "rank"), [
+    pytest.param(name, rank, marks=() if (name, rank) in QUICK else pytest.mark.slow)
+    for name, case in CASES.items() for rank in range(case.ranks)])
+def test_a_fake_rank_does_what_the_real_one_does(real: Path, faked: Faked, name: str, rank: int) -> None:
+    graph, truth = faked(name, rank), read_window(real / name / f"rank{rank}")
     assert (graph.meta.rank, graph.meta.world_size, graph.meta.backend) == (rank, CASES[name].ranks, "fake")
     assert truth.meta.backend == "gloo"
     for step in range(STEPS):
@@ -104,8 +110,8 @@ def overlap(graph: ExecutionGraph) -> list[tuple[str, str, str, str]]:
     return found
 
 
-def test_overlap_of_fsdp2_is_the_streams_of_its_code(faked: dict[tuple[str, int], ExecutionGraph]) -> None:
-    graph = faked["fsdp2", 0]
+def test_overlap_of_fsdp2_is_the_streams_of_its_code(faked: Faked) -> None:
+    graph = faked("fsdp2", 0)
     found = overlap(graph)
     assert [(kind, stream) for kind, stream, *_ in found] == (
         [("all_gather", ALL_GATHER)] * 5 + [("reduce_scatter", REDUCE_SCATTER)] * 3)
@@ -120,14 +126,14 @@ def test_overlap_of_fsdp2_is_the_streams_of_its_code(faked: dict[tuple[str, int]
     assert graph.collectives.op[5] < waits[5] < graph.collectives.op[6] < waits[6] < graph.collectives.op[7] < waits[7]
 
 
-def test_overlap_of_the_other_kinds(faked: dict[tuple[str, int], ExecutionGraph]) -> None:
-    buffers, bucket = overlap(faked["ddp", 0])
+def test_overlap_of_the_other_kinds(faked: Faked) -> None:
+    buffers, bucket = overlap(faked("ddp", 0))
     assert buffers[1:] == (IN_ORDER, "aten::unflatten_dense_tensors", "DistributedDataParallel.forward")
     assert bucket[0:2] == ("all_reduce", BUCKETS)
     assert bucket[3].startswith("ProfilerStep#")  # after backward
-    assert {(stream, op) for _, stream, op, _ in overlap(faked["tp", 0])} == {
+    assert {(stream, op) for _, stream, op, _ in overlap(faked("tp", 0))} == {
         ("group 0", "_c10d_functional::wait_tensor")}
-    graph = faked["pp", 0]
+    graph = faked("pp", 0)
     assert [(kind, stream) for kind, stream, *_ in overlap(graph)] == [
         ("send", PEERS), ("send", PEERS), ("recv", PEERS), ("recv", PEERS)]
     assert [graph.string(int(ranks)) for ranks in graph.collectives.ranks] == ["[0, 1]"] * 2 + ["[1, 0]"] * 2
@@ -193,7 +199,8 @@ def test_ddp_rebuilds_fake_buckets_as_real_ones() -> None:
     assert sum(real_tensors) == 3 * 4 * (200 * 200 + 200) and len(real_tensors) > 3
 
 
-@pytest.mark.parametrize("name", [name for name in workloads.names() if name != "llama"])
+@pytest.mark.parametrize("name", mostly_slow([name for name in workloads.names() if name != "llama"],
+                                             {"bert", "dlrm", "moe", "resnet50"}))
 def test_other_workloads_run_under_ddp_and_fsdp2(name: str) -> None:
     for plan in ("ddp", "fsdp2"):
         with fake_world(2, 1):

@@ -33,7 +33,8 @@ def test_dlrm_pairs(rank: int) -> None:
     assert (graph.meta.et_schema, graph.meta.et_joined) == ("1.0.1", report.joined)
 
 
-@pytest.mark.parametrize(("schema", "offset"), [("1.0.3", 0), ("1.1.0", 1), ("1.1.1", 1)])
+@pytest.mark.parametrize(("schema", "offset"), [
+    ("1.0.3", 0), pytest.param("1.1.0", 1, marks=pytest.mark.slow), ("1.1.1", 1)])
 def test_resnet_pairs(schema: str, offset: int) -> None:
     graph = read_kineto(real(RESNET))
     trace = read_execution_trace(real(f"resnet50-ddp-2xA100/rank0.schema-{schema}.et.json.gz"))

@@ -281,6 +281,7 @@ def test_a_journal_of_another_user_is_not_gone_on_with(base: Path) -> None:
         Journal(table, {})
 
 
+@pytest.mark.slow  # a place of others, refused: a_refused_place
 def test_a_command_answers_where_another_user_made_the_cache(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"{loop.function.__module__}.{loop.__name__}-{loop._key_of(*_surroundings())}.o"
              for loop in (gaps_between, nest_rows)]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slowly import mostly_slow
 
 pytest.importorskip("torch", reason="tracing by shapes needs torch")
 
@@ -47,6 +48,8 @@ from tracer.shape_only import ShapeOnlyError, trace_step, trace_workload
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = workloads.names()
+AGAINST_REAL = ("dlrm", "lstm", "moe", "resnet50")
+"""Workloads that the quick tests also run: look-ups, recurrent layers, experts and convolutions."""
 PHASES = (int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER))
 
 
@@ -84,7 +87,9 @@ def step_of(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any =
 
 
 @pytest.mark.parametrize(("name", "modes"), [
-    *((name, {}) for name in NAMES), ("llama", {"checkpointing": True, "dtype": "bf16"}),
+    # The others are traced by the quick tests of test_workloads.py.
+    *(pytest.param(name, {}, marks=() if name in AGAINST_REAL else pytest.mark.slow) for name in NAMES),
+    ("llama", {"checkpointing": True, "dtype": "bf16"}),
     ("gpt2", {"dtype": "bf16-autocast"}), pytest.param("resnet50", {"checkpointing": True}, marks=pytest.mark.slow),
     ("llama", {"optimizer": "adamw-fused", "accumulation": 2}),
 ], ids=str)
@@ -102,9 +107,10 @@ def test_operators_shapes_and_dtypes_are_those_of_a_real_run(name: str, modes: d
 
 
 @pytest.mark.parametrize(("name", "checkpointing"), [
-    ("llama", False), ("lstm", False), ("resnet50", True),
+    ("llama", True),
     *(pytest.param(name, checkpointing, marks=pytest.mark.slow) for name, checkpointing in (
-        ("bert", False), ("resnet50", False), ("llama", True), ("bert", True), ("lstm", True)))])
+        ("llama", False), ("bert", False), ("resnet50", False), ("lstm", False), ("bert", True), ("resnet50", True),
+        ("lstm", True)))])
 def test_peak_memory_is_within_a_percent_of_a_real_run(name: str, checkpointing: bool, tmp_path: Path) -> None:
     sizes = {"resnet50": {"batch": 4, "resolution": 64}, "lstm": {"batch": 16, "seq": 12, "depth": 2}}
     settings = workloads.configure(name, preset="tiny", checkpointing=checkpointing,
@@ -463,7 +469,7 @@ def test_a_function_of_ones_own_under_ddp() -> None:
     assert json.loads(graph.string(int(graph.collectives.ranks[0]))) == list(range(8))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", mostly_slow([0, 1], {1}))
 def test_what_a_pipeline_receives_is_waited_for_where_real_values_are_first_read(rank: int) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
