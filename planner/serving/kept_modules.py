@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import Any
 
+from tracer.parallel_plan import PlanError
 from tracer.shape_only.transformer import TransformerShape
 
 KEYS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
@@ -22,6 +22,15 @@ ATTENTION, FEED_FORWARD, EXPERTS = PARTS = ("attention", "feed-forward part", "e
 _OF_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 _OF_LATENT = ("self_attn.q_b_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.kv_b_proj", "self_attn.o_proj")
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+MOST_PATTERNS = 200
+"""Patterns of any layer, and of one, that are compared with names: checkpoints have a few."""
+_LONGEST, _MOST_REPEATED = 200, 2
+"""Letters of a pattern, and repetitions within one."""
+_LAYER = re.compile(r"layers\\?\.([0-9]{1,6})(?=[.\\]|$)")
+_UNSAFE = re.compile(r"\)[*+{]|\\[1-9]|\(\?[^:]")
+"""Groups that repeat, and what looks back or ahead."""
+_REPEATED = re.compile(r"(?<!\\)(?<!\\d)(?:[*+]|\{[0-9]*,[0-9]*\})")
+"""Repetitions of anything but digits."""
 _BEFORE = ("model.", "model.language_model.", "language_model.model.")
 """What comes before ``layers`` in names of modules; a picture's encoder has layers of its own."""
 
@@ -60,13 +69,22 @@ class _Keeps:
 
     Args:
         patterns: of modules.
+
+    Raises:
+        PlanError: there are too many patterns, or one is no expression, or of a kind that may take for ever.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        self._names = {each[each.find("layers."):] if "layers." in each else each for each in patterns
-                       if "*" not in each and not each.startswith("re:")}
-        self._wild = [each for each in patterns if "*" in each and not each.startswith("re:")]
-        self._expressions = [_compiled(each[3:]) for each in patterns if each.startswith("re:")]
+        plain = [each for each in patterns if "*" not in each and not each.startswith("re:")]
+        self._names = {each[each.find("layers."):] if "layers." in each else each for each in plain}
+        self._patterns: dict[int | None, list[re.Pattern[str]]] = {}  # by the layer that they name
+        for each in dict.fromkeys(patterns):
+            if "*" in each or each.startswith("re:"):
+                layer = _LAYER.search(each)
+                self._patterns.setdefault(int(layer[1]) if layer else None, []).append(_compiled(each))
+        if max(map(len, self._patterns.values()), default=0) > MOST_PATTERNS:
+            raise PlanError(f"The quantization_config has more than {MOST_PATTERNS} patterns of modules that stay as "
+                            "they are; name the modules, or leave the patterns out and give --precision.")
 
     def of(self, kind: TransformerShape, layer: int) -> tuple[str, ...]:
         """Return the parts of a layer that are kept."""
@@ -79,19 +97,28 @@ class _Keeps:
         elif kind.ffn:
             parts[FEED_FORWARD] = tuple(f"mlp.{each}" for each in _PROJECTIONS)
         return tuple(part for part, names in parts.items()
-                     if 2 * sum(self._keep(f"layers.{layer}.{name}") for name in names) > len(names))
+                     if 2 * sum(self._keep(layer, f"layers.{layer}.{name}") for name in names) > len(names))
 
-    def _keep(self, name: str) -> bool:
+    def _keep(self, layer: int, name: str) -> bool:
         words = name.split(".")
         spans = (".".join(words[begin:end]) for begin in range(len(words)) for end in range(begin + 1, len(words) + 1))
-        whole = [before + name for before in _BEFORE]
         return any(span in self._names for span in spans) or any(
-            fnmatchcase(each, pattern) or fnmatchcase(each, f"{pattern}.*") for pattern in self._wild for each in whole
-        ) or any(expression.match(each) for expression in self._expressions for each in whole)
+            pattern.match(before + name) for at in (None, layer) for pattern in self._patterns.get(at, ())
+            for before in _BEFORE)
 
 
-def _compiled(expression: str) -> re.Pattern[str]:
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern as an expression that a module's name matches; a wildcard's also stands for all below it."""
+    text = pattern.removeprefix("re:")
+    if text == pattern:
+        text = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern) + r"(?:\.|$)"
+    inner = text.removeprefix("^").removeprefix(".*").removesuffix(r"(?:\.|$)").removesuffix("$").removesuffix(".*")
+    # What follows a repetition by another one may be tried in every place of both.
+    if len(pattern) > _LONGEST or _UNSAFE.search(inner) or len(_REPEATED.findall(inner)) > _MOST_REPEATED:
+        raise PlanError(f"The quantization_config's pattern {pattern[:60]!r} may take too long to compare (it is long, "
+                        "or repeats much); name the modules that stay as they are.")
     try:
-        return re.compile(expression)
-    except re.error:
-        return re.compile(re.escape(expression))
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise PlanError(f"The quantization_config's pattern {pattern[:60]!r} is no regular expression ({error}); "
+                        "correct it, or name the modules that stay as they are.") from None

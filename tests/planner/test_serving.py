@@ -10,11 +10,13 @@ import pytest
 
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device_choice import find_device
+from planner.serving.kept_modules import with_kept_modules
 from planner.serving.serve import prompt_time, serve
 from planner.serving.setup import ServingError, ServingSetup, Speculation, cache_account, engine_of, weight_type
 from planner.serving.source import published_name, served_decoder, types_of_config
 from planner.serving.step_grids import PrefillChunk
 from planner.serving.steps import ServedStep, ServingModel
+from tracer.parallel_plan import PlanError
 
 H200 = find_device("h200-sxm")
 
@@ -130,6 +132,23 @@ def test_modules_that_a_checkpoint_does_not_quantise_are_kept(said: dict[str, ob
     assert 8 * read["feed-forward part"] == pytest.approx((126 + kept[1]) * feed_forward, rel=0.01)
     assert any("Not quantised" in note for note in decoder.notes) is any(kept)
     assert not any(run.kept for run in decoder.in_type("int4").shape.runs)
+
+
+@pytest.mark.parametrize(("patterns", "said"), [
+    (["re:(a+)+$"], "may take too long"), (["re:.*a.*b.*c.*d"], "may take too long"), (["re:("], "no regular expr"),
+    ([f"re:.*mlp{number}" for number in range(201)], "more than 200 patterns"), (["*" * 300], "may take too long"),
+    (["re:x{99999999999999999999}"], "no regular expr")])
+def test_patterns_that_may_take_for_ever_are_refused(patterns: list[str], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        with_kept_modules(served_decoder("llama-3.1-8b").shape, patterns)
+
+
+def test_patterns_of_checkpoints_are_compared_quickly() -> None:
+    shape = served_decoder("llama-3.1-405b").shape
+    of_layers = [f"model.layers.{layer}.self_attn*" for layer in range(0, 126, 2)]
+    kept = with_kept_modules(shape, [*of_layers, r"re:.*layers\.1\.mlp\..*proj$", r"re:.*\.layers\.\d+\.mlp\.gate$"])
+    assert sum(run.layers for run in kept.runs if "attention" in run.kept) == len(of_layers)
+    assert sum(run.layers for run in kept.runs if "feed-forward part" in run.kept) == 1
 
 
 @pytest.mark.parametrize(("device", "tp", "us"), [
