@@ -38,7 +38,10 @@ LASTING = 0.5
 latency of each step. Chosen: Hugging Face's cluster has 0.47 to 0.67 of it on 8 and 16 nodes in its quicker half."""
 LARGE = float(1 << 30)
 """Bytes of the buffer at which busbw is taken to be measured: bandwidth alone decides."""
-_ENTRY = re.compile(r"(?:(\d+):)?([\d.]+(?:e\d+)?(?:/[\d.]+(?:e\d+)?){0,2})")
+MOST_NODES = 1_000_000
+"""No cluster has more."""
+_ENTRY = re.compile(r"(?:([0-9]+):)?([0-9.]+(?:e[0-9]+)?(?:/[0-9.]+(?:e[0-9]+)?){0,2})")
+_NUMBERED = re.compile(r"[-+]?[0-9.]+:")
 _FORM = ("Write GB/s of all-reduce/all-gather/reduce-scatter for a number of whole nodes, such as 1:458/265/265 or "
          "1:458/265/265,64:13/6/6; without a number they are of all nodes.")
 
@@ -56,12 +59,16 @@ class BusBandwidths:
         Raises:
             CommError: a bandwidth that no network has, or a number of nodes given twice.
         """
-        entries = [_ENTRY.fullmatch(part.strip()) for part in text.split(",")]
         found: dict[tuple[CollectiveKind, int], float] = {}
-        for entry in entries:
+        for part in text.split(","):
+            entry = _ENTRY.fullmatch(part.strip())
             if entry is None:
+                if _NUMBERED.match(part.strip()):
+                    raise CommError(f"{part.strip()[:40]} is no bandwidth of a number of nodes. {_FORM}")
                 return None
             nodes = int(entry[1] or 0)
+            if entry[1] is not None and not 1 <= nodes <= MOST_NODES:
+                raise CommError(f"{entry[1][:40]} in {text[:60]} is no number of nodes. {_FORM}")
             for kind, figure in zip(KINDS, entry[2].split("/"), strict=False):
                 if (kind, nodes) in found:
                     raise CommError(f"{text} gives {nodes or 'all'} nodes twice; give each number once. {_FORM}")
@@ -121,8 +128,8 @@ class MeasuredBus:
         for kind in KINDS[1:]:
             known = self._measured.get(kind, {})
             nodes = max(known, default=1)
-            if nodes > 1 and 1 in known:
-                moved = 1e-3 * LARGE * max(1 / known[nodes] - 1 / known[1], 0.0)
+            if nodes > 1:
+                moved = 1e-3 * LARGE * max(1 / known[nodes] - 1 / self._of_one_node(kind), 0.0)
                 found.append(moved / (self.topology.node.gpus * (nodes - 1)))
         return float(np.mean(found)) if found else 0.0
 
@@ -165,12 +172,23 @@ class MeasuredBus:
         at = np.log(np.array(list(known), np.float64))
         gbps = exp(float(np.interp(log(nodes), at, np.log(list(known.values())))))
         # What is far below a node's own busbw waits: bandwidth is not lost by nodes, latency is added by ranks.
-        lasting = max(gbps, LASTING * known.get(1, 0.0)) if nodes > 1 else gbps
+        lasting = max(gbps, LASTING * self._of_one_node(kind)) if nodes > 1 else gbps
+        sheet, moved, ranks = self._formula(kind, nodes)
+        steps = (2 if kind is CollectiveKind.ALL_REDUCE else 1) * (ranks - 1)
+        return moved / lasting / sheet, moved * (1 / gbps - 1 / lasting) / steps
+
+    def _formula(self, kind: CollectiveKind, nodes: int) -> tuple[float, float, int]:
+        """The formulas' time of a large buffer among so many nodes, µs, what moves in it, kB, and the ranks."""
         group = self.topology.first(nodes * self.topology.node.gpus)
         sheet = float(DatasheetModel(self.topology).predict(CollectiveBatch.of(kind, LARGE, group)).time_us[0])
-        moved = 1e-3 * bus_factor(kind, group.ranks) * LARGE
-        steps = (2 if kind is CollectiveKind.ALL_REDUCE else 1) * (group.ranks - 1)
-        return moved / lasting / sheet, moved * (1 / gbps - 1 / lasting) / steps
+        return sheet, 1e-3 * bus_factor(kind, group.ranks) * LARGE, group.ranks
+
+    def _of_one_node(self, kind: CollectiveKind) -> float:
+        """Busbw within a node, GB/s: measured, else the formulas'."""
+        if 1 in (known := self._measured.get(kind, {})):
+            return known[1]
+        sheet, moved, _ = self._formula(kind, 1)
+        return moved / sheet if sheet and moved else 0.0
 
 
 def _checked(figure: str, text: str) -> float:

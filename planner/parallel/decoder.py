@@ -375,8 +375,19 @@ def check_decoder_plan(plan: ParallelPlan, shape: TransformerShape, on: Topology
             if value % by:
                 raise PlanError(f"{value:,} {what} cannot be split evenly by {name}={by}; choose a divisor.")
     spread(plan, shape)
-    if plan.ep > 1 and not any(kind.experts for kind in shape.kinds):
-        raise PlanError(f"ep={plan.ep} needs experts, and the model has none; leave it out.")
+    experts, latent = any(kind.experts for kind in shape.kinds), any(kind.latent for kind in shape.kinds)
+    for word, said, there in (
+            (f"ep={plan.ep}", plan.ep > 1, experts),
+            (f"dispatcher={plan.dispatcher.value}", plan.dispatcher.once, experts),
+            ("fused_experts", plan.fused_experts, experts),
+            ("recompute_modules=moe_act", "moe_act" in plan.recompute_modules, experts),
+            ("recompute_modules=mla_up_proj", "mla_up_proj" in plan.recompute_modules, latent)):
+        if said and not there:
+            raise PlanError(f"{word} needs {'latent attention' if 'mla' in word else 'experts'}, and the model has "
+                            "none; leave it out.")
+    if plan.fp8_parameters and not shape.linears:
+        raise PlanError("fp8_parameters is of linear layers in fp8, and these are in 16 bits; give --linears fp8 (or "
+                        "fp8_block, mxfp8), or leave it out.")
     if plan.bucket_mb is not None:
         raise PlanError("bucket_mb changes when gradients are reduced, and an estimate reduces those of a "
                         "block together whatever their buckets; leave it out.")
@@ -428,7 +439,7 @@ def _how_trained(assignments: Sequence[str]) -> tuple[list[str], dict[str, Any]]
     how: dict[str, Any] = {}
     for item in assignments:
         name, _, value = item.partition("=")
-        if item == "dtype=fp16":  # no workload runs in it
+        if name == "dtype" and _DTYPES.get(value) == "fp16":  # no workload runs in it
             how["dtype"] = "fp16"
         elif name == "attention":
             if value not in ("fused", "unfused"):

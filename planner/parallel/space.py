@@ -125,6 +125,7 @@ def _has(framework: Framework, ways: Ways, plan: ParallelPlan, shape: Transforme
         and (plan.replicate == 1 or plan.sharding in ways.copied)
         and plan.recompute in ways.recompute
         and not (plan.half_gradients and framework in (Framework.TORCHTITAN, Framework.NANOTRON))
+        and not (plan.tensor_overlap and framework is Framework.NANOTRON)
         and not (plan.balanced and framework is not Framework.NANOTRON)
         and (framework is Framework.MEGATRON or not (plan.offload_optimizer or _megatron_alone(plan)))
         and _layers_ok(framework, plan, shape)

@@ -36,9 +36,19 @@ _BEFORE = ("model.", "model.language_model.", "language_model.model.")
 
 
 def kept_patterns(said: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names and patterns of modules that a ``quantization_config`` leaves as they are."""
-    found = (each for key in KEYS if isinstance(said.get(key), list | tuple) for each in said[key])
-    return tuple(dict.fromkeys(each for each in found if isinstance(each, str) and each and "vis" not in each))
+    """Return the names and patterns of modules that a ``quantization_config`` leaves as they are.
+
+    Raises:
+        PlanError: a list is none, or of anything but texts.
+    """
+    found: dict[str, None] = {}
+    for key in KEYS:
+        given = said.get(key) or []
+        if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
+            raise PlanError(f"The quantization_config's {key} is no list of modules' names ({str(given)[:40]}); "
+                            "correct it, or leave it out.")
+        found.update(dict.fromkeys(each for each in given if each and "vis" not in each))
+    return tuple(found)
 
 
 def with_kept_modules(shape: TransformerShape, patterns: Sequence[str]) -> TransformerShape:

@@ -78,3 +78,14 @@ def test_no_bandwidths() -> None:
     for text, says in (("0/1/2", "is no bandwidth in GB/s"), ("1:5,1:6", "gives 1 nodes twice")):
         with pytest.raises(CommError, match=says):
             BusBandwidths.parse(text)
+
+
+def test_a_node_that_was_not_measured_is_the_data_sheets() -> None:
+    both, alone = (_us(CollectiveKind.ALL_GATHER, 64e6, (8,) * 16, text) for text in (TEXT, "16:52/27/27"))
+    assert alone == pytest.approx(both, rel=0.1)
+
+
+@pytest.mark.parametrize("text", ["0:4/4/4", "9" * 20 + ":4/4/4", "1:nan/1/1", "-1:4/2/2", "1.5:4/4/4"])
+def test_numbers_of_nodes_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(CommError, match=r"no (number of nodes|bandwidth of a number)"):
+        BusBandwidths.parse(text)

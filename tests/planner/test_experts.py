@@ -11,6 +11,7 @@ from kernel_models.device import device
 from kernel_models.families.attention import attention
 from kernel_models.op_call import Family
 from kernel_models.pricing import price
+from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.dispatch import dispatch_us
 from planner.parallel.estimate import Estimate, estimate
 from planner.parallel.layer_costs import BlockKernels, LayerCosts
@@ -134,3 +135,13 @@ def test_megatron_alone_has_these_and_they_are_its_arguments() -> None:
     for argument in ("--moe-flex-dispatcher-backend hybridep", "--overlap-moe-expert-parallel-comm",
                      "--cuda-graph-impl full_iteration", "--recompute-modules mlp moe_act"):
         assert argument in text
+
+
+@pytest.mark.parametrize(("word", "needs"), [
+    ("dispatcher=deepep", "experts"), ("fused_experts", "experts"), ("fp8_parameters", "--linears fp8"),
+    ("recompute=selective,recompute_modules=moe_act", "experts"),
+    ("recompute=selective,recompute_modules=mla_up_proj", "latent attention")])
+def test_words_of_what_a_model_has_not_are_refused(word: str, needs: str) -> None:
+    dense = TransformerShape(2, 256, 4, 4, 1024, 1000, 128)
+    with pytest.raises(PlanError, match=f"{needs}.*leave it out"):
+        check_decoder_plan(ParallelPlan.parse(f"dp=8,microbatches=1,{word}"), dense, find_topology("dgx-h100x8"))

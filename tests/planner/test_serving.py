@@ -143,6 +143,12 @@ def test_patterns_that_may_take_for_ever_are_refused(patterns: list[str], said: 
         with_kept_modules(served_decoder("llama-3.1-8b").shape, patterns)
 
 
+@pytest.mark.parametrize("given", ["lm_head", 5, {"a": 1}, [["a"]], [1]])
+def test_modules_that_are_no_list_of_names_are_refused(given: object) -> None:
+    with pytest.raises(PlanError, match="ignore is no list of modules' names"):
+        types_of_config({"quant_method": "fp8", "ignore": given}, [])
+
+
 def test_patterns_of_checkpoints_are_compared_quickly() -> None:
     shape = served_decoder("llama-3.1-405b").shape
     of_layers = [f"model.layers.{layer}.self_attn*" for layer in range(0, 126, 2)]
