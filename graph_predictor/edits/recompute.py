@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
@@ -62,8 +63,10 @@ class Recompute:
 
 def _on(scenario: Scenario, chosen: list[Bool], blocks: int) -> Scenario:
     changed = _times(scenario, chosen, 2.0)
-    share = float(np.mean([found[(graph.ops.phase == Phase.FORWARD) & (graph.ops.kind == OpKind.OPERATION)].mean()
-                           for found, graph in zip(chosen, scenario.built.graphs, strict=True)]))
+    forward = [(graph.ops.phase == Phase.FORWARD) & (graph.ops.kind == OpKind.OPERATION)
+               for graph in scenario.built.graphs]
+    shares = [float(found[mine].mean()) for found, mine in zip(chosen, forward, strict=True) if mine.any()]
+    share = math.fsum(shares) / max(len(shares), 1)
     kept = [kept_when_recomputed(graph, found, blocks) for graph, found in zip(scenario.built.graphs, chosen,
                                                                                strict=True)]
     factors = {**changed.activation_factors, "recompute": max(kept)}

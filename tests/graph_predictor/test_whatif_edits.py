@@ -46,7 +46,7 @@ from kernel_models.families.attention import attention
 from kernel_models.op_call import Family, OpCall
 from kernel_models.operation import calls_of, operation
 from kernel_models.pricing import price
-from tracer.graph import ExecutionGraph
+from tracer.graph import ExecutionGraph, Phase
 from tracer.job import Job, read_job
 
 TRACES = Path(__file__).resolve().parents[2] / "traces"
@@ -293,6 +293,14 @@ def test_longest_repeated_run() -> None:
 
 
 LAYER = [Op("aten::mm", [LARGE, [WIDTH, WIDTH]], 100), Op("aten::relu", [LARGE]), Op("aten::add", [LARGE, LARGE])]
+
+
+def test_a_rank_without_forward_operations_has_no_share_of_what_is_recomputed(tmp_path: Path) -> None:
+    graphs = [trace_of([*LAYER, *LAYER]).read(tmp_path) for _ in range(2)]
+    graphs[1].ops.writable("phase")[:] = Phase.OTHER
+    for rank, graph in enumerate(graphs):
+        graph.meta.rank, graph.meta.world_size = rank, 2
+    assert any("100% of forward's operations" in note for note in predict(graphs, [Recompute(True)]).notes)
 
 
 def test_recomputation_runs_the_blocks_forward_twice(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracer.graph import LossReport
+from tracer.kineto import processes
 from tracer.kineto.chunks import EventStream
 from tracer.kineto.events import EVENTS, MAX_US, Args, decimal_nanoseconds, integer, plain_text
 from tracer.kineto.scanner import EventBatch, Scanner
@@ -127,3 +128,8 @@ def test_what_was_odd_can_be_scanned_once_decoded() -> None:
     row = np.zeros(1, np.int64)
     assert [batch.number(name, row)[0] for name in ("external", "correlation", "event_index")] == [-1, 12, -1]
     assert batch.collectives[0].ranks == str([0, 2**70])
+
+
+def test_processes_are_in_the_order_of_their_numbers_however_long() -> None:
+    pids = ["9" * 5000, "10002", "rank 10", "9998", "rank 2", "007"]
+    assert sorted(pids, key=processes._by_number) == ["007", "9998", "10002", "9" * 5000, "rank 2", "rank 10"]

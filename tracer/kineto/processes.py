@@ -107,9 +107,10 @@ class _Launches:
         return int(((self.correlation[at] == correlation) & (start_ns >= self.start_ns[at])).sum())
 
 
-def _by_number(pid: str) -> list[str | int]:
-    """Sort 9998 before 10002, and "rank 2" before "rank 10"."""
-    return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"([0-9]+)", pid))]
+def _by_number(pid: str) -> list[str | tuple[int, str]]:
+    """Sort 9998 before 10002, and "rank 2" before "rank 10", of as many digits as there are."""
+    return [(len(part.lstrip("0")), part.lstrip("0")) if at % 2 else part
+            for at, part in enumerate(re.split(r"([0-9]+)", pid))]
 
 
 def _peeked(collected: Collector, group: NameGroup) -> dict[str, np.ndarray]:
