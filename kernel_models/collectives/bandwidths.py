@@ -48,7 +48,7 @@ _FORM = ("Write GB/s of all-reduce/all-gather/reduce-scatter for a number of who
 
 @dataclass(frozen=True)
 class BusBandwidths:
-    """Measured busbw, 10⁹ bytes/s, by kind of collective and number of whole nodes; 0 nodes stands for all of them."""
+    """Measured busbw, 10⁹ bytes/s, by kind of collective and number of whole nodes; 0 means all nodes."""
 
     gbps: Mapping[tuple[CollectiveKind, int], float]
 

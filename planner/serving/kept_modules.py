@@ -118,7 +118,7 @@ class _Keeps:
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """A pattern as an expression that a module's name matches; a wildcard's also stands for all below it."""
+    """Return the expression of a pattern. A wildcard names a module with all modules below it."""
     text = pattern.removeprefix("re:")
     if text == pattern:
         text = "".join({"*": ".*", "?": "."}.get(letter, re.escape(letter)) for letter in pattern) + r"(?:\.|$)"
