@@ -30,10 +30,11 @@ class _Dependencies:
             backward: Bool | None = None) -> None:
         """Add edges of one kind."""
         count = len(source)
-        for column, values in zip(self._added, (
-                source, target, np.broadcast_to(np.int8(kind), count),
-                np.broadcast_to(np.int64(NONE), count) if row is None else row,
-                np.broadcast_to(np.False_, count) if backward is None else backward), strict=True):
+        columns: list[np.ndarray] = [
+            source, target, np.broadcast_to(np.int8(kind), count),
+            np.broadcast_to(np.int64(NONE), count) if row is None else row,
+            np.broadcast_to(np.False_, count) if backward is None else backward]
+        for column, values in zip(self._added, columns, strict=True):
             column.append(values)
 
     def done(self) -> _Dependencies:
