@@ -1,9 +1,9 @@
 """``FrameworkProfile``: what a training program does otherwise than the pieces of ``layer_costs`` have it.
 
-These are traced and priced as Megatron-Core with Transformer Engine runs a decoder: fused kernels, a fused loss, a host
-that little is between launches of. A program in plain PyTorch passes over its memory more often, keeps the host busier
-and waits in other places. ``FILE`` says so for each framework, every figure with its source; what it does
-not say is as for any. A profile is data: it changes the decoder, the plan, the factors and the passes of a block.
+These are traced and priced as Megatron-Core with Transformer Engine runs a decoder: fused kernels, a fused loss, little
+host time between launches. A program in plain PyTorch passes over its memory more often, keeps the host busier and
+waits in other places. ``FILE`` says so for each framework, every figure with its source; the rest is as for any
+framework. A profile is data: it changes the decoder, the plan, the factors and the passes of a block.
 """
 
 from __future__ import annotations
