@@ -190,11 +190,14 @@ def pickle_tree(r: Random, data: bytes) -> bytes:
     return found if len(found) < 4 * MOST_BYTES else data
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
+def _plain(value: Any, made: dict[int, Any] | None = None) -> Any:
+    """A tree without classes of the fuzzer's own; what was shared is shared (``made``, by identity)."""
+    made = {} if made is None else made
+    if isinstance(value, dict | list | tuple):
+        if id(value) not in made:
+            made[id(value)] = {str(key): _plain(part, made) for key, part in value.items()} if isinstance(
+                value, dict) else [_plain(part, made) for part in value]
+        return made[id(value)]
     return str(value) if isinstance(value, str) else value
 
 

@@ -85,14 +85,15 @@ def near(r: Random, value: Any) -> Any:
 # JSON -----------------------------------------------------------------------------------------------------------------
 
 def places(tree: Any) -> list[tuple[Any, Any]]:
-    """(container, key) of every value in a tree."""
-    found, todo = [], [tree]
+    """(container, key) of every value in a tree; what several containers share, as a pickle's may, counts once."""
+    found, todo, seen = [], [tree], {id(tree)}
     while todo:
         node = todo.pop()
         pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
         for key, value in pairs:
             found.append((node, key))
-            if isinstance(value, dict | list):
+            if isinstance(value, dict | list) and id(value) not in seen:
+                seen.add(id(value))
                 todo.append(value)
     return found
 

@@ -20,6 +20,11 @@ PRESETS = ("default", "tiny", "real")
 """Sizes to start from: ``default`` (a step under 1 s on one CPU thread), ``tiny`` (tests), ``real`` (one H200)."""
 
 
+MOST = {"depth": 1_000, "crosses": 1_000, "accumulation": 4_096, "tables": 4_096, "experts": 4_096}
+"""The most of what is built or run one by one: a recording that says a billion layers would keep a command busy for
+ever. The deepest published decoders have some 130 layers, published recommendation models 900 tables."""
+
+
 class WorkloadError(ForetraceError):
     """A workload, preset or setting does not exist, or its value cannot be used."""
 
@@ -96,7 +101,7 @@ class Settings:
     """The settings all workloads share; each has its own subclass in ``tracer.workloads.catalogue``.
 
     Raises:
-        WorkloadError: A value is of the wrong type, too small, or does not go with another.
+        WorkloadError: A value is of the wrong type, too small or too large, or does not go with another.
     """
 
     WORKLOAD: ClassVar[str] = ""
@@ -122,6 +127,8 @@ class Settings:
             least = item.metadata["minimum"]
             if least is not None and value < least:
                 raise WorkloadError(f"{self.WORKLOAD}: {item.name}={value} is too small; the least is {least}.")
+            if item.name in MOST and value > (most := MOST[item.name]):
+                raise WorkloadError(f"{self.WORKLOAD}: {item.name}={value} is too large; the most is {most:,}.")
             object.__setattr__(self, item.name, value)
         self.check()
 
