@@ -22,6 +22,8 @@ from tracer.errors import ForetraceError, listed
 _WRAPPING = ("time", "timeit", "capture", "prun", "memit", "mprun", "lprun")
 """Magics whose argument, or whose cell, is Python."""
 _CELL, _LINE, _SHELL, _HELP = "%%", "%", "!", "?"
+_TOO_DEEP = (RecursionError, MemoryError)
+"""What Python's parser raises for text that nests too deep; to run it says so."""
 
 
 class NotebookError(ForetraceError):
@@ -91,7 +93,7 @@ def _cells(file: Path) -> list[tuple[int, str]]:
         language = (held.get("metadata", {}).get("kernelspec") or {}).get("language", "python")
         texts = [(number, "".join(cell["source"])) for number, cell in enumerate(cells, 1)
                  if cell["cell_type"] == "code"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise NotebookError(f"{file} cannot be read as a notebook: save it as .ipynb of format 4, or export it as a "
                             "script.") from None
     if language.lower() != "python":
@@ -111,6 +113,8 @@ def _python(text: str, leave_out: Callable[[str], None]) -> str:
     for _ in range(len(lines)):
         try:
             ast.parse("\n".join(lines))
+        except _TOO_DEEP:
+            break
         except SyntaxError as error:
             at = (error.lineno or 0) - 1
             if not 0 <= at < len(lines):
@@ -146,7 +150,7 @@ def _defines(python: str, name: str) -> bool:
     """Return whether a cell gives a name a value at its top level."""
     try:
         body = ast.parse(python).body
-    except SyntaxError:  # its run says so
+    except (SyntaxError, *_TOO_DEEP):  # its run says so
         return False
     for node in body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == name:

@@ -152,7 +152,8 @@ def _levels(file: Path) -> int:
     """Return how many packages out a file's relative imports go; 0 of a file without any."""
     if file.suffix != ".py":
         return 0
-    with suppress(OSError, SyntaxError, ValueError):  # its own run says so
+    # Its own run says so; the parser has the last two for text that nests too deep.
+    with suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return max((node.level for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.ImportFrom)),
                    default=0)
     return 0

@@ -166,8 +166,8 @@ def read(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     sessions = _sessions(path)
     for name in FAMILIES[family].sizes:
         check_sizes(frame, [name], path, least=0, most=MOST_TENSORS if name == "tensors" else LARGEST)
-    check_texts(frame, [name for name, choice in FAMILIES[family].choices.items() if isinstance(choice[0], str)
-                        and name in frame], path)
+    check_texts(frame, ["variant", *(name for name, choice in FAMILIES[family].choices.items()
+                                     if isinstance(choice[0], str) and name in frame)], path)
     for session, rows in quickest_visits(frame).groupby("session", sort=True):
         if not 0 <= int(session) < len(sessions):
             raise DataError(f"{path} names session {session}, which its campaign.json does not have.")

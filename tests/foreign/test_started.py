@@ -6,6 +6,7 @@ settings. Each is captured unchanged, and the function that builds its step is t
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +17,8 @@ from said import plain
 
 pytest.importorskip("torch")
 
-import tracer
+import tracer.notebook
+import tracer.user_code
 from tracer.shape_only.apart import trace_apart
 
 HERE = Path(__file__).resolve().parent / "started"
@@ -106,3 +108,14 @@ def test_a_file_that_is_no_notebook_of_python(text: str, said: str, tmp_path: Pa
     (tmp_path / "n.ipynb").write_text(text)
     with pytest.raises(NotebookError, match=said):
         run(tmp_path / "n.ipynb", "n")
+
+
+@pytest.mark.parametrize(("depth", "said"), [(5_000, RecursionError), (10_000, MemoryError)])
+def test_text_that_nests_too_deep_is_left_to_python_to_refuse(
+        depth: int, said: type[BaseException], tmp_path: Path) -> None:
+    deep = f"x = {'-' * depth}1"
+    (tmp_path / "deep.py").write_text(deep)
+    assert tracer.user_code.find_importable(str(tmp_path / "deep.py")) is not None
+    (tmp_path / "deep.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": [deep]}]}))
+    with pytest.raises(said):
+        tracer.notebook.run(tmp_path / "deep.ipynb", "n", until="x")

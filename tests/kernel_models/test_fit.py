@@ -174,7 +174,8 @@ def test_campaign_tables_become_the_calls_of_traces(tmp_path: Path) -> None:
     assert not any("unsized" in call.flags for one in found for call in one.calls)
 
 
-@pytest.mark.parametrize(("family", "column", "value"), [("copy", "direction", np.inf), ("norm", "op", None)])
+@pytest.mark.parametrize(("family", "column", "value"), [("copy", "direction", np.inf), ("norm", "op", None),
+                                                          ("embedding", "variant", np.inf)])
 def test_campaign_tables_without_a_word_are_refused(tmp_path: Path, family: str, column: str, value: object) -> None:
     path = campaign(tmp_path / "c") / "kernels" / f"{family}.parquet"
     frame = pd.read_parquet(path)
