@@ -346,8 +346,11 @@ def _report_order(out: Report, found: planning.Plans, top: int) -> None:
     ties = sum(search.tied(first, each.estimate) for each in found.plans[1:])
     out.line()
     away = "; h: the optimizer in the hosts' memory" * any(each.plan.offload_optimizer for each in found.plans[:top])
-    out.line(f"s: sequence parallelism, o: its collectives overlapped; ×: copies of sharded state{away}; M, T, F: "
-             "Megatron-Core, torchtitan, FSDP. exposed: communication that no work of the rank hides.")
+    has_it = {name for each in found.plans[:top] for name in each.frameworks}
+    names = "N: nanotron" if frameworks.Framework.NANOTRON in has_it else (
+        "D: DeepSpeed" if frameworks.Framework.DEEPSPEED in has_it else "M, T, F: Megatron-Core, torchtitan, FSDP")
+    out.line(f"s: sequence parallelism, o: its collectives overlapped; ×: copies of sharded state{away}; {names}. "
+             "exposed: communication that no work of the rank hides.")
     if any(each.fit is memory_fit.Fit.TIGHT for each in found.plans[:top]):
         out.line("?: may not fit: what fragmentation and communication's buffers take is not known to so little.")
     if ties:

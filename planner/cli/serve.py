@@ -156,8 +156,8 @@ def serve(
                           "variation); by default the context.")] = "",
     output: Annotated[str, typer.Option(metavar="N", help="Tokens of answers, in the same way (256).")] = "",
     rate: Annotated[float, typer.Option(metavar="R", help="Serve requests that come by chance, R a second.")] = 0.0,
-    concurrency: Annotated[int, typer.Option(
-        metavar="N", help="Serve N clients that each ask again when they have an answer.")] = 0,
+    concurrency: Annotated[int | None, typer.Option(
+        metavar="N", help="Serve N clients that each ask again when they have an answer.")] = None,
     requests: Annotated[int, typer.Option(metavar="N", help="Requests that are simulated.")] = 0,
     target: Annotated[str | None, typer.Option(
         metavar="ttft=MS,tpot=MS", help="Search splits, replicas, chunks and clients (or those that keep up with "
@@ -193,6 +193,9 @@ def serve(
 
     With --target ends with status 1 where nothing meets it.
     """
+    if concurrency == 0:
+        raise ServingError("--concurrency 0 serves nobody; give one client or more, or leave it out to price steps "
+                           "alone.")
     changes = registry.made(registry.chosen(chosen_edits(edits)))
     known = profile_of(profile, device_choice.find_device(device))
     model: dict[str, Any] = {
@@ -203,7 +206,7 @@ def serve(
         "edits": changes}
     replica: dict[str, Any] = {
         "tp": tp, "pp": pp, "ep": ep, "attention_dp": attention_dp, "chunk": chunk, "batch": batch,
-        "context": context, "concurrency": concurrency, "requests": requests, "step_us": step_us,
+        "context": context, "concurrency": concurrency or 0, "requests": requests, "step_us": step_us,
         "measured": runs, "anchor": anchor, "anchor_capture": anchor_capture, "step_region": step_region}
     if target is not None:
         if given := [name for name, value in replica.items() if value != getattr(serving.ServeRequest, name)]:

@@ -51,7 +51,8 @@ def test_a_search_and_one_that_finds_nothing(run: Run) -> None:
 
 @pytest.mark.parametrize("arguments", [
     ("llama-3.1-8b", "--tp", "3"), ("nothing-known",), ("llama-3.1-70b",), ("llama-3.1-8b", "--context", "999999"),
-    ("llama-3.1-8b", "--rate", "-1"), ("llama-3.1-8b", "--concurrency", "-2"), ("llama-3.1-8b", "--kv-dtype", "fp5"),
+    ("llama-3.1-8b", "--rate", "-1"), ("llama-3.1-8b", "--concurrency", "-2"), ("llama-3.1-8b", "--concurrency", "0"),
+    ("llama-3.1-8b", "--kv-dtype", "fp5"),
     ("llama-3.1-8b", "--target", "fast"), ("llama-3.1-8b", "--target", "tpot=5", "--tp", "2"),
     ("llama-3.1-8b", "--rate", "nan"), ("llama-3.1-8b", "--chunk", "-5"), ("llama-3.1-8b", "--speculate", "x"),
     ("llama-3.1-8b", "--calibrate", "absent.csv"), ("llama-3.1-8b", "--device", "tpu-v9"),
