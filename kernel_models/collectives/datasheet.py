@@ -89,10 +89,10 @@ HOP_LATENCY_US = {
 """Latency of one step by the slowest link it uses, then as above (``hwLatencies``), µs."""
 
 LINK_SHARE = {"volta": 20.0 / 25.0, "ampere": 20.0 / 25.0, "ada": 1.0, "hopper": 20.6 / 25.0, "blackwell": 40.1 / 50.0,
-              "rtx-blackwell": 1.0, "cdna3": 0.75, "cdna4": 0.75, "host": 1.0}
+              "rtx-blackwell": 1.0, "cdna2": 0.75, "cdna3": 0.75, "cdna4": 0.75, "host": 1.0}
 """Share of NVLink's rate that a ring gets: topo.h's figure for each link over the data sheet's 25 or 50 GB/s; for
-Infinity Fabric the one that RCCL's documentation reports (about three quarters; CDNA 4's links are assumed to be like
-it). Ada and RTX Blackwell have no NVLink."""
+Infinity Fabric the one that RCCL's documentation reports (about three quarters; links of CDNA 2 and 4 are assumed to be
+like CDNA 3's). Ada and RTX Blackwell have no NVLink."""
 
 PCI_SHARE = 0.75
 """topo.h: 12 GB/s of a third-generation slot's 15.8 GB/s."""

@@ -303,6 +303,10 @@ ASSUMED_SERVER = f"assumed: laid out as {PCIE_SERVER}, with the device's own lin
 """Source of the figures of a node that no file describes."""
 
 
+_SOLD = ("dgx-", "hgx-", "pcie-", "cpu")
+"""How names of nodes begin that anyone can buy; others are of one machine, and usual for a device of no such node."""
+
+
 def topology_of(device: DeviceSpec, world_size: int, network: str | None = None) -> Topology:
     """Return the usual cluster of a device for so many ranks: its maker's eight-GPU node on that node's own network.
 
@@ -317,9 +321,11 @@ def topology_of(device: DeviceSpec, world_size: int, network: str | None = None)
         PlanError: no node type has the device.
         CommError: there is no such network.
     """
-    names = [name for name in node_names() if node_type(name).device == device.name] or [
-        name for name in node_names()
-        if device.short_names and find_device(node_type(name).device).short_names == device.short_names]
+    every = [(name, node_type(name).device) for name in node_names()]
+    sold = [(name, held) for name, held in every if name.startswith(_SOLD)]
+    names = [name for name, held in sold if held == device.name] or [
+        name for name, held in sold if device.short_names and find_device(held).short_names == device.short_names] or [
+        name for name, held in every if held == device.name]
     if not names and world_size <= 1:
         return _alone(device, network)
     if not names:

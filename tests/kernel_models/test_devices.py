@@ -207,7 +207,8 @@ def test_slices_of_a_device_together_have_no_more_units_than_it(name: str, slice
 
 @pytest.mark.parametrize(("name", "node"), [
     ("b300", "dgx-b300"), ("gb300", "dgx-gb300"), ("h20", "hgx-h20"), ("h20-3e", "hgx-h20"), ("h800", "hgx-h800"),
-    ("a800-sxm-80g", "hgx-a800"), ("mi325x", "hgx-mi325x"), ("mi350x", "hgx-mi350x"), ("mi355x", "hgx-mi355x")])
+    ("a800-sxm-80g", "hgx-a800"), ("mi325x", "hgx-mi325x"), ("mi350x", "hgx-mi350x"), ("mi355x", "hgx-mi355x"),
+    ("a100-sxm-40g", "dgx-a100"), ("v100-sxm2-16g", "dgx-v100")])
 def test_a_device_is_in_its_makers_node(name: str, node: str) -> None:
     found = topology_of(device(name), 8).node
     assert found.name == node and found.peer_gbps == device(name).peer_gbps
