@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from planner.parallel.comm_study import comm_study
     from planner.parallel.planning import plan
     from planner.parallel.shapes import shapes
+    from planner.serving.layer_prices import price_layer
     from planner.serving.search import serve_search
     from planner.serving.serve import serve
     from planner.sharding.planning import shard
@@ -60,6 +61,7 @@ _HOMES = {
     "opportunities": "graph_predictor.reports.opportunities",
     "plan": "planner.parallel.planning",
     "predict": "graph_predictor.synthesis.baseline",
+    "price_layer": "planner.serving.layer_prices",
     "read": "tracer.job:read_job",
     "replay": "graph_predictor.prediction.replay",
     "retraced": "graph_predictor.synthesis.baseline",
@@ -74,8 +76,9 @@ _HOMES = {
 
 __all__ = [
     "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "export",
-    "fit_batch", "handler", "hooks", "log", "memory_timeline", "opportunities", "plan", "predict", "read", "replay",
-    "retraced", "serve", "serve_search", "shapes", "shard", "snapshot_timeline", "trace", "write_timeline",
+    "fit_batch", "handler", "hooks", "log", "memory_timeline", "opportunities", "plan", "predict", "price_layer",
+    "read", "replay", "retraced", "serve", "serve_search", "shapes", "shard", "snapshot_timeline", "trace",
+    "write_timeline",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

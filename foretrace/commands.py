@@ -9,7 +9,7 @@ import typer
 from graph_predictor.cli.running import LazyCommand, lazy_group, run_program
 from tracer.versions import installed_version
 
-PLANS = frozenset({"plan", "serve", "shapes", "shard", "comm"})
+PLANS = frozenset({"plan", "serve", "price-layer", "shapes", "shard", "comm"})
 """Commands of ``planner``; the others are of ``graph_predictor``."""
 COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'graph_predictor'}.cli.{home}",
                               name.replace("-", "_"), group, sentence, own)
@@ -45,6 +45,9 @@ COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'graph_predicto
         ("serve", "serve",
          "Predict how a decoder is served: a prompt's time, a step's of decoding, memory and the largest batch, and "
          "with --rate or --concurrency time to the first token, between tokens, and throughput.", None),
+        ("price-layer", "price_layer",
+         "Price each operation of a decoder's layer on several devices: its time, its share of the layer, its "
+         "operations a byte, and whether arithmetic or memory bounds it.", None),
         ("shapes", "shapes",
          "Find the sizes of a model that cost more GPU time than their neighbours: heads, widths, vocabulary, "
          "micro-batch and tensor parallelism, with the reason and the gain of each change at equal parameters.", None),

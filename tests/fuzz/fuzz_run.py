@@ -52,6 +52,8 @@ SMALL_SECONDS, SMALL_BYTES, HUNG_SECONDS = 5, 500_000_000, 10
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 BUSY = "foretrace: Warning: the machine was busy"
 """What a capture says of other work, which a fuzzer is."""
+OF_PROGRAMS = "UserWarning: Initializing zero-element tensors is a no-op"
+"""What PyTorch says of a program that is damaged to be of nothing."""
 ALONE = 25
 """One of so many cases runs in a process of its own at once: what a process of many may hide is met there."""
 APART = frozenset({"capture", "trace", "calibrate", "validate"})
@@ -311,7 +313,7 @@ def _judge(outcome: Outcome, hung: bool, root: Path) -> None:
         outcome.wrong = "a bug"
     elif "not enough memory" in errors:
         outcome.wrong = "out of memory"
-    elif "Warning: " in errors.replace(BUSY, ""):
+    elif "Warning: " in errors.replace(BUSY, "").replace(OF_PROGRAMS, ""):
         outcome.wrong = "a warning"
         outcome.text = errors[max(errors.index("Warning: ") - 200, 0):][:400]
     elif code not in CODES.get(gate, {0, 2}):

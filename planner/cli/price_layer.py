@@ -1,0 +1,109 @@
+"""``foretrace price-layer``: each operation of a decoder's layer on several devices, with what bounds it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.options import Json, in_one_sentence, shared
+from graph_predictor.figures import percent
+from planner.cli.options import DecoderSource
+from planner.serving import layer_prices
+from planner.serving.setup import USUAL, ServingError
+
+
+@in_one_sentence
+def price_layer(
+    source: DecoderSource,
+    device: Annotated[str, shared("--device", "several, such as a100-sxm-80g,h100-sxm,b200")] = "h200-sxm",
+    phase: Annotated[str, typer.Option(metavar="NAME,…", help="decode, prefill, or both.")] = "prefill,decode",
+    batch: Annotated[str, typer.Option(metavar="N,…", help="Sequences; several batches are compared.")] = "1",
+    prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prompt.")] = layer_prices.USUAL_PROMPT,
+    context: Annotated[int, typer.Option(
+        metavar="N", help="Tokens of the caches that decoding reads; by default as many as a prompt's.")] = 0,
+    tp: Annotated[int, typer.Option("--tp", metavar="N", help="GPUs that share the layer.")] = 1,
+    precision: Annotated[str, typer.Option(
+        metavar="TYPE", help="Of linear layers' weights: bf16, fp8, fp8_block, nvfp4, mxfp4, int8 or int4; by default "
+                             "the model's.")] = "",
+    engine: Annotated[str, typer.Option(metavar="NAME", help="vllm, sglang, trtllm, nemo or compiled.")] = USUAL,
+    assignments: Annotated[list[str] | None, shared("--set")] = None,
+    json: Json = False,
+) -> None:
+    """Price each operation of a decoder's layer on several devices: its time, its share of the layer, its operations a
+    byte, and whether arithmetic or memory bounds it.
+
+    foretrace price-layer llama-3.1-8b --device a100-sxm-80g,h100-sxm,b200 --batch 1,64
+
+    A decoder with several kinds of layers is priced by the kind that it has most of.
+    """
+    with working("Pricing"):
+        found = layer_prices.price_layer(
+            source, devices=_words(device, "--device"), phases=_words(phase, "--phase"), batches=_numbers(batch),
+            prompt=prompt, context=context, tp=tp, precision=precision, engine=engine, settings=assignments or ())
+    if json:
+        print_json(found.to_json())
+    else:
+        _report(found)
+
+
+def _words(given: str, option: str) -> list[str]:
+    words = [word.strip() for word in given.split(",")]
+    if not all(words):
+        raise ServingError(f"{option} {given!r} has an empty name; write names with commas between them.")
+    return list(dict.fromkeys(words))
+
+
+def _numbers(given: str) -> list[int]:
+    words = _words(given, "--batch")
+    if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+        raise ServingError(f"--batch {given!r} is no list of batches; give whole numbers, such as 1,8,64.")
+    return [int(word) for word in words]
+
+
+def _report(found: layer_prices.PricedLayer) -> None:
+    out = Report()
+    out.line(f"{found.headline()}. Bounds are the data sheet's: operations over the peak rate, or bytes over the "
+             "memory's.")
+    by_case: dict[tuple[str, int], dict[str, list[layer_prices.LayerOperation]]] = {}
+    for each in found.operations:
+        by_case.setdefault((each.phase, each.batch), {}).setdefault(each.device, []).append(each)
+    for (phase, batch), devices in by_case.items():
+        what = f"Decoding {batch:,} × {found.context:,}" if phase == layer_prices.PHASES[0] else (
+            f"Prompts {batch:,} × {found.prompt:,}")
+        columns = [Column("operation", name=True, whole=True), Column("sizes", name=True, whole=True)]
+        for name in devices:
+            columns += [Column(f"{name}\nµs"), Column("share"), Column("FLOP\na byte"), Column("bound", name=True)]
+        priced = [_in_rows(mine) for mine in devices.values()]
+        rows = [[*_named(next(mine[row] for mine in priced if row in mine)),
+                 *(text for mine in priced for text in _cells(mine.get(row)))]
+                for row in dict.fromkeys(row for mine in priced for row in mine)]
+        rows.append(["all", ""] + [text for mine in devices.values() for text in (
+            f"{sum(each.us for each in mine):,.1f}", "", "", "")])
+        out.table(what, columns, rows)
+    out.notes(found.notes)
+
+
+def _in_rows(mine: list[layer_prices.LayerOperation]) -> dict[tuple[str, int], layer_prices.LayerOperation]:
+    """Operations by name and place among those of the name: what is the same on devices that compute in other types."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for each in mine:
+        found[each.name, seen[each.name]] = each
+        seen[each.name] += 1
+    return found
+
+
+def _named(each: layer_prices.LayerOperation) -> tuple[str, str]:
+    """An operation's name, and the sizes of a product or a collective; the others' follow from them."""
+    return (f"{each.count} × {each.name}" if each.count > 1 else each.name,
+            each.sizes if each.product or each.intensity is None else "")
+
+
+def _cells(each: layer_prices.LayerOperation | None) -> tuple[str, str, str, str]:
+    if each is None:
+        return "", "", "", ""
+    return (f"{each.us:,.1f}", percent(each.share), "" if each.intensity is None else f"{each.intensity:,.3g}",
+            each.bound)
