@@ -106,6 +106,14 @@ class Mixture:
             lambda row: row.gain_us - row.low_us, lambda row: row.high_us - row.gain_us))
         return gain, gain - down, gain + up
 
+    def step_gain(self, step_us: float, single_us: float) -> tuple[float, float, float]:
+        """Return what a step gains over one with the best single backend, µs, and an interval: that of the collectives'
+        gain times the share of it that the step gains."""
+        gain, (whole, low, high) = single_us - step_us, self.gain_us
+        share = gain / whole if whole else 0.0
+        low, high = sorted((share * low, share * high))
+        return gain, low, high
+
     def headline(self) -> str:
         """Say what is gained in one sentence."""
         gain, low, high = self.gain_us

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
+from graph_predictor.cli.mixture import mixture_json, report_mixture
 from graph_predictor.cli.options import Json, Top, axis, in_one_sentence, numbers, profile_of, shared
 from graph_predictor.comm import traffic
 from graph_predictor.figures import count, percent
@@ -58,7 +59,8 @@ def study(
         print_json({"device": found.device, "topology": found.topology,
                     **{name: table().to_dict("records") for name, table in found.tables().items()},
                     "refused": [{"plan": text, "reason": why} for text, why in found.refused],
-                    "notes": found.notes})
+                    **(mixture_json(found.cases[0].mixture, found.cases[0].estimate.time_us, found.cases[0].single_us)
+                       if len(found.cases) == 1 else {}), "notes": found.notes})
     else:
         _report(found, top or BEST)
 
@@ -100,6 +102,7 @@ def _report(found: comm_study.CommStudy, top: int) -> None:
             [row.cause.value, row.kind.label, count(row.ranks), count(row.nodes), traffic.bytes_text(row.payload_bytes),
              f"{row.count:,.4g}", f"{row.us:,.1f}", _ms(row.count * row.us), f"{row.wire_bytes / 1e9:,.4g}"]
             for row in first.messages])
+        report_mixture(first.mixture, first.estimate.time_us, first.single_us)
         out.table("By cause", [Column("for", name=True), Column("exposed ms"), Column("80% between")], [
             [cause.value, _ms(time.us), f"{_ms(time.low)} – {_ms(time.high)}"]
             for cause, time in first.exposed.items()])

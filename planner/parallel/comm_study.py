@@ -137,6 +137,7 @@ class PlanCommunication:
         messages: of a step of one of them, by cause.
         exposed: of each cause that there is.
         all_exposed: of all of them together, which hide behind the same work.
+        mixture: who does them where each is done by the best backend; ``single_us`` the step by the best one alone.
     """
 
     model: str
@@ -147,6 +148,8 @@ class PlanCommunication:
     messages: tuple[StepMessages, ...]
     exposed: dict[CommCause, ExposedTime]
     all_exposed: ExposedTime
+    mixture: Mixture | None = None
+    single_us: float = 0.0
 
     @property
     def wire_bytes(self) -> float:
@@ -182,8 +185,13 @@ def study_communication(model: str, shape: TransformerShape, plan: ParallelPlan,
     stage = max(range(plan.pp), key=lambda each: sum(row.wire_bytes for row in stages[each]))
     causes = {row.cause for rows in stages for row in rows}
     exposed = {cause: _exposed(costs, {cause}, whole, rates) for cause in CommCause if cause in causes}
+    mixed, single = None, 0.0
+    if collectives.mixed:
+        mixed = mixture_of_plan(plan, shape, collectives)
+        alone = collectives.by_one(None if collectives.profile is None else mixed.best_single)
+        single = estimate(costs_of_plan(plan, shape, pieces, alone), rates).time_us
     return PlanCommunication(model, shape, whole, fit_of(fullest_of(plan, shape, pieces), limit_bytes), stage,
-                             stages[stage], exposed, _exposed(costs, set(CommCause), whole, rates))
+                             stages[stage], exposed, _exposed(costs, set(CommCause), whole, rates), mixed, single)
 
 
 def mixture_of_plan(plan: ParallelPlan, shape: TransformerShape, collectives: CollectiveModel) -> Mixture:
@@ -419,7 +427,14 @@ def _plan_rows(each: PlanCommunication) -> list[dict[str, Any]]:
              "exposed_ms": all_of_it.us / 1e3, "exposed_low_ms": all_of_it.low / 1e3,
              "exposed_high_ms": all_of_it.high / 1e3, "exposed_share": all_of_it.us / e.time_us,
              "alone_ms": each.alone_us / 1e3, "sent_gb": each.wire_bytes / 1e9,
-             "messages": sum(row.count for row in each.messages), "stage": each.stage, "fits": each.fit.value}]
+             "messages": sum(row.count for row in each.messages), "stage": each.stage, "fits": each.fit.value,
+             **({} if each.mixture is None else _gained(each.mixture, e.time_us, each.single_us))}]
+
+
+def _gained(mixed: Mixture, step_us: float, single_us: float) -> dict[str, Any]:
+    gain, low, high = mixed.step_gain(step_us, single_us)
+    return {"best_single": mixed.best_single, "single_step_ms": single_us / 1e3, "gain_ms": gain / 1e3,
+            "gain_low_ms": low / 1e3, "gain_high_ms": high / 1e3}
 
 
 def _cause_rows(each: PlanCommunication) -> list[dict[str, Any]]:
