@@ -169,9 +169,6 @@ AGAIN = (
     Refused("texts", _texts(16, 16), "--set seq=16:64", "an input of the step is 16×16", (
         ("Capture the step where they differ", "--set seq=20:64", _texts(16, 20)),
         ("write batch=16:… if samples", "--set batch=16:64"), ("(--code)", "--set seq=64 --code {script}:texts"))),
-    Refused("texts", _texts(16, 16), "--set nonsense=16:64", "an input of the step is 16×16", (
-        ("Capture the step where they differ", "--set seq=20:64", _texts(16, 20)),
-        ("write batch=16:… if samples", "--set batch=16:64"), ("(--code)", "--set seq=64 --code {script}:texts"))),
     Refused("texts", _texts(6, 8, 8), "--set heads=8:16", "a size of the model", (
         ("--code SCRIPT.py:FUNCTION", "--set heads=16 --code {script}:texts"),
         ("name a size of the data", "--set batch=6:12"))),

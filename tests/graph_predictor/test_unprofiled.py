@@ -46,6 +46,7 @@ def baseline(foreign: Job) -> Baseline:
     return baseline_of(foreign)
 
 
+@pytest.mark.slow
 def test_sizes_differ_from_one_another(baseline: Baseline) -> None:
     times = [baseline.predict([Sizes.parse([f"batch=4:{batch}"])]).step_time_us for batch in (1, 16, 64)]
     assert all(later > 1.3 * earlier for earlier, later in itertools.pairwise(times))

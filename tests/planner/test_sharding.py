@@ -359,6 +359,7 @@ class TestCommand:
         assert found["tables"] == 4 and phases["dense"] > 0
 
 
+@pytest.mark.slow
 def test_a_capture_brings_its_tables_and_batch() -> None:
     pytest.importorskip("torch")
     from planner.sharding.sources import sharding_source
