@@ -128,13 +128,13 @@ def _hold_for_all(baseline: Baseline) -> None:
     assert taken >= LEAST_EDITS
 
 
-@pytest.mark.parametrize("name", mostly_slow(ON_CPU, ("bert-cpu", "dlrm-cpu")))
+@pytest.mark.parametrize("name", mostly_slow(ON_CPU, ("dlrm-cpu",)))
 def test_the_path_is_of_what_the_edited_step_does(name: str) -> None:
     _hold_for_all(_baseline(TRACES / name))
 
 
 @pytest.mark.real_traces
-@pytest.mark.parametrize("name", mostly_slow(ON_GPU, ON_GPU[:2]))
+@pytest.mark.parametrize("name", mostly_slow(ON_GPU, ON_GPU[:1]))
 def test_the_path_is_of_what_the_edited_gpu_step_does(real_trace: Callable[[str], Path], name: str) -> None:
     baseline = _baseline(real_trace(name))
     _hold_for_all(baseline)

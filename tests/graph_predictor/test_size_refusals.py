@@ -51,7 +51,7 @@ def pairs(batch=6, source=24, target=24):
     return trained(nn.ModuleList([first, second, head]), loss)
 
 
-def loop(batch=6, time=20):
+def loop(batch=6, time=9):
     cell, head = nn.GRUCell(12, 30), nn.Linear(30, 7)
     def loss():
         x, state = torch.randn(batch, time, 12), torch.zeros(batch, 30)
@@ -193,7 +193,7 @@ AGAIN = (
         ("Capture the step where they differ", "--set source=20:72", {"source": 20}),
         ("name them one by one", "--set source=24:72 --set target=24:72"),
         ("(--code)", "--set source=72 --code {script}:pairs"))),
-    Refused("loop", {}, "--set time=20:40", "piece by piece", (("(--code)", "--set time=40 --code {script}:loop"),)),
+    Refused("loop", {}, "--set time=9:18", "piece by piece", (("(--code)", "--set time=18 --code {script}:loop"),)),
     Refused("flat", {}, "--set image=28:44", "changes parameters of the model", (
         ("--code SCRIPT.py:FUNCTION", "--set image=44 --code {script}:flat"),)),
     Refused("layers", {}, "--set hidden=50:100", "a size of the model", (
