@@ -57,12 +57,6 @@ def test_ranks_meet_in_their_collectives_so_that_one_straggler_holds_up_all() ->
     assert "was traced again by shapes" in told and "that the trace does not have" not in told
 
 
-@pytest.mark.slow
-def test_a_slower_cluster_takes_longer() -> None:
-    quick = on_ranks(llama(), ParallelPlan.parse("ddp=2"), CollectiveModel(find_topology("dgx-h100")))
-    assert quick.predict().step_time_us < llama_on("ddp=2").predict().step_time_us
-
-
 @pytest.mark.slow  # the plan is traced by the next test
 def test_accumulation_repeats_the_micro_batch_and_reduces_once() -> None:
     once, twice = (llama_on(text).built.graphs[0] for text in ("ddp=2", "ddp=2,accumulation=2"))
