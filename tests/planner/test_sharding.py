@@ -352,6 +352,7 @@ class TestCommand:
         assert self.run("nowhere.csv", "--gpus", "2").exit_code == 2
         assert self.run("resnet50", "--gpus", "2").exit_code == 2
 
+    @pytest.mark.slow
     def test_a_workload_brings_its_dense_part(self) -> None:
         pytest.importorskip("torch")
         found = json.loads(self.run("dlrm", "--preset", "tiny", "--gpus", "2", "--json", "--top", "1").output)

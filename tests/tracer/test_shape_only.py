@@ -447,6 +447,7 @@ def test_tensor_parallel_and_two_dimensions_count_each_collective_once() -> None
     assert sorted(set(both.collectives.group_size.tolist())) == [2, 8]
 
 
+@pytest.mark.slow  # of a captured one: test_folding.py
 def test_a_job_is_traced_by_classes_of_ranks(tmp_path: Path) -> None:
     from tracer.job import save_job
     from tracer.shape_only import trace_job
