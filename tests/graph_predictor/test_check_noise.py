@@ -43,12 +43,6 @@ def test_what_is_said_to_be_seen_is_seen(runs: int, factor: float) -> None:
     assert all(np.expm1(result.detectable) < factor - 1 for result in results)
 
 
-def test_more_runs_see_less() -> None:
-    rng = np.random.default_rng(3)
-    seen = [compared(drawn(rng, runs), drawn(rng, runs)).detectable for runs in (1, 3, 10)]
-    assert seen[0] > seen[1] > seen[2]
-
-
 def test_steps_that_scatter_see_less_and_many_steps_of_one_run_do_not_help() -> None:
     rng = np.random.default_rng(4)
     quiet, noisy = drawn(rng, 1, within=0.01), drawn(rng, 1, within=0.3)

@@ -108,19 +108,6 @@ class TestPlans:
 
 
 class TestLaws:
-    def test_time_grows_with_lookups_and_columns_and_falls_with_reuse(self) -> None:
-        table = EmbeddingTable("t", 4_000_000, 64, bag=20.0, skew=0.6)
-
-        def time(**changed: Any) -> float:
-            made = problem([replace(table, **changed)], samples=4096)
-            return step(made, all_on(made, [0]))
-
-        usual = time()
-        assert time(bag=40.0) > time(bag=30.0) > usual > time(bag=10.0)
-        assert time(columns=128) > usual > time(columns=32)
-        assert time(skew=0.0) >= usual > time(skew=1.2)
-        assert time(dtype="fp16") < usual
-
     @settings(max_examples=10, deadline=None)
     @given(st.permutations(range(4)), st.lists(st.integers(0, 3), min_size=8, max_size=8))
     def test_names_of_equal_ranks_do_not_matter(self, names: list[int], ranks: list[int]) -> None:
