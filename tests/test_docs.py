@@ -14,9 +14,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "<!-- run" in path.read_text(encoding="utf-8"))
 
 
-# What these two run, tests of calibrations and of ranks run; of a stale page ``make slow`` says so.
-@pytest.mark.parametrize("page", mostly_slow(PAGES, {page.stem for page in PAGES} - {"calibrate", "slow-rank"},
-                                             [page.stem for page in PAGES]))
+# What the others run, tests of captures, calibrations and ranks run; of a stale page ``make slow`` says so.
+@pytest.mark.parametrize("page", mostly_slow(
+    PAGES, {page.stem for page in PAGES} - {"first-capture", "calibrate", "slow-rank"}, [page.stem for page in PAGES]))
 def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     # A short measurement shows what the page does, unless the machine is busy with something else: it gets more time.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from forks import run_program
+from slowly import mostly_slow
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "notebooks"
 NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
@@ -21,7 +22,7 @@ def test_there_are_three() -> None:
     assert NOTEBOOKS == ["first_look.ipynb", "regression_gate.ipynb", "what_if.ipynb"]
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("name", mostly_slow(NOTEBOOKS, {"first_look.ipynb", "regression_gate.ipynb"}))
 def test_a_notebook_runs_and_shows_the_same_kinds_of_things(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     kept = json.loads((FOLDER / name).read_text())

@@ -40,10 +40,9 @@ from graph_predictor.request.study import Configuration, read_source
 from tracer.graph import OpKind, Phase
 
 NAMES = [each.name for each in CATALOGUE]
-EACH = mostly_slow(
-    NAMES, {*NAMES} - {"gpt2_loop", "vit_images", "t5_translation", "gru_forecast", "mixer_accumulation"})
-"""Of models of transformers, of loops that accumulate gradients and of plain ones some are captured by the quick tests.
-"""
+EACH = mostly_slow(NAMES, {each.name for each in CATALOGUE if not each.needs} - {"gru_forecast", "mixer_accumulation"})
+"""The quick tests capture programs of PyTorch alone: to import the frameworks takes longer than to run all of these. Of
+frameworks those of the hooks are quick (``tests/tracer/test_hooks.py``)."""
 CLOSES = 0.01
 """The worst step of a CPU's trace replays within 1%."""
 ATTEMPTS = 3

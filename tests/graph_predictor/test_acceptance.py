@@ -380,6 +380,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+@pytest.mark.slow
 def test_a_part_that_aborts_or_hangs_fails_with_its_last_words_and_the_others_go_on(stub: Path) -> None:
     found = acceptance.accept(stub, 10, "cpu")
     by_number = {part.number: part for part in found.parts}
@@ -392,6 +393,7 @@ def test_a_part_that_aborts_or_hangs_fails_with_its_last_words_and_the_others_go
     assert acceptance.read_results(stub) == found
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_its_time_ended(stub: Path) -> None:
     told: list[str] = []
     first = acceptance.accept(stub, 0.06, "cpu", say=told.append)
@@ -649,10 +651,9 @@ def test_the_command_prints_each_point_and_fails_with_a_part(run: Run, stub: Pat
 def test_parts_run_on_this_machine(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     assert acceptance.torch_device() in SCALES
-    found = acceptance.accept(tmp_path, 10, "tiny", [0, 1, 2])
+    found = acceptance.accept(tmp_path, 10, "tiny", [0, 1])
     assert not found.numbers(PointVerdict.FAILED), found
-    assert [part.verdict for part in found.parts] == [PointVerdict.PASSED, PointVerdict.ABSENT, PointVerdict.PASSED]
-    assert any("own clock" in point.name for point in found.parts[2].points)
+    assert [part.verdict for part in found.parts] == [PointVerdict.PASSED, PointVerdict.ABSENT]
 
 
 @pytest.mark.slow
@@ -663,3 +664,4 @@ def test_the_whole_runs_on_this_machine(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(programs, "LONGEST_S", 600.0)
     found = acceptance.accept(tmp_path, 240, "tiny")
     assert not found.numbers(PointVerdict.FAILED) and not found.left, found
+    assert any("own clock" in point.name for part in found.parts if part.number == 2 for point in part.points)

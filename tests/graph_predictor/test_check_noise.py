@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from slowly import mostly_slow
 
 from graph_predictor.check.noise import Prior, Slowdown, slowdown
 
@@ -27,7 +28,7 @@ def compared(base: Runs, new: Runs, **options: float) -> Slowdown:
     return slowdown(base, new, PRIOR, least=LEAST, level=LEVEL, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("runs", mostly_slow([1, 3], {1}))
 def test_alarms_without_a_change_are_as_rare_as_the_level_says(runs: int) -> None:
     rng = np.random.default_rng(1)
     alarms = sum(compared(drawn(rng, runs), drawn(rng, runs)).p_value < LEVEL for _ in range(300))
@@ -40,12 +41,6 @@ def test_what_is_said_to_be_seen_is_seen(runs: int, factor: float) -> None:
     results = [compared(drawn(rng, runs), drawn(rng, runs, factor)) for _ in range(60)]
     assert sum(result.p_value < LEVEL for result in results) >= 57
     assert all(np.expm1(result.detectable) < factor - 1 for result in results)
-
-
-def test_more_runs_see_less() -> None:
-    rng = np.random.default_rng(3)
-    seen = [compared(drawn(rng, runs), drawn(rng, runs)).detectable for runs in (1, 3, 10)]
-    assert seen[0] > seen[1] > seen[2]
 
 
 def test_steps_that_scatter_see_less_and_many_steps_of_one_run_do_not_help() -> None:

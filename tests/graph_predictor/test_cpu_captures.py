@@ -75,6 +75,7 @@ def test_what_is_learned_holds_for_a_program_that_taught_nothing(
     assert off < 0.5 * before
 
 
+@pytest.mark.slow
 def test_a_traced_step_is_surer_with_it_and_says_what_it_lacks_without(
         profile: DeviceProfile, recorded: ExecutionGraph) -> None:
     from graph_predictor.sizes.retrace import trace_again

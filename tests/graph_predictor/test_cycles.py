@@ -6,15 +6,12 @@ import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import typer.main
 from micro import Micro
 from said import Run, plain
 
-from foretrace.commands import app
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request.study import Configuration, Study
@@ -211,19 +208,6 @@ def test_a_check_compares_cycles_with_cycles(run: Run, tmp_path: Path) -> None:
     assert run("check", tmp_path / "old").code == 0
     ended, _, error = run("check", tmp_path / "old", "--against", tmp_path / "new")
     assert ended == 2 and "a step of the baseline's capture is a cycle of 4 recorded steps" in plain(error)
-
-
-def test_every_command_that_chooses_a_window_chooses_the_cycle() -> None:
-    def options(command: Any) -> set[str]:
-        return {option for parameter in command.params for option in parameter.opts}
-
-    def commands(command: Any) -> list[Any]:
-        inner = getattr(command, "commands", None)
-        return [command] if inner is None else [each for one in inner.values() for each in commands(one)]
-
-    found = [options(each) for each in commands(typer.main.get_command(app))]
-    assert sum("--cycle" in each for each in found) > 10
-    assert all("--cycle" in each for each in found if "--window" in each)
 
 
 SCRIPT = """

@@ -15,7 +15,7 @@ from micro import Micro
 from report_support import ROOT, real_trace
 from said import Run, plain
 
-from graph_predictor.diff.jobs import diff_jobs
+from graph_predictor.diff.jobs import LEAST_ALIGNED, diff_jobs
 from graph_predictor.diff.result import Difference, DifferenceKind
 from graph_predictor.diff.step_tree import StepTree, _digests, _sizes, align_trees
 from graph_predictor.prediction.replay import replay
@@ -105,7 +105,10 @@ def test_an_added_wait_for_the_device_comes_first(tmp_path: Path) -> None:
     """With the wait the host's work after it is no longer hidden: that part is said to have moved onto the path."""
     found = diff_jobs(job(two_kernels(), tmp_path, "a"), job(two_kernels(sync=1), tmp_path, "b"), step="1")
     assert found.total_us > 0
-    assert (found.top()[0].kind, found.top()[0].what) == (DifferenceKind.SYNC, "aten::item (only in B)")
+    wait = found.top()[0]
+    assert (wait.kind, wait.what, wait.before_ns) == (DifferenceKind.SYNC, "aten::item (only in B)", None)
+    assert wait.time_ns == wait.after_ns > 0
+    assert LEAST_ALIGNED < found.aligned < 1
     assert us(found)[DifferenceKind.SHIFT, "host work"] > 0
     back = diff_jobs(job(two_kernels(sync=1), tmp_path, "c"), job(two_kernels(), tmp_path, "d"), step="1")
     assert back.top()[0].what == "aten::item (only in A)"
@@ -130,8 +133,10 @@ def test_an_added_operation_has_the_pause_beside_it(tmp_path: Path) -> None:
     more = [*BLOCK[:2], ("aten::layer_norm", 30.0), *BLOCK[2:]]
     found = diff_jobs(job(host_step(BLOCK), tmp_path, "a"), job(host_step(more), tmp_path, "b"))
     assert us(found) == {(DifferenceKind.ADDED, "aten::layer_norm"): 35}
+    assert (found.parts[0].before_ns, found.parts[0].after_ns) == (None, 35_000)
     back = diff_jobs(job(host_step(more), tmp_path, "c"), job(host_step(BLOCK), tmp_path, "d"))
     assert us(back) == {(DifferenceKind.REMOVED, "aten::layer_norm"): -35}
+    assert (back.parts[0].before_ns, back.parts[0].after_ns) == (35_000, None)
 
 
 def test_a_replaced_operation(tmp_path: Path) -> None:
@@ -152,6 +157,11 @@ def test_a_slower_machine_is_told_from_a_slower_operation(tmp_path: Path) -> Non
     # Six operations of 20 us and seven pauses of 5.
     assert parts[DifferenceKind.WHOLE_HOST, "unchanged work"] == pytest.approx(6 * 10 + 7 * 2.5, abs=0.01)
     assert parts[DifferenceKind.HOST, "aten::sum"] == pytest.approx(100, abs=0.01)
+    machine, own = (next(part for part in found.parts if part.kind is kind) for kind in (
+        DifferenceKind.WHOLE_HOST, DifferenceKind.HOST))
+    assert machine.after_ns / machine.before_ns == pytest.approx(1.5, rel=1e-3)
+    # Its row is without what the machine explains.
+    assert (own.before_ns, own.after_ns) == (pytest.approx(20_000, abs=2), pytest.approx(120_000, abs=2))
     # On one kind of machine its state is no cause in the program; on another it is one.
     assert [(part.kind, part.certain_ns > 0) for part in found.top(2)] == [
         (DifferenceKind.HOST, True),

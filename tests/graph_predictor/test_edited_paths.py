@@ -128,7 +128,7 @@ def _hold_for_all(baseline: Baseline) -> None:
     assert taken >= LEAST_EDITS
 
 
-@pytest.mark.parametrize("name", mostly_slow(ON_CPU, ("bert-cpu", "dlrm-cpu")))
+@pytest.mark.parametrize("name", mostly_slow(ON_CPU, ("dlrm-cpu",)))
 def test_the_path_is_of_what_the_edited_step_does(name: str) -> None:
     _hold_for_all(_baseline(TRACES / name))
 

@@ -55,6 +55,7 @@ def forward_us(graph: ExecutionGraph) -> float:
     return float(price(calls, find_device("h200-sxm"), None).total_us)
 
 
+@pytest.mark.slow
 def test_steps_of_other_skew_cost_otherwise_traced_or_edited_alike() -> None:
     graphs = {skew: traced(skew=skew) for skew in (0.0, 1.05, 3.0)}
     times = {skew: lookups_us(graph) for skew, graph in graphs.items()}
@@ -121,6 +122,7 @@ def test_a_counted_batch_scales_to_other_batches() -> None:
     assert often[1] > often[0] + 0.05
 
 
+@pytest.mark.slow
 def test_a_captured_step_on_the_cpu_uses_its_counts_and_other_indices_move_look_ups_only(tmp_path: Path) -> None:
     from tracer.capture import Capture, CaptureOptions
     from tracer.capture.script import run_workload

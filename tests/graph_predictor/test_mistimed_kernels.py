@@ -30,16 +30,6 @@ def check(run: Run, path: Path, note: str, active: str | None) -> None:
         assert note in plain(text), (command, text)
 
 
-@pytest.mark.parametrize(("name", "note", "active"), [
-    ("one_kernel_27h_early", "1 piece of GPU work had an impossible start (up to 27.8 h off)", "0.600"),
-    ("kernel_impossible_duration", "1 piece of GPU work had an impossible duration (up to 2 s)", "0.600"),
-    ("kernel_ts_zero", "3 pieces of GPU work had an impossible start (3 at time 0)", "0.600")])
-def test_cases(run: Run, name: str, note: str, active: str | None) -> None:
-    if not (CASES / name).is_dir():
-        pytest.skip(f"{CASES / name} is absent")
-    check(run, CASES / name, note, active)
-
-
 def test_kernels_that_overlap_on_one_stream_are_no_fault(run: Run) -> None:
     path = CASES / "kernels_overlap_one_stream"
     if not path.is_dir():

@@ -91,6 +91,9 @@ def test_every_shared_option_is_used_and_no_other_name_of_it_is_left() -> None:
     assert not {"--host-us", "--unprofiled"} & set(found)
     assert {command for command, _ in found["--output"]} == {"serve"}  # tokens of answers
     assert all({"-o", "--out"} == set(parameter.opts) for _, parameter in found["--out"])
+    windows, regions, cycles = ({command for command, _ in found[name]} for name in (
+        "--window", "--step-region", "--cycle"))
+    assert len(windows) > 10 and windows <= regions & cycles
 
 
 @pytest.fixture

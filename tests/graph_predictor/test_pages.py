@@ -406,6 +406,7 @@ for page in pages:
 """
 
 
+@pytest.mark.slow
 def test_under_a_limit_on_address_space_a_page_has_plots_once_their_script_is_kept(tmp_path: Path) -> None:
     script = f"vega-{installed_version('vl-convert-python')}.js"
     trace = str(ROOT / "traces" / "llama-cpu")

@@ -32,6 +32,7 @@ def test_what_a_recording_does_not_say_is_not_assumed() -> None:
     assert cores_shared(replace(alone, host_threads=NONE), 2) == SharedCores(2, 2, 1)
 
 
+@pytest.mark.slow
 def test_ranks_beyond_the_cores_take_turns() -> None:
     alone_us = llama().predict().step_time_us
     two, four = llama_on("ddp=2").predict(), llama_on("ddp=4").predict()

@@ -20,7 +20,7 @@ from graph_predictor.simulation.tape_loop import LAUNCH, QUEUED_LAUNCH
 from tracer.arrays import Int64
 from tracer.graph import ExecutionGraph, KernelKind, Meta
 
-RANDOM = settings(max_examples=25, deadline=None, derandomize=True,
+RANDOM = settings(max_examples=12, deadline=None, derandomize=True,
                   suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 

@@ -51,7 +51,7 @@ def pairs(batch=6, source=24, target=24):
     return trained(nn.ModuleList([first, second, head]), loss)
 
 
-def loop(batch=6, time=20):
+def loop(batch=6, time=9):
     cell, head = nn.GRUCell(12, 30), nn.Linear(30, 7)
     def loss():
         x, state = torch.randn(batch, time, 12), torch.zeros(batch, 30)
@@ -169,9 +169,6 @@ AGAIN = (
     Refused("texts", _texts(16, 16), "--set seq=16:64", "an input of the step is 16×16", (
         ("Capture the step where they differ", "--set seq=20:64", _texts(16, 20)),
         ("write batch=16:… if samples", "--set batch=16:64"), ("(--code)", "--set seq=64 --code {script}:texts"))),
-    Refused("texts", _texts(16, 16), "--set nonsense=16:64", "an input of the step is 16×16", (
-        ("Capture the step where they differ", "--set seq=20:64", _texts(16, 20)),
-        ("write batch=16:… if samples", "--set batch=16:64"), ("(--code)", "--set seq=64 --code {script}:texts"))),
     Refused("texts", _texts(6, 8, 8), "--set heads=8:16", "a size of the model", (
         ("--code SCRIPT.py:FUNCTION", "--set heads=16 --code {script}:texts"),
         ("name a size of the data", "--set batch=6:12"))),
@@ -196,7 +193,7 @@ AGAIN = (
         ("Capture the step where they differ", "--set source=20:72", {"source": 20}),
         ("name them one by one", "--set source=24:72 --set target=24:72"),
         ("(--code)", "--set source=72 --code {script}:pairs"))),
-    Refused("loop", {}, "--set time=20:40", "piece by piece", (("(--code)", "--set time=40 --code {script}:loop"),)),
+    Refused("loop", {}, "--set time=9:18", "piece by piece", (("(--code)", "--set time=18 --code {script}:loop"),)),
     Refused("flat", {}, "--set image=28:44", "changes parameters of the model", (
         ("--code SCRIPT.py:FUNCTION", "--set image=44 --code {script}:flat"),)),
     Refused("layers", {}, "--set hidden=50:100", "a size of the model", (

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 from report_support import ROOT
 from said import Run, plain
-
-from foretrace.commands import app
 
 CASE = ROOT.parent / "shared" / "data" / "cases" / "record_function_steps" / "trace.json"
 STEP_MS = "1.250"
@@ -90,19 +87,6 @@ def test_every_command_refuses_a_region_that_is_not_there(command: str, run: Run
     ended, text, error = run(*command.split(), path, *more, "--step-region", "trainstep")
     assert (ended, text) == (2, "")
     assert "has no region named 'trainstep'. Similar names: 'train_step' (5 times" in plain(error)
-
-
-def test_every_command_that_chooses_a_window_chooses_the_region() -> None:
-    def options(command: Any) -> set[str]:
-        return {option for parameter in command.params for option in parameter.opts}
-
-    def commands(command: Any) -> list[Any]:
-        inner = getattr(command, "commands", None)
-        return [command] if inner is None else [each for one in inner.values() for each in commands(one)]
-
-    found = [options(each) for each in commands(typer.main.get_command(app))]
-    assert sum("--window" in each for each in found) > 10
-    assert all("--step-region" in each for each in found if "--window" in each)
 
 
 def test_a_script_has_no_regions(run: Run, tmp_path: Path) -> None:

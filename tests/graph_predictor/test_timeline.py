@@ -114,7 +114,7 @@ def assert_slices_nest(events: list[dict[str, Any]]) -> None:
 
 @pytest.mark.real_traces
 @pytest.mark.parametrize("name", mostly_slow(["dlrm-8xV100-2023", "resnet50-V100", "vllm-eager-B200", "gpu-only-MI210"],
-                                             {"resnet50-V100", "vllm-eager-B200", "gpu-only-MI210"}))
+                                             {"vllm-eager-B200", "gpu-only-MI210"}))
 def test_real_timelines_are_complete(name: str, tmp_path: Path) -> None:
     result = replay(read_job(real_trace(name)).graphs)
     events = written(result, tmp_path / "out.json")

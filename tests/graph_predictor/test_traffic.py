@@ -62,9 +62,9 @@ def test_tensor_parallel_blocks() -> None:
     assert of_a_block("llama", "tp=2", 2) == listed(rows, "tp")
 
 
+@pytest.mark.slow  # plans that communicate as their fake worlds do: test_comm_study.py
 @pytest.mark.parametrize(("plan", "sharding", "accumulation"), [
-    pytest.param("ddp=2", Sharding.NONE, 1, marks=pytest.mark.slow),  # a_plan_communicates[ddp=2] there
-    ("fsdp2=2", Sharding.PARAMETERS, 2)])
+    ("ddp=2", Sharding.NONE, 1), ("fsdp2=2", Sharding.PARAMETERS, 2)])
 def test_replicas(plan: str, sharding: Sharding, accumulation: int) -> None:
     parameters, _ = decoder()
     rows = of_replicas(sharding, parameters, parameters)

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from calibration_support import CONTEXT, H200, HEALTHY, Bench0, healthy, law_us, simulated
 from said import Run
+from slowly import mostly_slow
 
 from kernel_models.calibration import checks, run
 from kernel_models.calibration.checks import CalibrationError, Health
@@ -427,7 +428,7 @@ FAILS = {
 }
 
 
-@pytest.mark.parametrize("case", FAILS)
+@pytest.mark.parametrize("case", mostly_slow(list(FAILS), {"HIP"}))
 def test_a_family_that_always_fails_costs_its_own_model_alone(simulated: Bench0, tmp_path: Path, case: str) -> None:
     name, reason = FAILS[case]
     family = "triton" if name == "fused" else name
@@ -528,6 +529,7 @@ def test_attention_is_drawn_for_implementations_that_have_it() -> None:
     assert shared == {"flash", "cudnn"}
 
 
+@pytest.mark.slow
 def test_modes_refused_for_one_shape_are_tried_for_others(simulated: Bench0, tmp_path: Path) -> None:
     """Heads that are shared are refused, and so are a few odd shapes: neither says anything of the rest."""
     simulated.refuses = lambda item: "RuntimeError: No available kernel." if item.name == "attention" and (

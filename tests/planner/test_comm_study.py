@@ -110,6 +110,7 @@ def test_a_gather_less_than_megatron_where_its_input_is_kept() -> None:
     assert ran[KINDS.ALL_GATHER] == (own[KINDS.ALL_GATHER][0] - parts, own[KINDS.ALL_GATHER][1] - parts * STREAM)
 
 
+@pytest.mark.slow
 def test_zero_stages_and_copies() -> None:
     from parallel_programs import BLOCKS, PARAMETERS
 

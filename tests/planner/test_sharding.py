@@ -108,19 +108,6 @@ class TestPlans:
 
 
 class TestLaws:
-    def test_time_grows_with_lookups_and_columns_and_falls_with_reuse(self) -> None:
-        table = EmbeddingTable("t", 4_000_000, 64, bag=20.0, skew=0.6)
-
-        def time(**changed: Any) -> float:
-            made = problem([replace(table, **changed)], samples=4096)
-            return step(made, all_on(made, [0]))
-
-        usual = time()
-        assert time(bag=40.0) > time(bag=30.0) > usual > time(bag=10.0)
-        assert time(columns=128) > usual > time(columns=32)
-        assert time(skew=0.0) >= usual > time(skew=1.2)
-        assert time(dtype="fp16") < usual
-
     @settings(max_examples=10, deadline=None)
     @given(st.permutations(range(4)), st.lists(st.integers(0, 3), min_size=8, max_size=8))
     def test_names_of_equal_ranks_do_not_matter(self, names: list[int], ranks: list[int]) -> None:
@@ -352,6 +339,7 @@ class TestCommand:
         assert self.run("nowhere.csv", "--gpus", "2").exit_code == 2
         assert self.run("resnet50", "--gpus", "2").exit_code == 2
 
+    @pytest.mark.slow
     def test_a_workload_brings_its_dense_part(self) -> None:
         pytest.importorskip("torch")
         found = json.loads(self.run("dlrm", "--preset", "tiny", "--gpus", "2", "--json", "--top", "1").output)
@@ -359,6 +347,7 @@ class TestCommand:
         assert found["tables"] == 4 and phases["dense"] > 0
 
 
+@pytest.mark.slow
 def test_a_capture_brings_its_tables_and_batch() -> None:
     pytest.importorskip("torch")
     from planner.sharding.sources import sharding_source

@@ -7,11 +7,14 @@ row) makes its steps longer and must not change which plan is faster.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from slowly import mostly_slow
 
 from graph_predictor.edits.scale import ScaleHost
 from graph_predictor.synthesis.baseline import baseline_of
@@ -43,6 +46,8 @@ PLANS = {
     "three and one": whole(0, 0, 0, 1), "one rank": whole(0, 0, 0, 0),
     "row-wise": (TableSharding(ShardKind.ROW_WISE, ALL),) * 4,
     "data-parallel": (TableSharding(ShardKind.DATA_PARALLEL, ALL),) * 4}
+QUICK = {"column-wise", "one rank"}
+"""Plans that the quick tests trace."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,9 @@ class Simulated:
     exchanges: float
 
 
+Steps = Callable[[str], tuple[ShardedStep, Simulated]]
+
+
 @pytest.fixture(scope="module")
 def problem() -> ShardingProblem:
     pytest.importorskip("torch")
@@ -64,17 +72,19 @@ def problem() -> ShardingProblem:
 
 
 @pytest.fixture(scope="module")
-def steps(problem: ShardingProblem, tmp_path_factory: pytest.TempPathFactory) -> dict[
-        str, tuple[ShardedStep, Simulated]]:
+def steps(problem: ShardingProblem, tmp_path_factory: pytest.TempPathFactory) -> Steps:
+    """From a plan's name to its step, estimated and simulated."""
     folder = tmp_path_factory.mktemp("plans")
-    found = {}
-    for name, shardings in PLANS.items():
-        plan = ShardingPlan(problem.tables, shardings, RANKS, problem.per_node)
+
+    @cache
+    def find(name: str) -> tuple[ShardedStep, Simulated]:
+        plan = ShardingPlan(problem.tables, PLANS[name], RANKS, problem.per_node)
         plan.save(folder / "plan.json")
         choices = choices_of(problem, plan.shardings)
         step = estimate(Scores(problem, choices, StepModel(problem)), assignment_of(plan, choices))
-        found[name] = step, simulated(folder / "plan.json", problem)
-    return found
+        return step, simulated(folder / "plan.json", problem)
+
+    return find
 
 
 def simulated(plan: Path, problem: ShardingProblem, *more: str) -> Simulated:
@@ -100,29 +110,27 @@ def simulated(plan: Path, problem: ShardingProblem, *more: str) -> Simulated:
     return Simulated(baseline.predict([ScaleHost(0.1)]).step_time_us, lookups, min(dense), max(exchanges))
 
 
-Steps = dict[str, tuple[ShardedStep, Simulated]]
-
-
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", mostly_slow(list(PLANS), QUICK))
 def test_look_ups_of_every_rank_agree(steps: Steps, name: str) -> None:
-    step, traced = steps[name]
+    step, traced = steps(name)
     assert step.forward_us == pytest.approx(traced.lookups, rel=0.06, abs=0.1)
 
 
-@pytest.mark.parametrize("name", [name for name in PLANS if name != "data-parallel"])
+@pytest.mark.parametrize("name", mostly_slow([name for name in PLANS if name != "data-parallel"], QUICK))
 def test_exchanges_agree(steps: Steps, name: str) -> None:
-    step, traced = steps[name]
+    step, traced = steps(name)
     estimated = sum(step.phases[phase] for phase in ("indices", "vectors", "gradients of vectors"))
     assert estimated == pytest.approx(traced.exchanges, rel=0.03)
 
 
 def test_the_dense_part_agrees(steps: Steps, problem: ShardingProblem) -> None:
     # Beside it DDP copies gradients into buckets, and vectors are put together.
-    assert problem.dense.us + problem.dense.inputs == pytest.approx(steps["one rank"][1].dense, rel=0.15)
+    assert problem.dense.us + problem.dense.inputs == pytest.approx(steps("one rank")[1].dense, rel=0.15)
 
 
+@pytest.mark.slow
 def test_what_is_faster_is_faster_simulated(steps: Steps) -> None:
-    found = [(step.time_us, traced.step) for name, (step, traced) in steps.items() if name != "data-parallel"]
+    found = [(step.time_us, traced.step) for step, traced in (steps(name) for name in PLANS if name != "data-parallel")]
     apart = [(one, other) for one in found for other in found if one[0] < 0.95 * other[0]]
     assert len(apart) >= 4
     assert all(one[1] < other[1] for one, other in apart)
@@ -139,7 +147,7 @@ def test_a_pipeline_hides_the_next_batchs_indices(problem: ShardingProblem, step
         same = replace(problem, pipelined=pipelined, dense=replace(problem.dense, inputs=0.0))
         choices = choices_of(same, plan.shardings)
         found.append(estimate(Scores(same, choices, StepModel(same)), assignment_of(plan, choices)).time_us)
-    traced, before = simulated(tmp_path / "plan.json", problem, "pipelined=true"), steps["column-wise"][1]
+    traced, before = simulated(tmp_path / "plan.json", problem, "pipelined=true"), steps("column-wise")[1]
     assert traced.exchanges == pytest.approx(before.exchanges, rel=0.001)
     # Without a pipeline the lengths are exchanged while indices of all tables are put together.
     lengths = float(StepModel(problem).exchanges.all_to_all.us(LENGTHS_BYTES))

@@ -42,7 +42,6 @@ CASES = {
     "fsdp2-tp": Case("fsdp2=2,tp=2", 4),
     "uneven": Case("fsdp2", 3, {"heads": 2, "width": 20, "vocabulary": 100, "hidden": 31}),
 }
-REAL_RANKS = max(case.ranks for case in CASES.values())
 
 
 def capture_rank(case: Case, out: Path) -> None:

@@ -537,6 +537,7 @@ class Halving:
         return "small enough."
 
 
+@pytest.mark.slow  # calibrations do so: test_calibration.py
 def test_items_may_come_from_what_was_measured_so_far(torch: Any, tmp_path: Path) -> None:
     source = Halving()
     outcome = campaign.run_items(source, tmp_path / "out", campaign.RunOptions(minutes=MINUTES))
@@ -637,6 +638,7 @@ def test_a_plan_for_a_gpu_without_one_says_so(torch: Any, tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()  # nothing was measured
 
 
+@pytest.mark.slow  # of one lock: test_acceptance.py
 def test_two_runs_do_not_share_a_directory(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     first = Results(tmp_path)

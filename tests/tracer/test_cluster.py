@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from slowly import mostly_slow
 from typer.testing import CliRunner
 
 from foretrace.commands import app
 from tracer.cluster import ClusterError, Failed, LostWorkerError, TaskWorkers, open_workers
+from tracer.cluster.engines import RayWorkers
 from tracer.errors import TraceError
 from tracer.job import read_job
 
 
-@pytest.fixture(scope="module", params=["dask", "ray"])
+@pytest.fixture(scope="module", params=mostly_slow(["dask", "ray"], {"dask"}))
 def workers(request: pytest.FixtureRequest) -> Iterator[TaskWorkers]:
     """A cluster of this machine, whose processes find this file."""
     pytest.importorskip("distributed" if request.param == "dask" else "ray")
@@ -82,6 +86,37 @@ def test_a_worker_that_dies_takes_no_other_call_along(workers: TaskWorkers) -> N
     assert isinstance(lost.error, LostWorkerError) and "item 3 could not be worked on" in str(lost.error)
 
 
+def test_calls_of_ray_are_awaited_and_what_ends_them_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one that calls at once; ``make slow`` has processes of the real one."""
+    class RayError(Exception):
+        """Of everything that Ray raises."""
+
+    class RayTaskError(RayError):
+        cause = TraceError("1 is odd.")
+
+    kinds = {name: type(name, (RayError,), {}) for name in ("WorkerCrashedError", "OutOfMemoryError", "NodeDiedError")}
+    crashed, away = kinds["WorkerCrashedError"], type("Away", (RayError,), {})
+    ends = {"refused": RayTaskError, "crashed": crashed, "away": away}
+
+    def get(item: str) -> bytes:
+        if item in ends:
+            raise ends[item]
+        return item.encode()
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(
+        exceptions=SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, **kinds),
+        init=lambda **_: None, shutdown=lambda: None, cluster_resources=lambda: {"CPU": 3.0}, get=get,
+        remote=lambda **_: lambda call: SimpleNamespace(remote=call), wait=lambda calls, num_returns: ([calls[0]], [])))
+    with open_workers("ray") as found:
+        assert isinstance(found, RayWorkers) and found.size == 3
+        assert found.next_done([found.submit(str.upper, "a")]) == ("A", b"A")
+        assert found.next_done(["crashed"]) == ("crashed", None)
+        with pytest.raises(TraceError, match="1 is odd"):
+            found.next_done(["refused"])
+        with pytest.raises(ClusterError, match="The Ray cluster went away"):
+            found.next_done(["away"])
+
+
 def test_a_rank_whose_workers_die_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     class Losing(TaskWorkers):
         elsewhere = True
@@ -96,6 +131,7 @@ def test_a_rank_whose_workers_die_is_named_and_the_rest_goes_on(tmp_path: Path) 
     assert any("rank2.json could not be worked on" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_the_command_line_says_the_same(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     folder = str(job(tmp_path / "job", 3))

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from slowly import mostly_slow
 
 pytest.importorskip("torch")
 
@@ -62,7 +63,7 @@ def plain(program: Path) -> ExecutionGraph:
     return traced(program, "none")
 
 
-@pytest.mark.parametrize("how", ["whole", "in place", "function", "step", "compiler"])
+@pytest.mark.parametrize("how", mostly_slow(["whole", "in place", "function", "step", "compiler"], {"whole", "step"}))
 def test_a_compiled_step_has_the_operations_of_one_that_is_not(how: str, program: Path, plain: ExecutionGraph) -> None:
     compiled = traced(program, how) if how != "whole" else trace_apart(
         f"{program}:build", "cpu", arguments={"how": how})

@@ -252,6 +252,7 @@ def test_workload_captured_once_for_all_its_ranks(tmp_path: Path) -> None:
     assert "The job is folded: only rank 0 is simulated, for all 1,024 ranks" in output
 
 
+@pytest.mark.slow
 def test_uneven_shards_are_classes_of_their_own(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     from fake_world_support import CASES, fake_rank

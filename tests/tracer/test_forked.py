@@ -98,6 +98,7 @@ def _read_as_a_daemon(folder: str) -> list[list[str]]:
     return [graph.strings for graph in read_job(folder).graphs]
 
 
+@pytest.mark.slow
 def test_a_daemon_reads_ranks_by_copies(tmp_path: Path) -> None:
     _write_job(tmp_path)
     with multiprocessing.get_context("spawn").Pool(1) as pool:  # its processes are daemons, which may have no others

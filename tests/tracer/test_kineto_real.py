@@ -255,15 +255,6 @@ def test_recorded_synchronisations() -> None:
     assert set(graph.launches.kind[rows].tolist()) == {LaunchKind.EVENT_RECORD}
 
 
-def test_a_graph_launch_has_many_kernels() -> None:
-    name = "vllm-cuda-graph/graph-execution.json.gz"
-    real(name)
-    graph = graph_of(name)
-    per_launch = Counter(graph.kernels.launch.tolist())
-    launch, most = per_launch.most_common(1)[0]
-    assert graph.launches.kind[launch] == LaunchKind.GRAPH and most >= 15
-
-
 def test_modules_and_phases() -> None:
     name = "h100-vs-mi300/h100-gaunernst_bert-small-uncased.json.gz"
     real(name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from slowly import mostly_slow
 
 from graph_predictor.simulation.host_slices import top_operations
 from tracer.capture.merge import merge_python, note_python_calls
@@ -151,7 +152,7 @@ def test_a_capture_without_the_columns_takes_counts() -> None:
     assert int(graph.ops.python_calls[mine].max()) >= 1
 
 
-@pytest.mark.parametrize("name", ["lstm_fsdp2", "bert_ddp"])
+@pytest.mark.parametrize("name", mostly_slow(["lstm_fsdp2", "bert_ddp"], {"bert_ddp"}))
 def test_a_traced_plan_calls_what_a_recorded_one_does(name: str) -> None:
     torch = pytest.importorskip("torch")
     from tracer.shape_only.trace import trace_workload

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slowly import mostly_slow
 
 pytest.importorskip("torch", reason="tracing by shapes needs torch")
 
@@ -418,6 +417,7 @@ def test_files_of_before_load_without_the_new_columns(tmp_path: Path) -> None:
 # --- worlds -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # of real ones: test_fake_world.py
 def test_fsdp2_collectives_say_where_they_are_needed() -> None:
     settings = workloads.configure("llama", preset="tiny", depth=3, width=64, heads=4, vocabulary=128)
     graph = trace_workload(settings, world_size=4, rank=1, parallel="fsdp2")
@@ -435,6 +435,7 @@ def test_fsdp2_collectives_say_where_they_are_needed() -> None:
     assert graph.meta.memory["parameters"] < trace_workload(settings).meta.memory["parameters"] / 3.5
 
 
+@pytest.mark.slow
 def test_tensor_parallel_and_two_dimensions_count_each_collective_once() -> None:
     settings = workloads.configure("llama", preset="tiny", depth=2, width=64, heads=8, kv_heads=8, vocabulary=128)
     graph = trace_workload(settings, world_size=8, parallel="tp")
@@ -446,6 +447,7 @@ def test_tensor_parallel_and_two_dimensions_count_each_collective_once() -> None
     assert sorted(set(both.collectives.group_size.tolist())) == [2, 8]
 
 
+@pytest.mark.slow  # of a captured one: test_folding.py
 def test_a_job_is_traced_by_classes_of_ranks(tmp_path: Path) -> None:
     from tracer.job import save_job
     from tracer.shape_only import trace_job
@@ -469,7 +471,8 @@ def test_a_function_of_ones_own_under_ddp() -> None:
     assert json.loads(graph.string(int(graph.collectives.ranks[0]))) == list(range(8))
 
 
-@pytest.mark.parametrize("rank", mostly_slow([0, 1], {1}))
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_what_a_pipeline_receives_is_waited_for_where_real_values_are_first_read(rank: int) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from forks import run_ranks
 from recordings import recorded_until, worst_closing
-from slowly import mostly_slow
 
 from graph_predictor.comm.recorded_calls import with_host_collectives
 from tracer import workloads
@@ -200,7 +199,8 @@ def test_eight_ranks_by_shapes_have_a_class_for_each_share() -> None:
         assert kinds.count("all_to_all") == 4
 
 
-@pytest.mark.parametrize("sharding", mostly_slow(["table", "row"], {"table"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["table", "row"])
 def test_a_rank_by_shapes_looks_up_all_its_pieces_for_every_rank(sharding: str) -> None:
     from tracer.lookup_data.noted import find_lookups
     from tracer.shape_only import trace_workload

@@ -162,7 +162,7 @@ def random_graphs(draw) -> ExecutionGraph:
     return graph
 
 
-@settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(random_graphs())
 def test_any_graph_round_trips(tmp_path, graph: ExecutionGraph) -> None:
     save_graph(graph, tmp_path / "g.foretrace")

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from forks import run_program
 from said import plain
+from slowly import mostly_slow
 
 from tracer import workloads
 from tracer.errors import ForetraceError
@@ -24,6 +25,8 @@ from tracer.workloads.registry import HELD_OUT_ONE_IN
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["dlrm", "resnet50", "bert", "gpt2", "llama", "vit", "moe", "unet", "lstm", "deepfm", "dcn_v2", "ncf"]
+FEW = mostly_slow(NAMES, {"dlrm", "resnet50", "bert", "moe", "lstm"})
+"""Tables, convolutions, attention, experts and a recurrent network are quick; each workload runs in a quick test."""
 
 
 @pytest.fixture
@@ -206,7 +209,7 @@ def test_one_seed_gives_one_training_run_and_another_another(torch: Any, name: s
     assert losses(name, seed=1) != first
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FEW)
 def test_the_loss_falls_on_a_batch_seen_again(torch: Any, name: str) -> None:
     workload = workloads.build(name, preset="tiny", **({} if name in ("resnet50", "vit") else {"optimizer": "adamw"}))
     batch = next(workload.batches())
@@ -224,7 +227,7 @@ def skip_without_autocast_lstm(torch: Any) -> None:
         pytest.skip(f"PyTorch has no bf16 LSTM on this CPU: {error}")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("dtype", ["tf32", "bf16-autocast", "bf16"])
 def test_every_dtype_mode_trains_about_alike(torch: Any, name: str, dtype: str) -> None:
     if name == "lstm" and dtype == "bf16-autocast":
@@ -241,7 +244,7 @@ def test_every_dtype_mode_trains_about_alike(torch: Any, name: str, dtype: str) 
     assert loss.item() == pytest.approx(losses(name, steps=1)[0], rel=0.15 if dtype == "bf16" else 0.02)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FEW)
 def test_checkpointing_changes_no_number_but_runs_forward_again(torch: Any, name: str) -> None:
     assert losses(name, checkpointing=True) == pytest.approx(losses(name), rel=1e-5)
     runs = []
@@ -252,7 +255,7 @@ def test_checkpointing_changes_no_number_but_runs_forward_again(torch: Any, name
     assert len(runs) == 2 * len(workload.blocks)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FEW)
 def test_every_workload_traces_by_shapes_alone(torch: Any, name: str) -> None:
     """Two whole steps on fake tensors: no value is read anywhere in a step."""
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
