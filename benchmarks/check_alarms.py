@@ -7,12 +7,20 @@ process of its own, on one thread. Each repetition is checked against the baseli
 against every other: the share of those that fail is what a check's level (1% for all it compares) promises. The five
 regressions of `tests/graph_predictor/planted.py` are recorded `--planted` times each, and each is checked against the
 baseline of its program. Record on a quiet machine; with --keep what is there is not recorded again.
+
+    python benchmarks/check_alarms.py --causes [--keep DIR] [--repeats 20] [--only NAME]
+
+Each cause of ``CAUSES`` of the same file is recorded without and with it and checked as ``foretrace check --against``
+does; the first cause that the check names must match the words that were written before. Then the program without a
+cause is recorded ``--repeats`` times and checked against the first recording: how many fail, and how many name a cause.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,10 +31,12 @@ from pathlib import Path
 import numpy as np
 
 from graph_predictor.check.baseline import BaselineEntry
-from graph_predictor.check.gate import new_entry
+from graph_predictor.check.gate import check_against, new_entry, update_baseline
 from graph_predictor.check.measure import Pair, StoredCapture
 from graph_predictor.check.program_gate import LEVEL, check_programs
-from graph_predictor.check.verdict import Verdict
+from graph_predictor.check.verdict import GateOutcome, Verdict
+from graph_predictor.cli.check import explain
+from tracer.errors import ForetraceError
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANTED = ROOT / "tests" / "graph_predictor"
@@ -50,8 +60,9 @@ def record_planted(kind: str, out: Path, planted: bool) -> None:
 
 
 def run(arguments: list[str]) -> None:
+    path = os.pathsep.join(map(str, (ROOT, PLANTED, PLANTED.parent)))
     subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, timeout=300,
-                   env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(PLANTED)]), "OMP_NUM_THREADS": "1"})
+                   env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"})
 
 
 def record(folder: Path, program: str, repeats: int) -> list[StoredCapture]:
@@ -94,9 +105,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--planted", type=int, default=3)
     parser.add_argument("--record-only", action="store_true")
+    parser.add_argument("--causes", action="store_true", help="whether the first cause named is the planted one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
+        if options.causes:
+            causes(folder, options.only, options.repeats)
+            return
         programs = options.only or [UNCHANGED, "bucket", *WORKLOADS]
         runs = {program: record(folder, program, options.repeats) for program in programs if program != "planted"}
         regressions = {kind: [folder / "planted" / f"{kind}{number}" for number in range(options.planted)]
@@ -144,6 +159,60 @@ def planted(regressions: dict[str, list[Path]], baselines: dict[str, list[Stored
         for out in outs:
             verdicts = check(captures[0], StoredCapture(out.name, out, captures[0].program))
             print(f"{kind:12s} caught by: {told(verdicts)}")
+
+
+def causes(folder: Path, only: list[str] | None, repeats: int) -> None:
+    """Print what the check names first for every planted cause, then what it says where there is none."""
+    sys.path += [str(PLANTED), str(PLANTED.parent)]
+    known = importlib.import_module("planted").CAUSES
+    print("Planted causes: the steps without the profiler, and the first cause that the check names")
+    print("planted       before ms  after ms  right  outcome       named")
+    chosen = [kind for kind in known if only is None or kind in only]
+    right = 0
+    for kind in chosen:
+        kept, new = folder / kind / "kept", folder / kind / "new"
+        for side, is_planted in ((kept, False), (new, True)):
+            if not complete(side / "program"):
+                record_planted(kind, side / "program", is_planted)
+        outcome, first = named_first(kept, new)
+        matches = re.search(known[kind].named, first) is not None
+        right += matches
+        steps = [float(np.median(entry(StoredCapture("program", side / "program", "program")).run.step_ns)) / 1e6
+                 for side in (kept, new)]
+        print(f"{kind:12s} {steps[0]:10.2f} {steps[1]:9.2f}  {'yes' if matches else 'NO':5s}  {outcome:12s}  {first}",
+              flush=True)
+    print(f"{right} of {len(chosen)} are named rightly")
+    if only is None or UNCHANGED in only:
+        unchanged(folder / "unchanged", repeats)
+
+
+def unchanged(folder: Path, repeats: int) -> None:
+    """Check repetitions of a program against the first of them."""
+    outcomes = []
+    for number in range(repeats + 1):
+        side = folder / ("kept" if not number else f"new{number}")
+        if not complete(side / "program"):
+            record_planted("unchanged", side / "program", False)
+        if number:
+            outcomes.append(named_first(folder / "kept", side))
+    for word in ("failed", "inconclusive", "passed"):
+        print(f"unchanged: {sum(outcome == word for outcome, _ in outcomes)} of {len(outcomes)} {word}")
+    print(f"unchanged: {sum(first != '' for _, first in outcomes)} of {len(outcomes)} name a cause")
+    for outcome, first in outcomes:
+        if outcome == "failed" or first:
+            print(f"   {outcome}: {first}")
+
+
+def named_first(kept: Path, new: Path) -> tuple[str, str]:
+    """Return a check's outcome and the first cause that it names; of a check that is refused, why."""
+    try:
+        if not (kept / "baseline.json").exists():
+            update_baseline(str(kept), "first")
+        found: GateOutcome = check_against(str(kept), str(new), explain=explain)
+    except ForetraceError as error:
+        return "refused", str(error)
+    lines = next(iter(found.causes.values()), [""])
+    return str(found.to_json()["outcome"]), lines[0]
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@
     def test_training_step(foretrace):
         foretrace(build)                   # ``build()`` makes model, optimizer and data and returns the step
 
-The step is traced by shapes alone: no GPU, no time, no memory. pytest loads this module in every run of an environment
-that foretrace is installed in, so it imports nothing of foretrace before the fixture is used.
+The step is traced by shapes alone: no GPU, no time, no memory. Only the function that ``build()`` returns is seen: for
+what a training loop does beside it, and for sleeps, run ``foretrace check SCRIPT.py --base COMMIT``. pytest loads this
+module in every run of an environment that foretrace is installed in, so it imports nothing of foretrace before the
+fixture is used.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ UPDATE = "--foretrace-update"
 STORE = "foretrace_store"
 DEFAULT_STORE = "foretrace-limits.json"
 _MARKER = ("foretrace(device, max_step_ms, max_gpu_ms, max_memory_gb, no_added, world_size, host_from, profile): "
-           "limits of the training step that the test gives to the fixture foretrace, which is traced without a GPU")
+           "limits of the training step that the test gives to the fixture foretrace, which is traced without a GPU; "
+           "what runs beside that function, and sleeps, are not seen")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

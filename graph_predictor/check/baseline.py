@@ -9,8 +9,6 @@ One JSON object of a fixed form::
 from __future__ import annotations
 
 import datetime
-import json
-import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ from graph_predictor.check.measure import (
     StoredCapture,
 )
 from graph_predictor.check.validate import Accuracy
+from graph_predictor.diff.changes import tensor_types, type_words
 from graph_predictor.simulation.host_slices import exclusive_time
 from tracer.errors import listed
 from tracer.graph import ExecutionGraph, KernelKind, OpKind
@@ -111,7 +110,6 @@ def _kernels(graph: ExecutionGraph) -> Times:
                     kernels.duration_ns[rows], [True, False, False, False])
 
 
-_NAME = re.compile(r"[A-Za-z][\w:<>]*")
 Operations = dict[tuple[str, str], Counter[str]]
 """Counts of a step's operations: by name and shapes, and of those by their list of element types."""
 
@@ -136,7 +134,7 @@ def retyped(old: Job, new: Job) -> tuple[int, str] | None:
         number = min(gone.total(), come.total())
         changed += number
         if number:
-            changes[_words(gone.most_common(1)[0][0], come.most_common(1)[0][0])] += number
+            changes[type_words(gone.most_common(1)[0][0], come.most_common(1)[0][0])] += number
     return changed, changes.most_common(1)[0][0] if changes else ""
 
 
@@ -148,29 +146,10 @@ def _typed(job: Job) -> Operations:
         keys, number = np.unique(np.stack([ops.name[rows], ops.shapes[rows], ops.dtypes[rows]]), axis=1,
                                  return_counts=True)
         for (name, shapes, dtypes), count in zip(keys.T.tolist(), number.tolist(), strict=True):
-            text = _of_tensors(graph.string(dtypes), graph.string(shapes))
-            if _NAME.search(text):
+            if text := tensor_types(graph.string(dtypes), graph.string(shapes)):
                 found.setdefault((graph.string(name), graph.string(shapes)), Counter())[text] += max(
                     1, round(count / steps))
     return found
-
-
-def _of_tensors(dtypes: str, shapes: str) -> str:
-    """Return the element types without those of inputs that have no dimensions: one number is passed as it is or as a
-    tensor, by what calls the operation."""
-    try:
-        types, sizes = from_json(dtypes.encode()), from_json(shapes.encode())
-    except DecodeError:
-        return dtypes
-    if not isinstance(types, list) or not isinstance(sizes, list) or len(types) != len(sizes):
-        return dtypes
-    return json.dumps(["" if size == [] else kind for kind, size in zip(types, sizes, strict=True)])
-
-
-def _words(before: str, after: str) -> str:
-    """The types in which two lists of them differ."""
-    pairs = zip(_NAME.findall(before), _NAME.findall(after), strict=False)
-    return next((f"{old} → {new}" for old, new in pairs if old != new), f"{before} → {after}")
 
 
 FORMAT = "foretrace-baseline"

@@ -43,8 +43,9 @@ from kernel_models.pricing import Models
 from tracer.arrays import Float64
 from tracer.kept_files import scratch_folder
 
-Explain = Callable[[StoredCapture, StoredCapture], list[str]]
-"""A function that explains the difference between an old and a new capture in lines, the largest cause first."""
+Explain = Callable[[StoredCapture, StoredCapture, bool], list[str]]
+"""A function that explains the difference between an old and a new capture in lines, the largest cause first. The last
+argument says whether something got worse for sure; otherwise only what is sure may be named."""
 
 
 def check_directory(directory: str, *, tolerance: float | None = None,
@@ -100,11 +101,18 @@ def check_against(directory: str, new: str, *, tolerance: float | None = None,
     left = sorted({capture.program for capture in captures} - {pair.program for pair in pairs})
     if left:
         found.notes.append(f"Not in {new}, and so not compared: {', '.join(left)}.")
-    worse = {verdict.program for verdict in found.failures}
     for pair in pairs:
-        if explain is not None and pair.program in worse:
-            found.causes[pair.program] = explain(pair.old[0], pair.new[0])
+        _name_causes(found, pair, explain)
     return found
+
+
+def _name_causes(found: GateOutcome, pair: Pair, explain: Explain | None) -> None:
+    """Add what made a program worse, or what may have where noise hides whether it is."""
+    decided = pair.program in {verdict.program for verdict in found.failures}
+    undecided = pair.program in {verdict.program for verdict in found.inconclusive}
+    if explain is not None and (decided or undecided) and (
+            causes := explain(pair.old[0], pair.new[0], decided)):
+        found.causes[pair.program] = causes
 
 
 def update_baseline(directory: str, reason: str, profiles: Mapping[str, Models] | None = None,
@@ -250,8 +258,7 @@ def check_script(script: str, base: str, arguments: Sequence[str] = (), *, pairs
                     *compare_counts(script, [each.counts for each in before], [each.counts for each in now]),
                     *compare_types(both)]
         found = GateOutcome(f"{script} against {base}, {pairs} pairs of runs in turns", verdicts)
-        if found.failures and explain is not None:
-            found.causes[script] = explain(old[0], new[0])
+        _name_causes(found, both, explain)
     return found
 
 

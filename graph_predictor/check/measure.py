@@ -28,6 +28,10 @@ ALIKE = 0.5
 """Captures whose smaller one shares less than this of its operations (by name and shapes) with the other are of
 different programs. An added or a lost fusion keeps the operations around it; other sizes keep next to none."""
 
+SAME_NAMES = 0.9
+"""Captures that have this share of the names of their operations in common are of one program at other sizes. Chosen: a
+batch changes how often samples are fetched, and no name."""
+
 
 class CheckError(ForetraceError):
     """A check cannot be made."""
@@ -199,6 +203,14 @@ def _kernel_checks(job: Job) -> Counter[tuple[str, str]]:
     return found
 
 
+def at_other_sizes(one: Job, other: Job) -> bool:
+    """Return whether two jobs run the same operations, by their names alone, and few of the same sizes."""
+    if likeness(one, other) >= ALIKE:
+        return False
+    names = [{name for name, _ in operations(job)} for job in (one, other)]
+    return len(names[0] & names[1]) >= SAME_NAMES * len(names[0] | names[1]) > 0
+
+
 @dataclass(frozen=True)
 class Pair:
     """One program before and after: the captures of either side are repeated runs."""
@@ -248,7 +260,7 @@ def _partner(new: StoredCapture, programs: dict[str, list[StoredCapture]]) -> st
                              f"{_differing(new.settings, each.settings)}; record it with the baseline's settings.")
     if new.program in first:
         share = likeness(first[new.program].job, new.job)
-        if share < ALIKE:
+        if share < ALIKE and not at_other_sizes(first[new.program].job, new.job):
             raise CheckError(f"{new.path} and the baseline's {new.program} record different programs: they share "
                              f"{share:.0%} of their operations (by name and shapes); compare captures of one program "
                              "at the same sizes.")
@@ -292,6 +304,11 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         unlike = [f"{name.replace('_', ' ')} {getattr(self, name)} → {getattr(other, name)}" for name in names
                   if getattr(self, name) and getattr(other, name) and getattr(self, name) != getattr(other, name)]
         return ", ".join(unlike)
+
+    def fewer_threads(self, other: Environment) -> str:
+        """Return in words that the other one's operations run on fewer threads of the same processor; empty if not."""
+        same = all(getattr(self, name) == getattr(other, name) for name in ("device", "cpu", "cores", "world_size"))
+        return f"threads: {self.threads} → {other.threads}" if same and 0 < other.threads < self.threads else ""
 
 
 class Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -339,10 +356,12 @@ class MeasuredProgram:
 def measure(capture: StoredCapture) -> MeasuredProgram:
     """Measure a capture. Raises ``CheckError`` if nothing was recorded in it."""
     job = capture.job
-    return MeasuredProgram(_environment(capture, job), count_steps(job.graphs), _run(capture, job))
+    return MeasuredProgram(environment_of(capture), count_steps(job.graphs), _run(capture, job))
 
 
-def _environment(capture: StoredCapture, job: Job) -> Environment:
+def environment_of(capture: StoredCapture) -> Environment:
+    """Return the machine and software of a capture."""
+    job = capture.job
     context = capture.contexts[0] if capture.contexts else {}
     hardware = context.get("hardware") if isinstance(context.get("hardware"), dict) else {}
     meta = job.graphs[0].meta

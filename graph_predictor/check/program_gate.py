@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graph_predictor.check.baseline import BUSY, BaselineEntry, disturbance, machine_slowdown, retyped
-from graph_predictor.check.measure import Count, MeasuredProgram, Pair, Run, measure
+from graph_predictor.check.measure import Count, Environment, MeasuredProgram, Pair, Run, at_other_sizes, measure
 from graph_predictor.check.noise import Prior, Slowdown, slowdown
 from graph_predictor.check.verdict import Status, Verdict, in_unit
 from graph_predictor.figures import signed_percent
@@ -93,7 +93,10 @@ def check_programs(
         old = [stored[capture.name] for capture in pair.old]
         new = [measure(capture) for capture in pair.new]
         verdicts += [*compare_counts(pair.program, [entry.counts for entry in old], [each.counts for each in new]),
-                     *compare_types(pair)]
+                     *compare_types(pair), *_compare_threads(pair.program, old[0].environment, new[0].environment)]
+        if at_other_sizes(pair.old[0].job, pair.new[0].job):
+            notes.append(f"{pair.program}: most operations have other sizes than in the baseline; times are compared "
+                         "all the same. If the sizes are meant, make the new captures the baseline.")
         found, skipped = _tests(pair, old, new, notes)
         tests += found
         verdicts += skipped
@@ -118,6 +121,13 @@ def compare_types(pair: Pair) -> list[Verdict]:
     return [Verdict(pair.program, "element types", Status.FAILED if number else Status.PASSED, 0, number, "",
                     f"element types: {number:,} operations a step have inputs of other types than before{mostly} "
                     "(counted)")]
+
+
+def _compare_threads(program: str, before: Environment, now: Environment) -> list[Verdict]:
+    """Return that operations run on fewer threads of the same processor, where they do."""
+    fewer = before.fewer_threads(now)
+    return [Verdict(program, "threads", Status.FAILED, before.threads, now.threads, "",
+                    f"{fewer}, on the same processor (counted)")] if fewer else []
 
 
 def compare_counts(program: str, before_all: Sequence[Mapping[str, Count]],

@@ -187,20 +187,28 @@ def _check_reports(junit: str | None, markdown: str | None, read: Sequence[str |
                              "files.")
 
 
-def explain(old: measure.StoredCapture, new: measure.StoredCapture) -> list[str]:
-    """Return what makes the new capture's step longer, as lines; where the two cannot be compared, why."""
+def explain(old: measure.StoredCapture, new: measure.StoredCapture, decided: bool = True) -> list[str]:
+    """Return what makes the new capture's step longer, as lines; where the two cannot be compared, why. Where nothing
+    is ``decided``, times alone are named only if they are sure."""
     try:
         found = jobs.diff_jobs(old.job, new.job)
     except ForetraceError as error:
         return [str(error)]
-    longer = [part for part in found.top(len(found.parts)) if part.time_ns > 0 or part.hidden_ns > 0]
-    return [_told(part) for part in longer[:5]]
+    least = gate.RESOLUTION * found.before_ns
+    named = [change for change in found.changes() if change.counted or (
+        change.time_ns + max(change.hidden_ns, 0) > 0 if decided else change.certain_ns >= least)]
+    # What surely saved time is a change too, and comes last.
+    named.sort(key=lambda change: change.certain_ns < -result.NOTABLE * found.before_ns)
+    if fewer := measure.environment_of(old).fewer_threads(measure.environment_of(new)):
+        named.insert(0, result.Change(f"{fewer}, of the whole step", True, time_ns=found.total_ns))
+    return [_told(change) for change in named[:5]]
 
 
-def _told(part: result.Part) -> str:
-    where = f" in {part.module}" if part.module else ""
-    hidden = f" ({milliseconds(part.hidden_ns)} ms more hidden)" if part.hidden_ns > 0 else ""
-    return f"{part.kind.value}: {part.what}{where}, {milliseconds(part.time_ns)} ms{hidden}"
+def _told(change: result.Change) -> str:
+    """A change with its time: that of the median step where it is sure, which an interrupted step does not move."""
+    time = change.steady_ns if change.certain_ns else change.time_ns
+    hidden = f" ({milliseconds(change.hidden_ns)} ms more hidden)" if change.hidden_ns > 0 else ""
+    return f"{change.what}, {milliseconds(time)} ms{hidden}"
 
 
 def _write(found: check_verdict.GateOutcome, junit: str | None, markdown: str | None) -> None:

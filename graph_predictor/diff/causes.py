@@ -56,6 +56,8 @@ LEAST_SPREAD = 0.05
 MAD_TO_SD = 1.4826  # of a normal distribution
 COMPARABLE = (DifferenceKind.HOST, DifferenceKind.KERNEL_TIME)
 """Kinds of work that is the same on both sides, operation by operation."""
+CHANGED = (DifferenceKind.SHAPES, DifferenceKind.TYPES, DifferenceKind.KERNELS)
+"""Kinds of aligned operations that are not the same on both sides."""
 DEVICE_WORK = (Resource.COMPUTE, Resource.COPY, Resource.COMMUNICATION)
 
 
@@ -73,6 +75,7 @@ class Cause:
     places: int = 0
     modules: Counter[str] = field(default_factory=Counter)
     details: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
 
 
 Causes = dict[tuple[DifferenceKind, str], Cause]
@@ -108,6 +111,8 @@ class Aligned:
     other: StepTree
     places: Places
     hunks: list[HunkCause]
+    changes: list[str]
+    """The change of the program at every place, see ``changes.place_changes``."""
     vocabulary: Vocabulary
     before: CauseTimes
     after: CauseTimes
@@ -175,12 +180,14 @@ def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
             if kind is DifferenceKind.KERNELS:
                 detail = f"{aligned.kernel_names[0][at] or 'none'} → {aligned.kernel_names[1][at] or 'none'}"
             _add(causes, (kind, what), *sums, steady=sure, noise=float(noise[resource, at]), places=1, detail=detail,
-                 module=modules[at] if at < pairs and kind is not DifferenceKind.LAUNCH else "")
+                 module=modules[at] if at < pairs and kind is not DifferenceKind.LAUNCH else "",
+                 change=(aligned.changes[at] or f"{kind.value}: {what}") if kind in CHANGED else "")
         elif at == places.irregular:
             _add(causes, (DifferenceKind.IRREGULAR, "operations of only some steps"), *sums)
         else:
             hunk = aligned.hunks[at - places.of_hunk(0)]
-            _add(causes, (hunk.kind, hunk.what), *sums, steady=sure, module=hunk.module, only=hunk.only)
+            _add(causes, (hunk.kind, hunk.what), *sums, steady=sure, module=hunk.module, only=hunk.only,
+                 change=aligned.changes[at])
     for hunk in aligned.hunks:
         if hunk.counts and (hunk.kind, hunk.what) in causes:
             causes[hunk.kind, hunk.what].places += 1
@@ -291,7 +298,7 @@ def _add_shifts(causes: Causes, mean: _Split) -> None:
 
 def _add(causes: Causes, key: tuple[DifferenceKind, str], time: int, hidden: int, before: int = 0, after: int = 0, *,
          steady: int = 0, noise: float = 0.0, places: int = 0, module: str = "", detail: str = "",
-         only: DifferenceKind | None = None) -> None:
+         only: DifferenceKind | None = None, change: str = "") -> None:
     cause = causes.setdefault(key, Cause(only=only))
     cause.time += time
     cause.hidden += hidden
@@ -305,6 +312,8 @@ def _add(causes: Causes, key: tuple[DifferenceKind, str], time: int, hidden: int
         cause.modules[module] += weight
     if detail:
         cause.details[detail] += weight
+    if change:
+        cause.changes[change] += weight
 
 
 def add_left_over(causes: Causes, kind: DifferenceKind, what: str, time: int) -> None:
@@ -324,11 +333,12 @@ def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
         # Rounded so that the parts add up to the rounded sum.
         time = round(reached / ranks) - given
         given += time
-        certain = max(0, round((abs(cause.steady) - cause.noise) / ranks))
+        steady, noise = round(cause.steady / ranks), round(cause.noise / ranks)
         if kind in (DifferenceKind.IRREGULAR, DifferenceKind.REPLAY, DifferenceKind.SHIFT) or (one_machine and kind in (
                 DifferenceKind.WHOLE_HOST, DifferenceKind.WHOLE_DEVICE)):
-            certain = 0
+            steady = 0
         detail = cause.details.most_common(1)[0][0] if cause.details else ""
+        change = cause.changes.most_common(1)[0][0] if cause.changes else ""
         before, after = (None, None) if kind in UNEXPLAINED else _sides(
             round(cause.before / ranks), round(cause.after / ranks), time, cause.only)
         if cause.only is not None and before is not None and after is not None:
@@ -338,7 +348,8 @@ def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
         parts.append(Part(
             kind=kind, what=f"{what}: {detail}" if detail else what, module=_module(cause.modules),
             places=-(-cause.places // ranks), time_ns=time, hidden_ns=round(cause.hidden / ranks), before_ns=before,
-            after_ns=after, certain_ns=certain))
+            after_ns=after, certain_ns=max(0, abs(steady) - noise), change=change, steady_ns=steady,
+            noise_ns=noise))
     parts = [part for part in parts if part.time_ns or part.hidden_ns]
     return sorted(parts, key=lambda part: (-part.certain_ns, -abs(part.time_ns), -abs(part.hidden_ns), part.what))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from graph_predictor.diff.causes import Aligned, Causes, CauseTimes, Ratio, add_causes, add_left_over, parts_of
+from graph_predictor.diff.changes import place_changes
 from graph_predictor.diff.places import Places, find_places, hunk_causes
 from graph_predictor.diff.result import Difference, DifferenceKind
 from graph_predictor.diff.step_times import RESOURCES, RankSteps
@@ -251,8 +252,10 @@ def _add_rank(causes: Causes, sides: list[_Side], pair: Int64, vocabulary: Vocab
     before, steady_before = one.typical(places, places.place_a)
     after, steady_after = other.typical(places, places.place_b)
     seen = [_kernels(side, nodes) for side, nodes in ((one, places.left), (other, places.right))]
+    hunks = hunk_causes(places, one.tree, other.tree, graphs, vocabulary)
     aligned = Aligned(
-        one.tree, other.tree, places, hunk_causes(places, one.tree, other.tree, graphs, vocabulary), vocabulary,
+        one.tree, other.tree, places, hunks,
+        place_changes(places, hunks, (one.tree, other.tree), graphs, vocabulary), vocabulary,
         before, after, steady_before, steady_after, seen[0][0] == seen[1][0], (seen[0][1], seen[1][1]),
         any(len(graph.kernels) for graph in graphs), one_machine)
     ratios = add_causes(causes, aligned)

@@ -124,6 +124,7 @@ class HunkCause:
     Attributes:
         counts: false for a backward, which is counted with its forward.
         only: which side alone has it; ``None`` where each has something.
+        root: the hunk that it is named by.
     """
 
     kind: DifferenceKind
@@ -131,6 +132,7 @@ class HunkCause:
     module: str
     counts: bool
     only: DifferenceKind | None
+    root: int
 
 
 def hunk_causes(places: Places, one: StepTree, other: StepTree, graphs: tuple[ExecutionGraph, ExecutionGraph],
@@ -155,12 +157,12 @@ def hunk_causes(places: Places, one: StepTree, other: StepTree, graphs: tuple[Ex
             root = before
             seen.add(root)
         found.append(_named(places.hunks[root], one, other, vocabulary, reads=root in reading,
-                            gathers=root in gathering, counts=root == at))
+                            gathers=root in gathering, counts=root == at, root=root))
     return found
 
 
 def _named(hunk: Hunk, one: StepTree, other: StepTree, vocabulary: Vocabulary, *, reads: bool, gathers: bool,
-           counts: bool) -> HunkCause:
+           counts: bool, root: int) -> HunkCause:
     removed = _listed(one, hunk.removed, vocabulary)
     added = _listed(other, hunk.added, vocabulary)
     what = f"{removed} → {added}" if removed and added else removed or added
@@ -171,7 +173,7 @@ def _named(hunk: Hunk, one: StepTree, other: StepTree, vocabulary: Vocabulary, *
         if only is not None:
             what = f"{what} ({only.value})"
     tree, node = (other, hunk.added[0]) if hunk.added else (one, hunk.removed[0])
-    return HunkCause(kind, what, vocabulary.texts[int(tree.module[node])], counts, only)
+    return HunkCause(kind, what, vocabulary.texts[int(tree.module[node])], counts, only, root)
 
 
 def _listed(tree: StepTree, nodes: list[int], vocabulary: Vocabulary) -> str:

@@ -43,7 +43,11 @@ UNEXPLAINED = (DifferenceKind.IRREGULAR, DifferenceKind.REPLAY)
 """Kinds that name what is left over rather than a cause."""
 
 
-PART_COLUMNS = ("kind", "what", "module", "places", "time_us", "certain_us", "hidden_us", "before_us", "after_us")
+NOTABLE = 0.05
+"""A time that differs for sure by this share of the step is named before changes that matter less. Chosen: unchanged
+work of two recordings on a quiet machine differs by less."""
+PART_COLUMNS = ("kind", "what", "module", "places", "change", "time_us", "certain_us", "hidden_us", "before_us",
+                "after_us")
 """Columns of the table of parts, which it has without a row too."""
 
 
@@ -63,6 +67,8 @@ class Part:
             is not in that program, and of what no operation explains.
         certain_ns: how large it is in steady times (medians over the steps), less the spread with which unchanged work
             differs, from A to B and from step to step.
+        change: the change of the program it belongs to, in words; empty where the program is the same there.
+        steady_ns, noise_ns: the two that ``certain_ns`` is the difference of, the first with its sign.
     """
 
     kind: DifferenceKind
@@ -74,6 +80,9 @@ class Part:
     before_ns: int | None
     after_ns: int | None
     certain_ns: int
+    change: str = ""
+    steady_ns: int = 0
+    noise_ns: int = 0
 
     def shown_us(self) -> int:
         """Return the difference of its times in A and in B as they are shown, whole µs."""
@@ -84,9 +93,40 @@ class Part:
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, microseconds."""
         return {"kind": self.kind.value, "what": self.what, "module": self.module or None, "places": self.places,
+                "change": self.change or None,
                 "time_us": self.time_ns / 1e3, "certain_us": self.certain_ns / 1e3,
                 "hidden_us": self.hidden_ns / 1e3, **{name: None if ns is None else ns / 1e3 for name, ns in (
                     ("before_us", self.before_ns), ("after_us", self.after_ns))}}
+
+
+UNSEEN = (DifferenceKind.GAP, DifferenceKind.LOADER)
+"""Kinds of time in which a program may have changed although its operations did not. An operation that takes longer
+with the same inputs does so because of the machine, or of what changed elsewhere."""
+OUTSIDE = "outside operations (Python, sleep, input or output)"
+"""What a recording knows of the time in which no operation runs."""
+
+
+@dataclass(slots=True)
+class Change:
+    """Parts with one cause: a change of the program, or a time that differs where the program is the same.
+
+    Attributes:
+        what: the cause in words.
+        counted: whether it is a change of the program's operations, whatever their times.
+        unseen: whether it is a time in which code may have run that a recording does not see.
+        time_ns, hidden_ns: sums of its parts (B less A).
+        steady_ns: the sum in steady times (medians over the steps).
+        certain_ns: the same, less its noise and with its sign; 0 where the noise is more. The parts are
+            of different operations, so that their noises add up as squares.
+    """
+
+    what: str
+    counted: bool
+    unseen: bool = False
+    time_ns: int = 0
+    hidden_ns: int = 0
+    steady_ns: int = 0
+    certain_ns: int = 0
 
 
 @dataclass(slots=True, repr=False)
@@ -161,6 +201,25 @@ class Difference(Shown):
         """The first causes."""
         return self.parts[:number]
 
+    def changes(self) -> list[Change]:
+        """Return the parts put together by what changed, the surest first: changes of the program, and times of
+        unseen code that differ by ``NOTABLE`` of the step or more, before all other times."""
+        parts: dict[str, list[Part]] = {}
+        for part in self.parts:
+            key = part.change or (OUTSIDE if part.kind is DifferenceKind.GAP else _named(part))
+            parts.setdefault(key, []).append(part)
+        found = {key: _change(key, each) for key, each in parts.items()}
+        if OUTSIDE in found:
+            longest = max(parts[OUTSIDE], key=lambda part: (abs(part.steady_ns), abs(part.time_ns)))
+            found[OUTSIDE].what = f"{OUTSIDE}: mostly {longest.what}"
+        least = NOTABLE * self.before_ns
+
+        def sure(change: Change) -> int:
+            return abs(change.certain_ns) if change.counted or (
+                change.unseen and abs(change.certain_ns) >= least) else 0
+
+        return sorted(found.values(), key=lambda each: (-sure(each), not each.counted, -abs(each.time_ns), each.what))
+
     def by_kind(self) -> list[tuple[DifferenceKind, int, int]]:
         """Kind, time and hidden time (ns) of every kind that occurs, the largest first."""
         sums: dict[DifferenceKind, list[int]] = {}
@@ -189,3 +248,17 @@ class Difference(Shown):
             "parts": [part.to_json() for part in self.parts[:top]], "parts_total": len(self.parts),
             "notes": self.notes,
         }
+
+
+def _change(what: str, parts: list[Part]) -> Change:
+    steady = sum(part.steady_ns for part in parts)
+    noise = sum(part.noise_ns**2 for part in parts) ** 0.5
+    certain = max(0, round(abs(steady) - noise)) * (1 if steady >= 0 else -1)
+    counted = bool(parts[0].change)
+    return Change(what, counted, not counted and parts[0].kind in UNSEEN, sum(part.time_ns for part in parts),
+                  sum(part.hidden_ns for part in parts), steady, certain)
+
+
+def _named(part: Part) -> str:
+    """A part's kind, operation and module."""
+    return f"{part.kind.value}: {part.what}" + (f" in {part.module}" if part.module else "")

@@ -1,4 +1,4 @@
-"""Five planted regressions of a small training step, recorded for real on a CPU with fixed seeds.
+"""Planted regressions of a small training step, recorded for real on a CPU with fixed seeds.
 
 ``record("item", [(folder / "before", False), (folder / "after", True)])`` records one capture without and one with the
 regression. What is planted, and what a difference should name first:
@@ -8,6 +8,9 @@ regression. What is planted, and what a difference should name first:
 * ``fusion``: attention written out (two products and a softmax) where the fused operator was;
 * ``bucket``: the gradients of every DDP bucket are reduced twice (two ranks over gloo);
 * ``sleep``: the data loader sleeps for each sample.
+
+``CAUSES`` has more kinds with the words that a user would call each by. ``python benchmarks/check_alarms.py --causes``
+records them and looks for these words in the first cause that the gate names.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +34,83 @@ SLEEP_S = 0.004
 times that on a busy one."""
 
 
+
+@dataclass(frozen=True)
+class Settings:
+    """The program's settings; every field but the first is one that a planted cause changes."""
+
+    kind: str = ""
+    optimizer: str = "foreach"
+    reads: bool = False
+    sample_sleep_s: float = 0.0
+    step_sleep_s: float = 0.0
+    samples: int = SAMPLES
+    autocast: bool = False
+    dtype: str = "float32"
+    blocks: int = BLOCKS
+    hidden: int = 4 * WIDTH
+    attention: str = "fused"
+    norm: str = "fused"
+    more_norm: bool = False
+    clones: bool = False
+    strided: bool = False
+    checkpointed: bool = False
+    micro_batches: int = 1
+    zeros: bool = False
+    logged: bool = False
+    threads: int = 1
+    twice: bool = False
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A cause: the settings before and after it, and what the first cause named must match (a regular expression)."""
+
+    after: dict[str, Any]
+    named: str
+    before: dict[str, Any] | None = None
+
+
+CAUSES = {
+    "layer_norm": Planted({"more_norm": True}, "aten::layer_norm"),
+    "item": Planted({"reads": True}, r"sync: aten::item ×32"),
+    "fusion": Planted({"attention": "written out"}, "scaled_dot_product_attention → aten::matmul ×2"),
+    "sleep": Planted({"sample_sleep_s": SLEEP_S}, "data loading: fetching a batch"),
+    "bucket": Planted({"twice": True}, "allreduce"),
+    "for_loop": Planted({"optimizer": "for-loop"}, "optimizer: foreach → for-loop"),
+    "unfused": Planted({"optimizer": "foreach"}, "optimizer: fused → foreach", {"optimizer": "fused"}),
+    "pause": Planted({"step_sleep_s": 0.05}, "outside operations"),
+    "batch": Planted({"samples": 2 * SAMPLES}, "sizes of inputs: 32 → 64"),
+    "autocast": Planted({"autocast": True}, "element types: float → bfloat16"),
+    "float64": Planted({"dtype": "float64"}, "element types: float → double"),
+    "block": Planted({"blocks": BLOCKS + 1}, r"layers: .*only in B"),
+    "wider": Planted({"hidden": 8 * WIDTH}, "sizes of parameters: 256 → 512"),
+    "clones": Planted({"clones": True}, "only in B: aten::clone"),
+    "strided": Planted({"strided": True}, "only in B: .*aten::(contiguous|clone)"),
+    "checkpoint": Planted({"checkpointed": True}, "checkpointing: .*run again in the backward"),
+    "accumulation": Planted({"micro_batches": 2}, "gradient accumulation: .*1 → 2"),
+    "zeros": Planted({"zeros": True}, "zero_grad"),
+    "norm": Planted({"norm": "written out"}, "aten::layer_norm → aten::"),
+    "hook": Planted({"logged": True}, "outside operations"),
+    "threads": Planted({"threads": 1}, "threads: 2 → 1", {"threads": 2}),
+}
+"""Kinds and the words expected of the first cause. The words were written before anything was recorded."""
+
+
+def settings_of(kind: str, planted: bool) -> Settings:
+    """Return the program's settings without or with a cause; of no cause, ``unchanged``."""
+    if kind == "unchanged":
+        return Settings(kind)
+    cause = CAUSES[kind]
+    return replace(Settings(kind), **(cause.after if planted else cause.before or {}))
+
+
 def record(kind: str, captures: Sequence[tuple[Path, bool]], *, steps: int = 4, timed: int = 10,
            warmup: int = 3) -> None:
     """Record captures one after the other in one process (``bucket``: in two, as ranks of a job).
 
     Args:
-        kind: one of ``KINDS``.
+        kind: one of ``CAUSES``, or ``unchanged``.
         captures: directory of each, and whether the regression is planted in it.
         steps: profiled steps of each.
         timed: steps timed with nothing watching.
@@ -56,30 +132,38 @@ def _record_one(kind: str, out: Path, planted: bool, options: dict[str, int]) ->
 
     import tracer
 
+    chosen = settings_of(kind, planted)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     try:
-        model = _model(kind, planted)
+        model = _model(chosen).to(getattr(torch, chosen.dtype))
         if kind == "bucket":
             model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
             # A lambda, because DDP wants no annotations but its own.
-            reduced = _reduced_twice if planted else _reduced
+            reduced = _reduced_twice if chosen.twice else _reduced
             model.register_comm_hook(None, lambda state, bucket: reduced(bucket))
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=True)
+        # Its own operations are many, so that their implementation is seen in the time too.
+        kinds = {"for_loop": torch.optim.AdamW, "unfused": torch.optim.AdamW}
+        optimizer = kinds.get(kind, torch.optim.SGD)(
+            model.parameters(), lr=1e-3, foreach=chosen.optimizer == "foreach", fused=chosen.optimizer == "fused")
         total = sum((1 + 3 + options["timed"] + options["steps"], options["warmup"]))
-        loader = torch.utils.data.DataLoader(_Data(total * SAMPLES, SLEEP_S if planted and kind == "sleep" else 0.0),
-                                             batch_size=SAMPLES)
+        loader = torch.utils.data.DataLoader(_Data(total * chosen.samples, chosen), batch_size=chosen.samples)
         running = 0.0
         with tracer.capture(out, execution_trace="none", **options) as capture:
             for batch, target in capture.wrap(loader):
-                optimizer.zero_grad()
-                losses = torch.nn.functional.cross_entropy(model(batch), target, reduction="none")
-                if planted and kind == "item":
-                    for value in losses:
-                        running += value.item()
-                losses.mean().backward()
+                optimizer.zero_grad(set_to_none=not chosen.zeros)
+                for part, labels in zip(batch.chunk(chosen.micro_batches), target.chunk(chosen.micro_batches),
+                                        strict=True):
+                    with torch.autocast("cpu", torch.bfloat16) if chosen.autocast else nullcontext():
+                        losses = torch.nn.functional.cross_entropy(model(part), labels, reduction="none")
+                    if chosen.reads:
+                        for value in losses:
+                            running += value.item()
+                    losses.mean().backward()
                 optimizer.step()
+                if chosen.step_sleep_s:
+                    time.sleep(chosen.step_sleep_s)
                 capture.step()
         assert capture.complete
     finally:
@@ -89,12 +173,12 @@ def _record_one(kind: str, out: Path, planted: bool, options: dict[str, int]) ->
 class _Data:
     """Samples of random tokens, made before the run."""
 
-    def __init__(self, samples: int, sleep_s: float) -> None:
+    def __init__(self, samples: int, chosen: Settings) -> None:
         import torch
 
-        self.tokens = torch.randn(samples, TOKENS, WIDTH)
+        self.tokens = torch.randn(samples, TOKENS, WIDTH, dtype=getattr(torch, chosen.dtype))
         self.labels = torch.randint(0, CLASSES, (samples,))
-        self.sleep_s = sleep_s
+        self.sleep_s = chosen.sample_sleep_s
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -105,9 +189,17 @@ class _Data:
         return self.tokens[index], self.labels[index]
 
 
-def _model(kind: str, planted: bool) -> Any:
+def _model(chosen: Settings) -> Any:
     import torch
     from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    class WrittenOutNorm(nn.LayerNorm):
+        def forward(self, x: Any) -> Any:
+            centred = x - x.mean(-1, keepdim=True)
+            return centred / (centred.pow(2).mean(-1, keepdim=True) + self.eps).sqrt() * self.weight + self.bias
+
+    norm = nn.LayerNorm if chosen.norm == "fused" else WrittenOutNorm
 
     class Attention(nn.Module):
         def __init__(self) -> None:
@@ -116,39 +208,50 @@ def _model(kind: str, planted: bool) -> Any:
 
         def forward(self, x: Any) -> Any:
             query, key, value = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-            if planted and kind == "fusion":
+            if chosen.attention == "fused":
+                mixed = nn.functional.scaled_dot_product_attention(query, key, value)
+            else:
                 scores = torch.matmul(query, key.transpose(-2, -1)) * query.shape[-1] ** -0.5
                 mixed = torch.matmul(torch.softmax(scores, -1), value)
-            else:
-                mixed = nn.functional.scaled_dot_product_attention(query, key, value)
             return self.out(mixed.transpose(1, 2).flatten(-2))
 
     class Block(nn.Module):
         def __init__(self, last: bool) -> None:
             super().__init__()
-            self.norm, self.attention = nn.LayerNorm(WIDTH), Attention()
-            more = [nn.LayerNorm(4 * WIDTH)] if last and planted and kind == "layer_norm" else []
-            self.mlp = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), *more, nn.GELU(),
-                                     nn.Linear(4 * WIDTH, WIDTH))
+            self.norm, self.attention = norm(WIDTH), Attention()
+            more = [norm(chosen.hidden)] if last and chosen.more_norm else []
+            self.mlp = nn.Sequential(norm(WIDTH), nn.Linear(WIDTH, chosen.hidden), *more, nn.GELU(),
+                                     nn.Linear(chosen.hidden, WIDTH))
 
         def forward(self, x: Any) -> Any:
             x = x + self.attention(self.norm(x))
+            if chosen.clones:
+                x = x.clone()
             return x + self.mlp(x)
 
     class Classifier(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.blocks = nn.ModuleList(Block(i == BLOCKS - 1) for i in range(BLOCKS))
+            self.blocks = nn.ModuleList(Block(i == BLOCKS - 1) for i in range(chosen.blocks))
             # The large layer is what DDP's buckets hold.
-            wide = 1024 if kind == "bucket" else CLASSES
+            wide = 1024 if chosen.kind == "bucket" else CLASSES
             self.head = nn.Sequential(nn.Linear(WIDTH, wide), nn.ReLU(), nn.Linear(wide, CLASSES))
 
         def forward(self, x: Any) -> Any:
+            if chosen.strided:
+                # Another layout of the same values: the samples' numbers vary fastest.
+                x = x.permute(1, 2, 0).contiguous().permute(2, 0, 1)
             for block in self.blocks:
-                x = block(x)
+                x = checkpoint(block, x, use_reentrant=False) if chosen.checkpointed else block(x)
             return self.head(x.mean(1))
 
-    return Classifier()
+    model = Classifier()
+    if chosen.logged:
+        seen: list[str] = []
+        for name, module in model.named_modules():
+            module.register_forward_hook(lambda module, inputs, output, name=name: seen.append(
+                "".join(f"{name}: {number}\n" for number in range(2000))))
+    return model
 
 
 def _reduced(bucket: Any) -> Any:
