@@ -342,6 +342,19 @@ def test_groups_of_every_type_are_multiplied(device: str) -> None:
     assert "aten::_grouped_mm" in names(trace(build, device))
 
 
+@pytest.mark.parametrize("shape", [(3, 9), (27,)], ids=["padded", "joined"])
+@pytest.mark.parametrize("form", [tuple, torch.tensor], ids=["numbers", "tensor"])
+def test_the_ctc_loss_keeps_what_its_longest_target_needs(form: Callable[[Any], Any], shape: tuple[int, ...]) -> None:
+    def build() -> Callable[[], object]:
+        scores, targets = nn.Linear(4, 30), torch.randint(1, 30, shape)
+        frames, letters = form([50, 50, 50]), form([9, 9, 9])
+        return lambda: F.ctc_loss(scores(torch.randn(50, 3, 4)).log_softmax(-1), targets, frames, letters).backward()
+
+    graph = trace(build, "cpu")
+    row = names(graph).index("aten::_ctc_loss_backward")
+    assert "[3,50,19]" in graph.string(graph.ops.shapes[row]).replace(" ", "")
+
+
 def test_gradient_scaler_and_default_fp16() -> None:
     def build() -> Callable[[], None]:
         layer = nn.Linear(8, 8).cuda()

@@ -13,6 +13,7 @@ from tracer.shape_only.substitutions.operators import (
     collectives,
     conversions,
     counting,
+    ctc,
     dropout,
     grouped,
     initialization,
@@ -24,7 +25,7 @@ from tracer.shape_only.substitutions.placement import placement
 from tracer.shape_only.uncompiled import compilers
 
 GPU = (placement, conversions, autocast, attention, rms_norm, norms, dropout, one_hot, recurrent, optimizers,
-       grad_scaler, collectives, sparse, initialization, counting, grouped, compilers)
-CPU = (conversions, one_hot, collectives, sparse, initialization, clipping, grouped, compilers)
+       grad_scaler, collectives, sparse, initialization, counting, ctc, grouped, compilers)
+CPU = (conversions, one_hot, collectives, sparse, initialization, clipping, ctc, grouped, compilers)
 
 __all__ = ["CPU", "GPU"]

@@ -194,6 +194,22 @@ def counting(site: Site) -> None:
     site.rules[torch.ops.aten.histc.default] = histc
 
 
+def ctc(site: Site) -> None:
+    """The CTC loss, whose fake kernel asks for the targets' lengths, and of a list of lengths for memory: targets are
+    taken to be padded to the longest, and joined ones to be as long as each other."""
+    def of_lists(scores: Any, targets: Any, frames: Any, lengths: Any, *more: Any) -> Any:
+        return torch.ops.aten.ctc_loss.Tensor(scores, targets, torch.tensor(frames), torch.tensor(lengths), *more)
+
+    def forward(scores: Any, targets: Any, *_: Any) -> Any:
+        frames, batch = scores.shape[:2]
+        longest = targets.shape[1] if targets.dim() > 1 else -(-targets.numel() // max(batch, 1))
+        return scores.new_empty(batch), scores.new_empty(batch, frames, 2 * longest + 1)
+
+    site.replace("ctc_loss.IntList", of_lists)
+    site.rules[operator_of("_ctc_loss.Tensor")] = forward
+    site.rules[operator_of("_ctc_loss_backward.Tensor")] = lambda _, scores, *__: torch.empty_like(scores)
+
+
 def grouped(site: Site) -> None:
     """Grouped products of every floating-point type, of which fake tensors have a kernel for bf16 only."""
     operator = operator_of("_grouped_mm")
