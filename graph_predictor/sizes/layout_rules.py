@@ -290,7 +290,8 @@ def _as(call: Call, target: Shape) -> Outcome:
     if math.prod(target) != elements:
         return Outcome()
     layout = reshaped(call.sizes, one.shape, one.layout, target)
-    return Outcome() if layout is None else Outcome((Tensor(target, layout),))
+    stride = contiguous(target) if one.stride == contiguous(one.shape) else None
+    return Outcome() if layout is None else Outcome((Tensor(target, layout, stride),))
 
 
 @_rule("expand")

@@ -139,3 +139,32 @@ def test_as_many_edges_as_nodes_are_refused(tmp_path: Path, picks: Op) -> None:
                  ("aten::nll_loss_forward", [[80, 24], [80]], []), ("aten::mm", [[24, 80], [80, 12]], []))
     with pytest.raises(EditError, match="80 samples too"):
         check(graph, ("nodes", 80, 160))
+
+
+def test_logits_that_are_viewed_are_no_transposed_weight(tmp_path: Path) -> None:
+    """There are 4×24 tokens and the layer is 96 wide: strides tell its transposed weight from the tokens' logits."""
+    def op(name: str, *strided: tuple[list[int], list[int]], numbers: list[int] | None = None) -> dict[str, object]:
+        return {"name": name, "Input Dims": [*(shape for shape, _ in strided), *([[]] if numbers else [])],
+                "Input Strides": [*(stride for _, stride in strided), *([[]] if numbers else [])],
+                "Input type": [*["float"] * len(strided), *(["ScalarList"] if numbers else [])],
+                "Concrete Inputs": [*[""] * len(strided), *([str(numbers)] if numbers else [])]}
+
+    rows, weight, logits = ([96, 96], [96, 1]), ([96, 300], [1, 96]), ([96, 300], [300, 1])
+    ops = (op("aten::embedding", ([300, 96], [96, 1]), ([4, 24], [24, 1])),
+           op("aten::view", ([4, 24, 96], [2304, 96, 1]), numbers=[96, 96]),
+           op("aten::t", ([300, 96], [96, 1])),
+           op("aten::addmm", ([300], [1]), rows, weight),
+           op("aten::view", logits, numbers=[4, 24, 300]),
+           op("aten::view", ([4, 24, 300], [7200, 300, 1]), numbers=[96, 300]),
+           op("aten::t", weight),
+           op("aten::mm", logits, ([300, 96], [96, 1])),
+           op("aten::relu", logits))
+    trace = Micro().calibrate()
+    trace.step(1000, 2000, 1)
+    for number, one in enumerate(ops):
+        trace.op(str(one.pop("name")), 1010 + 10 * number, 1015 + 10 * number, **one)
+    graph = trace.read(tmp_path)
+    scaled = ScaledShapes(graph, (("batch", 4, 16),))
+    shapes = [[argument.shape for argument in scaled.operation_of(row).arguments if argument.shape]
+              for row in range(len(graph.ops))]
+    assert shapes[-5:] == [[(384, 300)], [(16, 24, 300)], [(96, 300)], [(384, 300), (300, 96)], [(384, 300)]]
