@@ -116,6 +116,22 @@ def recurrent(batch: int = 12, seq: int = 12, width: int = 64, vocabulary: int =
     return _training(nn.ModuleList([embed, net, head]), loss)
 
 
+def carried(batch: int = 32, seq: int = 20, width: int = 32, hidden: int = 40, vocabulary: int = 80) -> Step:
+    """Truncated back-propagation through time: the state goes on from step to step."""
+    embed, net, head = (nn.Embedding(vocabulary, width), nn.LSTM(width, hidden, batch_first=True),
+                        nn.Linear(hidden, vocabulary))
+    state = (torch.zeros(1, batch, hidden), torch.zeros(1, batch, hidden))
+
+    def loss() -> Tensor:
+        nonlocal state
+        x = torch.randint(0, vocabulary, (batch, seq + 1))
+        y, (first, second) = net(embed(x[:, :-1]), state)
+        state = first.detach(), second.detach()
+        return F.cross_entropy(head(y).flatten(0, 1), x[:, 1:].flatten())
+
+    return _training(nn.ModuleList([embed, net, head]), loss)
+
+
 def features(batch: int = 24, seq: int = 24, width: int = 40, classes: int = 7) -> Step:
     """A sequence of features, no integers in it but the targets."""
     layer = nn.TransformerEncoderLayer(width, 4, 2 * width, 0.0, batch_first=True)
@@ -305,6 +321,9 @@ CASES = (
     _case(recurrent, "seq", 48, batch=12, seq=12),
     _case(recurrent, "batch", 48, batch=12, seq=12),
     _case(recurrent, "seq", 128, batch=5, seq=32),
+    _case(carried, "batch", 8, batch=32, seq=20),
+    _case(carried, "batch", 8, batch=32, seq=20, hidden=160),  # as many gates as tokens
+    _case(carried, "batch", 8, batch=32, seq=20, hidden=32),
     _case(features, "seq", 96, batch=24, seq=24),
     _case(features, "batch", 96, batch=24, seq=24),
     _case(features, "seq", 28, batch=5, seq=7, classes=7),

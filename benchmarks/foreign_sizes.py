@@ -85,6 +85,7 @@ TUNING = (
     _program("depthwise", {"batch": 4, "image": 32}, batch=(8, 16), image=(48, 80)),
     _program("gru_tagger", {"batch": 6, "seq": 28}, batch=(12, 24), seq=(42, 70)),
     _program("autocast_decoder", {"batch": 3, "seq": 40}, batch=(6, 12), seq=(60, 100)),
+    _program("truncated_lstm", {"batch": 32, "seq": 20}, batch=(16, 8)),
 )
 HELD_OUT = (
     _of_tests("bert_trainer", {"batch": 4, "seq": 48}, batch=(8, 16), seq=(72, 120)),

@@ -197,13 +197,45 @@ def _linear(call: Call) -> Outcome:
 
 @_rule("convolution_backward", "slow_conv2d_forward", "_slow_conv2d_forward", "max_pool2d_with_indices_backward",
        "avg_pool2d_backward", "index", "index_put",
-       "_index_put_impl", "gather", "scatter", "scatter_add", "index_select",
-       "embedding_dense_backward", "sort", "lstm", "gru", "_cudnn_rnn",
+       "_index_put_impl", "scatter", "scatter_add",
+       "embedding_dense_backward", "sort", "lstm", "gru", "_cudnn_rnn", "mkldnn_rnn_layer_backward",
        "set_data", "resize", "set", "repeat", "one_hot")
 def _unknown(call: Call) -> Outcome:
     """A result whose shape the arguments' shapes alone do not tell."""
     del call
     return Outcome()
+
+
+@_rule("index_select")
+def _picked(call: Call) -> Outcome:
+    """As many slices of a dimension as there are indices."""
+    if len(call.tensors) < 2 or len(call.tensors[1].shape) != 1:
+        raise _Untold
+    dims = call.first().dims
+    dims[call.number(1) % len(dims)] = call.tensors[1].dims[0]
+    found = _one(dims).results[0]
+    return Outcome((Tensor(found.shape, found.layout, contiguous(found.shape)),))
+
+
+@_rule("gather")
+def _gathered(call: Call) -> Outcome:
+    """An element for each index."""
+    return _one(call.tensors[1].dims) if len(call.tensors) > 1 else Outcome()
+
+
+@_rule("mkldnn_rnn_layer")
+def _recurrent_layer(call: Call) -> Outcome:
+    """One direction of a layer over steps × samples: what it gives at each step, and its last states.
+
+    Of its tensors the input is the first and the states are the last two (see ``kernel_models.families.recurrent``).
+    """
+    if len(call.tensors) < 3 or len(call.first().shape) != 3:
+        return Outcome()
+    (steps, samples, _), state = call.first().dims, call.tensors[-1].dims
+    if samples != state[0]:
+        raise Inconsistent
+    given, last = _one([steps, samples, state[1]]).results[0], _one(state).results[0]
+    return Outcome((given, last, last))
 
 
 @_rule("native_batch_norm", "cudnn_batch_norm", "batch_norm", "miopen_batch_norm", "_batch_norm_impl_index",
@@ -290,7 +322,8 @@ def _as(call: Call, target: Shape) -> Outcome:
     if math.prod(target) != elements:
         return Outcome()
     layout = reshaped(call.sizes, one.shape, one.layout, target)
-    return Outcome() if layout is None else Outcome((Tensor(target, layout),))
+    stride = contiguous(target) if one.stride == contiguous(one.shape) else None
+    return Outcome() if layout is None else Outcome((Tensor(target, layout, stride),))
 
 
 @_rule("expand")

@@ -8,6 +8,7 @@ are followed from operation to operation (``size_flow``), and a shape alone deci
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
@@ -32,8 +33,11 @@ from tracer.views import Argument
 
 Changes = tuple[tuple[str, int, int], ...]
 
-PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var", "weights", "dev_weights", "uvm_weights"})
-"""Arguments that hold parameters, as the operations' schemas call them."""
+PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var", "weights", "dev_weights", "uvm_weights",
+                        *(f"weight{number}" for number in range(5))})
+"""Arguments that hold parameters, as the operations' schemas call them (``weight0`` …: recurrent layers' on a CPU)."""
+STATES = frozenset({"hx", "cx", "hx_", "cx_"})
+"""Arguments that hold a recurrent layer's states."""
 DATA = frozenset({"indices", "offsets", "offset2bag", "bag_size", "maximum_indices", "target", "grad_output",
                   "grad_out", "grad"})
 """Arguments that never hold parameters."""
@@ -64,6 +68,7 @@ class ScaledShapes:
                                 tuple(name.lower() in LEADING for name, _, _ in changes))
         self.world = max(graph.meta.world_size, 1)
         self.parameters = _parameter_shapes(graph)
+        self._states = _states(graph)
         self._sizes_of_parameters = {size for shape in self.parameters for size in shape}
         self.shapes = {shape for text in _texts(graph) for shape in tensors_in(text)} - self.parameters
         # NamedSizes that are products of a named one with those beside it, and lengths of lists of indices.
@@ -293,6 +298,8 @@ class ScaledShapes:
             follows = self.sizes.following(name)
             if shape[0] == old:
                 yield 0, follows
+            elif shape[1:2] == (old,) and shape[1:] in self._states:
+                yield 1, follows
             elif flat and old in shape:
                 yield shape.index(old), follows
             elif self.world > 1 and old * self.world in shape[:_FLAT if flat else 1]:
@@ -482,12 +489,23 @@ def _parameter_shapes(graph: ExecutionGraph) -> set[Shape]:
     codes = np.unique(ops.shapes[(ops.phase == Phase.OPTIMIZER) & (ops.shapes >= 0)])
     for code in codes.tolist():
         found |= set(tensors_in(graph.string(code)))
+    found |= {tuple(part) for part in _called(graph, PARAMETERS) if _is_shape(part)}
+    return found | {tuple(reversed(shape)) for shape in found if len(shape) == _FLAT}
+
+
+def _called(graph: ExecutionGraph, names: frozenset[str]) -> Iterator[object]:
+    """Shapes of arguments that the operations' schemas call so: of a tensor, or of a list of them."""
+    ops = graph.ops
     pairs = np.unique(np.stack([ops.name, ops.shapes]), axis=1).T if len(ops) else np.zeros((0, 2), np.int64)
     for name, shapes in pairs.tolist():
         rule = registry.forward_rule(graph.string(name))
-        if rule is None or shapes < 0:
-            continue
-        for argument, part in zip(rule.names, list_of(graph.string(shapes)), strict=False):
-            if argument in PARAMETERS and _is_shape(part):
-                found.add(tuple(part))
-    return found | {tuple(reversed(shape)) for shape in found if len(shape) == _FLAT}
+        if rule is not None and shapes >= 0:
+            yield from (part for argument, part in zip(rule.names, list_of(graph.string(shapes)), strict=False)
+                        if argument in names)
+
+
+def _states(graph: ExecutionGraph) -> set[Shape]:
+    """Samples × width of recurrent layers' states: as PyTorch's documentation has it, a state is layers × samples ×
+    width, and what a layer gives steps × samples × width."""
+    return {shape[-_FLAT:] for part in _called(graph, STATES) if isinstance(part, list)
+            for shape in tensors_in(json.dumps([part])) if len(shape) > 1}

@@ -9,8 +9,11 @@ from micro import Micro
 
 from graph_predictor.prediction.scenario import EditError
 from graph_predictor.sizes import twins
+from graph_predictor.sizes.layout_rules import Call, Tensor, rule_of
+from graph_predictor.sizes.layouts import NamedSizes
 from graph_predictor.sizes.scaled_shapes import ScaledShapes
 from tracer.graph import ExecutionGraph
+from tracer.views import Argument
 
 Op = tuple[str, list[list[int]], list[object]]
 
@@ -139,3 +142,54 @@ def test_as_many_edges_as_nodes_are_refused(tmp_path: Path, picks: Op) -> None:
                  ("aten::nll_loss_forward", [[80, 24], [80]], []), ("aten::mm", [[24, 80], [80, 12]], []))
     with pytest.raises(EditError, match="80 samples too"):
         check(graph, ("nodes", 80, 160))
+
+
+def test_logits_that_are_viewed_are_no_transposed_weight(tmp_path: Path) -> None:
+    """There are 4×24 tokens and the layer is 96 wide: strides tell its transposed weight from the tokens' logits."""
+    def op(name: str, *strided: tuple[list[int], list[int]], numbers: list[int] | None = None) -> dict[str, object]:
+        return {"name": name, "Input Dims": [*(shape for shape, _ in strided), *([[]] if numbers else [])],
+                "Input Strides": [*(stride for _, stride in strided), *([[]] if numbers else [])],
+                "Input type": [*["float"] * len(strided), *(["ScalarList"] if numbers else [])],
+                "Concrete Inputs": [*[""] * len(strided), *([str(numbers)] if numbers else [])]}
+
+    rows, weight, logits = ([96, 96], [96, 1]), ([96, 300], [1, 96]), ([96, 300], [300, 1])
+    ops = (op("aten::embedding", ([300, 96], [96, 1]), ([4, 24], [24, 1])),
+           op("aten::view", ([4, 24, 96], [2304, 96, 1]), numbers=[96, 96]),
+           op("aten::t", ([300, 96], [96, 1])),
+           op("aten::addmm", ([300], [1]), rows, weight),
+           op("aten::view", logits, numbers=[4, 24, 300]),
+           op("aten::view", ([4, 24, 300], [7200, 300, 1]), numbers=[96, 300]),
+           op("aten::t", weight),
+           op("aten::mm", logits, ([300, 96], [96, 1])),
+           op("aten::relu", logits))
+    trace = Micro().calibrate()
+    trace.step(1000, 2000, 1)
+    for number, one in enumerate(ops):
+        trace.op(str(one.pop("name")), 1010 + 10 * number, 1015 + 10 * number, **one)
+    graph = trace.read(tmp_path)
+    scaled = ScaledShapes(graph, (("batch", 4, 16),))
+    shapes = [[argument.shape for argument in scaled.operation_of(row).arguments if argument.shape]
+              for row in range(len(graph.ops))]
+    assert shapes[-5:] == [[(384, 300)], [(16, 24, 300)], [(96, 300)], [(384, 300), (300, 96)], [(384, 300)]]
+
+
+def test_a_recurrent_layers_state_says_where_the_samples_stand(tmp_path: Path) -> None:
+    layer: Op = ("aten::mkldnn_rnn_layer", [[20, 32, 24], [160, 24], [160, 40], [160], [160], [32, 40], [32, 40]], [])
+    graph = step(
+        tmp_path, ("aten::embedding", [[80, 24], [32, 20]], []), ("aten::transpose", [[32, 20, 24]], [0, 1]),
+        ("aten::select", [[1, 32, 40]], [0, 0]), layer,
+        ("aten::transpose", [[20, 32, 40]], [0, 1]), ("aten::linear", [[32, 20, 40], [80, 40], [80]], []))
+    scaled = ScaledShapes(graph, (("batch", 32, 8),))
+    shapes = [[argument.shape for argument in scaled.operation_of(row).arguments if argument.shape]
+              for row in range(len(graph.ops))]
+    assert shapes[-4:] == [
+        [(1, 8, 40)], [(20, 8, 24), (160, 24), (160, 40), (160,), (160,), (8, 40), (8, 40)], [(20, 8, 40)],
+        [(8, 20, 40), (80, 40), (80,)]]
+
+
+def test_rows_that_are_picked_are_as_many_as_their_indices() -> None:
+    sizes = NamedSizes((32,), (8,), (True,))
+    table, indices = Tensor((80, 24), sizes.constants((80, 24))), Tensor((640,), (sizes.following(0),))
+    rows = rule_of("aten::index_select")(Call(
+        sizes, (table, indices), tuple(Argument("float", None, None, value) for value in ("", "0", "")), sizes.constants))
+    assert [sizes.shape(one.shape, one.layout) for one in rows.results] == [(160, 24)]
