@@ -9,19 +9,15 @@ from graph_predictor.comm.mixing import Mixture
 from graph_predictor.figures import percent
 
 
-def mixture_json(mixed: Mixture | None, step_us: float, single_us: float) -> dict[str, Any]:
-    """Return who does what, and what the step gains over the best single backend; nothing where nobody asked."""
-    if mixed is None:
-        return {}
+def mixture_json(mixed: Mixture, step_us: float, single_us: float) -> dict[str, Any]:
+    """Return who does what, and what the step gains over the best single backend."""
     gain, low, high = mixed.step_gain(step_us, single_us)
     return {"comm_choices": mixed.to_json() | {
         "single_step_us": single_us, "step_gain_us": gain, "step_gain_interval_us": [low, high]}}
 
 
-def report_mixture(mixed: Mixture | None, step_us: float, single_us: float) -> None:
+def report_mixture(mixed: Mixture, step_us: float, single_us: float) -> None:
     """Show the same."""
-    if mixed is None:
-        return
     report, best = Report(), mixed.best_single
     report.table("Collectives of a rank's step, each by the best backend (µs, one after another)", [
         Column("collective", name=True, whole=True), Column("ranks"), Column("size"),

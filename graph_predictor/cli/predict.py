@@ -94,10 +94,12 @@ def predict(
     write_html(html, source, lambda where: overview.prediction_page(
         result, prepared.start.simulated(prepared.edits), where, job))
     if json:
-        print_json(result.to_json(top) | mixture_json(mixed, result.step_time_us, single.step_time_us))
+        print_json(result.to_json(top) | ({} if mixed is None else mixture_json(
+            mixed, result.step_time_us, single.step_time_us)))
     else:
         _report(result, top or 8)
-        report_mixture(mixed, result.step_time_us, single.step_time_us)
+        if mixed is not None:
+            report_mixture(mixed, result.step_time_us, single.step_time_us)
 
 
 def _report(result: prediction_result.Prediction, top: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -59,10 +60,16 @@ def study(
         print_json({"device": found.device, "topology": found.topology,
                     **{name: table().to_dict("records") for name, table in found.tables().items()},
                     "refused": [{"plan": text, "reason": why} for text, why in found.refused],
-                    **(mixture_json(found.cases[0].mixture, found.cases[0].estimate.time_us, found.cases[0].single_us)
-                       if len(found.cases) == 1 else {}), "notes": found.notes})
+                    **_mixture_json(found.cases), "notes": found.notes})
     else:
         _report(found, top or BEST)
+
+
+def _mixture_json(cases: Sequence[comm_study.PlanCommunication]) -> dict[str, Any]:
+    """Who does what, where one plan is studied."""
+    if len(cases) != 1 or cases[0].mixture is None:
+        return {}
+    return mixture_json(cases[0].mixture, cases[0].estimate.time_us, cases[0].single_us)
 
 
 def _report(found: comm_study.CommStudy, top: int) -> None:
@@ -102,7 +109,8 @@ def _report(found: comm_study.CommStudy, top: int) -> None:
             [row.cause.value, row.kind.label, count(row.ranks), count(row.nodes), traffic.bytes_text(row.payload_bytes),
              f"{row.count:,.4g}", f"{row.us:,.1f}", _ms(row.count * row.us), f"{row.wire_bytes / 1e9:,.4g}"]
             for row in first.messages])
-        report_mixture(first.mixture, first.estimate.time_us, first.single_us)
+        if first.mixture is not None:
+            report_mixture(first.mixture, first.estimate.time_us, first.single_us)
         out.table("By cause", [Column("for", name=True), Column("exposed ms"), Column("80% between")], [
             [cause.value, _ms(time.us), f"{_ms(time.low)} – {_ms(time.high)}"]
             for cause, time in first.exposed.items()])
