@@ -1,4 +1,4 @@
-"""Forty damaged inputs and odd options: an answer or one sentence, never anything else.
+"""Eighty damaged inputs and odd options: an answer or one sentence, never anything else.
 
 More of them: ``make fuzz CASES=100000``. What that finds is kept below its output directory; a directory of it that is
 copied to ``tests/fuzz/kept`` is run here from then on.
@@ -20,7 +20,7 @@ from fuzz_run import Tally, cases, run_one, run_some, warm_up
 from fuzz_seeds import build_seeds
 from fuzz_worker import Worker
 
-CASES = int(os.environ.get("FUZZ_CASES", "40"))
+CASES = int(os.environ.get("FUZZ_CASES", "80"))
 SEED = 1
 KEPT = sorted(path.parent for path in (Path(__file__).resolve().parent / "kept").glob("*/case.json"))
 
