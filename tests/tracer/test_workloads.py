@@ -91,7 +91,7 @@ def test_the_nine_workloads_are_described_with_every_setting() -> None:
         ("llama", ["batch=many"], "batch=many cannot be used; it must be a whole number"),
         ("llama", ["batch=1.5"], "batch=1.5 cannot be used; it must be a whole number"),
         ("llama", ["batch=0"], "batch=0 is too small; the least is 1"),
-        ("lstm", ["depth=1000000000"], "depth=1000000000 is too large; the most is 1,000"),
+        ("lstm", ["depth=1000000000"], "depth=1000000000 is too large; the most is 4,096"),
         ("llama", ["dtype=fp8"], "it must be one of fp32, tf32, bf16-autocast, bf16"),
         ("llama", ["optimizer=lion"], "it must be one of sgd, adamw, adamw-foreach, adamw-fused"),
         ("llama", ["compile=maybe"], "it must be true or false"),

@@ -20,7 +20,7 @@ PRESETS = ("default", "tiny", "real")
 """Sizes to start from: ``default`` (a step under 1 s on one CPU thread), ``tiny`` (tests), ``real`` (one H200)."""
 
 
-MOST = {"depth": 1_000, "crosses": 1_000, "accumulation": 4_096, "tables": 4_096, "experts": 4_096}
+MOST = dict.fromkeys(("depth", "crosses", "accumulation", "tables", "experts"), 4_096)
 """The most of what is built or run one by one: a recording that says a billion layers would keep a command busy for
 ever. The deepest published decoders have some 130 layers, published recommendation models 900 tables."""
 
