@@ -31,8 +31,9 @@ from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
 from kernel_models import device_choice, op_call
+from planner.cli import plan_causes
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
-from planner.parallel import exploration, layer_costs, page, planning, search
+from planner.parallel import compared, exploration, layer_costs, page, planning, search
 from planner.parallel import space as frameworks
 from tracer import output_kind
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
@@ -43,8 +44,8 @@ BEST = 10  # chosen: more rows are not read by eye
 
 @in_one_sentence
 def plan(
-    source: DecoderSource,
-    gpus: Annotated[str, typer.Option(metavar="N,…", help="GPUs of the job; several sizes are compared.")],
+    source: DecoderSource = "",
+    gpus: Annotated[str, typer.Option(metavar="N,…", help="GPUs of the job; several sizes are compared.")] = "",
     device: Annotated[str, axis("--device", "are compared")] = "h200-sxm",
     topology: Annotated[str | None, axis("--topology", "one for each device; by default its usual nodes")] = None,
     assignments: Annotated[list[str] | None, shared("--set")] = None,
@@ -89,6 +90,9 @@ def plan(
     runs: Annotated[str | None, shared(
         "--calibrate", "plans with columns plan, step_ms and, if need be, gpus, model, preset and set; kernels, "
         "collectives and host are fitted to them")] = None,
+    compare: Annotated[tuple[str, str] | None, typer.Option(
+        metavar="A.toml B.toml", help="Two recipes: files of what these options say (gpus, parallel, device, set, …). "
+        "What causes the difference of their steps, setting by setting.")] = None,
     timeline: Annotated[str | None, shared("--timeline", "the best plan's step: tasks of a rank of each stage")] = None,
     html: Html = None,
     top: Top = None,
@@ -100,12 +104,16 @@ def plan(
     foretrace plan llama --preset 70b --gpus 64 --device h200-sxm --topology dgx-h200x8
     foretrace plan llama --gpus 8 --device a100-sxm-80g,h100-sxm,b200 --price 1.5,2.5,5
     foretrace plan llama --gpus 8 --device h100-sxm --bandwidth 1,2 --link 0.5,1,2
+    foretrace plan --compare before.toml after.toml
 
     Ends with status 1 where no plan is possible.
     """
     planning.check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
     planning.check_finite(host, "--host", "a factor of the host time")
-    sizes = numbers(gpus, "--gpus", "64,128,256")
+    if compare is None and not (source and gpus):
+        raise PlanError(f"Nothing says {'how many GPUs the job has' if source else 'what is planned'}; give SOURCE and "
+                        "--gpus, such as foretrace plan llama --gpus 64.")
+    sizes = numbers(gpus or "1", "--gpus", "64,128,256")
     check_html(html, [])
     if timeline is not None:
         output_kind.check_output(timeline, [], output_kind.TIMELINE)
@@ -123,6 +131,22 @@ def plan(
         source, sizes[0], settings=assignments or (), preset=preset, global_batch=global_batch, only=only,
         framework=framework if target is None else target.value, memory_limit=limit, linears=linears.strip().lower(),
         launch_us=launch_us, host=host, host_from=host_from)
+    if compare is not None:
+        for option, given in (("--calibrate", runs), ("--timeline", timeline), ("--html", html), ("--export", export),
+                            ("--gpus with several sizes", gpus[:len(sizes) - 1]),
+                            ("--device with several cases", device[:len(cases) - 1])):
+            if given:
+                raise PlanError(f"{option} says nothing of two recipes; leave it out with --compare.")
+        with working("Tracing and pricing"):
+            known = profile_of(profile, device_choice.find_device(case.device))
+            both = compared.compare(compare, replace(
+                request, device=case.device, topology=case.topology, technology=case.technology, profile=known,
+                comm_profile=comm_profile, comm_choices=comm_choices))
+        if json:
+            print_json(plan_causes.plain_comparison(both))
+        else:
+            plan_causes.report_comparison(both)
+        return
     if len(cases) > 1:
         for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
                             ("--comm-choices", comm_choices), ("--calibrate", runs),

@@ -1,0 +1,81 @@
+"""The report of ``foretrace plan --compare``: the causes of a difference, for people and as plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graph_predictor.cli.console import Column, Report
+from graph_predictor.figures import percent, signed_percent
+from planner.parallel import compared, search
+
+
+def plain_comparison(both: compared.Comparison) -> dict[str, Any]:
+    """Return both recipes and the causes as values."""
+    return {
+        "recipes": [_plain_side(each) for each in (both.first, both.second)],
+        "difference_ms": both.us / 1e3,
+        "interval_ms": [(both.us - both.unsure_us) / 1e3, (both.us + both.unsure_us) / 1e3],
+        "every_order": both.exact,
+        "causes": [{
+            "setting": each.setting, "before": each.before, "after": each.after, "ms": each.us / 1e3,
+            "interval_ms": [(each.us - each.unsure_us) / 1e3, (each.us + each.unsure_us) / 1e3],
+            "alone_ms": _ms(each.alone_us), "last_ms": _ms(each.last_us),
+            "parts_ms": {name: us / 1e3 for name, us in each.parts.items()}} for each in both.causes],
+        "notes": both.notes}
+
+
+def _ms(us: float | None) -> float | None:
+    return None if us is None else us / 1e3
+
+
+def _plain_side(side: compared.RecipeSide) -> dict[str, Any]:
+    e = side.estimate
+    return {"recipe": side.name, "plan": str(e.plan), "gpus": e.plan.world_size, "step_ms": e.time_us / 1e3,
+            "interval_ms": [e.low_us / 1e3, e.high_us / 1e3], "tokens_per_gpu_second": side.tokens_per_gpu_second,
+            "memory_gb": side.memory / 1e9, "device_gb": side.limit / 1e9,
+            "parts_ms": {name: us / 1e3 for name, us in search.parts_of(e).items()}}
+
+
+def report_comparison(both: compared.Comparison) -> None:
+    """Print both recipes and the causes of their difference."""
+    out = Report()
+    columns = [Column("recipe", name=True, whole=True), Column("step\nms"), Column("80% between\nms"),
+               Column("tokens a second\nand GPU"), Column("memory\nGB"), Column("plan", name=True, whole=True)]
+    out.table("Recipes", columns, [
+        [side.name, f"{side.estimate.time_us / 1e3:,.1f}",
+         f"{side.estimate.low_us / 1e3:,.1f} – {side.estimate.high_us / 1e3:,.1f}",
+         f"{side.tokens_per_gpu_second:,.0f}",
+         f"{side.memory / 1e9:.1f}" + f" of only {side.limit / 1e9:.1f}" * (0 < side.limit < side.memory),
+         str(side.estimate.plan)] for side in (both.first, both.second)])
+    first = both.first.estimate.time_us
+    out.line()
+    out.line(f"{both.second.name} takes {abs(both.us) / 1e3:,.1f} ms {'longer' if both.us >= 0 else 'less'} "
+             f"({signed_percent(both.us / first)}), 80% between {(both.us - both.unsure_us) / 1e3:+,.1f} and "
+             f"{(both.us + both.unsure_us) / 1e3:+,.1f} ms.")
+    if not both.causes:
+        out.line("No setting of the two differs.")
+        return
+    columns = [Column("setting", name=True, whole=True), Column("before", name=True, whole=True),
+               Column("after", name=True, whole=True), Column("ms"), Column("of the\nfirst"), Column("± (80%)\nms"),
+               Column("alone\nms"), Column("last\nms"), Column("mostly", name=True, whole=True)]
+    out.table("Causes, the largest first", columns, [
+        [each.setting, each.before, each.after, f"{each.us / 1e3:+,.1f}", signed_percent(each.us / first),
+         f"{each.unsure_us / 1e3:,.1f}", _signed(each.alone_us), _signed(each.last_us), _mostly(each)]
+        for each in both.causes] + [["together", "", "", f"{both.us / 1e3:+,.1f}", signed_percent(both.us / first),
+                                     f"{both.unsure_us / 1e3:,.1f}", "", "", ""]])
+    out.line("ms: the mean of what a setting's change moves the step by, over "
+             + ("all orders in which" if both.exact else f"{2 * compared.ORDERS} drawn orders in which")
+             + " the settings can be changed one after another; they add up to the whole. alone: changed in the first "
+             "recipe; last: where all others are the second's already; –: that alone cannot be.")
+    out.notes(both.notes)
+
+
+def _signed(us: float | None) -> str:
+    return "–" if us is None else f"{us / 1e3:+,.1f}"
+
+
+def _mostly(cause: compared.SettingCause) -> str:
+    """Name the part of a step that a setting changes most, with its share of all changes."""
+    every = sum(map(abs, cause.parts.values()))
+    name = max(cause.parts, key=lambda part: abs(cause.parts[part]))
+    return f"{name} ({percent(abs(cause.parts[name]) / every, 0)})" if every else "–"
