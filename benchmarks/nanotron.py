@@ -25,18 +25,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from graph_predictor.request.memory_fit import StageMemory
+from graph_predictor.request.memory_fit import fit_probability
 from kernel_models.collectives import CollectiveKind, CollectiveModel, find_topology
 from kernel_models.collectives.bandwidths import KINDS, BusBandwidths
 from kernel_models.device import device
 from planner.parallel.calibrate import MeasuredPlan, calibrate
-from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors, fit_factors
+from planner.parallel.corrections import UNCORRECTED, CorrectionFactors, fit_factors
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.estimate import estimate
 from planner.parallel.frameworks import PLAIN, FrameworkProfile, framework_profiles
@@ -191,12 +190,6 @@ def after_three(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.concat(found)
 
 
-def fits(memory: StageMemory, limit: float) -> float:
-    """Probability that a step fits, its memory's logarithm taken as normal between its 80% interval's ends."""
-    spread = np.log(memory.high / memory.low) / (2 * Z80)
-    return NormalDist(np.log(memory.account.total), spread).cdf(np.log(limit))
-
-
 def memory(rows: Sequence[dict[str, Any]]) -> None:
     """Print how often it is known whether a run fits."""
     found, limit = [], device("h100-sxm").memory_gb * 1e9
@@ -205,7 +198,8 @@ def memory(rows: Sequence[dict[str, Any]]) -> None:
         plan, shape = profile.planned(plan_of(row)), profile.shaped(shape_of(row))
         try:
             check_decoder_plan(plan, shape, on.topology)
-            found.append((fits(fullest_of(plan, shape, _pieces(profile.name)), limit), row["status"] == "Success"))
+            sure = fit_probability(fullest_of(plan, shape, _pieces(profile.name)), limit)
+            found.append((sure, row["status"] == "Success"))
         except PlanError:
             continue
     said, true = np.array(found).T

@@ -229,7 +229,13 @@ def _plain_size(found: planning.Plans, price: float | None, top: int | None, tar
                           "peak_gb": at.peak / 1e9} for at in points]} for each, points in found.stages]
     if found.relief:
         values["relief"] = [{"change": each.change, "plan": str(each.plan), "frees_gb": each.frees_bytes / 1e9,
-                             "fits": each.fits} for each in found.relief]
+                             "fits": each.fits, "fits_probability": each.probability,
+                             "step_ms": each.time_us / 1e3 or None} for each in found.relief]
+    if found.needs is not None:
+        values["needs"] = {"memory_gb": found.needs.account.total / 1e9, "has_gb": found.limit_bytes / 1e9,
+                           "interval_gb": [found.needs.low / 1e9, found.needs.high / 1e9],
+                           "fits_probability": memory_fit.fit_probability(found.needs, found.limit_bytes),
+                           "step_ms": found.needs_us / 1e3}
     if found.calibration is not None:
         values["calibration"] = found.calibration.to_dict()
     if target is not None and found.plans:
@@ -258,7 +264,8 @@ def _plain_plan(each: search.Ranked, first: search.Ranked, price: float | None) 
         "more_than_first_ms": {name: us / 1e3 for name, us in search.differences(first.estimate, e).items()},
         "parts_ms": {name: getattr(e, name) / 1e3 for name in (
             "products", "others", "host", "layers", "pipeline", "data", "optimizer", "fixed", "stragglers", "hidden")},
-        "fits": each.fit.value, "memory_parts_gb": {name: size / 1e9 for name, size in m.parts.items()},
+        "fits": each.fit.value, "fits_probability": each.probability,
+        "memory_parts_gb": {name: size / 1e9 for name, size in m.parts.items()},
         "sources": {op_call.Source(source).label: share for source, share in e.sources.items()}}
 
 
@@ -356,12 +363,10 @@ def _report_size(out: Report, found: planning.Plans, price: float | None, top: i
             [str(each.stage), each.moment, f"{each.allocated / 1e9:.1f}", f"{each.account.total / 1e9:.1f}",
              f"{each.low / 1e9:.1f} – {each.high / 1e9:.1f}", f"{each.account.activations / 1e9:.1f}"]
             for each, _ in found.stages])
-    if found.relief:
-        columns = [Column("one change", name=True, whole=True), Column("frees\nGB"), Column("fits", name=True),
-                   Column("plan", name=True, whole=True)]
-        out.table("What would have to change", columns, [
-            [each.change, f"{each.frees_bytes / 1e9:.1f}", "yes" if each.fits else "no", str(each.plan)]
-            for each in found.relief])
+    if found.stages and found.plans and found.plans[0].fit is memory_fit.Fit.TIGHT:
+        out.line(f"It fits with a probability of {percent(found.plans[0].probability, 0)}.")
+    if found.needs is not None:
+        plan_causes.report_relief(out, found)
 
 
 def _report_order(out: Report, found: planning.Plans, top: int) -> None:

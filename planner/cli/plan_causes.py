@@ -1,4 +1,5 @@
-"""The report of ``foretrace plan --compare``: the causes of a difference, for people and as plain values."""
+"""Reports of ``foretrace plan``: what causes the difference of two recipes, for people and as plain values, and what
+would have to change for a plan to fit."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Any
 
 from graph_predictor.cli.console import Column, Report
 from graph_predictor.figures import percent, signed_percent
+from graph_predictor.request import memory_fit
 from planner.parallel import compared, search
 
 
@@ -79,3 +81,27 @@ def _mostly(cause: compared.SettingCause) -> str:
     every = sum(map(abs, cause.parts.values()))
     name = max(cause.parts, key=lambda part: abs(cause.parts[part]))
     return f"{name} ({percent(abs(cause.parts[name]) / every, 0)})" if every else "–"
+
+
+def report_relief(out: Report, found: search.Found) -> None:
+    """Print what a plan that does not fit needs, the cheapest change with which it fits, and all of them."""
+    needs = found.needs
+    assert needs is not None
+    sure = memory_fit.fit_probability(needs, found.limit_bytes)
+    which = "It" if found.considered == 1 else "The plan that needs least"
+    out.line(f"{which} needs {needs.account.total / 1e9:.1f} GB, 80% between {needs.low / 1e9:.1f} and "
+             f"{needs.high / 1e9:.1f}, where there are {found.limit_bytes / 1e9:.1f}: it fits with a probability of "
+             f"{'less than 1%' if sure < 0.01 else percent(sure, 0)}. If it did, a step would take "
+             f"{found.needs_us / 1e3:,.1f} ms.")
+    if not found.relief:
+        return
+    best = found.relief[0]
+    out.line(f"The cheapest single change with which it fits: {best.change}, {best.time_us / 1e3:,.1f} ms a step "
+             f"({signed_percent(best.time_us / found.needs_us - 1)}), {percent(best.probability, 0)} sure to fit."
+             if best.fits else "No single change is enough.")
+    columns = [Column("one change", name=True, whole=True), Column("frees\nGB"), Column("fits", name=True),
+               Column("step\nms"), Column("longer\nby"), Column("plan", name=True, whole=True)]
+    out.table("What would have to change, the quickest that fit first", columns, [
+        [each.change, f"{each.frees_bytes / 1e9:.1f}", percent(each.probability, 0),
+         *((f"{each.time_us / 1e3:,.1f}", signed_percent(each.time_us / found.needs_us - 1)) if each.fits else "––"),
+         str(each.plan)] for each in found.relief])
