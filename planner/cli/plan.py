@@ -33,7 +33,7 @@ from graph_predictor.request import memory_fit
 from kernel_models import device_choice, op_call
 from planner.cli import plan_causes
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
-from planner.parallel import compared, exploration, layer_costs, page, planning, search
+from planner.parallel import compared, explained, exploration, layer_costs, page, planning, search
 from planner.parallel import space as frameworks
 from tracer import output_kind
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
@@ -93,6 +93,9 @@ def plan(
     compare: Annotated[tuple[str, str] | None, typer.Option(
         metavar="A.toml B.toml", help="Two recipes: files of what these options say (gpus, parallel, device, set, …). "
         "What causes the difference of their steps, setting by setting.")] = None,
+    measured: Annotated[str | None, typer.Option(
+        metavar="MS", help="What a step of the plan of --parallel took, ms (or such as 37.7s): by which parts the "
+        "estimate may differ, each cause with its range.")] = None,
     timeline: Annotated[str | None, shared("--timeline", "the best plan's step: tasks of a rank of each stage")] = None,
     html: Html = None,
     top: Top = None,
@@ -131,21 +134,25 @@ def plan(
         source, sizes[0], settings=assignments or (), preset=preset, global_batch=global_batch, only=only,
         framework=framework if target is None else target.value, memory_limit=limit, linears=linears.strip().lower(),
         launch_us=launch_us, host=host, host_from=host_from)
-    if compare is not None:
-        for option, given in (("--calibrate", runs), ("--timeline", timeline), ("--html", html), ("--export", export),
-                            ("--gpus with several sizes", gpus[:len(sizes) - 1]),
-                            ("--device with several cases", device[:len(cases) - 1])):
+    if compare is not None or measured is not None:
+        asked = "--measured" if compare is None else "--compare"
+        for option, given in (("--timeline", timeline), ("--html", html), ("--export", export),
+                              ("--calibrate", runs if compare else None), ("--measured", measured if compare else None),
+                              ("--gpus with several sizes", gpus[:len(sizes) - 1]),
+                              ("--device with several cases", device[:len(cases) - 1])):
             if given:
-                raise PlanError(f"{option} says nothing of two recipes; leave it out with --compare.")
+                raise PlanError(f"{option} does not go with {asked}; leave one of them out.")
         with working("Tracing and pricing"):
-            known = profile_of(profile, device_choice.find_device(case.device))
-            both = compared.compare(compare, replace(
-                request, device=case.device, topology=case.topology, technology=case.technology, profile=known,
-                comm_profile=comm_profile, comm_choices=comm_choices))
-        if json:
-            print_json(plan_causes.plain_comparison(both))
-        else:
-            plan_causes.report_comparison(both)
+            request = replace(
+                request, device=case.device, topology=case.topology, technology=case.technology, measured=runs,
+                profile=profile_of(profile, device_choice.find_device(case.device)), comm_profile=comm_profile,
+                comm_choices=comm_choices)
+            both = None if compare is None else compared.compare(compare, request)
+            one = None if measured is None else _explained(request, measured)
+        if both is not None:
+            (print_json(plan_causes.plain_comparison(both)) if json else plan_causes.report_comparison(both))
+        if one is not None:
+            (print_json(plan_causes.plain_explained(one)) if json else plan_causes.report_explained(one))
         return
     if len(cases) > 1:
         for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
@@ -186,6 +193,17 @@ def plan(
         report(found, case.price, top or BEST, target)
     if not any(each.plans for each in found):
         raise typer.Exit(1)
+
+
+def _explained(request: planning.PlanRequest, measured: str) -> explained.Explained:
+    """Explain a measured step. Raises ``PlanError``: no plan is named, or the time is none."""
+    us = plan_causes.milliseconds_of(measured)
+    if request.only is None:
+        raise PlanError("A measured step is of one plan; give it with --parallel, such as --parallel dp=8,tp=4.")
+    job = planning.job_of(request)
+    plan = job.request.named_plan(job.shape, job.per_gpu)
+    assert plan is not None
+    return explained.explain(job, plan, us)
 
 
 def _of_one(name: str) -> Exception:

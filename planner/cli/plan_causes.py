@@ -1,5 +1,5 @@
 """Reports of ``foretrace plan``: what causes the difference of two recipes, for people and as plain values, and what
-would have to change for a plan to fit."""
+would have to change for a plan to fit, and by which parts a measured step may differ."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from graph_predictor.cli.console import Column, Report
 from graph_predictor.figures import percent, signed_percent
 from graph_predictor.request import memory_fit
-from planner.parallel import compared, search
+from planner.parallel import compared, explained, search
+from tracer.parallel_plan import PlanError
 
 
 def plain_comparison(both: compared.Comparison) -> dict[str, Any]:
@@ -105,3 +106,76 @@ def report_relief(out: Report, found: search.Found) -> None:
         [each.change, f"{each.frees_bytes / 1e9:.1f}", percent(each.probability, 0),
          *((f"{each.time_us / 1e3:,.1f}", signed_percent(each.time_us / found.needs_us - 1)) if each.fits else "––"),
          str(each.plan)] for each in found.relief])
+
+
+def milliseconds_of(text: str) -> float:
+    """Return the µs of a measured step: "37700" and "37700ms" are milliseconds, "37.7s" seconds.
+
+    Raises:
+        PlanError: it is no time above 0.
+    """
+    number, factor = text.strip().lower(), 1e3
+    for unit, us in (("ms", 1e3), ("us", 1.0), ("µs", 1.0), ("s", 1e6)):
+        if number.endswith(unit):
+            number, factor = number[:-len(unit)], us
+            break
+    try:
+        found = float(number) * factor
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 1e18:
+        raise PlanError(f"--measured {text[:40]} is no time of a step; give milliseconds, such as 812.5, or 37.7s.")
+    return found
+
+
+def plain_explained(found: explained.Explained) -> dict[str, Any]:
+    """Return a measured step and its causes as values."""
+    e = found.estimate
+    return {
+        "plan": str(e.plan), "measured_ms": found.measured_us / 1e3, "step_ms": e.time_us / 1e3,
+        "interval_ms": [e.low_us / 1e3, e.high_us / 1e3], "inside": found.inside, "gap_ms": found.gap_us / 1e3,
+        "verdict": found.verdict, "together_ms": found.together_us / 1e3,
+        "causes": [_plain_cause(each) for each in found.causes],
+        "other_way": [_plain_cause(each) for each in found.away], "notes": found.notes}
+
+
+def _plain_cause(each: explained.Explanation) -> dict[str, Any]:
+    cause = each.cause
+    return {"cause": cause.name, "moves_ms": [each.low_us / 1e3, each.high_us / 1e3], "covers": each.covers,
+            "reaches": each.reaches, "needed": each.needed, "unit": cause.unit, "usual": cause.usual,
+            "range": [cause.least, cause.most], "source": cause.source}
+
+
+def report_explained(found: explained.Explained) -> None:
+    """Print a measured step beside its estimate, and the causes."""
+    out, e = Report(), found.estimate
+    out.line(f"Measured {found.measured_us / 1e3:,.1f} ms, estimated {e.time_us / 1e3:,.1f} (80% between "
+             f"{e.low_us / 1e3:,.1f} and {e.high_us / 1e3:,.1f}): {signed_percent(found.gap_us / e.time_us)}, "
+             f"{found.gap_us / 1e3:+,.1f} ms. {found.verdict}")
+    columns = [Column("cause", name=True, whole=True), Column("moves the step by\nms"), Column("covers"),
+               Column("reaches it with", name=True, whole=True), Column("range", name=True, whole=True),
+               Column("source of the range", name=True, whole=True)]
+    if found.causes:
+        out.table("What may cause it, each alone", columns, [
+            [each.cause.name, _moves(each), percent(each.covers, 0), _reached(each), _ranged(each.cause),
+             each.cause.source] for each in found.causes])
+        out.line(f"All of these that can be together, at the ends of their ranges: {found.together_us / 1e3:,.1f} ms.")
+    if found.away:
+        out.line("These move the step the other way alone: " + ", ".join(each.cause.name for each in found.away) + ".")
+    out.notes(found.notes)
+
+
+def _moves(each: explained.Explanation) -> str:
+    ends = [f"{us / 1e3:+,.1f}" for us in (each.low_us, each.high_us) if us or each.cause.unit]
+    return " – ".join(ends)
+
+
+def _reached(each: explained.Explanation) -> str:
+    if not each.reaches:
+        return "no"
+    assert each.needed is not None
+    return f"{each.needed:,.3g} {each.cause.unit}" if each.cause.unit else f"{percent(each.needed, 0)} of it"
+
+
+def _ranged(cause: explained.StepCause) -> str:
+    return f"{cause.least:,.3g} – {cause.most:,.3g}" if cause.unit else "off – on"

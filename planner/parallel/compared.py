@@ -241,7 +241,8 @@ class _Recipes:
         if key not in self._pieces:
             spec = find_device(request.device)
             like = next((each for each in self._pieces.values() if each.runs_as(spec)), None)
-            self._pieces[key] = LayerCosts(request.technology.device(spec), request.profile, like, request.runs)
+            measured = request.profile if request.device == self._base.device else None  # says nothing of others
+            self._pieces[key] = LayerCosts(request.technology.device(spec), measured, like, request.runs)
         return self._pieces[key]
 
     def plan(self, settings: Settings) -> ParallelPlan:

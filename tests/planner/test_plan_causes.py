@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from planner.parallel.compared import _every_order, _some_orders, compare, read_recipe
 from planner.parallel.estimate import Estimate
-from planner.parallel.planning import PlanRequest
+from planner.parallel.explained import Explained, explain
+from planner.parallel.planning import PlanJob, PlanRequest, job_of
 from tracer.parallel_plan import ParallelPlan, PlanError
 
 RUNNER = CliRunner()
@@ -106,7 +108,70 @@ def test_the_command_compares_recipes_that_say_everything(tmp_path: Path) -> Non
     (cause,) = found["causes"]
     assert cause["ms"] == pytest.approx(found["difference_ms"]) and found["recipes"][0]["gpus"] == 8
     refused = RUNNER.invoke(app, ["plan", "llama", "--gpus", "8,16", "--compare", *paths])
-    assert refused.exit_code == 2 and "--gpus with several sizes says nothing of two recipes" in plain(refused.output)
+    assert refused.exit_code == 2 and "--gpus with several sizes does not go with --compare" in plain(refused.output)
     for command, says in ((["plan"], "what is planned"), (["plan", "llama"], "how many GPUs the job has")):
         refused = RUNNER.invoke(app, command)
+        assert refused.exit_code == 2 and says in plain(refused.output)
+
+
+@pytest.fixture(scope="module")
+def job() -> PlanJob:
+    return job_of(BASE)
+
+
+OVERLAPPED = ParallelPlan.parse("dp=4,tp=2,microbatch=1,microbatches=4,sharding=1,sequence_parallel,tensor_overlap")
+
+
+def _explained(job: PlanJob, us: float) -> Explained:
+    found = explain(job, OVERLAPPED, us)
+    for each in (*found.causes, *found.away):
+        assert each.low_us <= 0.0 <= each.high_us and each.cause.source
+    reach = [each.reaches for each in found.causes]
+    assert reach == sorted(reach, reverse=True) and all(each.covers > 0 for each in found.causes)
+    return found
+
+
+def test_a_switch_that_was_off_explains_the_step_without_it(job: PlanJob) -> None:
+    without = job.estimate(replace(OVERLAPPED, tensor_overlap=False)).time_us
+    found = _explained(job, without)
+    first = found.causes[0]
+    assert first.cause.name == "overlap of tensor-parallel collectives not on" and first.reaches
+    assert first.needed == pytest.approx(1.0) and first.high_us == pytest.approx(found.gap_us)
+    assert "each alone" in found.verdict and found.together_us > without
+
+
+def test_a_factor_that_was_another_is_found_within_its_range(job: PlanJob) -> None:
+    slower = replace(job, rates=replace(job.rates, products=1.1))
+    found = _explained(job, slower.estimate(OVERLAPPED).time_us)
+    needed = {each.cause.name: each.needed for each in found.causes if each.reaches}
+    assert needed["throttled boards: products at lower clocks"] == pytest.approx(1.1, abs=1e-4)
+    assert needed["products of another library"] == pytest.approx(1.1, abs=1e-4) and found.inside
+    quicker = _explained(job, 0.97 * found.estimate.time_us)
+    assert "throttled boards: products at lower clocks" not in {each.cause.name for each in quicker.causes}
+    assert quicker.causes[0].low_us < 0 and quicker.together_us < quicker.estimate.time_us
+
+
+def test_what_no_cause_explains_is_said_to_be_so(job: PlanJob) -> None:
+    us = job.estimate(OVERLAPPED).time_us
+    assert "nothing is left to explain" in explain(job, OVERLAPPED, 1.001 * us).verdict
+    far = _explained(job, 2.0 * us).verdict
+    assert far.startswith("It lies outside the 80% interval. No listed cause alone explains it;")
+    assert far.endswith("Several together can.")
+    assert "All of them together do not either" in explain(job, OVERLAPPED, 20 * us).verdict
+    with pytest.raises(PlanError, match="a bare number is in ms"):
+        explain(job, OVERLAPPED, 1e3 * us)
+
+
+def test_the_command_explains_a_measured_step(job: PlanJob) -> None:
+    command = ["plan", "llama", "--gpus", "8", "--device", "h100-sxm", "--measured"]
+    ms = 1.1 * job.estimate(OVERLAPPED).time_us / 1e3
+    found = RUNNER.invoke(app, [*command, f"{ms / 1e3}s", "--parallel", str(OVERLAPPED), "--json"])
+    values = json.loads(found.stdout)
+    assert values["measured_ms"] == pytest.approx(ms) and values["causes"][0]["reaches"]
+    shown = plain(RUNNER.invoke(app, [*command, str(ms), "--parallel", str(OVERLAPPED)]).output)
+    assert "What may cause it, each alone" in shown and values["causes"][0]["cause"] in shown
+    for wrong, says in (([*command, "3200"], "is of one plan; give it with --parallel"),
+                        ([*command, "soon", "--parallel", "dp=8"], "is no time of a step"),
+                        ([*command, "9", "--parallel", "dp=8", "--timeline", "a.json"], "does not go with --measured")):
+        refused = RUNNER.invoke(app, wrong)
         assert refused.exit_code == 2 and says in plain(refused.output)
