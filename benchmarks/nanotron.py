@@ -1,6 +1,6 @@
 """Steps of Hugging Face's nanotron benchmark on 8 to 512 H100: an eager framework on its own, measured network.
 
-    python benchmarks/nanotron.py [DATA] [--models held-out|fitted|all] [--rows 69] [--without | --fit]
+    python benchmarks/nanotron.py [DATA] [--models held-out|fitted|all] [--rows 69] [--without | --fit | --pairs]
 
 DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with
 `end_to_end/nanotron_h100.parquet`: 1,407 runs of github.com/huggingface/nanotron on nodes of 8 H100 (sequences of
@@ -15,6 +15,8 @@ mended pipeline or none. *Held out*, chosen before their errors were looked at: 
 billion. Printed: rows drawn by a seed, every one; then over all rows of the models MAPE, median, bias, p90, largest and
 share inside the 80% interval: of one node, all, and the others after a calibration on three rows (two draws of each
 model, size of cluster and pipeline); and whether a run fits, right or not, with the Brier score.
+`--pairs`: of pairs of runs in one state of the network that differ in one setting, how often the sign of what it
+changes is right (`weak_scaling.signs`).
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from weak_scaling import Measured, show_signs, signs
 
 from graph_predictor.request.memory_fit import fit_probability
 from kernel_models.collectives import CollectiveKind, CollectiveModel, find_topology
@@ -216,6 +219,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=69)
     parser.add_argument("--without", action="store_true")
     parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--pairs", action="store_true")
     options = parser.parse_args()
     if options.fit:
         rates = fit(runs_of(read(options.data, MODELS["fitted"])))
@@ -224,6 +228,11 @@ def main() -> None:
     rows = read(options.data, MODELS[options.models])
     runs = runs_of(rows, options.without)
     table = judged(runs, lambda run: run.rates)
+    if options.pairs:
+        show_signs("nanotron", signs([Measured.of(
+            run.costs.shape, plan_of(run.row), (profile_of(run.row).name, run.hop_us > SLOW_HOP_US), run.row["step_ms"],
+            ms) for run, ms in zip(runs, table.ms.tolist(), strict=True)]))
+        return
     for i in sorted(np.random.default_rng(SEED).permutation(len(runs))[:options.rows].tolist()):
         run, got = runs[i], table.iloc[i]
         print(f"{run.row['num_params']:5g}B {int(run.row['nodes']):3d} nodes {plan_of(run.row)!s:74}"

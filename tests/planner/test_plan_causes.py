@@ -175,3 +175,19 @@ def test_the_command_explains_a_measured_step(job: PlanJob) -> None:
                         ([*command, "9", "--parallel", "dp=8", "--timeline", "a.json"], "does not go with --measured")):
         refused = RUNNER.invoke(app, wrong)
         assert refused.exit_code == 2 and says in plain(refused.output)
+
+
+def test_pairs_differ_in_one_setting_and_keep_the_sequences_of_a_step_or_a_gpu(job: PlanJob) -> None:
+    from weak_scaling import Measured, signs  # of the benchmarks
+
+    def row(text: str, measured: float, predicted: float) -> Measured:
+        return Measured.of(job.shape, ParallelPlan.parse(text), "here", measured, predicted)
+
+    rows = [row("dp=8,microbatches=2", 10.0, 10.0), row("dp=4,tp=2,microbatches=4", 12.0, 11.0),  # tp alone
+            row("dp=4,tp=2,microbatches=8", 22.0, 23.0),  # sequences alone
+            row("dp=8,tp=2,microbatches=4", 12.5, 10.5),  # GPUs alone, with either
+            row("dp=8,tp=2,microbatches=4,recompute=full", 16.0, 16.0)]
+    pairs = signs(rows)
+    assert pairs.setting.tolist() == ["tp", "sequences", "gpus", "gpus", "recompute"]
+    assert pairs.measured.tolist() == pytest.approx([0.2, 22 / 24 - 1, 12.5 / 12 - 1, 25 / 22 - 1, 0.28])
+    assert pairs.predicted[0] == pytest.approx(0.1) and pairs.predicted[2] == pytest.approx(10.5 / 11 - 1)
