@@ -195,7 +195,7 @@ def plan(
         raise typer.Exit(1)
 
 
-def _explained(request: planning.PlanRequest, measured: str) -> explained.Explained:
+def _explained(request: planning.PlanRequest, measured: str) -> explained.ExplainedStep:
     """Explain a measured step. Raises ``PlanError``: no plan is named, or the time is none."""
     us = plan_causes.milliseconds_of(measured)
     if request.only is None:

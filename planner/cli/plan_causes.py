@@ -128,7 +128,7 @@ def milliseconds_of(text: str) -> float:
     return found
 
 
-def plain_explained(found: explained.Explained) -> dict[str, Any]:
+def plain_explained(found: explained.ExplainedStep) -> dict[str, Any]:
     """Return a measured step and its causes as values."""
     e = found.estimate
     return {
@@ -146,7 +146,7 @@ def _plain_cause(each: explained.Explanation) -> dict[str, Any]:
             "range": [cause.least, cause.most], "source": cause.source}
 
 
-def report_explained(found: explained.Explained) -> None:
+def report_explained(found: explained.ExplainedStep) -> None:
     """Print a measured step beside its estimate, and the causes."""
     out, e = Report(), found.estimate
     out.line(f"Measured {found.measured_us / 1e3:,.1f} ms, estimated {e.time_us / 1e3:,.1f} (80% between "

@@ -113,7 +113,7 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class ExplainedStep:
     """A measured step beside its estimate, and what may cause the gap, the likeliest first.
 
     Attributes:
@@ -164,7 +164,7 @@ class Explained:
                        "the measured step with what was said.")
 
 
-def explain(job: PlanJob, plan: ParallelPlan, measured_us: float) -> Explained:
+def explain(job: PlanJob, plan: ParallelPlan, measured_us: float) -> ExplainedStep:
     """Find by which parts a measured step may differ from its estimate.
 
     Args:
@@ -186,8 +186,8 @@ def explain(job: PlanJob, plan: ParallelPlan, measured_us: float) -> Explained:
     causes = sorted((each for each in looked if each.covers > 0), key=lambda each: (
         not each.reaches, each.strain if each.reaches else -each.covers))
     away = [each for each in looked if each.covers <= 0 and (each.low_us or each.high_us)]
-    return Explained(measured_us, found, tuple(causes), tuple(away), _together(start, causes, step, found, measured_us),
-                     job.notes)
+    return ExplainedStep(measured_us, found, tuple(causes), tuple(away),
+                         _together(start, causes, step, found, measured_us), job.notes)
 
 
 class _Steps:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from planner.parallel.compared import _every_order, _some_orders, compare, read_recipe
 from planner.parallel.estimate import Estimate
-from planner.parallel.explained import Explained, explain
+from planner.parallel.explained import ExplainedStep, explain
 from planner.parallel.planning import PlanJob, PlanRequest, job_of
 from tracer.parallel_plan import ParallelPlan, PlanError
 
@@ -122,7 +122,7 @@ def job() -> PlanJob:
 OVERLAPPED = ParallelPlan.parse("dp=4,tp=2,microbatch=1,microbatches=4,sharding=1,sequence_parallel,tensor_overlap")
 
 
-def _explained(job: PlanJob, us: float) -> Explained:
+def _explained(job: PlanJob, us: float) -> ExplainedStep:
     found = explain(job, OVERLAPPED, us)
     for each in (*found.causes, *found.away):
         assert each.low_us <= 0.0 <= each.high_us and each.cause.source
