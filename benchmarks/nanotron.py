@@ -1,6 +1,6 @@
 """Steps of Hugging Face's nanotron benchmark on 8 to 512 H100: an eager framework on its own, measured network.
 
-    python benchmarks/nanotron.py [DATA] [--models held-out|fitted|all] [--rows 69] [--without | --fit]
+    python benchmarks/nanotron.py [DATA] [--models held-out|fitted|all] [--rows 69] [--without | --fit | --pairs]
 
 DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with
 `end_to_end/nanotron_h100.parquet`: 1,407 runs of github.com/huggingface/nanotron on nodes of 8 H100 (sequences of
@@ -15,6 +15,8 @@ mended pipeline or none. *Held out*, chosen before their errors were looked at: 
 billion. Printed: rows drawn by a seed, every one; then over all rows of the models MAPE, median, bias, p90, largest and
 share inside the 80% interval: of one node, all, and the others after a calibration on three rows (two draws of each
 model, size of cluster and pipeline); and whether a run fits, right or not, with the Brier score.
+`--pairs`: of pairs of runs in one state of the network that differ in one setting, how often the sign of what it
+changes is right (`weak_scaling.signs`).
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from weak_scaling import Measured, show_signs, signs
 
-from graph_predictor.request.memory_fit import StageMemory
+from graph_predictor.request.memory_fit import fit_probability
 from kernel_models.collectives import CollectiveKind, CollectiveModel, find_topology
 from kernel_models.collectives.bandwidths import KINDS, BusBandwidths
 from kernel_models.device import device
 from planner.parallel.calibrate import MeasuredPlan, calibrate
-from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors, fit_factors
+from planner.parallel.corrections import UNCORRECTED, CorrectionFactors, fit_factors
 from planner.parallel.decoder import check_decoder_plan
 from planner.parallel.estimate import estimate
 from planner.parallel.frameworks import PLAIN, FrameworkProfile, framework_profiles
@@ -191,12 +193,6 @@ def after_three(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.concat(found)
 
 
-def fits(memory: StageMemory, limit: float) -> float:
-    """Probability that a step fits, its memory's logarithm taken as normal between its 80% interval's ends."""
-    spread = np.log(memory.high / memory.low) / (2 * Z80)
-    return NormalDist(np.log(memory.account.total), spread).cdf(np.log(limit))
-
-
 def memory(rows: Sequence[dict[str, Any]]) -> None:
     """Print how often it is known whether a run fits."""
     found, limit = [], device("h100-sxm").memory_gb * 1e9
@@ -205,7 +201,8 @@ def memory(rows: Sequence[dict[str, Any]]) -> None:
         plan, shape = profile.planned(plan_of(row)), profile.shaped(shape_of(row))
         try:
             check_decoder_plan(plan, shape, on.topology)
-            found.append((fits(fullest_of(plan, shape, _pieces(profile.name)), limit), row["status"] == "Success"))
+            sure = fit_probability(fullest_of(plan, shape, _pieces(profile.name)), limit)
+            found.append((sure, row["status"] == "Success"))
         except PlanError:
             continue
     said, true = np.array(found).T
@@ -222,6 +219,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=69)
     parser.add_argument("--without", action="store_true")
     parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--pairs", action="store_true")
     options = parser.parse_args()
     if options.fit:
         rates = fit(runs_of(read(options.data, MODELS["fitted"])))
@@ -230,6 +228,11 @@ def main() -> None:
     rows = read(options.data, MODELS[options.models])
     runs = runs_of(rows, options.without)
     table = judged(runs, lambda run: run.rates)
+    if options.pairs:
+        show_signs("nanotron", signs([Measured.of(
+            run.costs.shape, plan_of(run.row), (profile_of(run.row).name, run.hop_us > SLOW_HOP_US), run.row["step_ms"],
+            ms) for run, ms in zip(runs, table.ms.tolist(), strict=True)]))
+        return
     for i in sorted(np.random.default_rng(SEED).permutation(len(runs))[:options.rows].tolist()):
         run, got = runs[i], table.iloc[i]
         print(f"{run.row['num_params']:5g}B {int(run.row['nodes']):3d} nodes {plan_of(run.row)!s:74}"

@@ -1,6 +1,6 @@
 """Published step times of large jobs from shape-only graphs: how they grow with the job, and which is faster.
 
-    python benchmarks/weak_scaling.py [DATA] [--rows mpt|dgx|recipes|experts]
+    python benchmarks/weak_scaling.py [DATA] [--rows mpt|dgx|recipes|experts] [--pairs]
 
 DATA (default: the environment's FORETRACE_DATA, else the shared data beside the checkout) is a folder with
 `end_to_end/mosaic_mpt_fsdp.parquet` (LLM-Foundry's benchmark tables, github.com/mosaicml/llm-foundry),
@@ -17,6 +17,9 @@ GB200; Qwen3 235B and all of B200, B300 and GB300 were held out.
 Printed for each table: every row, MAPE, median, bias, p90 and largest error of the step time, how many lie inside the
 80% interval, and Spearman's rank correlation over its rows; for jobs that only grow (same model, sequence and batch of
 a GPU) the slope: the step time of the largest over the smallest, measured and predicted.
+
+`--pairs` prints no rows but, of all pairs of rows of a table that differ in one setting, how often the sign of what it
+changes is right (``signs``).
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import csv
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -300,6 +303,63 @@ def predict(jobs: Sequence[Job]) -> dict[str, list[Result]]:
     return tables
 
 
+LEAST = 0.02
+"""A choice: below this difference of two measured steps, runs and releases of equal settings differ by as much. Steps
+of Llama 3.1 405B on GB200 in fp8 and MXFP8 differ by 0.9 to 3.1% from one release of the recipe to the next."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row of a pair: its settings by name, sequences of its step and GPUs, and its time, measured and predicted."""
+
+    settings: dict[str, object]
+    sequences: int
+    gpus: int
+    measured: float
+    predicted: float
+
+    @staticmethod
+    def of(shape: TransformerShape, plan: ParallelPlan, where: object, measured: float, predicted: float) -> Measured:
+        """Return the row of a plan; replicas and micro-batches follow from GPUs and sequences."""
+        own = {field.name: getattr(plan, field.name) for field in fields(plan)
+               if field.name not in ("dp", "microbatches", "lone_ddp")}
+        sizes = {"model": replace(shape, linears="", seq=1, stack=()), "linears": shape.linears, "tokens": shape.seq}
+        return Measured({**own, **sizes, "system": where, "gpus": plan.world_size}, plan.global_batch, plan.world_size,
+                        measured, predicted)
+
+
+def signs(rows: Sequence[Measured]) -> pd.DataFrame:
+    """Return the pairs that differ in one setting: which, and by what share each takes longer, measured and predicted.
+
+    Sequences are those of a step or of a GPU in both rows; where they are all that differs they are the setting. Times
+    are GPU-seconds of a sequence, so that what has more GPUs or sequences is not right for that alone.
+    """
+    found = []
+    for i, one in enumerate(rows):
+        for other in rows[:i]:
+            differ = [name for name, value in one.settings.items() if value != other.settings[name]]
+            same = one.sequences == other.sequences or one.sequences * other.gpus == other.sequences * one.gpus
+            if len(differ) != (1 if same else 0) or (not differ and same):
+                continue
+            scale = one.gpus * other.sequences / (other.gpus * one.sequences)
+            found.append((differ[0] if differ else "sequences", scale * one.measured / other.measured - 1,
+                          scale * one.predicted / other.predicted - 1))
+    return pd.DataFrame(found, columns=["setting", "measured", "predicted"])
+
+
+def show_signs(title: str, pairs: pd.DataFrame) -> None:
+    """Print how often the sign is right: of all pairs, of those that differ by more than noise, and by setting."""
+    def share(of: pd.DataFrame) -> str:
+        right = np.sign(of.measured) == np.sign(of.predicted)
+        return f"{right.sum():,} of {len(of):,} ({right.mean():.1%})" if len(of) else "none"
+
+    clear = pairs[pairs.measured.abs() >= LEAST]
+    print(f"{title}: {share(clear)} right where measured steps differ by {LEAST:.0%} or more; of all pairs "
+          f"{share(pairs)}")
+    for setting, rows in sorted(clear.groupby("setting"), key=lambda each: -len(each[1])):
+        print(f"  {setting:20}{share(rows):>28}")
+
+
 def _parts(job: Job, found: Estimate, pieces: LayerCosts) -> str:
     """Say of what the step is, in seconds, and whether the plan fits."""
     values = {"products": found.products, "others": found.others, "host": found.host, "exposed": found.layers,
@@ -339,6 +399,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", type=Path, default=DATA)
     parser.add_argument("--rows", choices=["mpt", "dgx", "recipes", "experts", "all"], default="all")
+    parser.add_argument("--pairs", action="store_true")
     options = parser.parse_args()
     folder = options.data / "end_to_end"
     tables = {"dgx": (dgx_jobs, "dgxc_step_times.parquet"), "recipes": (recipe_jobs, "training_hopper_blackwell.csv"),
@@ -346,8 +407,17 @@ def main() -> None:
               "mpt": (mpt_jobs, "mosaic_mpt_fsdp.parquet")}
     jobs = [job for name, (read, file) in tables.items() if options.rows in (name, "all") for job in read(
         folder / file)]
+    every: list[Measured] = []
     for title, rows in predict(jobs).items():
-        show(title, rows)
+        if not options.pairs:
+            show(title, rows)
+            continue
+        own = [Measured.of(row.job.shape, row.job.plan, (row.job.device, row.job.node, row.job.network),
+                           row.job.seconds, row.predicted) for row in rows]
+        show_signs(title, signs(own))
+        every += own
+    if every:
+        show_signs("all tables, with pairs of two", signs(every))
 
 
 if __name__ == "__main__":

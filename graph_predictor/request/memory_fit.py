@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import log
+from statistics import NormalDist
 
 from tracer.device_memory import MemoryAccount
 
@@ -62,6 +64,15 @@ def with_waste(account: MemoryAccount, stage: int = 0, moment: str = "step", com
     return StageMemory(stage, moment, replace(account, reserved=outside + fragmented * moving),
                        low=account.total * (1 - ERROR) + CONTEXT,
                        high=account.total * (1 + ERROR) + outside + 3 * fragmented * moving)
+
+
+def fit_probability(memory: StageMemory, limit_bytes: float) -> float:
+    """Return the probability that a stage fits a device: the logarithm of its memory taken as normal about what is
+    expected, with 80% between its least and its most. One whose memory is unknown (0) has enough."""
+    if not limit_bytes > 0:
+        return 1.0
+    spread = log(memory.high / memory.low) / (2 * NormalDist().inv_cdf(0.9))
+    return NormalDist(log(memory.account.total), spread).cdf(log(limit_bytes))
 
 
 def fit_of(memory: StageMemory, limit_bytes: float) -> Fit:

@@ -31,8 +31,9 @@ from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
 from kernel_models import device_choice, op_call
+from planner.cli import plan_causes
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
-from planner.parallel import exploration, layer_costs, page, planning, search
+from planner.parallel import compared, explained, exploration, layer_costs, page, planning, search
 from planner.parallel import space as frameworks
 from tracer import output_kind
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
@@ -43,8 +44,8 @@ BEST = 10  # chosen: more rows are not read by eye
 
 @in_one_sentence
 def plan(
-    source: DecoderSource,
-    gpus: Annotated[str, typer.Option(metavar="N,…", help="GPUs of the job; several sizes are compared.")],
+    source: DecoderSource = "",
+    gpus: Annotated[str, typer.Option(metavar="N,…", help="GPUs of the job; several sizes are compared.")] = "",
     device: Annotated[str, axis("--device", "are compared")] = "h200-sxm",
     topology: Annotated[str | None, axis("--topology", "one for each device; by default its usual nodes")] = None,
     assignments: Annotated[list[str] | None, shared("--set")] = None,
@@ -89,6 +90,12 @@ def plan(
     runs: Annotated[str | None, shared(
         "--calibrate", "plans with columns plan, step_ms and, if need be, gpus, model, preset and set; kernels, "
         "collectives and host are fitted to them")] = None,
+    compare: Annotated[tuple[str, str] | None, typer.Option(
+        metavar="A.toml B.toml", help="Two recipes: files of what these options say (gpus, parallel, device, set, …). "
+        "What causes the difference of their steps, setting by setting.")] = None,
+    measured: Annotated[str | None, typer.Option(
+        metavar="MS", help="What a step of the plan of --parallel took, ms (or such as 37.7s): by which parts the "
+        "estimate may differ, each cause with its range.")] = None,
     timeline: Annotated[str | None, shared("--timeline", "the best plan's step: tasks of a rank of each stage")] = None,
     html: Html = None,
     top: Top = None,
@@ -100,12 +107,16 @@ def plan(
     foretrace plan llama --preset 70b --gpus 64 --device h200-sxm --topology dgx-h200x8
     foretrace plan llama --gpus 8 --device a100-sxm-80g,h100-sxm,b200 --price 1.5,2.5,5
     foretrace plan llama --gpus 8 --device h100-sxm --bandwidth 1,2 --link 0.5,1,2
+    foretrace plan --compare before.toml after.toml
 
     Ends with status 1 where no plan is possible.
     """
     planning.check_finite(launch_us, "--launch-us", "the host time of a launch in µs")
     planning.check_finite(host, "--host", "a factor of the host time")
-    sizes = numbers(gpus, "--gpus", "64,128,256")
+    if compare is None and not (source and gpus):
+        raise PlanError(f"Nothing says {'how many GPUs the job has' if source else 'what is planned'}; give SOURCE and "
+                        "--gpus, such as foretrace plan llama --gpus 64.")
+    sizes = numbers(gpus or "1", "--gpus", "64,128,256")
     check_html(html, [])
     if timeline is not None:
         output_kind.check_output(timeline, [], output_kind.TIMELINE)
@@ -123,6 +134,26 @@ def plan(
         source, sizes[0], settings=assignments or (), preset=preset, global_batch=global_batch, only=only,
         framework=framework if target is None else target.value, memory_limit=limit, linears=linears.strip().lower(),
         launch_us=launch_us, host=host, host_from=host_from)
+    if compare is not None or measured is not None:
+        asked = "--measured" if compare is None else "--compare"
+        for option, given in (("--timeline", timeline), ("--html", html), ("--export", export),
+                              ("--calibrate", runs if compare else None), ("--measured", measured if compare else None),
+                              ("--gpus with several sizes", gpus[:len(sizes) - 1]),
+                              ("--device with several cases", device[:len(cases) - 1])):
+            if given:
+                raise PlanError(f"{option} does not go with {asked}; leave one of them out.")
+        with working("Tracing and pricing"):
+            request = replace(
+                request, device=case.device, topology=case.topology, technology=case.technology, measured=runs,
+                profile=profile_of(profile, device_choice.find_device(case.device)), comm_profile=comm_profile,
+                comm_choices=comm_choices)
+            both = None if compare is None else compared.compare(compare, request)
+            one = None if measured is None else _explained(request, measured)
+        if both is not None:
+            (print_json(plan_causes.plain_comparison(both)) if json else plan_causes.report_comparison(both))
+        if one is not None:
+            (print_json(plan_causes.plain_explained(one)) if json else plan_causes.report_explained(one))
+        return
     if len(cases) > 1:
         for name, value in (("--export", export), ("--profile", profile), ("--comm-profile", comm_profile),
                             ("--comm-choices", comm_choices), ("--calibrate", runs),
@@ -162,6 +193,17 @@ def plan(
         report(found, case.price, top or BEST, target)
     if not any(each.plans for each in found):
         raise typer.Exit(1)
+
+
+def _explained(request: planning.PlanRequest, measured: str) -> explained.ExplainedStep:
+    """Explain a measured step. Raises ``PlanError``: no plan is named, or the time is none."""
+    us = plan_causes.milliseconds_of(measured)
+    if request.only is None:
+        raise PlanError("A measured step is of one plan; give it with --parallel, such as --parallel dp=8,tp=4.")
+    job = planning.job_of(request)
+    plan = job.request.named_plan(job.shape, job.per_gpu)
+    assert plan is not None
+    return explained.explain(job, plan, us)
 
 
 def _of_one(name: str) -> Exception:
@@ -205,7 +247,13 @@ def _plain_size(found: planning.Plans, price: float | None, top: int | None, tar
                           "peak_gb": at.peak / 1e9} for at in points]} for each, points in found.stages]
     if found.relief:
         values["relief"] = [{"change": each.change, "plan": str(each.plan), "frees_gb": each.frees_bytes / 1e9,
-                             "fits": each.fits} for each in found.relief]
+                             "fits": each.fits, "fits_probability": each.probability,
+                             "step_ms": each.time_us / 1e3 or None} for each in found.relief]
+    if found.needs is not None:
+        values["needs"] = {"memory_gb": found.needs.account.total / 1e9, "has_gb": found.limit_bytes / 1e9,
+                           "interval_gb": [found.needs.low / 1e9, found.needs.high / 1e9],
+                           "fits_probability": memory_fit.fit_probability(found.needs, found.limit_bytes),
+                           "step_ms": found.needs_us / 1e3}
     if found.calibration is not None:
         values["calibration"] = found.calibration.to_dict()
     if target is not None and found.plans:
@@ -234,7 +282,8 @@ def _plain_plan(each: search.Ranked, first: search.Ranked, price: float | None) 
         "more_than_first_ms": {name: us / 1e3 for name, us in search.differences(first.estimate, e).items()},
         "parts_ms": {name: getattr(e, name) / 1e3 for name in (
             "products", "others", "host", "layers", "pipeline", "data", "optimizer", "fixed", "stragglers", "hidden")},
-        "fits": each.fit.value, "memory_parts_gb": {name: size / 1e9 for name, size in m.parts.items()},
+        "fits": each.fit.value, "fits_probability": each.probability,
+        "memory_parts_gb": {name: size / 1e9 for name, size in m.parts.items()},
         "sources": {op_call.Source(source).label: share for source, share in e.sources.items()}}
 
 
@@ -332,12 +381,10 @@ def _report_size(out: Report, found: planning.Plans, price: float | None, top: i
             [str(each.stage), each.moment, f"{each.allocated / 1e9:.1f}", f"{each.account.total / 1e9:.1f}",
              f"{each.low / 1e9:.1f} – {each.high / 1e9:.1f}", f"{each.account.activations / 1e9:.1f}"]
             for each, _ in found.stages])
-    if found.relief:
-        columns = [Column("one change", name=True, whole=True), Column("frees\nGB"), Column("fits", name=True),
-                   Column("plan", name=True, whole=True)]
-        out.table("What would have to change", columns, [
-            [each.change, f"{each.frees_bytes / 1e9:.1f}", "yes" if each.fits else "no", str(each.plan)]
-            for each in found.relief])
+    if found.stages and found.plans and found.plans[0].fit is memory_fit.Fit.TIGHT:
+        out.line(f"It fits with a probability of {percent(found.plans[0].probability, 0)}.")
+    if found.needs is not None:
+        plan_causes.report_relief(out, found)
 
 
 def _report_order(out: Report, found: planning.Plans, top: int) -> None:

@@ -24,7 +24,7 @@ from planner.parallel.calibrate import SPREADS, PlanCalibration, calibrate, read
 from planner.parallel.comm_study import mixture_of_plan
 from planner.parallel.corrections import UNCORRECTED, CorrectionFactors
 from planner.parallel.decoder import other_nodes, read_decoder
-from planner.parallel.estimate import StepSchedule, step_schedule
+from planner.parallel.estimate import Estimate, StepSchedule, estimate, step_schedule
 from planner.parallel.frameworks import FrameworkProfile, profile_of
 from planner.parallel.layer_costs import LayerCosts, narrow_type
 from planner.parallel.plan_costs import costs_of_plan
@@ -255,6 +255,13 @@ class PlanRequest:
         return calibrate(read_measured_plans(self.measured, model, pieces, cluster, self.runs.planned), start,
                          self.runs.widths or SPREADS)
 
+    def said_plan(self, text: str, per_gpu: int) -> ParallelPlan:
+        """Return a plan as its text has it, with the sequences of the step. Raises ``PlanError``: it is none."""
+        # A plan's own word goes before the source's, and not before the user's for the whole step.
+        own = not says_batch(text) and any(item.partition("=")[0].strip() == "batch" for item in self.settings)
+        batch = self.global_batch or (per_gpu * self.gpus if own else None)
+        return with_batch(ParallelPlan.parse(text, self.gpus), text, batch)
+
     def named_plan(self, shape: TransformerShape, per_gpu: int) -> ParallelPlan | None:
         """Return the one plan that is wanted; ``None`` where the best are.
 
@@ -263,11 +270,7 @@ class PlanRequest:
         """
         if self.only is None:
             return None
-        # A plan's own word goes before the source's, and not before the user's for the whole step.
-        own = not says_batch(self.only) and any(item.partition("=")[0].strip() == "batch" for item in self.settings)
-        batch = self.global_batch or (per_gpu * self.gpus if own else None)
-        alone = with_batch(ParallelPlan.parse(self.only, self.gpus), self.only, batch)
-        wanted, alone = framework_of(self.framework), self.runs.planned(alone)
+        wanted, alone = framework_of(self.framework), self.runs.planned(self.said_plan(self.only, per_gpu))
         if wanted is not None and wanted not in frameworks_of(alone, shape, wanted):
             raise PlanError(f"{wanted.value} does not have the plan {alone}; leave the framework out, or "
                             "the plan for the best of its own.")
@@ -283,12 +286,40 @@ class PlanRequest:
             "--host-from."]
 
 
-def find_plans(request: PlanRequest) -> Plans:
-    """Find the best plans there are: data, tensor, sequence, pipeline, context and expert parallelism, schedules,
-    micro-batch, recomputation, sharding and copies of it; ``plan`` is called with the fields of a ``PlanRequest``.
+@dataclass(frozen=True)
+class PlanJob:
+    """What the plans of a request are estimated with.
+
+    Attributes:
+        request: what is wanted.
+        name, shape, per_gpu: the decoder, and sequences of a GPU that its source does.
+        known: the device as it is known.
+        pieces, cluster, rates: work, collectives and factors on both.
+        calibration: on measured steps, where there were some.
+        notes: what was assumed.
+    """
+
+    request: PlanRequest
+    name: str
+    shape: TransformerShape
+    per_gpu: int
+    known: DeviceSpec
+    pieces: LayerCosts
+    cluster: CollectiveModel
+    rates: CorrectionFactors
+    calibration: PlanCalibration | None
+    notes: tuple[str, ...]
+
+    def estimate(self, plan: ParallelPlan) -> Estimate:
+        """Estimate a plan, whether it fits or not. Raises ``PlanError``: it cannot be."""
+        return estimate(costs_of_plan(plan, self.shape, self.pieces, self.cluster), self.rates)
+
+
+def job_of(request: PlanRequest) -> PlanJob:
+    """Read what a request names.
 
     Raises:
-        PlanError: the source is no decoder, the plan is none, or the batch can be split by no number of replicas.
+        PlanError: the source is no decoder.
         ForetraceError: a name or a file is not known, or cannot be read.
     """
     known, spec = request.devices()
@@ -299,13 +330,27 @@ def find_plans(request: PlanRequest) -> Plans:
     pieces = request.pieces or LayerCosts(spec, request.profile, profile=request.runs)
     rates = request.start(shape, spec, clusters(request.gpus))
     calibration = request.calibration(pieces, clusters, rates)
-    rates = rates if calibration is None else calibration.rates
-    cluster, notes = clusters(request.gpus), [*assumed, *_without_matrix_units(shape, spec)]
-    if (alone := request.named_plan(shape, per_gpu)) is not None:
+    return PlanJob(request, name, shape, per_gpu, known, pieces, clusters(request.gpus),
+                   rates if calibration is None else calibration.rates, calibration,
+                   (*assumed, *_without_matrix_units(shape, spec)))
+
+
+def find_plans(request: PlanRequest) -> Plans:
+    """Find the best plans there are: data, tensor, sequence, pipeline, context and expert parallelism, schedules,
+    micro-batch, recomputation, sharding and copies of it; ``plan`` is called with the fields of a ``PlanRequest``.
+
+    Raises:
+        PlanError: the source is no decoder, the plan is none, or the batch can be split by no number of replicas.
+        ForetraceError: a name or a file is not known, or cannot be read.
+    """
+    job = job_of(request)
+    known, shape, pieces, cluster, rates = job.known, job.shape, job.pieces, job.cluster, job.rates
+    notes = [*job.notes]
+    if (alone := request.named_plan(shape, job.per_gpu)) is not None:
         found = price_plan(alone, shape, pieces, cluster, memory_limit=request.memory_limit, rates=rates,
                            framework=framework_of(request.framework))
     else:
-        batch = request.global_batch or per_gpu * request.gpus
+        batch = request.global_batch or job.per_gpu * request.gpus
         found = search(shape, request.gpus, batch, pieces, cluster, memory_limit=request.memory_limit, rates=rates,
                        framework=framework_of(request.framework), best=request.best, profile=request.runs)
         uneven = [str(dp) for dp in range(1, request.gpus + 1) if request.gpus % dp == 0 and batch % dp]
@@ -314,15 +359,15 @@ def find_plans(request: PlanRequest) -> Plans:
                          f"are "
                          "no plans with these.")
     notes += other_nodes(cluster.topology, known)
-    notes += request.host_note(rates) if calibration is None else [str(calibration)]
+    notes += request.host_note(rates) if job.calibration is None else [str(job.calibration)]
     schedule = None
     if found.plans:
         if request.comm_choices is not None:
             notes += mixture_of_plan(found.plans[0].plan, shape, cluster).sentences()
         schedule = step_schedule(costs_of_plan(found.plans[0].plan, shape, pieces, cluster), rates)
     label = f"{known.name} ({request.technology})" if str(request.technology) else known.name
-    return Plans(**vars(found), model=name, shape=shape, gpus=request.gpus, device=label,
-                 topology=cluster.topology.name, notes=tuple(notes), calibration=calibration, schedule=schedule)
+    return Plans(**vars(found), model=job.name, shape=shape, gpus=request.gpus, device=label,
+                 topology=cluster.topology.name, notes=tuple(notes), calibration=job.calibration, schedule=schedule)
 
 
 plan = by_fields(PlanRequest)(find_plans)

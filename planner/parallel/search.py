@@ -8,14 +8,14 @@ when the next bound is above the slowest plan that is wanted. Nothing that would
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import exp, gcd, hypot, inf
 from typing import Any
 
 from graph_predictor.figures import signed_percent
-from graph_predictor.request.memory_fit import Fit, StageMemory, fit_of
+from graph_predictor.request.memory_fit import Fit, StageMemory, fit_of, fit_probability
 from kernel_models.collectives import CollectiveModel, Topology
 from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
@@ -41,43 +41,61 @@ class Relief:
         plan: after it.
         frees_bytes: of the fullest stage's memory.
         fits: whether the plan is then expected to fit.
+        probability: that it does.
+        time_us: of its step, where it fits; 0 where nothing says what a step takes.
     """
 
     change: str
     plan: ParallelPlan
     frees_bytes: float
     fits: bool
+    probability: float = 0.0
+    time_us: float = 0.0
 
 
 def relief(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, topology: Topology,
-           limit_bytes: float) -> list[Relief]:
-    """Single changes of a plan that free memory, those that are enough and free least first.
+           limit_bytes: float, step_us: Callable[[ParallelPlan], float] = lambda plan: 0.0,
+           wanted: Framework | None = None) -> list[Relief]:
+    """Single changes of a plan that free memory, those that are enough first: the quickest of these first, of equally
+    quick ones that which frees least.
 
-    All have as many GPUs and sequences; what the model cannot be divided by is left out.
+    All have as many GPUs and sequences; what the model cannot be divided by is left out, and what no framework has,
+    where one has the plan.
     """
     needs = fullest_of(plan, shape, pieces).account.total
     found = []
-    for change, values in _changes(plan):
+    had = frameworks_of(plan, shape, wanted)
+    for change, values in _changes(plan, max(sum(chunk) for stage in spread(plan, shape) for chunk in stage)):
         try:
             other = replace(plan, **values)
             check_decoder_plan(other, shape, topology)
-            total = fullest_of(other, shape, pieces).account.total
+            fullest = fullest_of(other, shape, pieces)
+            total = fullest.account.total
+            if total >= needs or (had and not frameworks_of(other, shape, wanted)):
+                continue
+            fits = total <= limit_bytes
+            found.append(Relief(change, other, needs - total, fits, fit_probability(fullest, limit_bytes),
+                                step_us(other) if fits else 0.0))
         except (PlanError, ShapeOnlyError):
             continue
-        if total < needs:
-            found.append(Relief(change, other, needs - total, total <= limit_bytes))
-    return sorted(found, key=lambda each: (not each.fits, each.frees_bytes if each.fits else -each.frees_bytes))
+    return sorted(found, key=lambda each: (not each.fits, each.time_us, each.frees_bytes if each.fits else
+                                           -each.frees_bytes))
 
 
-def _changes(plan: ParallelPlan) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what may change, in words and in fields."""
+def _changes(plan: ParallelPlan, blocks: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what may change, in words and in fields, where a chunk has so many blocks."""
     if plan.samples % 2 == 0:
         yield "micro-batches half as large", {"microbatch": plan.samples // 2, "microbatches": 2 * plan.passes}
     if plan.schedule is not Schedule.ZERO_BUBBLE:
         for kind, name in ((Recomputation.OPERATORS, "all but what torchtitan's op keeps"),
                            (Recomputation.FULL, "whole blocks")):
             if plan.recompute is not kind:
-                yield f"recomputing {name}", {"recompute": kind, "recompute_layers": None}
+                yield f"recomputing {name}", {
+                    "recompute": kind, "recompute_layers": None, "recompute_modules": ()}
+        if not plan.recompute.blocks:
+            for some in sorted({round(blocks * part) for part in (0.25, 0.5, 0.75)} - {0, blocks}):
+                yield f"recomputing {some} of {blocks} blocks of a chunk", {
+                    "recompute": Recomputation.FULL, "recompute_layers": some, "recompute_modules": ()}
     if plan.dp * plan.cp > 1 and plan.sharding < Sharding.PARAMETERS:
         for sharding, name in ((Sharding.OPTIMIZER, "the optimizer's state"), (Sharding.GRADIENTS, "gradients too"),
                                (Sharding.PARAMETERS, "parameters too")):
@@ -168,12 +186,14 @@ REACH = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A feasible plan, the memory of its fullest stage, the frameworks that have it, and whether it surely fits."""
+    """A feasible plan, the memory of its fullest stage, the frameworks that have it, whether it surely fits, and the
+    probability that it does."""
 
     estimate: Estimate
     memory: MemoryAccount
     frameworks: tuple[Framework, ...] = ()
     fit: Fit = Fit.FITS
+    probability: float = 1.0
 
     @property
     def plan(self) -> ParallelPlan:
@@ -206,7 +226,9 @@ class Found:
     Attributes:
         plans: feasible ones, the fastest first.
         refused: why others are not among them, each reason with its number of plans.
-        relief: what would have to change for the one plan that was asked for, where it does not fit.
+        relief: what would have to change for the one plan that was asked for, where it does not fit, or where none
+            does for the one that needs least.
+        needs: memory of that plan's fullest stage, and needs_us: its step if it fitted; limit_bytes: what there is.
         stages: of the one plan that was asked for, the memory of each stage, and over its step.
         slower: plans that were not estimated, for none of them takes less than ``slower_us``; whether they fit is not
             known.
@@ -217,6 +239,9 @@ class Found:
     slower: int = 0
     slower_us: float = 0.0
     relief: list[Relief] = field(default_factory=list)
+    needs: StageMemory | None = None
+    needs_us: float = 0.0
+    limit_bytes: float = 0.0
     stages: list[tuple[StageMemory, list[MemoryPoint]]] = field(default_factory=list)
 
     @property
@@ -255,6 +280,10 @@ def search(shape: TransformerShape, gpus: int, global_batch: int, pieces: LayerC
         for family in own:
             job.add(family)
     found = job.run()
+    least = min((each for each in found.refused if each.least_bytes), key=lambda each: each.least_bytes or inf,
+                default=None)
+    if not found.plans and least is not None:
+        job.relieve(ParallelPlan.parse(least.example))
     if not found.considered:
         raise PlanError(f"A batch of {global_batch:,} sequences cannot be split over {gpus:,} GPUs by any plan of at "
                         f"most {MOST_TASKS:,} micro-batches"
@@ -279,7 +308,7 @@ def price_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts, 
     found.stages = [(stage_memory(plan, shape, pieces, stage), timeline(plan, shape, pieces, stage) if few else [])
                     for stage in range(plan.pp)]
     if not found.plans:
-        found.relief = relief(plan, shape, pieces, collectives.topology, job.limit_bytes)
+        job.relieve(plan)
     return found
 
 
@@ -292,7 +321,7 @@ class _Search:
         self._shape, self._pieces, self._collectives, self._rates = shape, pieces, collectives, rates
         self.limit_bytes = memory_limit if memory_limit is not None else pieces.device.memory_gb * 1e9
         self._best, self._reach, self._named = best, reach, named
-        self._wanted = wanted if wanted not in ANY else None
+        self._wanted, self._asked = wanted if wanted not in ANY else None, wanted
         self._bounds = Bounds(shape, pieces, collectives, rates)
         self._left: list[tuple[float, int, PlanFamily | ParallelPlan]] = []
         self._order = count()
@@ -341,12 +370,24 @@ class _Search:
             self.refuse(PlanError(lacking), plan, needs=memory.total)
             return
         found = estimate(costs_of_plan(plan, self._shape, self._pieces, self._collectives), self._rates)
-        self._found.plans.append(Ranked(found, memory, frameworks_of(plan, self._shape, self._wanted), fit))
+        self._found.plans.append(Ranked(found, memory, frameworks_of(plan, self._shape, self._wanted), fit,
+                                        fit_probability(fullest, self.limit_bytes)))
         self._fastest = min(self._fastest, found.time_us)
         if self._best is not None:
             heapq.heappush(self._times, -found.time_us)
             if len(self._times) > self._best:
                 heapq.heappop(self._times)
+
+    def relieve(self, plan: ParallelPlan) -> None:
+        """Note what a plan that does not fit needs, and what would have to change."""
+        def step_us(plan: ParallelPlan) -> float:
+            return estimate(costs_of_plan(plan, self._shape, self._pieces, self._collectives), self._rates).time_us
+
+        found = self._found
+        found.needs, found.needs_us = fullest_of(plan, self._shape, self._pieces), step_us(plan)
+        found.limit_bytes = self.limit_bytes
+        found.relief = relief(plan, self._shape, self._pieces, self._collectives.topology, self.limit_bytes, step_us,
+                              self._asked)
 
     def refuse(self, error: Exception, plan: ParallelPlan, number: int = 1, needs: float | None = None) -> None:
         """Count plans that cannot be for a reason; ``needs`` is the memory of one that does not fit, bytes."""

@@ -11,7 +11,7 @@ from said import plain
 from typer.testing import CliRunner
 
 from foretrace.commands import app
-from graph_predictor.request.memory_fit import Fit, fit_of
+from graph_predictor.request.memory_fit import Fit, fit_of, fit_probability
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.corrections import CorrectionFactors
@@ -19,7 +19,7 @@ from planner.parallel.estimate import estimate
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import fullest_of, kept_of, moments_of, stage_memory, state_of, timeline
 from planner.parallel.plan_costs import HOST_GBPS, costs_of_plan
-from planner.parallel.search import relief
+from planner.parallel.search import price_plan, relief, search
 from planner.parallel.space import Framework, exported, frameworks_of
 from tracer.fake_world.fit import check_traceable
 from tracer.parallel_plan import ParallelPlan, PlanError, Sharding
@@ -154,6 +154,30 @@ def test_what_would_make_a_plan_fit_frees_what_it_says(pieces: LayerCosts) -> No
     assert [each.fits for each in found] == sorted((each.fits for each in found), reverse=True) and found[0].fits
 
 
+def test_the_cheapest_change_that_fits_comes_first(pieces: LayerCosts) -> None:
+    cluster, plan = CollectiveModel(find_topology("dgx-h100")), ParallelPlan.parse("dp=8,microbatch=4,microbatches=2")
+    needs = fullest_of(plan, SHAPE, pieces)
+    limit = 0.8 * needs.account.total
+    refused = price_plan(plan, SHAPE, pieces, cluster, memory_limit=limit)
+    assert refused.plans == [] and refused.needs == needs and refused.limit_bytes == limit
+    assert fit_probability(needs, limit) < 0.01 and fit_probability(needs, needs.account.total) == pytest.approx(0.5)
+    assert fit_probability(needs, needs.high) > 0.8 and fit_probability(needs, 0.0) == 1.0
+    enough = [each for each in refused.relief if each.fits]
+    assert len(enough) > 2 and [each.time_us for each in enough] == sorted(each.time_us for each in enough)
+    for each in enough:
+        assert each.time_us == estimate(costs_of_plan(each.plan, SHAPE, pieces, cluster)).time_us
+        assert each.probability >= 0.5
+    some = next(each for each in refused.relief if each.change.startswith("recomputing 4 of 8 blocks"))
+    assert some.plan.recompute_layers == 4
+    assert all(frameworks_of(each.plan, SHAPE) for each in refused.relief)
+
+
+def test_where_nothing_fits_the_plan_that_needs_least_says_what_would_help(pieces: LayerCosts) -> None:
+    found = search(SHAPE, 2, 2, pieces, CollectiveModel(find_topology("dgx-h100")), memory_limit=1.6e9)
+    assert found.plans == [] and found.needs is not None
+    assert found.needs.account.total == min(each.least_bytes for each in found.refused if each.least_bytes)
+
+
 def test_the_command_says_what_would_have_to_change(tmp_path: Path) -> None:
     command = ["plan", "llama", "--preset", "8b", "--gpus", "8", "--device", "a100-sxm-80g", "--parallel",
                "dp=8,microbatch=2,microbatches=2,sharding=1"]
@@ -163,6 +187,8 @@ def test_the_command_says_what_would_have_to_change(tmp_path: Path) -> None:
     assert any(each["fits"] for each in found["relief"]) and found["plans"] == []
     (refused,) = found["refused"]
     assert f"which needs {refused['least_bytes'] / 1e9:,.1f} GB." in plain(said.output)
+    assert found["needs"]["fits_probability"] < 0.01 and "probability of less than 1%" in plain(said.output)
+    assert f"The cheapest single change with which it fits: {found['relief'][0]['change']}" in plain(said.output)
     fits = next(each["plan"] for each in found["relief"] if each["fits"])
     assert RUNNER.invoke(app, [*command[:-1], fits]).exit_code == 0
 
