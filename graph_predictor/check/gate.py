@@ -258,8 +258,15 @@ def check_script(script: str, base: str, arguments: Sequence[str] = (), *, pairs
                     *compare_counts(script, [each.counts for each in before], [each.counts for each in now]),
                     *compare_types(both)]
         found = GateOutcome(f"{script} against {base}, {pairs} pairs of runs in turns", verdicts)
-        _name_causes(found, both, explain)
+        at = _typical_pair([each.run.step_ns for each in before], [each.run.step_ns for each in now])
+        _name_causes(found, Pair(script, [old[at]], [new[at]]), explain)
     return found
+
+
+def _typical_pair(before: Sequence[Sequence[int]], now: Sequence[Sequence[int]]) -> int:
+    """Return the pair of the (lower) median ratio: the machine disturbed others more, and their causes are its."""
+    ratios = [float(np.median(after)) / float(np.median(was)) for was, after in zip(before, now, strict=True)]
+    return int(np.argsort(ratios, kind="stable")[(len(ratios) - 1) // 2])
 
 
 def _step_time(script: str, before: Sequence[Sequence[int]], now: Sequence[Sequence[int]], least: float,

@@ -274,7 +274,8 @@ def _verdict(test: _Test, sides: Sequence[Slowdown], failed: bool) -> Verdict:
     result = _least_sure(sides)
     low, change, high = (float(np.expm1(value)) for value in (sides[0].low, sides[0].difference, sides[0].high))
     detectable = float(np.expm1(result.detectable))
-    text = (f"{test.quantity}: {in_unit(before, test.unit)} → {in_unit(now, test.unit)}, {signed_percent(change)} "
+    text = (f"{test.quantity}: {in_unit(before, test.unit)} → {in_unit(now, test.unit)}, {signed_percent(change)}"
+            f"{'' if (change > 0) == (now > before) else ' in the quickest steps'} "
             f"(90% between {signed_percent(low)} and {signed_percent(high)})")
     if machine := _taken_off(test, test.base, test.new):
         text += f" after {np.expm1(machine):.1%} were taken off for a slower machine"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from foretrace.commands import main
-from graph_predictor.check.gate import FEWEST, PAIRS, check_script, paired
+from graph_predictor.check.gate import FEWEST, PAIRS, _typical_pair, check_script, paired
 from graph_predictor.check.measure import CheckError
 from graph_predictor.check.noise import Tree, other_tree, run_in_turns
 from graph_predictor.check.verdict import Status
@@ -64,6 +64,10 @@ def test_a_script_that_fails_there_is_told_with_what_it_said(project: Path, tmp_
     (other / "train.py").write_text("raise ValueError('broken then')")
     with other_tree(str(other)) as trees, pytest.raises(CheckError, match=r"broken then"):
         run_in_turns("train.py", [], trees, 1, tmp_path)
+
+
+def test_causes_are_those_of_the_pair_of_the_median_ratio() -> None:
+    assert _typical_pair([[10, 10, 90], [10], [10]], [[40], [12], [13]]) == 2
 
 
 def test_every_second_pair_begins_with_the_present_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
