@@ -1,4 +1,4 @@
-"""Truncated back-propagation through time: an LSTM goes over chunks of a text and keeps its state from chunk to chunk."""
+"""Truncated back-propagation through time: an LSTM goes over chunks of a text and keeps its state between them."""
 
 from collections.abc import Callable
 
