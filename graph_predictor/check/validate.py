@@ -324,10 +324,10 @@ def timed_steps(path: Path) -> list[int]:
 
 
 def predict_cases(captures: Sequence[tuple[Sizes, Path]], wanted: Sequence[Sizes], *, profiles: Sequence[str] = (),
-                  code: str | None = None) -> list[PredictedCase]:
+                  code: str | None = None, selected: float | None = None) -> list[PredictedCase]:
     """Predict a program's step at sizes from its captures at others. Each size is predicted from the nearest capture;
-    with ``code`` ("train.py:build") the program is traced again at each size. Raises ``ForetraceError``: one cannot be
-    predicted."""
+    with ``code`` ("train.py:build") the program is traced again at each size, masks made of data selecting the share
+    ``selected``. Raises ``ForetraceError``: one cannot be predicted."""
     (first, path), *others = captures
     study = Study(read_job([str(path)]), profiles=[load_profile(each) for each in profiles])
     found = []
@@ -336,13 +336,14 @@ def predict_cases(captures: Sequence[tuple[Sizes, Path]], wanted: Sequence[Sizes
         said = tuple(f"{name}={first[name]}:{size}" if name in first else f"{name}={size}"
                      for name, size in changed.items())
         also = tuple(f"{other}:{size_label(at)}" for at, other in others) if code is None else ()
-        one = study.predict(Configuration(sizes=said, also=also, code=code if said else None))
+        one = study.predict(Configuration(sizes=said, also=also, code=code if said else None,
+                                          selected=selected if said else None))
         found.append(PredictedCase(sizes, one.step_time_us, one.interval_us, one.bound, tuple(one.warnings)))
     return found
 
 
 def validate(program: ValidatedProgram, sizes: Sequence[Sizes], out: str | os.PathLike[str], *, captures: int = 1,
-             profiles: Sequence[str] = (), code: str | None = None) -> Validation:
+             profiles: Sequence[str] = (), code: str | None = None, selected: float | None = None) -> Validation:
     """Capture a program at the first sizes, predict it at the others, run these, and compare.
 
     Args:
@@ -350,7 +351,7 @@ def validate(program: ValidatedProgram, sizes: Sequence[Sizes], out: str | os.Pa
         sizes: of each run, all with the same names.
         out: a directory for the captures; those of an earlier validation in it are replaced.
         captures: how many of the sizes are captured; the others are predicted.
-        profiles, code: see ``predict_cases``.
+        profiles, code, selected: see ``predict_cases``.
 
     Raises:
         CheckError: there is nothing to predict, sizes differ in their names or are given twice, or a run failed.
@@ -371,7 +372,7 @@ def validate(program: ValidatedProgram, sizes: Sequence[Sizes], out: str | os.Pa
     for one in sizes[:captures]:
         capture_program(again, one, folder / size_label(one))
         seen.append((one, folder / size_label(one)))
-    said = predict_cases(seen, sizes[captures:], profiles=profiles, code=code)
+    said = predict_cases(seen, sizes[captures:], profiles=profiles, code=code, selected=selected)
     cases = [case.beside(capture_program(again, case.sizes, folder / size_label(case.sizes))) for case in said]
     notes = (f"Measured is the median of {min(case.steps for case in cases)} steps with no profiler on.",)
     return Validation(list(sizes[:captures]), cases, notes)

@@ -259,6 +259,7 @@ def validate(
     profile: Annotated[list[str] | None, shared("--profile", "or of this machine (foretrace calibrate); repeatable")
                        ] = None,
     code: Annotated[str | None, shared("--code")] = None,
+    selected: Annotated[float | None, shared("--selected", "by default as recorded")] = None,
     max_error: Annotated[str | None, typer.Option(
         metavar="PERCENT%", help="End with code 1 if the mean error is larger.")] = None,
     json: Json = False,
@@ -276,7 +277,8 @@ def validate(
     options = ("--timed", str(timed), "--warmup", str(warmup), "--execution-trace", "none")
     program = check_validate.ValidatedProgram(script, tuple(arguments or ()), workload, options=options)
     with working("Validating"):
-        found = check_validate.validate(program, chosen, out, captures=captured, profiles=profile or (), code=code)
+        found = check_validate.validate(program, chosen, out, captures=captured, profiles=profile or (), code=code,
+                                        selected=selected)
     if json:
         print_json({**found.to_json(), "max_error": most, "passed": most is None or found.mape <= most})
     else:

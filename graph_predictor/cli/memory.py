@@ -25,6 +25,7 @@ def memory(
         metavar="SOURCE", help="A trace with memory, a capture, SCRIPT.py:FUNCTION, or a snapshot of "
                                "torch.cuda.memory._dump_snapshot (.pickle).")],
     code: Annotated[str | None, shared("--code", "for the prediction beside what was measured")] = None,
+    selected: Annotated[float | None, shared("--selected")] = None,
     sizes: Annotated[list[str] | None, shared("--set", "of the prediction")] = None,
     device: Annotated[str | None, shared("--device", "that the prediction is for; by default the recorded one")] = None,
     gpu: Annotated[int | None, typer.Option(
@@ -54,7 +55,7 @@ def memory(
             measured, predicted = (None, found) if not found.inferred else (found, None)
     if predicted is None and (code is not None or (graph is not None and graph.meta.workload)):
         with working("Tracing"):
-            predicted = program_memory.program_memory(graph, code, sizes or (), device)
+            predicted = program_memory.program_memory(graph, code, sizes or (), device, selected)
     if measured is None and predicted is None:
         assert graph is not None
         device_memory.memory_timeline(graph, gpu)
@@ -100,6 +101,7 @@ def fit_batch(
     size: Annotated[str, typer.Option("--size", metavar="NAME", help="The size that is sought.")] = "batch",
     sizes: Annotated[list[str] | None, shared("--set", "which stays as it is said")] = None,
     code: Annotated[str | None, shared("--code")] = None,
+    selected: Annotated[float | None, shared("--selected")] = None,
     memory_limit: Annotated[str | None, shared("--memory-limit")] = None,
     window: Window = 0,
     step_region: StepRegion = None,
@@ -118,7 +120,7 @@ def fit_batch(
     graph = None if script else read(source, window, step_region=step_region, cycle=cycle).graphs[0]
     with working("Tracing"):
         found = program_memory.fit_batch(graph, spec, name=size, code=source[0] if script else code, sizes=sizes
-                                            or (), limit_bytes=limit)
+                                            or (), limit_bytes=limit, selected=selected)
     if json:
         print_json(found.to_json())
         return

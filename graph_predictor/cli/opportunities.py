@@ -37,6 +37,7 @@ def opportunities(
     device: Annotated[str | None, shared("--device", "what a step that never ran is traced for")] = None,
     from_device: Annotated[str | None, shared("--from-device")] = None,
     profile: Annotated[list[str] | None, shared("--profile", "repeatable")] = None,
+    selected: Annotated[float | None, shared("--selected")] = None,
     step: Step = None,
     top: Top = None,
     window: Window = 0,
@@ -58,7 +59,7 @@ def opportunities(
                                     code=script, device=device, profiled=profiled)
     with working("Preparing" if script is None else "Tracing"):
         study.check_profiles([request_study.Configuration(device=device)])
-        prepared = study.prepared(request_study.Configuration(device=device))
+        prepared = study.prepared(request_study.Configuration(device=device, selected=selected))
         if prepared.edits:
             raise ForetraceError("--device says what a step that never ran is traced for, and this one was "
                                  "recorded; give --from-device for the device it was recorded on, or see "

@@ -154,14 +154,15 @@ Command = Callable[..., None]
 def in_one_sentence(command: Command) -> Command:
     """Give a command ``--debug``, and turn what it raises into one sentence (``running.one_sentence``)."""
     @wraps(command)
-    def run(*arguments: Any, debug: bool = False, **options: Any) -> None:
-        with one_sentence(debug):
+    def run(*arguments: Any, debug: bool = False, typer_context: typer.Context | None = None, **options: Any) -> None:
+        with one_sentence(debug, typer_context):
             command(*arguments, **options)
 
     own = list(inspect.signature(command, eval_str=True).parameters.values())
     rest = [one for one in own if one.kind is inspect.Parameter.VAR_KEYWORD]
     return _declared(run, [*own[:len(own) - len(rest)], inspect.Parameter(
-        "debug", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=False, annotation=Debug), *rest])
+        "debug", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=False, annotation=Debug), inspect.Parameter(
+            "typer_context", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=typer.Context), *rest])
 
 
 def _declared(command: Command, parameters: list[inspect.Parameter]) -> Command:

@@ -50,6 +50,7 @@ def ranks(
     straggler: Annotated[str | None, shared("--straggler", "predicted")] = None,
     host_from: Annotated[str | None, shared("--host-from", "predicted")] = None,
     sizes: Annotated[list[str] | None, shared("--set", "predicted")] = None,
+    selected: Annotated[float | None, shared("--selected")] = None,
     step: Step = None,
     timeline: Annotated[str | None, shared("--timeline", "tracks of ranks and groups")] = None,
     html: Html = None,
@@ -69,7 +70,7 @@ def ranks(
         check_output(timeline, source, TIMELINE)
     wanted = request_study.Configuration(
         device=device, parallel=parallel, topology=topology, comm_profile=comm_profile, comm_backend=comm_backend,
-        comm_choices=comm_choices, host_from=host_from, sizes=tuple(sizes or ()),
+        comm_choices=comm_choices, host_from=host_from, sizes=tuple(sizes or ()), selected=selected,
         edits={} if straggler is None else {"straggler": straggler})
     times, notes = _times(source, window, step_region, cycle, wanted, step, profiled)
     with working("Comparing"):
@@ -92,7 +93,7 @@ def _times(source: list[str], window: int, step_region: str | None, cycle: int |
     script = source[0] if request_study.is_script(source, step_region) else None
     reader = partial(read, step_region=step_region, cycle=cycle)
     with working("Reading" if script is None else "Tracing"):
-        job = request_study.read_source(source, window, wanted.device, read=reader)
+        job = request_study.read_source(source, window, wanted.device, selected=wanted.selected, read=reader)
     notes = damage.folded_notes(job)
 
     if not wanted.differences() and all(graph.meta.era != tracer_graph.SHAPE_ONLY for graph in job.graphs):

@@ -34,6 +34,7 @@ def report(
     cycle: Cycle = None,
     profiled: Profiled = False,
     code: Annotated[str | None, shared("--code", "for the memory predicted beside what was measured")] = None,
+    selected: Annotated[float | None, shared("--selected")] = None,
     json: Json = False,
 ) -> None:
     """Write one HTML page of a recording: overview, timeline, operations, roofline, memory, ranks, what-ifs.
@@ -50,7 +51,7 @@ def report(
     traced = None
     if code is not None:
         with working("Tracing"):
-            traced = program_memory.program_memory(job.graphs[0], code)
+            traced = program_memory.program_memory(job.graphs[0], code, selected=selected)
     with working("Looking"):
         write_html(out, paths, lambda where: overview.report_page(job, where, step=step, profiled=profiled,
                                                         traced=traced))

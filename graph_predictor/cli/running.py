@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -302,8 +303,11 @@ BROKEN_PIPE = 141
 
 
 @contextmanager
-def one_sentence(debug: bool) -> Iterator[None]:
-    """Turn what a command raises into one sentence and ``typer.Exit``; with ``debug`` the traceback comes first."""
+def one_sentence(debug: bool, context: typer.Context | None = None) -> Iterator[None]:
+    """Turn what a command raises into one sentence and ``typer.Exit``; with ``debug`` the traceback comes first.
+
+    Of options that the command of the ``context`` lacks, the sentence says which command has them.
+    """
     try:
         yield
         finish_output()
@@ -317,11 +321,40 @@ def one_sentence(debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         code, sentence = _told(error)
-        hint = "" if debug or code != FAILED else " The option --debug prints where."
+        hint = _elsewhere(sentence, context) if code != FAILED else "" if debug else " The option --debug prints where."
         if isinstance(error, OSError) and error.filename == STDOUT:
             _forget_stdout()
         tell(f"foretrace: {' '.join(sentence.split())}{hint}")
         raise typer.Exit(code) from None
+
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_NAMED = ("predict", "trace", "capture", "check")
+"""Commands whose options sentences name that several commands say."""
+
+
+def _elsewhere(sentence: str, context: Any) -> str:
+    """Return which command has the options that a sentence names and the running command lacks, as a sentence.
+
+    An option that stands behind its own command's name (``foretrace trace … --out``) needs none.
+    """
+    if context is None:
+        return ""
+    commands, known = getattr(context.find_root().command, "commands", {}), _options(context.command)
+    lacking = [option for option in dict.fromkeys(_OPTION.findall(sentence)) if option not in known]
+    said = ""
+    for name in _NAMED if lacking else ():
+        mine = [option for option in lacking if name in commands and option in _options(commands[name])]
+        lacking = [option for option in lacking if option not in mine]
+        if mine and f"foretrace {name}" not in sentence:
+            verb = "is an option" if len(mine) == 1 else "are options"
+            said += f" {' and '.join(mine)} {verb} of foretrace {name}."
+    return said
+
+
+def _options(command: Any) -> set[str]:
+    """The options of a command as they are written."""
+    return {text for one in command.params for text in (*one.opts, *one.secondary_opts)}
 
 
 def _told(error: BaseException) -> tuple[int, str]:

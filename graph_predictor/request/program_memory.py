@@ -81,7 +81,8 @@ class FitBatch(Shown):
 
 
 def fit_batch(graph: ExecutionGraph | None, device: str | DeviceSpec, *, name: str = "batch", code: str | None = None,
-              sizes: Sequence[str] = (), limit_bytes: float | None = None, first: int | None = None) -> FitBatch:
+              sizes: Sequence[str] = (), limit_bytes: float | None = None, first: int | None = None,
+              selected: float | None = None) -> FitBatch:
     """Find the largest size that fits.
 
     Args:
@@ -92,6 +93,7 @@ def fit_batch(graph: ExecutionGraph | None, device: str | DeviceSpec, *, name: s
         sizes: other sizes to set, such as "seq=1024".
         limit_bytes: memory of the device; by default what is known of it.
         first: a size to begin with.
+        selected: share of their elements that masks made of data select.
 
     Raises:
         EditError: there is no program to trace, nothing is known of the device's memory, or the step uses none of it,
@@ -113,7 +115,8 @@ def fit_batch(graph: ExecutionGraph | None, device: str | DeviceSpec, *, name: s
 
     def memory(size: int) -> StageMemory:
         if size not in tried:
-            account = MemoryAccount.of_trace(trace_again(graph, {**others, name: size}, target, code).meta.memory)
+            traced = trace_again(graph, {**others, name: size}, target, code, selected)
+            account = MemoryAccount.of_trace(traced.meta.memory)
             if not account.total:
                 raise EditError(f"The step keeps nothing in the memory of {spec.name}, as its model stayed on the CPU: "
                                 'move model and batch with .cuda() or .to("cuda").')
@@ -178,7 +181,7 @@ def said_sizes(found: FitBatch) -> str:
 
 
 def program_memory(graph: ExecutionGraph | None, code: str | None = None, sizes: Sequence[str] = (),
-                   device: str | None = None) -> MemoryTimeline:
+                   device: str | None = None, selected: float | None = None) -> MemoryTimeline:
     """Return what the device's memory holds while the program runs; nothing is run.
 
     Args:
@@ -186,9 +189,10 @@ def program_memory(graph: ExecutionGraph | None, code: str | None = None, sizes:
         code: "train.py:build", a function that builds the step.
         sizes: other sizes, such as "batch=64".
         device: by default the recorded one.
+        selected: share of their elements that masks made of data select.
 
     Raises:
         ForetraceError: it cannot be traced, or keeps nothing in the device's memory.
     """
     spec = find_device(device or (graph.meta.device if graph is not None and graph.meta.device else DEFAULT_DEVICE))
-    return memory_timeline(trace_again(graph, parse_settings(sizes)[1], shape_device(spec), code))
+    return memory_timeline(trace_again(graph, parse_settings(sizes)[1], shape_device(spec), code, selected))

@@ -118,7 +118,7 @@ class Configuration:
                 if value != getattr(plain, name)}
 
 
-def read_source(source: Sequence[str], window: int = 0, device: str | None = None, *,
+def read_source(source: Sequence[str], window: int = 0, device: str | None = None, *, selected: float | None = None,
                 read: Callable[[list[str], int], Job] | None = None) -> Job:
     """The job of traces, or of a step traced by shapes from SCRIPT.py:FUNCTION.
 
@@ -126,13 +126,15 @@ def read_source(source: Sequence[str], window: int = 0, device: str | None = Non
         source: paths, or one SCRIPT.py:FUNCTION.
         window: of a capture.
         device: what a script is traced for.
+        selected: share of their elements that masks made of data select in a script's step.
         read: reads paths; by default ``tracer.read_job``.
 
     Raises:
         ForetraceError: it cannot be read or traced.
     """
     if is_script(source):
-        return assemble_job([shape_only.trace_script(source[0], shape_device(find_device(device or DEFAULT_DEVICE)))])
+        return assemble_job([shape_only.trace_script(source[0], shape_device(find_device(device or DEFAULT_DEVICE)),
+                                                     selected=selected)])
     return read_job(list(source), window=window) if read is None else read(list(source), window)
 
 
@@ -244,8 +246,8 @@ class Study:
             raise EditError("--also and --code are for other sizes; name one with --set, such as --set batch=64.")
         collectives = self._cluster(wanted, alone)
         if wanted.selected is not None and wanted.code is None and self._code is None:
-            raise EditError("--selected says what masks select where a program is traced: name it with --code, or "
-                            "leave --selected out, as rows that a recording has are scaled as they are.")
+            raise EditError("--selected says what masks select where a program is traced: leave it out, as rows that "
+                            "a recording has are scaled as they are; or name the program with --code.")
         if self.shape_only:
             start, edits = self._made(wanted, collectives)
         else:

@@ -269,6 +269,8 @@ def _traced(graph: ExecutionGraph | None, sizes: Mapping[str, int | str], device
         rank = max(graph.meta.rank, 0) if graph is not None else 0
         return trace_apart(code, device, world_size=world, rank=rank, arguments=sizes, selected=selected, steps=steps)
     assert graph is not None
+    if selected is not None:
+        raise EditError("--selected belongs to a function: no workload selects by data; leave it out.")
     noted = graph.meta.workload
     return shape_only.trace_workload(workloads.configure(noted["name"], **{**noted["settings"], **sizes}), device,
                                      steps=steps)

@@ -30,6 +30,10 @@ from tracer.arrays import Bool, Float64
 
 LANES = 8.0
 """Values of fp32 in a vector of 256 bits, which channels are rounded up to. AVX2's; oneDNN blocks channels by it."""
+LEAST_COLUMNS = 16.0
+"""Columns that the innermost loop of a product of fp32 computes at once, at least: fewer cost as much. Two vectors of
+AVX2 (BLIS's kernels, Van Zee and van de Geijn 2015). Measured on one thread of an AMD EPYC with AVX2: 8 columns take
+1.0 to 2.3 times as long as 16, and 32 take 1.5 to 1.8 times as long as these (LoRA's ranks, rows of 256 to 1,024)."""
 AS_IT_STANDS = 0.13
 """Share of oneDNN's fixed cost that a convolution made of products has (fitted to a calibration on one thread of an AMD
 EPYC: 4 µs against 52 forward, 8 to 12 against 58 backward)."""
@@ -68,10 +72,13 @@ _GATES = {"rnn": 1.0, "gru": 3.0, "lstm": 4.0}  # by definition
 def product_on_host(table: CallTable, device: DeviceSpec) -> KernelWork:
     """2·batch·m·n·k operations at the peak rate, and both operands and the output once each, µs.
 
-    With few rows reading the weights is what takes long, so that time does not grow with the rows at first.
+    A product of many rows by a few columns costs as much as one by ``LEAST_COLUMNS``; one by a vector reads its matrix
+    alone. With few rows reading the weights is what takes long, so that time does not grow with the rows at first.
     Source: Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008): packing is O(mk + kn).
     """
-    product = table.dim("batch") * table.dim("m") * table.dim("n") * table.dim("k")
+    m, n = table.dim("m"), table.dim("n")
+    columns = np.where(n > 1, np.maximum(n, np.minimum(m, LEAST_COLUMNS)), n)
+    product = table.dim("batch") * m * columns * table.dim("k")
     flops = 2.0 * product * table.by_dtype(multiply_adds)
     return KernelWork(flops / _peak(table, device) / 1e6, memory_us(table.bytes_moved, device), one(table))
 

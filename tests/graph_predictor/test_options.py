@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -264,3 +266,35 @@ def test_a_recorded_step_goes_by_name_or_number() -> None:
 def test_a_calibration_of_a_negative_seed_is_not_begun(tmp_path: Path) -> None:
     said = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "x.profile"), "--seed", "-1"])
     assert said.exit_code == 2 and "--seed" in plain(said.output) and not list(tmp_path.iterdir())
+
+
+def test_what_traces_a_script_takes_the_share_that_masks_select() -> None:
+    without = [name for name, command in _commands(typer.main.get_command(app))
+               if any("--code" in one.opts or "SCRIPT.py:FUNCTION" in (getattr(one, "help", None) or "")
+                      for one in command.params)
+               and not any("--selected" in one.opts for one in command.params)]
+    assert without == []
+
+
+def _refusals() -> Iterator[tuple[Path, str]]:
+    """The texts of exceptions that the packages raise."""
+    for path in sorted(path for room in ("tracer", "kernel_models", "graph_predictor", "planner")
+                       for path in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and node.exc is not None:
+                yield path, "".join(one.value for one in ast.walk(node.exc)
+                                    if isinstance(one, ast.Constant) and isinstance(one.value, str))
+
+
+def test_refusals_name_options_that_are_there() -> None:
+    # Files whose refusals name options of nsys, rocprof, nccl-tests, Megatron and pytest.
+    of_others = {"nsys.py", "rocprof.py", "text_logs.py", "parallel_plan.py", "step_limits.py"}
+    unknown = {(path.name, option) for path, text in _refusals()
+               for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text) if option not in _options()}
+    assert {name for name, _ in unknown} <= of_others, unknown
+
+
+def test_a_refusal_says_which_command_has_an_option_that_this_one_lacks() -> None:
+    ran = CliRunner().invoke(app, ["ranks", CAPTURE, "--set", "batch=64"])
+    assert ran.exit_code == 2
+    assert "--code is an option of foretrace predict." in plain(ran.stderr)

@@ -190,7 +190,6 @@ def test_a_recurrent_layers_state_says_where_the_samples_stand(tmp_path: Path) -
 def test_rows_that_are_picked_are_as_many_as_their_indices() -> None:
     sizes = NamedSizes((32,), (8,), (True,))
     table, indices = Tensor((80, 24), sizes.constants((80, 24))), Tensor((640,), (sizes.following(0),))
-    rows = rule_of("aten::index_select")(Call(
-        sizes, (table, indices), tuple(Argument("float", None, None, value) for value in ("", "0", "")),
-        sizes.constants))
+    arguments = tuple(Argument("float", None, None, value) for value in ("", "0", ""))
+    rows = rule_of("aten::index_select")(Call(sizes, (table, indices), arguments, sizes.constants))
     assert [sizes.shape(one.shape, one.layout) for one in rows.results] == [(160, 24)]

@@ -349,6 +349,12 @@ def test_few_rows_cost_a_cpu_the_reading_of_the_weights() -> None:
     assert found[1] < 4 * found[0] and found[3] == pytest.approx(8 * found[2], rel=0.1)
 
 
+def test_few_columns_cost_a_cpu_a_whole_vector_of_them() -> None:
+    """A product by LoRA's 8 columns takes as long as by 16, but for its bytes; from 16 on time grows with them."""
+    eight, sixteen, thirty_two = times([gemm(512, n, 256, "fp32") for n in (8, 16, 32)], "cpu")
+    assert sixteen < 1.1 * eight and thirty_two > 1.5 * sixteen
+
+
 def test_a_cpus_convolution_costs_its_preparation_unless_it_is_made_of_products() -> None:
     """As PyTorch chooses: 1×1 without a stride of fewer than 16 samples, and 3×3 of one small image."""
     def convolution(kernel: int, stride: int, batch: int, size: int = 8) -> OpCall:
