@@ -492,13 +492,18 @@ class LayerCosts:
             traced = self._traced(shape, part)
             forward, backward = (self._as_run(calls, shape, part, kernels, back=back) for calls, back in (
                 (traced.forward, False), (traced.backward, True)))
-            whole = self._work(forward, kernels)
+            priced, n = self._priced([*forward, *backward]), len(forward)
+
+            def work(rows: Sequence[int]) -> LayerWork:
+                return self._work([forward[i] if i < n else backward[i - n] for i in rows], priced.part(rows), kernels)
+
+            whole = work(range(n))
             kinds = _KEPT if part.piece is Piece.BLOCK else ()
-            recomputed = {kind: self._work(_recomputed(forward, kind), kernels) for kind in kinds}
+            recomputed = {kind: work(_recomputed(forward, kind)) for kind in kinds}
             self._costs[key] = PieceCost(
-                whole, self._work(backward, kernels), self._work(_selected(forward, shape, part, kernels), kernels),
+                whole, work(range(n, n + len(backward))), work(_selected(forward, shape, part, kernels)),
                 {Recomputation.FULL: whole, **recomputed},
-                self._work([call for call in backward if _is_of_weights(call)], kernels))
+                work([n + i for i, call in enumerate(backward) if _is_of_weights(call)]))
         return self._costs[key]
 
     def _as_run(self, calls: Sequence[OpCall], shape: TransformerShape, part: TransformerPart,
@@ -561,7 +566,7 @@ class LayerCosts:
                 # Weights are cast once a step.
                 parameters = round(shape.block_parameters(part.tp, part.ep, part.etp))
                 calls.append(_cast(parameters, shape.element_bytes, narrow))
-            self._optimizers[key] = self._work(calls)
+            self._optimizers[key] = self._work(calls, self._priced(calls))
         return self._optimizers[key]
 
     def _trace_optimizer(self, shape: TransformerShape, part: TransformerPart) -> list[OpCall]:
@@ -620,10 +625,10 @@ class LayerCosts:
                 less += call.bytes_written * wide * (1.0 if call.family is Family.GEMM else cast)
         return less
 
-    def _work(self, calls: Sequence[OpCall], kernels: BlockKernels = USUAL_KERNELS) -> LayerWork:
+    @staticmethod
+    def _work(calls: Sequence[OpCall], priced: PricedCalls, kernels: BlockKernels = USUAL_KERNELS) -> LayerWork:
         if not calls:
             return LayerWork()
-        priced = self._priced(calls)
         us = priced.times_us
         product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
         source = priced.source[priced.index]
@@ -638,11 +643,10 @@ class LayerCosts:
         return sustained(price(calls, self.device, self._models), self.device)
 
 
-def _recomputed(forward: Sequence[OpCall], kind: Recomputation) -> list[OpCall]:
-    """Return the calls of a block's forward that backward runs again."""
+def _recomputed(forward: Sequence[OpCall], kind: Recomputation) -> list[int]:
+    """Return the rows of a block's forward that backward runs again."""
     kept = set(_KEPT[kind](forward))
-    last = max(_products(forward), default=len(forward))
-    return [call for i, call in enumerate(forward[:last]) if i not in kept]
+    return [i for i in range(max(_products(forward), default=len(forward))) if i not in kept]
 
 
 def _scans(graph: ExecutionGraph, op: int) -> bool:
@@ -694,15 +698,13 @@ def _by_kernels(call: OpCall, version: int) -> OpCall:
 
 
 def _selected(forward: Sequence[OpCall], shape: TransformerShape, part: TransformerPart,
-              kernels: BlockKernels) -> list[OpCall]:
-    """Return the calls of a block's forward that selective recomputation runs again: of the modules that are named, by
+              kernels: BlockKernels) -> list[int]:
+    """Return the rows of a block's forward that selective recomputation runs again: of the modules that are named, by
     default attention's core."""
     if part.piece is not Piece.BLOCK:
         return []
-    found: list[OpCall] = []
-    for module in kernels.modules or ("core_attn",):
-        found += [call for call, own in zip(forward, _modules(forward, shape, part), strict=True) if own == module]
-    return found
+    modules = _modules(forward, shape, part)
+    return [i for name in kernels.modules or ("core_attn",) for i, own in enumerate(modules) if own == name]
 
 
 def _modules(forward: Sequence[OpCall], shape: TransformerShape, part: TransformerPart) -> list[str]:
