@@ -41,6 +41,7 @@ from kernel_models.op_call import Family, OpCall, itemsize
 from kernel_models.pricing import Models, PricedCalls, price, sustained
 from kernel_models.spreads import STATE_SPACE_KERNELS
 from planner.parallel.frameworks import PLAIN, FrameworkProfile
+from planner.parallel.routed_calls import RoutedCalls, evened, routed_calls, with_experts
 from tracer.capture.context import tf32_in_use
 from tracer.graph import ExecutionGraph, Phase
 from tracer.kept_files import read_kept, write_kept
@@ -466,6 +467,7 @@ class LayerCosts:
         self._models = models
         self._kept = KeptLayers(device)
         self._calls: dict[tuple[TransformerShape, TransformerPart], TracedCalls] = {} if like is None else like._calls
+        self._experts: dict[tuple[TransformerShape, int, int, int], RoutedCalls | None] = {}
         self._costs: dict[tuple[TransformerShape, TransformerPart, BlockKernels], PieceCost] = {}
         self._optimizers: dict[tuple[TransformerShape, TransformerPart], LayerWork] = {}
         self._saved: dict[tuple[TransformerShape, TransformerPart], int] = {} if like is None else like._saved
@@ -526,7 +528,7 @@ class LayerCosts:
         return stashed(found, shape) if kernels.graphs is Graphs.WHOLE else found
 
     def _traced(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
-        """Trace a part, or grow its calls from those of the smallest micro-batches, which many plans need."""
+        """Trace a part, or make its calls of those of few parts, which many plans need."""
         key = shape, part
         if key not in self._calls:
             self._calls[key] = self._grown(shape, part) or self._kept.of(
@@ -534,14 +536,47 @@ class LayerCosts:
         return self._calls[key]
 
     def _grown(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls | None:
+        like = evened(shape, part)
+        if like is not None and like != (shape, part):
+            return self._with_experts(shape, part, *like)
         for least in (1, 2):
             factor, rest = divmod(part.microbatch, least)
-            if rest or factor <= 2 or not _divides(shape, part, least):
+            smaller = [evened(shape, replace(part, microbatch=count)) for count in (least, 2 * least)]
+            if rest or factor <= 2 or None in smaller:
                 continue
-            one, two = (self._traced(shape, replace(part, microbatch=count)) for count in (least, 2 * least))
+            one, two = (self._traced(*each) for each in smaller if each is not None)
             if (calls := grown(one, two, factor)) is not None:
                 return calls
         return None
+
+    def _with_experts(self, shape: TransformerShape, part: TransformerPart, even: TransformerShape,
+                      usual: TransformerPart) -> TracedCalls | None:
+        """Return a part's calls as those of a usual one, with its own experts'."""
+        rows, found = part.rows_of_expert(shape), self._traced(even, usual)
+        passes = []
+        for back, calls in enumerate((found.forward, found.backward)):
+            there, own = (self._routed(shape, each, back) for each in (usual, part))
+            whole = None if there is None or own is None or rows < 2 else with_experts(
+                calls, there.corners[0], own.of(rows, shape.experts // part.ep))
+            if whole is None:
+                return None
+            passes.append(tuple(whole))
+        return TracedCalls(*passes)
+
+    def _routed(self, shape: TransformerShape, part: TransformerPart, back: int) -> RoutedCalls | None:
+        """Return the experts' calls of a pass of such parts."""
+        count = shape.experts // part.ep
+        key = replace(shape, merges=False, imbalance=1.0), part.expert_tp, count in (1, shape.experts) and count, back
+        if key not in self._experts:
+            def trace(shape: TransformerShape, part: TransformerPart) -> Sequence[OpCall]:
+                known = shape, part
+                if known not in self._calls:
+                    self._calls[known] = self._kept.of(
+                        "calls", shape, part, TracedCalls, lambda: self._trace(shape, part))
+                return self._calls[known].backward if back else self._calls[known].forward
+
+            self._experts[key] = routed_calls(shape, part, trace)
+        return self._experts[key]
 
     def _trace(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
         from tracer.shape_only.transformer_parts import trace_part
@@ -673,14 +708,6 @@ _KEPT: Mapping[Recomputation, Callable[[Sequence[OpCall]], list[int]]] = {
     Recomputation.NEEDED: lambda forward: [], Recomputation.PROJECTIONS: _projections,
     Recomputation.OPERATORS: _operators}
 """The calls of a block's forward whose results recomputation keeps, by kind."""
-
-
-def _divides(shape: TransformerShape, part: TransformerPart, microbatch: int) -> bool:
-    """Return whether each expert gets a whole number of tokens, so that nothing is rounded."""
-    if not shape.experts:
-        return True
-    tokens = microbatch * shape.seq // part.cp // (part.tp if part.etp is not None else 1)
-    return (tokens * shape.top_k * shape.imbalance / shape.experts).is_integer()
 
 
 def _is_of_weights(call: OpCall) -> bool:

@@ -100,7 +100,14 @@ def test_a_large_micro_batch_costs_what_its_own_trace_says(part: TransformerPart
     assert [call.bytes_moved for call in found.backward] == [call.bytes_moved for call in traced.backward]
 
 
-def test_tokens_that_experts_do_not_share_evenly_are_not_grown(pieces: LayerCosts) -> None:
-    uneven = replace(ROUTED, imbalance=1.0001).one_layer()
-    assert pieces._grown(uneven, TransformerPart(Piece.BLOCK, 4)) is None
-    assert pieces._grown(ROUTED.one_layer(), TransformerPart(Piece.BLOCK, 4)) is not None
+@pytest.mark.parametrize("part", [
+    TransformerPart(Piece.BLOCK, 3, ep=2), TransformerPart(Piece.BLOCK, 2, ep=8), TransformerPart(Piece.BLOCK, 1),
+    TransformerPart(Piece.BLOCK, 1, 2, 2, 4, sequence_parallel=True),
+    TransformerPart(Piece.BLOCK, 1, 2, ep=4, sequence_parallel=True, etp=1)])
+def test_experts_with_any_number_of_rows_cost_what_their_own_trace_says(part: TransformerPart,
+                                                                        pieces: LayerCosts) -> None:
+    uneven = replace(ROUTED, experts=8, imbalance=1.04, merges=part.microbatch == 3).one_layer()
+    found, traced = pieces._grown(uneven, part), pieces._trace(uneven, part)
+    assert found == traced
+    for own, known in zip((*found.forward, *found.backward), (*traced.forward, *traced.backward), strict=True):
+        assert (own.flops, own.bytes_read, own.bytes_written) == (known.flops, known.bytes_read, known.bytes_written)
