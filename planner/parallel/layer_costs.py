@@ -38,7 +38,7 @@ from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import shape_device
 from kernel_models.op_call import Family, OpCall, itemsize
-from kernel_models.pricing import Models, PricedCalls, price, sustained
+from kernel_models.pricing import Models, PricedCalls, price, sustained, sustained_tflops
 from kernel_models.spreads import STATE_SPACE_KERNELS
 from planner.parallel.frameworks import PLAIN, FrameworkProfile
 from planner.parallel.routed_calls import RoutedCalls, evened, routed_calls, with_experts
@@ -427,6 +427,10 @@ class BlockKernels:
         """Return those of a plan."""
         return BlockKernels(plan.fused_experts, plan.fp8_attention, plan.recompute_modules, plan.graphs)
 
+    def least_launches(self, shape: TransformerShape) -> int:
+        """Return how many launches a pass of a block has at least, untraced."""
+        return ROUTED_LAUNCHES * (bool(shape.experts) and not self.fused_experts and self.graphs is not Graphs.WHOLE)
+
 
 USUAL_KERNELS = BlockKernels()
 
@@ -507,6 +511,22 @@ class LayerCosts:
                 {Recomputation.FULL: whole, **recomputed},
                 work([n + i for i, call in enumerate(backward) if _is_of_weights(call)]))
         return self._costs[key]
+
+    def least_products_us(self, shape: TransformerShape, part: TransformerPart) -> float:
+        """Return what the linear layers of a block's forward take at least, untraced: their operations at the rate
+        that the board's power feeds (``sustained``), µs. Backward has twice as many."""
+        narrow = narrow_type(shape.linears, self.device)
+        rate = max(sustained_tflops(self.device, each) for each in (
+            shape.dtype, "tf32", *([] if narrow is None else [narrow.dtype])))
+        each = (3 if shape.gated else 2) * shape.hidden
+        weights = float(each * (shape.shared_ffn if shape.experts else shape.ffn) // part.tp)
+        if shape.attends:  # without norms and biases, which are no more than this
+            few = 4 * shape.hidden + 3 * shape.heads * shape.width_of_head
+            weights += max(shape.attention_parameters(part.tp) - few, 0)
+        multiplied = part.microbatch * shape.seq // part.cp * weights
+        if shape.experts:
+            multiplied += part.rows_of_expert(shape) * (shape.experts // part.ep) * each * (shape.ffn // part.expert_tp)
+        return 2.0 * multiplied / rate / 1e6
 
     def _as_run(self, calls: Sequence[OpCall], shape: TransformerShape, part: TransformerPart,
                 kernels: BlockKernels = USUAL_KERNELS, *, back: bool = False) -> Sequence[OpCall]:

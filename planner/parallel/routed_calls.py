@@ -21,9 +21,11 @@ Trace = Callable[[TransformerShape, TransformerPart], Sequence[OpCall]]
 
 
 def evened(shape: TransformerShape, part: TransformerPart) -> tuple[TransformerShape, TransformerPart] | None:
-    """Return the part that is traced in place of one: itself where it has no experts, ``None`` where these are not
-    known to be alike for any number of them."""
-    if part.piece is not Piece.BLOCK or not shape.experts:
+    """Return the part that is traced in place of one: itself where it has no experts, or those of a sequence get a
+    whole number of rows each; ``None`` where experts are not known to be alike for any number of them."""
+    one = replace(part, microbatch=1)
+    if part.piece is not Piece.BLOCK or not shape.experts or (
+            shape.imbalance == 1.0 and (one.sent_rows(shape) / (shape.experts // part.ep)).is_integer()):
         return shape, part
     if part.once or not (counts := _mixed(shape)):
         return None

@@ -33,7 +33,7 @@ def cluster() -> CollectiveModel:
 
 
 @pytest.mark.parametrize(("shape", "gpus"), [
-    (SMALL, 8), pytest.param(replace(SMALL, experts=2, top_k=1), 2, marks=pytest.mark.slow)])
+    (SMALL, 8), pytest.param(replace(SMALL, experts=4, top_k=1, imbalance=1.04), 2, marks=pytest.mark.slow)])
 def test_a_search_that_leaves_plans_out_finds_the_same_best_ones_as_one_that_does_not(
         shape: TransformerShape, gpus: int, pieces: LayerCosts, cluster: CollectiveModel) -> None:
     every = search(shape, gpus, 4, pieces, cluster, best=None)
@@ -46,6 +46,7 @@ def test_a_search_that_leaves_plans_out_finds_the_same_best_ones_as_one_that_doe
     assert all(each.plan in known for each in every.plans if each.estimate.time_us <= wanted)
     # No plan takes less than its bound, and most little more.
     bounds = Bounds(shape, pieces, cluster, CorrectionFactors())
+    assert all(bounds.floor_us(each.plan) <= bounds.least_us(each.plan) for each in every.plans)
     shares = sorted(bounds.least_us(each.plan) / each.estimate.time_us for each in every.plans)
     assert shares[-1] <= 1 + 1e-9 and shares[len(shares) // 2] > 0.5
     assert found.slower_us >= wanted
