@@ -35,7 +35,7 @@ WALKS = {
 }
 MODULES = {"replay": 32, "another host": 55, "another size": 90, "a plan": 47, "a price": 18}
 """Ceilings of the modules that a command crosses."""
-LINES = {"foretrace": 400, "planner": 15_677, "graph_predictor": 40_014, "kernel_models": 20_608, "tracer": 34_485}
+LINES = {"foretrace": 400, "planner": 15_962, "graph_predictor": 40_014, "kernel_models": 20_616, "tracer": 34_500}
 INNER_IMPORTS = 100
 """Ceiling of imports inside functions, of all packages together."""
 LATE = ("torch", "ray", "distributed", "google", "matplotlib", "perfetto", "tensorboardX", "tracer.fake_world",

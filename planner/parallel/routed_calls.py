@@ -48,10 +48,10 @@ class RoutedCalls:
     def of(self, rows: int, count: int) -> list[OpCall]:
         """Return the calls with so many rows of an expert and experts of a rank."""
         more = rows - ROWS
-        found = [_along(*pair, more, 1) for pair in zip(*self.corners[:2], strict=True)]
+        found = [_along(*pair, more, 1) for pair in zip(self.corners[0], self.corners[1], strict=True)]
         if len(self.counts) == 1:
             return found
-        other = [_along(*pair, more, 1) for pair in zip(*self.corners[2:], strict=True)]
+        other = [_along(*pair, more, 1) for pair in zip(self.corners[2], self.corners[3], strict=True)]
         first, second = self.counts
         return [_along(*pair, count - first, second - first) for pair in zip(found, other, strict=True)]
 

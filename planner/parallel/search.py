@@ -451,7 +451,9 @@ class _Search:
 
     def refuse(self, error: Exception, plan: ParallelPlan, number: int = 1, needs: float | None = None) -> None:
         """Count plans that cannot be for a reason; ``needs`` is the memory of one that does not fit, bytes."""
-        refused = self._reasons.setdefault(str(error), Refused(str(error), str(plan)))
+        refused = self._reasons.get(reason := str(error))
+        if refused is None:
+            refused = self._reasons[reason] = Refused(reason, str(plan))
         refused.count += number
         if needs is not None and needs < (refused.least_bytes or inf):
             refused.least_bytes, refused.example = needs, str(plan)
