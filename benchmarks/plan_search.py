@@ -23,7 +23,7 @@ from weak_scaling import DATA, Job, dgx_jobs
 
 from kernel_models.collectives import CollectiveModel, topology_of
 from kernel_models.device import device
-from planner.parallel.decoder import PUBLISHED, decoder_of
+from planner.parallel.decoder import read_decoder
 from planner.parallel.estimate import estimate
 from planner.parallel.layer_costs import LayerCosts
 from planner.parallel.memory import fullest_of
@@ -36,8 +36,9 @@ from tracer.shape_only.transformer import TransformerShape
 DEVICE = "h100-sxm"
 WITHIN = 1.05
 SEARCHES = [("llama", "70b", 64, 128), ("llama", "70b", 1024, 1024), ("llama", "70b", 16_384, 16_384),
-            ("gpt2", "175b", 1024, 1536), ("moe", "8x7b", 256, 512)]
-"""Workload, model, GPUs and sequences of a step."""
+            ("gpt2", "175b", 1024, 1536), ("moe", "8x7b", 256, 512), ("qwen3-30b-a3b", None, 16, 32),
+            ("deepseek-v3", None, 2048, 2048)]
+"""Workload or published model, preset, GPUs and sequences of a step."""
 COMMAND = ["plan", "llama", "--preset", "70b", "--device", DEVICE]
 
 
@@ -51,12 +52,12 @@ def speed() -> None:
     print(f"{'search':28}{'plans':>9}{'estimated':>11}{'refused':>9}{'slower':>9}{'seconds':>9}{'of CPU':>9}"
           f"{'10,000 plans':>14}")
     for name, model, gpus, batch in SEARCHES:
-        shape = decoder_of(name, PUBLISHED[name][model])
+        shape = read_decoder(name, (), model)[1]
         started, worked = time.perf_counter(), time.process_time()
         found = search(shape, gpus, batch, LayerCosts(spec), CollectiveModel(topology_of(spec, gpus)))
         seconds, busy = time.perf_counter() - started, time.process_time() - worked
         refused = sum(each.count for each in found.refused)
-        print(f"{f'{name} {model} on {gpus:,}':28}{found.considered:>9,}{len(found.plans):>11,}{refused:>9,}"
+        print(f"{f'{name} {model or str()} on {gpus:,}':28}{found.considered:>9,}{len(found.plans):>11,}{refused:>9,}"
               f"{found.slower:>9,}{seconds:>9.1f}{busy:>9.1f}{seconds / found.considered * 1e4:>12.1f} s")
     for gpus in (64, 1024, 16_384):
         words = [*COMMAND, "--gpus", str(gpus), "--global-batch", str(2 * gpus)]

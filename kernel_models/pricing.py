@@ -92,6 +92,14 @@ class PricedCalls:
         """Time of every call, repeated ones too, µs [n]."""
         return self.time_us[self.index]
 
+    def part(self, rows: Sequence[int]) -> PricedCalls:
+        """Return the calls of these rows, in their order."""
+        of: dict[int, int] = {}
+        index = np.array([of.setdefault(each, len(of)) for each in self.index[rows].tolist()], np.int64)
+        kept = np.array(list(of), np.int64)
+        return PricedCalls([self.calls[i] for i in of], index, self.time_us[kept], self.low_us[kept],
+                           self.high_us[kept], self.source[kept], self.by_variant[kept], self.common[kept])
+
     @property
     def total_us(self) -> float:
         """Sum over all calls, µs."""

@@ -38,9 +38,10 @@ from graph_predictor.synthesis.step import calls_by_operation
 from kernel_models.device import DeviceSpec
 from kernel_models.device_choice import shape_device
 from kernel_models.op_call import Family, OpCall, itemsize
-from kernel_models.pricing import Models, PricedCalls, price, sustained
+from kernel_models.pricing import Models, PricedCalls, price, sustained, sustained_tflops
 from kernel_models.spreads import STATE_SPACE_KERNELS
 from planner.parallel.frameworks import PLAIN, FrameworkProfile
+from planner.parallel.routed_calls import RoutedCalls, evened, routed_calls, with_experts
 from tracer.capture.context import tf32_in_use
 from tracer.graph import ExecutionGraph, Phase
 from tracer.kept_files import read_kept, write_kept
@@ -426,6 +427,10 @@ class BlockKernels:
         """Return those of a plan."""
         return BlockKernels(plan.fused_experts, plan.fp8_attention, plan.recompute_modules, plan.graphs)
 
+    def least_launches(self, shape: TransformerShape) -> int:
+        """Return how many launches a pass of a block has at least, untraced."""
+        return ROUTED_LAUNCHES * (bool(shape.experts) and not self.fused_experts and self.graphs is not Graphs.WHOLE)
+
 
 USUAL_KERNELS = BlockKernels()
 
@@ -466,6 +471,7 @@ class LayerCosts:
         self._models = models
         self._kept = KeptLayers(device)
         self._calls: dict[tuple[TransformerShape, TransformerPart], TracedCalls] = {} if like is None else like._calls
+        self._experts: dict[tuple[TransformerShape, int, int, int], RoutedCalls | None] = {}
         self._costs: dict[tuple[TransformerShape, TransformerPart, BlockKernels], PieceCost] = {}
         self._optimizers: dict[tuple[TransformerShape, TransformerPart], LayerWork] = {}
         self._saved: dict[tuple[TransformerShape, TransformerPart], int] = {} if like is None else like._saved
@@ -492,14 +498,35 @@ class LayerCosts:
             traced = self._traced(shape, part)
             forward, backward = (self._as_run(calls, shape, part, kernels, back=back) for calls, back in (
                 (traced.forward, False), (traced.backward, True)))
-            whole = self._work(forward, kernels)
+            priced, n = self._priced([*forward, *backward]), len(forward)
+
+            def work(rows: Sequence[int]) -> LayerWork:
+                return self._work([forward[i] if i < n else backward[i - n] for i in rows], priced.part(rows), kernels)
+
+            whole = work(range(n))
             kinds = _KEPT if part.piece is Piece.BLOCK else ()
-            recomputed = {kind: self._work(_recomputed(forward, kind), kernels) for kind in kinds}
+            recomputed = {kind: work(_recomputed(forward, kind)) for kind in kinds}
             self._costs[key] = PieceCost(
-                whole, self._work(backward, kernels), self._work(_selected(forward, shape, part, kernels), kernels),
+                whole, work(range(n, n + len(backward))), work(_selected(forward, shape, part, kernels)),
                 {Recomputation.FULL: whole, **recomputed},
-                self._work([call for call in backward if _is_of_weights(call)], kernels))
+                work([n + i for i, call in enumerate(backward) if _is_of_weights(call)]))
         return self._costs[key]
+
+    def least_products_us(self, shape: TransformerShape, part: TransformerPart) -> float:
+        """Return what the linear layers of a block's forward take at least, untraced: their operations at the rate
+        that the board's power feeds (``sustained``), µs. Backward has twice as many."""
+        narrow = narrow_type(shape.linears, self.device)
+        rate = max(sustained_tflops(self.device, each) for each in (
+            shape.dtype, "tf32", *([] if narrow is None else [narrow.dtype])))
+        each = (3 if shape.gated else 2) * shape.hidden
+        weights = float(each * (shape.shared_ffn if shape.experts else shape.ffn) // part.tp)
+        if shape.attends:  # without norms and biases, which are no more than this
+            few = 4 * shape.hidden + 3 * shape.heads * shape.width_of_head
+            weights += max(shape.attention_parameters(part.tp) - few, 0)
+        multiplied = part.microbatch * shape.seq // part.cp * weights
+        if shape.experts:
+            multiplied += part.rows_of_expert(shape) * (shape.experts // part.ep) * each * (shape.ffn // part.expert_tp)
+        return 2.0 * multiplied / rate / 1e6
 
     def _as_run(self, calls: Sequence[OpCall], shape: TransformerShape, part: TransformerPart,
                 kernels: BlockKernels = USUAL_KERNELS, *, back: bool = False) -> Sequence[OpCall]:
@@ -521,7 +548,7 @@ class LayerCosts:
         return stashed(found, shape) if kernels.graphs is Graphs.WHOLE else found
 
     def _traced(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
-        """Trace a part, or grow its calls from those of the smallest micro-batches, which many plans need."""
+        """Trace a part, or make its calls of those of few parts, which many plans need."""
         key = shape, part
         if key not in self._calls:
             self._calls[key] = self._grown(shape, part) or self._kept.of(
@@ -529,14 +556,47 @@ class LayerCosts:
         return self._calls[key]
 
     def _grown(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls | None:
+        like = evened(shape, part)
+        if like is not None and like != (shape, part):
+            return self._with_experts(shape, part, *like)
         for least in (1, 2):
             factor, rest = divmod(part.microbatch, least)
-            if rest or factor <= 2 or not _divides(shape, part, least):
+            smaller = [evened(shape, replace(part, microbatch=count)) for count in (least, 2 * least)]
+            if rest or factor <= 2 or None in smaller:
                 continue
-            one, two = (self._traced(shape, replace(part, microbatch=count)) for count in (least, 2 * least))
+            one, two = (self._traced(*each) for each in smaller if each is not None)
             if (calls := grown(one, two, factor)) is not None:
                 return calls
         return None
+
+    def _with_experts(self, shape: TransformerShape, part: TransformerPart, even: TransformerShape,
+                      usual: TransformerPart) -> TracedCalls | None:
+        """Return a part's calls as those of a usual one, with its own experts'."""
+        rows, found = part.rows_of_expert(shape), self._traced(even, usual)
+        passes = []
+        for back, calls in enumerate((found.forward, found.backward)):
+            there, own = (self._routed(shape, each, back) for each in (usual, part))
+            whole = None if there is None or own is None or rows < 2 else with_experts(
+                calls, there.corners[0], own.of(rows, shape.experts // part.ep))
+            if whole is None:
+                return None
+            passes.append(tuple(whole))
+        return TracedCalls(*passes)
+
+    def _routed(self, shape: TransformerShape, part: TransformerPart, back: int) -> RoutedCalls | None:
+        """Return the experts' calls of a pass of such parts."""
+        count = shape.experts // part.ep
+        key = replace(shape, merges=False, imbalance=1.0), part.expert_tp, count in (1, shape.experts) and count, back
+        if key not in self._experts:
+            def trace(shape: TransformerShape, part: TransformerPart) -> Sequence[OpCall]:
+                known = shape, part
+                if known not in self._calls:
+                    self._calls[known] = self._kept.of(
+                        "calls", shape, part, TracedCalls, lambda: self._trace(shape, part))
+                return self._calls[known].backward if back else self._calls[known].forward
+
+            self._experts[key] = routed_calls(shape, part, trace)
+        return self._experts[key]
 
     def _trace(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
         from tracer.shape_only.transformer_parts import trace_part
@@ -561,7 +621,7 @@ class LayerCosts:
                 # Weights are cast once a step.
                 parameters = round(shape.block_parameters(part.tp, part.ep, part.etp))
                 calls.append(_cast(parameters, shape.element_bytes, narrow))
-            self._optimizers[key] = self._work(calls)
+            self._optimizers[key] = self._work(calls, self._priced(calls))
         return self._optimizers[key]
 
     def _trace_optimizer(self, shape: TransformerShape, part: TransformerPart) -> list[OpCall]:
@@ -620,10 +680,10 @@ class LayerCosts:
                 less += call.bytes_written * wide * (1.0 if call.family is Family.GEMM else cast)
         return less
 
-    def _work(self, calls: Sequence[OpCall], kernels: BlockKernels = USUAL_KERNELS) -> LayerWork:
+    @staticmethod
+    def _work(calls: Sequence[OpCall], priced: PricedCalls, kernels: BlockKernels = USUAL_KERNELS) -> LayerWork:
         if not calls:
             return LayerWork()
-        priced = self._priced(calls)
         us = priced.times_us
         product = np.array([call.family in PRODUCTS for call in priced.calls])[priced.index]
         source = priced.source[priced.index]
@@ -638,11 +698,10 @@ class LayerCosts:
         return sustained(price(calls, self.device, self._models), self.device)
 
 
-def _recomputed(forward: Sequence[OpCall], kind: Recomputation) -> list[OpCall]:
-    """Return the calls of a block's forward that backward runs again."""
+def _recomputed(forward: Sequence[OpCall], kind: Recomputation) -> list[int]:
+    """Return the rows of a block's forward that backward runs again."""
     kept = set(_KEPT[kind](forward))
-    last = max(_products(forward), default=len(forward))
-    return [call for i, call in enumerate(forward[:last]) if i not in kept]
+    return [i for i in range(max(_products(forward), default=len(forward))) if i not in kept]
 
 
 def _scans(graph: ExecutionGraph, op: int) -> bool:
@@ -671,14 +730,6 @@ _KEPT: Mapping[Recomputation, Callable[[Sequence[OpCall]], list[int]]] = {
 """The calls of a block's forward whose results recomputation keeps, by kind."""
 
 
-def _divides(shape: TransformerShape, part: TransformerPart, microbatch: int) -> bool:
-    """Return whether each expert gets a whole number of tokens, so that nothing is rounded."""
-    if not shape.experts:
-        return True
-    tokens = microbatch * shape.seq // part.cp // (part.tp if part.etp is not None else 1)
-    return (tokens * shape.top_k * shape.imbalance / shape.experts).is_integer()
-
-
 def _is_of_weights(call: OpCall) -> bool:
     """A product of the transposed gradient of outputs with inputs: what a linear layer's weights get."""
     return call.family is Family.GEMM and call.layout.startswith("t")
@@ -694,15 +745,13 @@ def _by_kernels(call: OpCall, version: int) -> OpCall:
 
 
 def _selected(forward: Sequence[OpCall], shape: TransformerShape, part: TransformerPart,
-              kernels: BlockKernels) -> list[OpCall]:
-    """Return the calls of a block's forward that selective recomputation runs again: of the modules that are named, by
+              kernels: BlockKernels) -> list[int]:
+    """Return the rows of a block's forward that selective recomputation runs again: of the modules that are named, by
     default attention's core."""
     if part.piece is not Piece.BLOCK:
         return []
-    found: list[OpCall] = []
-    for module in kernels.modules or ("core_attn",):
-        found += [call for call, own in zip(forward, _modules(forward, shape, part), strict=True) if own == module]
-    return found
+    modules = _modules(forward, shape, part)
+    return [i for name in kernels.modules or ("core_attn",) for i, own in enumerate(modules) if own == name]
 
 
 def _modules(forward: Sequence[OpCall], shape: TransformerShape, part: TransformerPart) -> list[str]:

@@ -12,7 +12,7 @@ them once, as torchtitan does by default (``fsdp_reshard_after_forward = "defaul
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graph_predictor.comm.traffic import Communication, Pass, of_block, of_boundary, of_replicas
 from kernel_models.collectives import (
@@ -154,23 +154,33 @@ def costs_of_plan(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCost
         PlanError: the model does not divide as the plan wants it, or the cluster is too small.
         ShapeOnlyError: a piece cannot be traced.
     """
-    on = collectives.topology
-    check_decoder_plan(plan, shape, on)
+    check_decoder_plan(plan, shape, collectives.topology)
     part = block_part(plan, plan.samples)
-    kernels = BlockKernels.of(plan)
-    calls = plan_calls(plan, shape, on)
-    times = price_calls(calls.calls, collectives)
     usual = max(shape.runs, key=lambda run: run.layers)
     per_parameter = pieces.optimizer(usual, part).times(1 / max(usual.block_parameters(plan.tp, plan.ep, plan.etp), 1))
     counts = [optimizer_parameters(plan, shape, stage) for stage in range(plan.pp)]
     optimizer = tuple(
         offloaded_step(count, gradient_bytes(plan, shape), shape.element_bytes, pieces.device)
         if plan.offload_optimizer else per_parameter.times(count) for count in counts)
+    return replace(costs_of_layers(plan, shape, pieces, exchanges_of(plan, shape, collectives)), optimizer=optimizer)
+
+
+def costs_of_layers(plan: ParallelPlan, shape: TransformerShape, pieces: LayerCosts,
+                    exchanges: Mapping[CallName, Exchange]) -> PlanCosts:
+    """Price a plan's work, all but the optimizer's."""
+    part, kernels = block_part(plan, plan.samples), BlockKernels.of(plan)
     embedding, head = (pieces.cost(shape, TransformerPart(piece, plan.samples, plan.tp, plan.cp))
                        for piece in (Piece.EMBEDDING, Piece.HEAD))
     return PlanCosts(plan, shape, tuple(pieces.cost(kind, part, kernels) for kind in shape.kinds), spread(plan, shape),
-                     recomputed(plan, shape), embedding, head, optimizer,
-                     {name: calls.exchange(name, times) for name in calls.of} | _dispatched(plan, shape, on))
+                     recomputed(plan, shape), embedding, head, (), exchanges)
+
+
+def exchanges_of(plan: ParallelPlan, shape: TransformerShape,
+                 collectives: CollectiveModel) -> dict[CallName, Exchange]:
+    """Price a plan's collectives."""
+    calls = plan_calls(plan, shape, collectives.topology)
+    times = price_calls(calls.calls, collectives)
+    return {name: calls.exchange(name, times) for name in calls.of} | _dispatched(plan, shape, collectives.topology)
 
 
 def _dispatched(plan: ParallelPlan, shape: TransformerShape, on: Topology) -> dict[CallName, Exchange]:

@@ -8,24 +8,35 @@ when the next bound is above the slowest plan that is wanted. Nothing that would
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import exp, gcd, hypot, inf
 from typing import Any
+
+import numpy as np
 
 from graph_predictor.figures import signed_percent
 from graph_predictor.request.memory_fit import Fit, StageMemory, fit_of, fit_probability
 from kernel_models.collectives import CollectiveModel, Topology
 from planner.parallel.corrections import UNCORRECTED, Z80, CorrectionFactors
 from planner.parallel.decoder import check_decoder_plan
-from planner.parallel.estimate import Estimate, estimate, passes_us, slowest_of
+from planner.parallel.estimate import Estimate, estimate, exchange_us, passes_us, slowest_of
+from planner.parallel.exchange import NOTHING, Exchange
 from planner.parallel.frameworks import PLAIN, FrameworkProfile
-from planner.parallel.layer_costs import LayerCosts
-from planner.parallel.memory import MemoryPoint, fullest_of, stage_memory, timeline
-from planner.parallel.plan_costs import PlanCosts, costs_of_plan
+from planner.parallel.layer_costs import BlockKernels, LayerCosts
+from planner.parallel.memory import MemoryPoint, fullest_of, stage_memory, state_of, timeline
+from planner.parallel.plan_costs import (
+    CallName,
+    PlanCosts,
+    block_part,
+    costs_of_layers,
+    costs_of_plan,
+    exchanges_of,
+)
 from planner.parallel.space import ANY, Framework, PlanFamily, families, frameworks_of, layouts
 from planner.parallel.stages import recomputed, spread
+from tracer.arrays import Float64
 from tracer.device_memory import MemoryAccount
 from tracer.parallel_plan import MOST_TASKS, ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only.errors import ShapeOnlyError
@@ -128,15 +139,47 @@ class Bounds:
     def __init__(self, shape: TransformerShape, pieces: LayerCosts, collectives: CollectiveModel,
                  rates: CorrectionFactors) -> None:
         self._shape, self._pieces, self._collectives, self._rates = shape, pieces, collectives, rates
+        self._exchanges: dict[tuple[object, ...], Mapping[CallName, Exchange]] = {}
+        self._floors: dict[tuple[object, ...], tuple[Float64, Float64]] = {}
         self._loads: dict[tuple[object, ...], PlanCosts] = {}
         self._stages: dict[tuple[object, ...], tuple[float, float]] = {}
 
     def least_us(self, plan: ParallelPlan) -> float:
         """Return what a step takes at least, µs."""
         per_pass, ahead = self._of_stages(plan)
+        return self._whole(per_pass * plan.passes + ahead, plan)
+
+    def floor_us(self, plan: ParallelPlan) -> float:
+        """Return less than that, without tracing a piece, µs: of blocks' work only the linear layers' products and the
+        collectives that these wait for, or what routing costs the host."""
+        counts = np.array(spread(plan, self._shape), np.float64)
+        forward, backward = ((counts @ each)[..., 0].max(axis=0) for each in self._floor(plan))
+        through = forward[:, 0] + backward[:, 0] * (plan.schedule is not Schedule.ZERO_BUBBLE)
+        busy = (forward + backward).sum(axis=1) * plan.passes
+        return self._whole(float((busy + np.cumsum(through) - through).max()), plan)
+
+    def _whole(self, us: float, plan: ParallelPlan) -> float:
+        """Return a step with what comes to its stages' work."""
         rates = self._rates
-        least = (per_pass * plan.passes + ahead) * (1 + rates.jitter * slowest_of(plan.world_size)) + rates.step_us
+        least = us * (1 + rates.jitter * slowest_of(plan.world_size)) + rates.step_us
         return least if rates.residuals is None else least * exp(rates.residuals.least)
+
+    def _floor(self, plan: ParallelPlan) -> tuple[Float64, Float64]:
+        """Forward and backward of a block of each kind, µs at least, each [device or host, 1, kind, 1]."""
+        key = self._key(plan)
+        if key not in self._floors:
+            part, rates, exchanges = block_part(plan, plan.samples), self._rates, self._exchanged(plan)
+            kernels = BlockKernels.of(plan)
+            waits = ("block",) if plan.expert_overlap else ("block", "experts")
+            host = [rates.host_us * kernels.least_launches(kind) for kind in self._shape.kinds]
+            passes = []
+            for which, times in (("forward", 1.0), ("backward", 2.0)):
+                device = [times * rates.products * self._pieces.least_products_us(kind, part) + sum(
+                    exchange_us(exchanges.get((row, f"{what} {which}"), NOTHING), rates) for what in waits)
+                    for row, kind in enumerate(self._shape.kinds)]
+                passes.append(np.array([device, host])[:, None, :, None])
+            self._floors[key] = passes[0], passes[1]
+        return self._floors[key]
 
     def _of_stages(self, plan: ParallelPlan) -> tuple[float, float]:
         """Work of the stage that decides for each micro-batch, and what passes before and after it."""
@@ -167,13 +210,23 @@ class Bounds:
         """Return the costs of one stage without replicas: those of its layers are the plan's."""
         key = self._key(plan)
         if key not in self._loads:
-            dp = plan.ep // gcd(plan.ep, plan.cp * plan.tp // plan.expert_tp)
-            alone = ParallelPlan(
-                dp=dp, tp=plan.tp, cp=plan.cp, ep=plan.ep, etp=plan.etp, microbatch=plan.samples, overlap=plan.overlap,
-                sequence_parallel=plan.sequence_parallel, tensor_overlap=plan.tensor_overlap,
-                recompute=Recomputation.NONE)
-            self._loads[key] = costs_of_plan(alone, self._shape, self._pieces, self._collectives)
+            self._loads[key] = costs_of_layers(_alone(plan), self._shape, self._pieces, self._exchanged(plan))
         return self._loads[key]
+
+    def _exchanged(self, plan: ParallelPlan) -> Mapping[CallName, Exchange]:
+        """Return the collectives of one stage without replicas."""
+        key = self._key(plan)
+        if key not in self._exchanges:
+            self._exchanges[key] = exchanges_of(_alone(plan), self._shape, self._collectives)
+        return self._exchanges[key]
+
+
+def _alone(plan: ParallelPlan) -> ParallelPlan:
+    """Return one stage of a plan with as few replicas as its experts need."""
+    return ParallelPlan(
+        dp=plan.ep // gcd(plan.ep, plan.cp * plan.tp // plan.expert_tp), tp=plan.tp, cp=plan.cp, ep=plan.ep,
+        etp=plan.etp, microbatch=plan.samples, overlap=plan.overlap, sequence_parallel=plan.sequence_parallel,
+        tensor_overlap=plan.tensor_overlap, recompute=Recomputation.NONE)
 
 
 BEST = 10
@@ -323,8 +376,10 @@ class _Search:
         self._best, self._reach, self._named = best, reach, named
         self._wanted, self._asked = wanted if wanted not in ANY else None, wanted
         self._bounds = Bounds(shape, pieces, collectives, rates)
-        self._left: list[tuple[float, int, PlanFamily | ParallelPlan]] = []
+        self._left: list[tuple[float, int, PlanFamily | ParallelPlan, bool]] = []  # whether bounds know the pieces
         self._order = count()
+        self._states: dict[tuple[object, ...], float] = {}
+        self._unmeasured: dict[str, list[tuple[float, int, ParallelPlan]]] = {}
         self._times: list[float] = []  # negative: the slowest of the best is the heap's first
         self._fastest = float("inf")
         self._found = Found()
@@ -335,30 +390,76 @@ class _Search:
         first = family.least
         try:
             check_decoder_plan(first, self._shape, self._collectives.topology)
-            bound = self._bounds.least_us(first)
-        except (PlanError, ShapeOnlyError) as error:
+            bound = self._bounds.floor_us(first)
+        except PlanError as error:
             self.refuse(error, first, len(family.states))
             return
-        heapq.heappush(self._left, (bound, next(self._order), family))
+        heapq.heappush(self._left, (bound, next(self._order), family, False))
 
     def run(self) -> Found:
         """Look at plans until no other can be among the best."""
         while self._left and self._left[0][0] <= self._worst:
-            bound, _, each = heapq.heappop(self._left)
+            bound, _, each, traced = heapq.heappop(self._left)
             if isinstance(each, ParallelPlan):
                 self.look_at(each)
                 continue
+            if not traced:
+                # It came first by a bound that needs no piece; most families end here.
+                self._bound(bound, each)
+                continue
             for state in each.states:
                 plan = each.plan(state)
-                heapq.heappush(self._left, (max(bound, self._bounds.least_us(plan)), next(self._order), plan))
+                heapq.heappush(self._left, (max(bound, self._bounds.least_us(plan)), next(self._order), plan, True))
+        self._find_least()
         found = self._found
         if self._left:
             found.slower_us = self._left[0][0]
-            found.slower = sum(1 if isinstance(each, ParallelPlan) else len(each.states) for _, _, each in self._left)
+            found.slower = sum(1 if isinstance(each, ParallelPlan) else len(each.states)
+                               for _, _, each, _ in self._left)
         # Of plans that take the same time, the one that needs least memory comes first.
         found.plans.sort(key=lambda each: (each.estimate.time_us, each.memory.total))
         found.refused = sorted(self._reasons.values(), key=lambda each: -each.count)
         return found
+
+    def _bound(self, floor: float, family: PlanFamily) -> None:
+        """Put a family back on the list by what it takes at least, without the plans whose state alone does not fit."""
+        kept = []
+        for state in family.states:
+            plan = family.plan(state)
+            held = self._state_of(plan)
+            lacking = MemoryAccount(parameters=held).lacking(self.limit_bytes, self._pieces.device.name)
+            if lacking is None:
+                kept.append(state)
+                continue
+            self.refuse(PlanError(lacking), plan)
+            self._unmeasured.setdefault(lacking, []).append((held, next(self._order), plan))
+        if not kept:
+            return
+        family = replace(family, states=tuple(kept))
+        try:
+            least = self._bounds.least_us(family.least)
+        except (PlanError, ShapeOnlyError) as error:
+            self.refuse(error, family.least, len(kept))
+            return
+        heapq.heappush(self._left, (max(floor, least), next(self._order), family, True))
+
+    def _state_of(self, plan: ParallelPlan) -> float:
+        """Return bytes of state that a stage holds, less than what the fullest one needs."""
+        key = plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, plan.etp, plan.chunks, plan.sharding, plan.replicate
+        if key not in self._states:
+            self._states[key] = max(state_of(plan, self._shape, stage).total for stage in {0, plan.pp - 1})
+        return self._states[key]
+
+    def _find_least(self) -> None:
+        """Find the plan that needs least memory, also of those that were refused for their state."""
+        for reason, left in self._unmeasured.items():
+            heapq.heapify(left)
+            refused = self._reasons[reason]
+            while left and left[0][0] < (refused.least_bytes or inf):
+                plan = heapq.heappop(left)[2]
+                needs = fullest_of(plan, self._shape, self._pieces).account.total
+                if needs < (refused.least_bytes or inf):
+                    refused.least_bytes, refused.example = needs, str(plan)
 
     def look_at(self, plan: ParallelPlan) -> None:
         """Estimate a plan that can be, if it fits."""
@@ -391,7 +492,9 @@ class _Search:
 
     def refuse(self, error: Exception, plan: ParallelPlan, number: int = 1, needs: float | None = None) -> None:
         """Count plans that cannot be for a reason; ``needs`` is the memory of one that does not fit, bytes."""
-        refused = self._reasons.setdefault(str(error), Refused(str(error), str(plan)))
+        refused = self._reasons.get(reason := str(error))
+        if refused is None:
+            refused = self._reasons[reason] = Refused(reason, str(plan))
         refused.count += number
         if needs is not None and needs < (refused.least_bytes or inf):
             refused.least_bytes, refused.example = needs, str(plan)

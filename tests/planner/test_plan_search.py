@@ -33,7 +33,7 @@ def cluster() -> CollectiveModel:
 
 
 @pytest.mark.parametrize(("shape", "gpus"), [
-    (SMALL, 8), pytest.param(replace(SMALL, experts=2, top_k=1), 2, marks=pytest.mark.slow)])
+    (SMALL, 8), pytest.param(replace(SMALL, experts=4, top_k=1, imbalance=1.04), 2, marks=pytest.mark.slow)])
 def test_a_search_that_leaves_plans_out_finds_the_same_best_ones_as_one_that_does_not(
         shape: TransformerShape, gpus: int, pieces: LayerCosts, cluster: CollectiveModel) -> None:
     every = search(shape, gpus, 4, pieces, cluster, best=None)
@@ -46,6 +46,7 @@ def test_a_search_that_leaves_plans_out_finds_the_same_best_ones_as_one_that_doe
     assert all(each.plan in known for each in every.plans if each.estimate.time_us <= wanted)
     # No plan takes less than its bound, and most little more.
     bounds = Bounds(shape, pieces, cluster, CorrectionFactors())
+    assert all(bounds.floor_us(each.plan) <= bounds.least_us(each.plan) for each in every.plans)
     shares = sorted(bounds.least_us(each.plan) / each.estimate.time_us for each in every.plans)
     assert shares[-1] <= 1 + 1e-9 and shares[len(shares) // 2] > 0.5
     assert found.slower_us >= wanted
@@ -100,7 +101,14 @@ def test_a_large_micro_batch_costs_what_its_own_trace_says(part: TransformerPart
     assert [call.bytes_moved for call in found.backward] == [call.bytes_moved for call in traced.backward]
 
 
-def test_tokens_that_experts_do_not_share_evenly_are_not_grown(pieces: LayerCosts) -> None:
-    uneven = replace(ROUTED, imbalance=1.0001).one_layer()
-    assert pieces._grown(uneven, TransformerPart(Piece.BLOCK, 4)) is None
-    assert pieces._grown(ROUTED.one_layer(), TransformerPart(Piece.BLOCK, 4)) is not None
+@pytest.mark.parametrize("part", [
+    TransformerPart(Piece.BLOCK, 3, ep=2), TransformerPart(Piece.BLOCK, 2, ep=8), TransformerPart(Piece.BLOCK, 1),
+    TransformerPart(Piece.BLOCK, 1, 2, 2, 4, sequence_parallel=True),
+    TransformerPart(Piece.BLOCK, 1, 2, ep=4, sequence_parallel=True, etp=1)])
+def test_experts_with_any_number_of_rows_cost_what_their_own_trace_says(part: TransformerPart,
+                                                                        pieces: LayerCosts) -> None:
+    uneven = replace(ROUTED, experts=8, imbalance=1.04, merges=part.microbatch == 3).one_layer()
+    found, traced = pieces._grown(uneven, part), pieces._trace(uneven, part)
+    assert found == traced
+    for own, known in zip((*found.forward, *found.backward), (*traced.forward, *traced.backward), strict=True):
+        assert (own.flops, own.bytes_read, own.bytes_written) == (known.flops, known.bytes_read, known.bytes_written)

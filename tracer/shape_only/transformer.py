@@ -407,6 +407,16 @@ class TransformerPart:
         """Ranks that share each expert."""
         return self.tp if self.etp is None else self.etp
 
+    def sent_rows(self, shape: TransformerShape) -> float:
+        """Rows that come to the experts of the most loaded rank where a token is sent once for each of its experts;
+        shards of an expert gather the tokens of each other."""
+        own, share = (self.tp, self.expert_tp) if self.sequence_parallel else (1, 1)
+        return shape.seq // self.cp // own * self.microbatch * shape.top_k * share * shape.imbalance
+
+    def rows_of_expert(self, shape: TransformerShape) -> int:
+        """Rows that come to each of that rank's experts."""
+        return max(round(self.sent_rows(shape) / (shape.experts // self.ep)), 1)
+
     def check(self, shape: TransformerShape) -> None:
         """Raise ``ShapeOnlyError`` unless the shape divides as the part wants it."""
         tokens = shape.seq * self.microbatch // self.cp

@@ -124,9 +124,7 @@ class GroupedExperts(nn.Module):
 
     def _experts(self, sent: Tensor, weight: Tensor) -> Tensor:
         """The rows that come to the rank's experts, through them."""
-        # Shards of an expert gather the tokens of each other.
-        rows = len(sent) * (self.part.expert_tp if self.part.sequence_parallel else 1) * self.shape.imbalance
-        each = max(round(rows / self.count), 1)
+        each = self.part.rows_of_expert(self.shape)
         received = Resized.apply(sent, each * self.count)
         order = None
         if self.part.ep > 1 and self.count > 1:  # each sender's rows come sorted, all together do not
