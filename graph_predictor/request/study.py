@@ -246,8 +246,8 @@ class Study:
             raise EditError("--also and --code are for other sizes; name one with --set, such as --set batch=64.")
         collectives = self._cluster(wanted, alone)
         if wanted.selected is not None and wanted.code is None and self._code is None:
-            raise EditError("--selected says what masks select where a program is traced: leave it out, as rows that "
-                            "a recording has are scaled as they are; or name the program with --code.")
+            raise EditError("--selected says what masks select where a program is traced: leave --selected out, as "
+                            "rows that a recording has are scaled as they are; or name the program with --code.")
         if self.shape_only:
             start, edits = self._made(wanted, collectives)
         else:

@@ -222,7 +222,7 @@ WRITTEN = (
     Refused("layers", {}, "--also {other}:batch=60", "are for other sizes", (
         ("such as --set batch=64", "--set batch=20:64 --also {other}:batch=60"),), {"batch": 60}),
     Refused("layers", {}, "--set batch=20:30 --selected 0.5", "says what masks select", (
-        ("name it with --code", "--set batch=30 --selected 0.5 --code {script}:layers"),
+        ("name the program with --code", "--set batch=30 --selected 0.5 --code {script}:layers"),
         ("leave --selected out", "--set batch=20:30"))),
 )
 PROGRAM = (
