@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from graph_predictor.cli.console import Column, Report
-from graph_predictor.comm.mixing import Mixture
+from graph_predictor.comm import mixing
 from graph_predictor.figures import percent
 
 
-def mixture_json(mixed: Mixture, step_us: float, single_us: float) -> dict[str, Any]:
+def mixture_json(mixed: mixing.Mixture, step_us: float, single_us: float) -> dict[str, Any]:
     """Return who does what, and what the step gains over the best single backend."""
     gain, low, high = mixed.step_gain(step_us, single_us)
     return {"comm_choices": mixed.to_json() | {
         "single_step_us": single_us, "step_gain_us": gain, "step_gain_interval_us": [low, high]}}
 
 
-def report_mixture(mixed: Mixture, step_us: float, single_us: float) -> None:
+def report_mixture(mixed: mixing.Mixture, step_us: float, single_us: float) -> None:
     """Show the same."""
     report, best = Report(), mixed.best_single
     report.table("Collectives of a rank's step, each by the best backend (µs, one after another)", [

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from graph_predictor.cli import mixture
 from graph_predictor.cli.console import Column, Report, print_json, read, working
-from graph_predictor.cli.mixture import mixture_json, report_mixture
 from graph_predictor.cli.options import (
     Cycle,
     Html,
@@ -94,12 +94,12 @@ def predict(
     write_html(html, source, lambda where: overview.prediction_page(
         result, prepared.start.simulated(prepared.edits), where, job))
     if json:
-        print_json(result.to_json(top) | ({} if mixed is None else mixture_json(
+        print_json(result.to_json(top) | ({} if mixed is None else mixture.mixture_json(
             mixed, result.step_time_us, single.step_time_us)))
     else:
         _report(result, top or 8)
         if mixed is not None:
-            report_mixture(mixed, result.step_time_us, single.step_time_us)
+            mixture.report_mixture(mixed, result.step_time_us, single.step_time_us)
 
 
 def _report(result: prediction_result.Prediction, top: int) -> None:

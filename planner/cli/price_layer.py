@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Json, in_one_sentence, shared
+from graph_predictor.cli.options import Json, axis, in_one_sentence, shared
 from graph_predictor.figures import percent
-from planner.cli.options import DecoderSource
+from planner.cli.options import CacheTokens, DecoderSource, Engine, Precision, PromptTokens, Tp
 from planner.serving import layer_prices
 from planner.serving.setup import USUAL, ServingError
 
@@ -18,17 +18,14 @@ from planner.serving.setup import USUAL, ServingError
 @in_one_sentence
 def price_layer(
     source: DecoderSource,
-    device: Annotated[str, shared("--device", "several, such as a100-sxm-80g,h100-sxm,b200")] = "h200-sxm",
+    device: Annotated[str, axis("--device")] = "h200-sxm",
     phase: Annotated[str, typer.Option(metavar="NAME,…", help="decode, prefill, or both.")] = "prefill,decode",
-    batch: Annotated[str, typer.Option(metavar="N,…", help="Sequences; several batches are compared.")] = "1",
-    prompt: Annotated[int, typer.Option(metavar="N", help="Tokens of a prompt.")] = layer_prices.USUAL_PROMPT,
-    context: Annotated[int, typer.Option(
-        metavar="N", help="Tokens of the caches that decoding reads; by default as many as a prompt's.")] = 0,
-    tp: Annotated[int, typer.Option("--tp", metavar="N", help="GPUs that share the layer.")] = 1,
-    precision: Annotated[str, typer.Option(
-        metavar="TYPE", help="Of linear layers' weights: bf16, fp8, fp8_block, nvfp4, mxfp4, int8 or int4; by default "
-                             "the model's.")] = "",
-    engine: Annotated[str, typer.Option(metavar="NAME", help="vllm, sglang, trtllm, nemo or compiled.")] = USUAL,
+    batch: Annotated[str, axis("--batch", "sequences that decode at once, or prompts that are read at once")] = "1",
+    context: CacheTokens = 0,
+    prompt: PromptTokens = "",
+    tp: Tp = 1,
+    precision: Precision = "",
+    engine: Engine = USUAL,
     assignments: Annotated[list[str] | None, shared("--set")] = None,
     json: Json = False,
 ) -> None:
@@ -42,7 +39,8 @@ def price_layer(
     with working("Pricing"):
         found = layer_prices.price_layer(
             source, devices=_words(device, "--device"), phases=_words(phase, "--phase"), batches=_numbers(batch),
-            prompt=prompt, context=context, tp=tp, precision=precision, engine=engine, settings=assignments or ())
+            prompt=prompt or context, context=context, tp=tp, precision=precision, engine=engine,
+            settings=assignments or ())
     if json:
         print_json(found.to_json())
     else:

@@ -22,7 +22,7 @@ from graph_predictor.cli.options import (
 from graph_predictor.edits import registry
 from graph_predictor.figures import percent
 from kernel_models import device_choice
-from planner.cli.options import Profiles
+from planner.cli.options import CacheTokens, Engine, Precision, Profiles, PromptTokens, Tp
 from planner.serving import search, steps
 from planner.serving import serve as serving
 from planner.serving.setup import ServingError
@@ -127,20 +127,16 @@ def serve(
     topology: Annotated[str | None, shared("--topology", "by default the device's usual nodes")] = None,
     assignments: Annotated[list[str] | None, shared("--set")] = None,
     preset: Annotated[str | None, shared("--preset")] = None,
-    tp: Annotated[int, typer.Option(metavar="N", help="GPUs that share each layer.")] = 1,
+    tp: Tp = 1,
     pp: Annotated[int, typer.Option(metavar="N", help="Pipeline stages.")] = 1,
     ep: Annotated[int, typer.Option(metavar="N", help="Groups among which whole experts are spread.")] = 1,
     attention_dp: Annotated[int, typer.Option(
         metavar="N", help="Groups of tp GPUs with sequences of their own, which share experts.")] = 1,
-    precision: Annotated[str, typer.Option(
-        metavar="TYPE", help="Of linear layers' weights: bf16, fp8, fp8_block, nvfp4, mxfp4, int8 or int4; by default "
-                             "the model's.")] = "",
+    precision: Precision = "",
     experts: Annotated[str, typer.Option(metavar="TYPE", help="Of experts' weights, where it is another.")] = "",
     kv_dtype: Annotated[str, typer.Option(
         metavar="TYPE", help="Of the cache: bf16, fp8 or fp4; by default the model's.")] = "",
-    engine: Annotated[str, typer.Option(
-        metavar="NAME", help="vllm, sglang, trtllm, nemo (TensorRT-LLM of 2023 as NeMo exports it), or compiled: a "
-                             "compiled model in a loop.")] = "vllm",
+    engine: Engine = "vllm",
     chunk: Annotated[int, typer.Option(metavar="N", help="Tokens of a step at most; by default the engine's.")] = 0,
     cuda_graphs: Annotated[bool, typer.Option(
         "--cuda-graphs/--no-cuda-graphs", help="Steps that only decode run as CUDA graphs, up to the "
@@ -149,11 +145,8 @@ def serve(
         metavar="K:ACCEPTED", help="Speculative decoding: drafts of K tokens, ACCEPTED tokens a step in the mean, such "
                                    "as 3:2.4.")] = None,
     batch: Annotated[int, shared("--batch", "sequences that decode at once")] = 1,
-    context: Annotated[int, typer.Option(
-        metavar="N", help="Tokens of each one's cache; by default the prompt and half of the answer.")] = 0,
-    prompt: Annotated[str, typer.Option(
-        metavar="N", help="Tokens of prompts: 1024, 512-2048 (any number between), or 1024~0.5 (gamma, coefficient of "
-                          "variation); by default the context.")] = "",
+    context: CacheTokens = 0,
+    prompt: PromptTokens = "",
     output: Annotated[str, typer.Option(metavar="N", help="Tokens of answers, in the same way (256).")] = "",
     rate: Annotated[float, typer.Option(metavar="R", help="Serve requests that come by chance, R a second.")] = 0.0,
     concurrency: Annotated[int | None, typer.Option(

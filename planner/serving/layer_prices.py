@@ -8,6 +8,7 @@ point operations over the peak rate of their type, or bytes over the memory's ba
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,8 +17,8 @@ from typing import Any
 from kernel_models.device import DeviceSpec
 from kernel_models.op_call import DIMENSIONS, OpCall
 from planner.parallel.layer_costs import PRODUCTS
-from planner.serving.serve import MOST_COUNT, USUAL_PROMPT, ServedModelRequest, check_length
-from planner.serving.setup import ServingError
+from planner.serving.serve import MOST_COUNT, USUAL_OUTPUT, USUAL_PROMPT, ServedModelRequest, check_length
+from planner.serving.setup import Lengths, ServingError
 from planner.serving.step_operations import StepExchange, StepOperation, StepOperations, layer_in_order
 from planner.serving.steps import ServingModel
 from tracer.errors import listed
@@ -97,7 +98,7 @@ class PricedLayer(Shown):
 
 
 def price_layer(source: str, *, devices: Sequence[str] = ("h200-sxm",), phases: Sequence[str] = PHASES,
-                batches: Sequence[int] = (1,), prompt: int = USUAL_PROMPT, context: int = 0, tp: int = 1,
+                batches: Sequence[int] = (1,), prompt: int | str = 0, context: int = 0, tp: int = 1,
                 **model: Any) -> PricedLayer:
     """Price each operation of a decoder's most frequent layer.
 
@@ -106,8 +107,8 @@ def price_layer(source: str, *, devices: Sequence[str] = ("h200-sxm",), phases: 
         devices: names or files.
         phases: "decode", a token of each sequence; "prefill", whole prompts, those of a batch together.
         batches: sequences.
-        prompt: tokens of a prompt.
-        context: of the caches that decoding reads; by default as long as a prompt.
+        prompt: tokens of a prompt, as ``serve`` takes them; of several lengths the mean.
+        context: of the caches that decoding reads; by default a prompt and half of the usual answer.
         tp: GPUs that share a layer.
 
     Raises:
@@ -117,7 +118,9 @@ def price_layer(source: str, *, devices: Sequence[str] = ("h200-sxm",), phases: 
     for phase in phases:
         if phase not in PHASES:
             raise ServingError(f"{phase!r} is no phase of serving; give {' or '.join(PHASES)}.")
-    for name, value in (*(("batch", each) for each in batches), ("prompt", prompt), ("context", context or prompt)):
+    prompt = math.ceil(Lengths.parse(str(prompt or USUAL_PROMPT), "--prompt").mean)
+    context = context or math.ceil(prompt + USUAL_OUTPUT / 2)
+    for name, value in (*(("batch", each) for each in batches), ("prompt", prompt), ("context", context)):
         if not 1 <= value <= MOST_COUNT:
             raise ServingError(f"{name}={value} is not possible; give a whole number from 1 to {MOST_COUNT:,}.")
     found: list[LayerOperation] = []
@@ -131,8 +134,8 @@ def price_layer(source: str, *, devices: Sequence[str] = ("h200-sxm",), phases: 
         notes += decoder.notes
         for phase in phases:
             for batch in batches:
-                found += _layer(served, phase, batch, prompt, context or prompt)
-    return PricedLayer(decoder.name, decoder.shape.layers, _most_frequent(served)[1], prompt, context or prompt,
+                found += _layer(served, phase, batch, prompt, context)
+    return PricedLayer(decoder.name, decoder.shape.layers, _most_frequent(served)[1], prompt, context,
                        tuple(found), tuple(dict.fromkeys(notes)))
 
 

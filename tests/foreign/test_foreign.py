@@ -103,7 +103,7 @@ def test_every_option_of_the_command_is_tried() -> None:
     assert known == configured()
     assert set(EDITS) == {option.name for option in OPTIONS if not option.switches}
     edits = {option.attribute for option in OPTIONS}
-    assert set(inspect.signature(command).parameters) == edits | known | NO_EDITS | {"profiled"}
+    assert set(inspect.signature(command).parameters) == edits | known | NO_EDITS | {"profiled", "typer_context"}
 
 
 def test_a_configuration_of_every_field_is_among_the_edits(tmp_path: Path) -> None:

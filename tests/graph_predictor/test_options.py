@@ -32,7 +32,7 @@ AXES = "sweep"
 """The command whose options of these names take several values, separated by commas."""
 COMPARED = {("plan", f"--{name}") for name in (
     "gpus", "device", "topology", "price", "clock", "bandwidth", "memory", "link")} | {
-    ("comm study", "--gpus"), ("comm study", "--preset")}
+    ("comm study", "--gpus"), ("comm study", "--preset"), ("price-layer", "--device"), ("price-layer", "--batch")}
 """Options of other commands that do, where other commands take one value."""
 PRIVATE = {"--help"}
 

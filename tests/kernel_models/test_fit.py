@@ -538,7 +538,7 @@ def test_a_benchmark_becomes_the_call_that_it_declares(
 
 
 @pytest.mark.parametrize(("family", "column", "value", "says"), [
-    ("gemm", "m", -4, "column m: '-4"), ("gemm", "variant", 3, "cannot be read as a table"),
+    ("gemm", "m", -4, "column m: '-4"), ("gemm", "variant", 3, "column variant: '3' is no word"),
     ("convolution", "stride", 0, "cannot be read as a table"), ("convolution", "groups", 1e30, "column groups: "),
     ("embedding", "lookups", float("nan"), "column lookups: "), ("gemm", "m", "x", "column m: 'x'")])
 def test_a_campaigns_odd_cells_are_named(tmp_path: Path, family: str, column: str, value: object, says: str) -> None:

@@ -70,7 +70,7 @@ def test_the_command_prints_each_phase_and_takes_no_nonsense(capsys: pytest.Capt
 
     assert run("--device", "a100-sxm-80g,h100-sxm", "--batch", "1,8", "--precision", "fp8") == 0
     out = capsys.readouterr().out
-    assert "Decoding 8 × 1,024" in out and "Prompts 1 × 1,024" in out and "casts" in out
+    assert "Decoding 8 × 1,152" in out and "Prompts 1 × 1,024" in out and "casts" in out
     assert run("--phase", "decode", "--json") == 0
     assert json.loads(capsys.readouterr().out)["operations"][0]["phase"] == "decode"
     for words, said in ((("--phase", "x"), "no phase"), (("--batch", "1,x"), "no list of batches"),
