@@ -197,7 +197,7 @@ def _linear(call: Call) -> Outcome:
 
 @_rule("convolution_backward", "slow_conv2d_forward", "_slow_conv2d_forward", "max_pool2d_with_indices_backward",
        "avg_pool2d_backward", "index", "index_put",
-       "_index_put_impl", "scatter", "scatter_add",
+       "_index_put_impl", "gather", "scatter", "scatter_add",
        "embedding_dense_backward", "sort", "lstm", "gru", "_cudnn_rnn", "mkldnn_rnn_layer_backward",
        "set_data", "resize", "set", "repeat", "one_hot")
 def _unknown(call: Call) -> Outcome:
@@ -215,12 +215,6 @@ def _picked(call: Call) -> Outcome:
     dims[call.number(1) % len(dims)] = call.tensors[1].dims[0]
     found = _one(dims).results[0]
     return Outcome((Tensor(found.shape, found.layout, contiguous(found.shape)),))
-
-
-@_rule("gather")
-def _gathered(call: Call) -> Outcome:
-    """An element for each index."""
-    return _one(call.tensors[1].dims) if len(call.tensors) > 1 else Outcome()
 
 
 @_rule("mkldnn_rnn_layer")
