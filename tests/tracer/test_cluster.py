@@ -11,7 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from slowly import mostly_slow
 from typer.testing import CliRunner
 
 from foretrace.commands import app
@@ -21,7 +20,7 @@ from tracer.errors import TraceError
 from tracer.job import read_job
 
 
-@pytest.fixture(scope="module", params=mostly_slow(["dask", "ray"], {"dask"}))
+@pytest.fixture(scope="module", params=["dask", pytest.param("ray", marks=pytest.mark.slow)])
 def workers(request: pytest.FixtureRequest) -> Iterator[TaskWorkers]:
     """A cluster of this machine, whose processes find this file."""
     pytest.importorskip("distributed" if request.param == "dask" else "ray")
