@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Json, axis, in_one_sentence, shared
+from graph_predictor.cli.options import Json, axis, in_one_sentence, numbers, shared
 from graph_predictor.figures import percent
 from planner.cli.options import CacheTokens, DecoderSource, Engine, Precision, PromptTokens, Tp
 from planner.serving import layer_prices
@@ -38,9 +38,9 @@ def price_layer(
     """
     with working("Pricing"):
         found = layer_prices.price_layer(
-            source, devices=_words(device, "--device"), phases=_words(phase, "--phase"), batches=_numbers(batch),
-            prompt=prompt or context, context=context, tp=tp, precision=precision, engine=engine,
-            settings=assignments or ())
+            source, devices=_words(device, "--device"), phases=_words(phase, "--phase"),
+            batches=numbers(batch, "--batch", "1,8,64"), prompt=prompt or context,
+            context=context, tp=tp, precision=precision, engine=engine, settings=assignments or ())
     if json:
         print_json(found.to_json())
     else:
@@ -52,13 +52,6 @@ def _words(given: str, option: str) -> list[str]:
     if not all(words):
         raise ServingError(f"{option} {given!r} has an empty name; write names with commas between them.")
     return list(dict.fromkeys(words))
-
-
-def _numbers(given: str) -> list[int]:
-    words = _words(given, "--batch")
-    if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
-        raise ServingError(f"--batch {given!r} is no list of batches; give whole numbers, such as 1,8,64.")
-    return [int(word) for word in words]
 
 
 def _report(found: layer_prices.PricedLayer) -> None:

@@ -73,8 +73,8 @@ def test_the_command_prints_each_phase_and_takes_no_nonsense(capsys: pytest.Capt
     assert "Decoding 8 × 1,152" in out and "Prompts 1 × 1,024" in out and "casts" in out
     assert run("--phase", "decode", "--json") == 0
     assert json.loads(capsys.readouterr().out)["operations"][0]["phase"] == "decode"
-    for words, said in ((("--phase", "x"), "no phase"), (("--batch", "1,x"), "no list of batches"),
-                        (("--batch", "0"), "batch=0"), (("--device", "a100-sxm-80g,,"), "empty name"),
+    for words, said in ((("--phase", "x"), "no phase"), (("--batch", "1,x"), "--batch 1,x is not possible"),
+                        (("--batch", "0"), "--batch 0 is not possible"), (("--device", "a100-sxm-80g,,"), "empty name"),
                         (("--tp", "3"), "divisor"), (("--prompt", "400000"), "longer than")):
         assert run(*words) == 2 and said in capsys.readouterr().err
 
