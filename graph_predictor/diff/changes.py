@@ -209,7 +209,7 @@ def _substituted(before: str, after: str) -> set[tuple[int, int]]:
     """Pairs of sizes that differ between two lists of shapes; empty where dimensions or tensors came or went."""
     try:
         return set(_differing(from_json(before.encode()), from_json(after.encode())))
-    except (DecodeError, _OtherForm):
+    except (DecodeError, _OtherForm, RecursionError):
         return set()
 
 

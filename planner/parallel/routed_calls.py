@@ -72,7 +72,7 @@ def routed_calls(shape: TransformerShape, part: TransformerPart, trace: Trace) -
         return trace(*_with_rows(shape, replace(alone, ep=shape.experts // count), rows))
 
     base, longer = at(mixed[0], ROWS), at(mixed[0], ROWS + 1)
-    if len(base) != len(longer):
+    if len(base) != len(longer) or base == longer:
         return None
     apart = [i for i, (one, two) in enumerate(zip(base, longer, strict=True)) if one != two]
     before, after = apart[0], len(base) - apart[-1] - 1
