@@ -187,8 +187,8 @@ def serve(
     With --target ends with status 1 where nothing meets it.
     """
     if concurrency == 0:
-        raise ServingError("--concurrency 0 serves nobody; give one client or more, or leave it out to price steps "
-                           "alone.")
+        raise ServingError("--concurrency 0 is no load; give 1 client or more. Without --concurrency, only steps are "
+                           "priced.")
     changes = registry.made(registry.chosen(chosen_edits(edits)))
     known = profile_of(profile, device_choice.find_device(device))
     model: dict[str, Any] = {
