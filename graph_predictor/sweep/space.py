@@ -57,6 +57,9 @@ class Axis:
             raise SweepError(f"{self.name!r} cannot be swept.")
         if not self.values:
             raise SweepError(f"There is no value for {self.title}; give at least one.")
+        for value in self.values:  # tables and journals are UTF-8, into which half a character does not go
+            if isinstance(value, str) and value != (text := value.encode(errors="replace").decode()):
+                raise SweepError(f"{self.title} {text!r} is not valid UTF-8; write it in characters.")
         double = [value for value in self.values if self.values.count(value) > 1]
         if double:
             raise SweepError(f"{self.title} has the value {double[0]} twice; give every value once.")

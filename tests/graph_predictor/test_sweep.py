@@ -55,6 +55,7 @@ def test_a_space_is_every_combination() -> None:
     (lambda: Axis.sizes("batch=8,,16"), "names no sizes"),
     (lambda: Axis.sizes("batch=8,8"), "value 8 twice"),
     (lambda: Axis.texts("device", "b200,,"), "empty value"),
+    (lambda: Axis.texts("remove", "\udcff"), "not valid UTF-8"),
     (lambda: Axis.texts("host", "fast"), "no list of numbers"),
     (lambda: Axis.texts("colour", "red"), "cannot be swept"),
     (lambda: SweepSpace((HOSTS, HOSTS)), "swept twice"),
