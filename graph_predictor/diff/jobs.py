@@ -25,6 +25,9 @@ LEAST_ALIGNED = 0.5
 the layers still shares two thirds; of the pairs of unlike traces tried, small BERT and DLRM steps share most, 46%,
 through their loaders and optimizers."""
 
+_AT_ONCE = 1 << 16
+"""Times of places that are put in order together."""
+
 
 def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = None,
               one_machine: bool | None = None, profiled: bool = False) -> Difference:
@@ -206,7 +209,10 @@ class _Side:
         mean_path, mean_own = (_rounded(each[:number].sum(axis=0), number) for each in (path, own))
         own.sort(axis=0)
         middle = (len(asked) - 1) // 2
-        steady_path = np.partition(path, middle, axis=0)[middle]
+        steady_path = np.zeros_like(path[0])
+        for entry in range(0, len(steady_path), _AT_ONCE):
+            some = slice(entry, entry + _AT_ONCE)
+            steady_path[some] = np.partition(path[:, some], middle, axis=0)[middle]
         steady_own = np.maximum(own[middle], steady_path)
         path -= steady_path
         np.abs(path, out=path)
@@ -232,8 +238,9 @@ def _side_by_side(size: int, times: Iterable[tuple[Int64, Int64]]) -> tuple[Bool
         kept.append((at, path[at], own[at]))
     entry = np.cumsum(somewhere) - 1
     paths, owns = np.zeros((2, len(kept), int(somewhere.sum())), np.int64)
-    for step, (at, path, own) in enumerate(kept):
-        paths[step, entry[at]], owns[step, entry[at]] = path, own
+    while kept:  # let go of one by one: of millions of operations both would take gigabytes
+        at, path, own = kept.pop()
+        paths[len(kept), entry[at]], owns[len(kept), entry[at]] = path, own
     return somewhere, paths, owns
 
 

@@ -41,6 +41,8 @@ _OF_KERNEL = {
     KernelKind.COLLECTIVE: Resource.COMMUNICATION,
 }
 RESOURCES = len(Resource)
+_AT_ONCE = 1 << 16
+"""Intervals of a thread's time that are looked up together: of millions, the steps between would take gigabytes."""
 
 
 class RankSteps:
@@ -172,7 +174,6 @@ class RankSteps:
         node_of = np.full(len(ops) + 1, NONE, np.int64)
         nodes = np.flatnonzero(tree.op >= 0).astype(np.int64)
         node_of[tree.op[nodes]] = nodes
-        owner = node_of[cover.op]
         # The first child (of no operation: the thread's first outermost operation) that begins no earlier.
         start = ops.start_ns[tree.op[nodes]]
         threads = int(max(ops.thread.max(initial=0), cover.thread.max(initial=0))) + 1
@@ -182,17 +183,21 @@ class RankSteps:
         span = int(max(start.max(initial=0), cover.end_ns.max(initial=0))) - low + 1
         key = family * span + start - low
         order = np.argsort(key, kind="stable")
-        mine = np.where(owner >= 0, owner + threads, cover.thread)
-        at = np.searchsorted(key[order], mine * span + cover.start_ns - low)
-        child: Int64 = np.append(nodes[order], NONE)[at]
-        child = np.where(np.append(family[order], NONE)[at] == mine, child, NONE)
-        following = np.append(next_aligned(tree, place, places.end), places.end)[child]
-
-        own = np.append(place, NONE)[owner]
-        inside = own >= places.end
-        hunk = self._hunk_places(own, following, places)
-        where = np.where(inside, own, np.where(hunk >= 0, hunk, np.where(owner >= 0, own, following)))
-        resource = np.where(owner >= 0, int(Resource.HOST), int(Resource.GAP))
+        key, family, child_of = key[order], np.append(family[order], NONE), np.append(nodes[order], NONE)
+        aligned = np.append(next_aligned(tree, place, places.end), places.end)
+        place = np.append(place, NONE)
+        resource, where = np.empty((2, len(cover.op)), np.int64)
+        for first in range(0, len(cover.op), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            owner = node_of[cover.op[some]]
+            mine = np.where(owner >= 0, owner + threads, cover.thread[some])
+            at = np.searchsorted(key, mine * span + cover.start_ns[some] - low)
+            following = aligned[np.where(family[at] == mine, child_of[at], NONE)]
+            own = place[owner]
+            hunk = self._hunk_places(own, following, places)
+            where[some] = np.where(own >= places.end, own, np.where(hunk >= 0, hunk, np.where(
+                owner >= 0, own, following)))
+            resource[some] = np.where(owner >= 0, int(Resource.HOST), int(Resource.GAP))
         return resource, where
 
     def _hunk_places(self, parent: Int64, following: Int64, places: Places) -> Int64:
