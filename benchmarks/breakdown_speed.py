@@ -16,7 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
-from graph_predictor import breakdown, replay
+from graph_predictor import replay
+from reporting.reports.breakdown import breakdown
 from tracer.job import read_job
 
 OP_US, KERNEL_US = 20, 22

@@ -30,12 +30,12 @@ from pathlib import Path
 
 import numpy as np
 
-from graph_predictor.check.baseline import BaselineEntry
-from graph_predictor.check.gate import check_against, new_entry, update_baseline
-from graph_predictor.check.measure import Pair, StoredCapture
-from graph_predictor.check.program_gate import LEVEL, check_programs
-from graph_predictor.check.verdict import GateOutcome, Verdict
-from graph_predictor.cli.check import explain
+from reporting.check.baseline import BaselineEntry
+from reporting.check.gate import check_against, new_entry, update_baseline
+from reporting.check.measure import Pair, StoredCapture
+from reporting.check.program_gate import LEVEL, check_programs
+from reporting.check.verdict import GateOutcome, Verdict
+from reporting.cli.check import explain
 from tracer.errors import ForetraceError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,9 +17,9 @@ import os
 import time
 from pathlib import Path
 
-from graph_predictor.diff.jobs import diff_jobs
-from graph_predictor.diff.result import UNEXPLAINED, Difference, DifferenceKind
 from graph_predictor.prediction.replay import replay
+from reporting.diff.jobs import diff_jobs
+from reporting.diff.result import UNEXPLAINED, Difference, DifferenceKind
 from tracer.job import Job, read_job
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -27,8 +27,8 @@ import numpy as np
 
 import foretrace
 from foretrace import edits
-from graph_predictor.sweep import Axis, SweepSpace, sweep
-from graph_predictor.sweep.run import SweepSource
+from reporting.sweep import Axis, SweepSpace, sweep
+from reporting.sweep.run import SweepSource
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job

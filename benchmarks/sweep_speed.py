@@ -29,9 +29,9 @@ from foretrace import edits
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.repeat import Shared
 from graph_predictor.prediction.scenario import Edit
-from graph_predictor.sweep import Axis, SweepSpace, sweep
-from graph_predictor.sweep.run import SweepSource
 from graph_predictor.synthesis.baseline import baseline_of
+from reporting.sweep import Axis, SweepSpace, sweep
+from reporting.sweep.run import SweepSource
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))

@@ -19,14 +19,7 @@ from tracer.lazy import lazily
 
 if TYPE_CHECKING:
     from foretrace import edits
-    from graph_predictor.check.gate import check_directory as check
-    from graph_predictor.diff.jobs import diff_jobs as diff
-    from graph_predictor.exports.export import export
-    from graph_predictor.exports.tables import log
     from graph_predictor.prediction.replay import replay
-    from graph_predictor.reports.breakdown import breakdown
-    from graph_predictor.reports.opportunities import opportunities
-    from graph_predictor.reports.timeline import write_timeline
     from graph_predictor.request.program_memory import fit_batch
     from graph_predictor.synthesis.baseline import baseline_of, predict, retraced
     from planner.parallel.comm_study import comm_study
@@ -36,6 +29,13 @@ if TYPE_CHECKING:
     from planner.serving.search import serve_search
     from planner.serving.serve import serve
     from planner.sharding.planning import shard
+    from reporting.check.gate import check_directory as check
+    from reporting.diff.jobs import diff_jobs as diff
+    from reporting.exports.export import export
+    from reporting.exports.tables import log
+    from reporting.reports.breakdown import breakdown
+    from reporting.reports.opportunities import opportunities
+    from reporting.reports.timeline import write_timeline
     from tracer import hooks
     from tracer.capture import capture
     from tracer.device_memory import memory_timeline
@@ -46,19 +46,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "baseline_of": "graph_predictor.synthesis.baseline",
-    "breakdown": "graph_predictor.reports.breakdown",
+    "breakdown": "reporting.reports.breakdown",
     "capture": "tracer.capture",
-    "check": "graph_predictor.check.gate:check_directory",
+    "check": "reporting.check.gate:check_directory",
     "comm_study": "planner.parallel.comm_study",
-    "diff": "graph_predictor.diff.jobs:diff_jobs",
+    "diff": "reporting.diff.jobs:diff_jobs",
     "edits": "foretrace.edits:",
-    "export": "graph_predictor.exports.export",
+    "export": "reporting.exports.export",
     "fit_batch": "graph_predictor.request.program_memory",
     "handler": "tracer.hooks",
     "hooks": "foretrace.hooks:",
-    "log": "graph_predictor.exports.tables",
+    "log": "reporting.exports.tables",
     "memory_timeline": "tracer.device_memory",
-    "opportunities": "graph_predictor.reports.opportunities",
+    "opportunities": "reporting.reports.opportunities",
     "plan": "planner.parallel.planning",
     "predict": "graph_predictor.synthesis.baseline",
     "price_layer": "planner.serving.layer_prices",
@@ -71,7 +71,7 @@ _HOMES = {
     "shard": "planner.sharding.planning",
     "snapshot_timeline": "tracer.memory_snapshot",
     "trace": "tracer.shape_only:trace_step",
-    "write_timeline": "graph_predictor.reports.timeline",
+    "write_timeline": "reporting.reports.timeline",
 }
 
 __all__ = [

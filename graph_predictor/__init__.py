@@ -1,4 +1,4 @@
-"""Simulation of recorded and edited training steps: replay, critical path, reports and the command line."""
+"""Simulation of recorded and edited training steps: replay, critical path, prediction."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from graph_predictor.prediction.replay import Replay, ReplayedStep, replay
     from graph_predictor.prediction.result import Prediction
     from graph_predictor.prediction.tuned_workload import TunedWorkload, tune_workload
-    from graph_predictor.reports.breakdown import Breakdown, breakdown
-    from graph_predictor.reports.opportunities import Opportunities, Opportunity, opportunities
-    from graph_predictor.reports.timeline import write_timeline
     from graph_predictor.simulation.build import Built, build_program
     from graph_predictor.simulation.engine import Path, critical_path, simulate
     from graph_predictor.simulation.program import Bound, Program, Simulated
@@ -23,11 +20,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Baseline": "graph_predictor.prediction.predictor",
     "Bound": "graph_predictor.simulation.program",
-    "Breakdown": "graph_predictor.reports.breakdown",
     "Built": "graph_predictor.simulation.build",
     "CommReport": "graph_predictor.comm.report",
-    "Opportunities": "graph_predictor.reports.opportunities",
-    "Opportunity": "graph_predictor.reports.opportunities",
     "Path": "graph_predictor.simulation.engine",
     "Prediction": "graph_predictor.prediction.result",
     "Program": "graph_predictor.simulation.program",
@@ -36,24 +30,21 @@ _HOMES = {
     "Simulated": "graph_predictor.simulation.program",
     "TunedWorkload": "graph_predictor.prediction.tuned_workload",
     "baseline_of": "graph_predictor.synthesis.baseline",
-    "breakdown": "graph_predictor.reports.breakdown",
     "build_program": "graph_predictor.simulation.build",
     "communication_report": "graph_predictor.comm.report",
     "critical_path": "graph_predictor.simulation.engine",
-    "opportunities": "graph_predictor.reports.opportunities",
     "predict": "graph_predictor.synthesis.baseline",
     "replay": "graph_predictor.prediction.replay",
     "retraced": "graph_predictor.synthesis.baseline",
     "simulate": "graph_predictor.simulation.engine",
     "tune_workload": "graph_predictor.prediction.tuned_workload",
-    "write_timeline": "graph_predictor.reports.timeline",
 }
 
 __all__ = [
-    "Baseline", "Bound", "Breakdown", "Built", "CommReport", "Opportunities", "Opportunity", "Path", "Prediction",
-    "Program", "Replay", "ReplayedStep", "Simulated", "TunedWorkload", "baseline_of", "breakdown",
-    "build_program", "communication_report", "critical_path", "opportunities", "predict", "replay",
-    "retraced", "simulate", "tune_workload", "write_timeline",
+    "Baseline", "Bound", "Built", "CommReport", "Path", "Prediction",
+    "Program", "Replay", "ReplayedStep", "Simulated", "TunedWorkload", "baseline_of",
+    "build_program", "communication_report", "critical_path", "predict", "replay",
+    "retraced", "simulate", "tune_workload",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -12,11 +12,11 @@ import numpy as np
 from graph_predictor.comm.recorded_calls import with_host_collectives
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.replay import replay
-from graph_predictor.reports.ranks.report import rank_report
-from graph_predictor.reports.ranks.times import recorded_times
 from graph_predictor.request.parallel_ranks import on_ranks
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CollectiveModel, find_topology
+from reporting.reports.ranks.report import rank_report
+from reporting.reports.ranks.times import recorded_times
 from tracer.graph import ExecutionGraph
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan

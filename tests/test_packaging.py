@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner")
+PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner", "reporting")
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import foretrace
-from graph_predictor.check.validate import ValidatedCase, Validation
-from graph_predictor.check.verdict import GateOutcome, Status, Verdict
-from graph_predictor.sweep.run import SweepSource, sweep
-from graph_predictor.sweep.space import Axis, SweepSpace
+from reporting.check.validate import ValidatedCase, Validation
+from reporting.check.verdict import GateOutcome, Status, Verdict
+from reporting.sweep.run import SweepSource, sweep
+from reporting.sweep.space import Axis, SweepSpace
 from tracer.device_memory import KINDS, MemoryTimeline
 from tracer.errors import ForetraceError
 from tracer.shown import Shown

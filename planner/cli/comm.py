@@ -13,18 +13,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from graph_predictor.cli.console import Column, Report, print_json, read, working
-from graph_predictor.cli.options import (
-    Cycle,
-    Json,
-    Paths,
-    Scheduler,
-    StepRegion,
-    Window,
-    Workers,
-    in_one_sentence,
-    shared,
-)
 from graph_predictor.comm import clusters, contention, recorded_calls, traffic
 from graph_predictor.comm import report as comm_report
 from graph_predictor.comm.traffic import bytes_text
@@ -37,6 +25,18 @@ from kernel_models.collectives import call as collectives_call
 from kernel_models.collectives import logs as collectives_logs
 from kernel_models.collectives import topology as collectives_topology
 from planner.cli.comm_study import study
+from reporting.cli.console import Column, Report, print_json, read, working
+from reporting.cli.options import (
+    Cycle,
+    Json,
+    Paths,
+    Scheduler,
+    StepRegion,
+    Window,
+    Workers,
+    in_one_sentence,
+    shared,
+)
 from tracer import comm_bench, kept_files, output_file
 from tracer.lazy import msgspec
 from tracer.output_kind import CHOICES, COMM_PROFILE, MEASUREMENTS, TUNER, check_output

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.mixture import mixture_json, report_mixture
-from graph_predictor.cli.options import Json, Top, axis, in_one_sentence, numbers, profile_of, shared
 from graph_predictor.comm import traffic
 from graph_predictor.figures import count, percent
 from kernel_models import device_choice
 from planner.cli.options import DecoderSource, Profiles
 from planner.parallel import comm_study
+from reporting.cli.console import Column, Report, print_json, working
+from reporting.cli.mixture import mixture_json, report_mixture
+from reporting.cli.options import Json, Top, axis, in_one_sentence, numbers, profile_of, shared
 
 BEST = 40  # chosen: more rows are not read by eye
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)

@@ -14,8 +14,16 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import (
+from graph_predictor.comm import traffic
+from graph_predictor.figures import percent
+from graph_predictor.request import memory_fit
+from kernel_models import device_choice, op_call
+from planner.cli import plan_causes
+from planner.cli.options import DecoderSource, Profiles, TrainedPreset
+from planner.parallel import compared, explained, exploration, layer_costs, page, planning, search
+from planner.parallel import space as frameworks
+from reporting.cli.console import Column, Report, print_json, working
+from reporting.cli.options import (
     Html,
     Json,
     Top,
@@ -27,14 +35,6 @@ from graph_predictor.cli.options import (
     shared,
     write_html,
 )
-from graph_predictor.comm import traffic
-from graph_predictor.figures import percent
-from graph_predictor.request import memory_fit
-from kernel_models import device_choice, op_call
-from planner.cli import plan_causes
-from planner.cli.options import DecoderSource, Profiles, TrainedPreset
-from planner.parallel import compared, explained, exploration, layer_costs, page, planning, search
-from planner.parallel import space as frameworks
 from tracer import output_kind
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
 from tracer.shape_only import transformer

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from graph_predictor.cli.console import Column, Report
 from graph_predictor.figures import percent, signed_percent
 from graph_predictor.request import memory_fit
 from planner.parallel import compared, explained, search
+from reporting.cli.console import Column, Report
 from tracer.parallel_plan import PlanError
 
 

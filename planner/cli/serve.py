@@ -8,8 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import (
+from graph_predictor.edits import registry
+from graph_predictor.figures import percent
+from kernel_models import device_choice
+from planner.cli.options import CacheTokens, Engine, Precision, Profiles, PromptTokens, Tp
+from planner.serving import search, steps
+from planner.serving import serve as serving
+from planner.serving.setup import ServingError
+from reporting.cli.console import Column, Report, print_json, working
+from reporting.cli.options import (
     Json,
     StepRegion,
     Top,
@@ -19,13 +26,6 @@ from graph_predictor.cli.options import (
     shared,
     with_edits_but,
 )
-from graph_predictor.edits import registry
-from graph_predictor.figures import percent
-from kernel_models import device_choice
-from planner.cli.options import CacheTokens, Engine, Precision, Profiles, PromptTokens, Tp
-from planner.serving import search, steps
-from planner.serving import serve as serving
-from planner.serving.setup import ServingError
 
 MOST_OPERATIONS = 8  # chosen: the rest is small, and more rows are not read by eye
 MOST_CHOICES = 10  # chosen: more rows are not read by eye

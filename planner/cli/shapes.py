@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Json, Top, in_one_sentence, profile_of, shared
 from graph_predictor.figures import percent, signed_percent
 from kernel_models import device_choice, op_call
 from kernel_models.heuristics import shape_terms
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
 from planner.cli.plan import heads_text
 from planner.parallel import shapes as parallel_shapes
+from reporting.cli.console import Column, Report, print_json, working
+from reporting.cli.options import Json, Top, in_one_sentence, profile_of, shared
 from tracer.lazy import numpy as np
 
 BEST = 12  # chosen: more rows are not read by eye

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from graph_predictor.cli.console import Column, Report, print_json, working
-from graph_predictor.cli.options import Json, StepRegion, Top, in_one_sentence, profile_of, shared
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from kernel_models import device_choice, op_call
 from planner.cli.options import Profiles
 from planner.sharding import estimate, planning, sources
 from planner.sharding import problem as sharding_problem
+from reporting.cli.console import Column, Report, print_json, working
+from reporting.cli.options import Json, StepRegion, Top, in_one_sentence, profile_of, shared
 from tracer import output_kind
 from tracer.lookup_data import plan_file
 from tracer.lookup_data import tables as lookup_data_tables

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from graph_predictor.figures import count, signed_milliseconds
-from graph_predictor.pages.comparison import interval_plot
-from graph_predictor.pages.events import KIND_CODE, EventNames, Track, pack
-from graph_predictor.pages.memory import MemoryMoments, memory_section
-from graph_predictor.pages.page import Provenance, notes_part, provenance_section, sentence
-from graph_predictor.pages.parts import (
+from kernel_models.op_call import Source
+from planner.parallel.estimate import Estimate, StepSchedule
+from planner.parallel.planning import Plans
+from planner.parallel.search import differences, front, tied
+from reporting.pages.comparison import interval_plot
+from reporting.pages.events import KIND_CODE, EventNames, Track, pack
+from reporting.pages.memory import MemoryMoments, memory_section
+from reporting.pages.page import Provenance, notes_part, provenance_section, sentence
+from reporting.pages.parts import (
     Cell,
     Facts,
     IntervalBar,
@@ -33,12 +37,8 @@ from graph_predictor.pages.parts import (
     table,
     text_column,
 )
-from graph_predictor.pages.parts import PageColumn as Column
-from graph_predictor.reports.timeline import TimelineProcess, Tracks, json_text, write_events
-from kernel_models.op_call import Source
-from planner.parallel.estimate import Estimate, StepSchedule
-from planner.parallel.planning import Plans
-from planner.parallel.search import differences, front, tied
+from reporting.pages.parts import PageColumn as Column
+from reporting.reports.timeline import TimelineProcess, Tracks, json_text, write_events
 from tracer.arrays import Int64
 from tracer.output_kind import TIMELINE, check_output
 

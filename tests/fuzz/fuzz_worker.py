@@ -305,7 +305,7 @@ def _watch_numbers() -> list[Path]:
 
     Returns a list whose first item is to be the folder of the case that runs.
     """
-    from graph_predictor.cli import console
+    from reporting.cli import console
 
     encodable, folder = console._encodable, [Path()]
 

@@ -14,12 +14,12 @@ import pytest
 from check_support import SIZES, samples, step_trace, write_capture
 from said import Ran, Run, plain
 
-from graph_predictor.check import gate
-from graph_predictor.check.baseline import BaselineFile, disturbance
-from graph_predictor.check.gate import judge
-from graph_predictor.check.measure import CheckError, find_captures, pair_captures
-from graph_predictor.check.validate import Accuracy
-from graph_predictor.check.verdict import Status, Verdict
+from reporting.check import gate
+from reporting.check.baseline import BaselineFile, disturbance
+from reporting.check.gate import judge
+from reporting.check.measure import CheckError, find_captures, pair_captures
+from reporting.check.validate import Accuracy
+from reporting.check.verdict import Status, Verdict
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_reports_for_machines_and_pull_requests(kept: Path, tmp_path: Path, run:
 
 
 def test_names_that_others_wrote_break_neither_table_nor_xml() -> None:
-    from graph_predictor.check.verdict import GateOutcome, junit_xml, markdown
+    from reporting.check.verdict import GateOutcome, junit_xml, markdown
 
     nasty = "a|b <img> `x` \x00\x1b[31m\n]]> &"
     found = GateOutcome(nasty, [Verdict(nasty, nasty, Status.FAILED, 1, 2, "", nasty)], {nasty: [nasty]}, [nasty])

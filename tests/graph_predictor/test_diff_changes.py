@@ -8,10 +8,10 @@ import pytest
 from check_support import samples, step_trace, write_capture
 from micro import Micro
 
-from graph_predictor.check import gate
-from graph_predictor.check.measure import Environment, find_captures
-from graph_predictor.cli.check import explain
-from graph_predictor.diff.jobs import diff_jobs
+from reporting.check import gate
+from reporting.check.measure import Environment, find_captures
+from reporting.cli.check import explain
+from reporting.diff.jobs import diff_jobs
 from tracer.job import Job
 
 BACKWARD = "autograd::engine::evaluate_function: "

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from planted import KINDS, record
 
-from graph_predictor.check import gate
-from graph_predictor.check.baseline import disturbance
-from graph_predictor.check.measure import find_captures
-from graph_predictor.diff.jobs import diff_jobs
-from graph_predictor.diff.result import DifferenceKind
+from reporting.check import gate
+from reporting.check.baseline import disturbance
+from reporting.check.measure import find_captures
+from reporting.diff.jobs import diff_jobs
+from reporting.diff.result import DifferenceKind
 from tracer.job import read_job
 
 STEPS = 6

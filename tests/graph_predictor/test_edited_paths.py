@@ -22,13 +22,13 @@ from foretrace.edits import Device, Edit, FusedOptimizer, Remove
 from graph_predictor.prediction.explain import GRAPH_LAUNCH, OUTSIDE
 from graph_predictor.prediction.predictor import Baseline, SimulatedStep
 from graph_predictor.prediction.result import PathItem
-from graph_predictor.reports.ranks.stragglers import NOT_YET, job_path
-from graph_predictor.reports.ranks.times import predicted_times
 from graph_predictor.simulation.build import build_program
 from graph_predictor.simulation.changed_program import same_order, without
 from graph_predictor.simulation.program import ItemKind, entries_waited_for
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
+from reporting.reports.ranks.stragglers import NOT_YET, job_path
+from reporting.reports.ranks.times import predicted_times
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 import foretrace
 from foretrace import edits
 from foretrace.commands import app
-from graph_predictor.exports import chakra, tables
-from graph_predictor.exports.chakra import messages, write_chakra
-from graph_predictor.exports.work_graph import After, WorkGraph, WorkKind, work_graph
 from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.prediction.simulated_job import SimulatedJob, simulated_job
-from graph_predictor.reports import timeline
-from graph_predictor.reports.timeline import QUEUED, RUNNING
+from reporting.exports import chakra, tables
+from reporting.exports.chakra import messages, write_chakra
+from reporting.exports.work_graph import After, WorkGraph, WorkKind, work_graph
+from reporting.reports import timeline
+from reporting.reports.timeline import QUEUED, RUNNING
 from tracer.errors import ForetraceError
 from tracer.job import Job, read_job
 

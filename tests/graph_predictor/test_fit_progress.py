@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from graph_predictor.cli.fit import showing_fits
+from reporting.cli.fit import showing_fits
 
 
 class Terminal(io.StringIO):

@@ -15,8 +15,8 @@ from test_whatif_edits import BACKWARD, CHAIN, MATH, TRACES, Op, trace_of
 import graph_predictor
 from foretrace.commands import main
 from foretrace.edits import NoDataLoading, ScaleBandwidth
-from graph_predictor.reports.opportunities import Opportunities, candidates, gain_interval, opportunities
 from graph_predictor.synthesis.baseline import baseline_of
+from reporting.reports.opportunities import Opportunities, candidates, gain_interval, opportunities
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 

@@ -31,10 +31,10 @@ from foretrace.edits import (
 )
 from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.scenario import EditError
-from graph_predictor.reports.breakdown import breakdown
 from graph_predictor.simulation.host_slices import with_host
 from graph_predictor.synthesis.baseline import baseline_of, predict
 from kernel_models.device import device
+from reporting.reports.breakdown import breakdown
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 

@@ -9,10 +9,10 @@ import pytest
 from forks import run_program
 from typer.testing import CliRunner
 
-import graph_predictor.check.validate as module
+import reporting.check.validate as module
 from foretrace.commands import app
-from graph_predictor.check.measure import CheckError
-from graph_predictor.check.validate import PredictedCase, ValidatedCase, ValidatedProgram, Validation, validate
+from reporting.check.measure import CheckError
+from reporting.check.validate import PredictedCase, ValidatedCase, ValidatedProgram, Validation, validate
 
 BERT = Path(__file__).resolve().parents[2] / "traces" / "bert-cpu"
 SCRIPT = """

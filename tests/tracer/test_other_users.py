@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from graph_predictor.sweep.files import Journal, SweepError
+from reporting.sweep.files import Journal, SweepError
 from tracer import kept_files
 from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError
