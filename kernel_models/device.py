@@ -509,7 +509,7 @@ def _count(name: str, value: Any) -> int:
 
 def _plain(name: str) -> str:
     """Lower case without vendors and punctuation: "Tesla V100-SXM2-16GB" → "v100sxm216gb"."""
-    return _GENERIC.sub(" ", name.lower()).encode().translate(None, _PUNCTUATION).decode()
+    return _GENERIC.sub(" ", name.lower()).encode(errors="replace").translate(None, _PUNCTUATION).decode()
 
 
 def _fits(spec: DeviceSpec, memory_bytes: int | None, sm_count: int | None) -> bool:

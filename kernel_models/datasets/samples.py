@@ -156,9 +156,15 @@ def by_label(labels: Sequence[str], rule: object) -> Bool:
 
 
 def joined(samples: Iterable[Samples]) -> list[Samples]:
-    """Samples of the same device, software and family put together, aggregated, largest first."""
+    """Samples of the same device, software and family put together, aggregated, largest first.
+
+    Products over no element, whose time is a launch's, teach no rate and are left out.
+    """
     together: dict[tuple[str, str, Family], list[Samples]] = {}
     for one in samples:
+        if len(one) and one.family is Family.GEMM:
+            some = np.array([all(call.dims) for call in one.calls])
+            one = one if some.all() else one.taken(some)
         if len(one):
             together.setdefault((one.device, one.software, one.family), []).append(one)
     found = []

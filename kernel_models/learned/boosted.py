@@ -61,7 +61,7 @@ class Intervals:
     def from_json(cls, values: dict[str, Any]) -> Intervals:
         """The intervals of ``to_json``."""
         found = [np.array(values[name], np.float64) for name in ("log_us", "low", "high")]
-        if not (found[0].ndim == 1 and len(found[0]) and len({len(x) for x in found}) == 1
+        if not (found[0].ndim == 1 and len(found[0]) and len({x.shape for x in found}) == 1
                 and all(np.isfinite(x).all() for x in found)):
             raise ValueError("the intervals of a model are damaged")
         return cls(*found)

@@ -128,7 +128,7 @@ def icicle(tree: CallTree, what: str, name: str) -> PagePlot | None:
     whole = tree.inclusive(what)
     if whole[0] <= 0:
         return None
-    kept = _kept(whole)
+    kept = _kept(whole, [node.parent for node in tree.nodes])
     values: list[dict[str, Any]] = []
     depth: dict[int, int] = {}
     phase: dict[int, str] = {}
@@ -162,15 +162,18 @@ def icicle(tree: CallTree, what: str, name: str) -> PagePlot | None:
             Column("share")], rows, folded=True), vega=True)
 
 
-def _kept(whole: list[int]) -> list[int]:
+def _kept(whole: list[int], parents: list[int]) -> list[int]:
     """Return the nodes that are large enough, the largest ``MOST_NODES``, parents before children."""
     least = whole[0] * LEAST_SHARE
     large = [at for at, ns in enumerate(whole) if ns > least or at == 0]
     if len(large) > MOST_NODES:
         least = sorted((whole[at] for at in large), reverse=True)[MOST_NODES]
         large = [at for at in large if whole[at] > least or at == 0]
-    # A parent is at least as large as what is below it, so that it is among them.
-    return large
+    kept: dict[int, None] = {}
+    for at in large:  # a parent is smaller than what is below it only where a damaged recording has negative times
+        if parents[at] < 0 or parents[at] in kept:
+            kept[at] = None
+    return list(kept)
 
 
 def _icicle_spec(values: list[dict[str, Any]], levels: int) -> dict[str, Any]:

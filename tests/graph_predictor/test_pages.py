@@ -26,6 +26,7 @@ pytest.importorskip("itables", reason="pages need the extra `report`")
 from graph_predictor.figures import milliseconds, part_percent, signed_milliseconds
 from reporting.pages import page as scripts
 from reporting.pages.events import EventNames, Track, pack, safe_json
+from reporting.pages.sections import _kept
 from tracer.versions import installed_version
 
 LIMIT = 5_000_000
@@ -145,6 +146,10 @@ def test_the_icicle_is_the_whole_host_time(cpu_page: PageFile, run: Run) -> None
     assert {node["name"] for node in nodes if node["kind"] == "phase"} >= {"forward", "backward", "optimizer"}
     known = {node["id"] for node in nodes}
     assert all(node["parent"] in known for node in nodes[1:])
+
+
+def test_no_node_of_an_icicle_lacks_its_parent() -> None:
+    assert _kept([10, -5, 6, 4], [-1, 0, 1, 0]) == [0, 3]  # a damaged recording's times may be negative
 
 
 def test_loss_and_provenance(cpu_page: PageFile, run: Run) -> None:

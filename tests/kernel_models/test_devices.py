@@ -100,6 +100,11 @@ def test_dense_peak_rates(dtype: str, name: str, tflops: float) -> None:
     assert device(name).peak_tflops(dtype, matrix=True) == tflops
 
 
+def test_a_name_that_is_no_valid_text_is_of_no_device() -> None:
+    with pytest.raises(DeviceError):
+        resolve_device("\udcff")
+
+
 def test_a_name_that_one_device_reports_is_its_own() -> None:
     owners: dict[str, set[str]] = {}
     for spec in map(device, device_names()):

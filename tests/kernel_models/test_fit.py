@@ -57,6 +57,12 @@ def table(path: Path, rows: list[dict[str, Any]] | pd.DataFrame) -> Path:
     return path
 
 
+def test_products_over_nothing_teach_no_rate() -> None:
+    samples = gemm_samples(3)
+    empty = replace(samples.calls[0], dims=(*samples.calls[0].dims[:3], 0))
+    assert joined([replace(samples, calls=[empty, *samples.calls[1:]])])[0].calls == samples.calls[1:]
+
+
 def test_the_hold_out_rule_never_moves() -> None:
     assert share_of("n=4096 k=4096") == pytest.approx(0.828627, abs=1e-6)
     labels = [f"n={n} k={k}" for n in range(1, 60) for k in range(1, 60)]

@@ -242,7 +242,8 @@ def test_the_state_gives_the_same_model(law: tuple[Problem, BoostedModel]) -> No
     assert (again.covers(calls) == model.covers(calls)).all()
     values, arrays = model.state()
     for damaged in ({**values, "recipe": "gemm-99"}, {**values, "variants": []}, {**values, "intervals": {
-            "log_us": [], "low": [], "high": []}}):
+            "log_us": [], "low": [], "high": []}}, {**values, "intervals": {
+            "log_us": [0.0], "low": [[0.0]], "high": [0.0]}}):
         with pytest.raises(ValueError):
             BoostedModel.from_state(damaged, arrays)
 

@@ -350,7 +350,7 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         for message in (".*CUDA is not available.*", ".*Can't initialize NVML.*", ".*lr_scheduler.step.*",
                         ".*torch.cuda.amp.GradScaler is enabled.*", ".*pin_memory.*",
-                        ".*Accessing the data pointer of FakeTensor.*",
+                        ".*Accessing the data pointer of FakeTensor.*", "FSDP2-wrapped module",
                         "(?s).*Overriding a previously registered kernel"):
             warnings.filterwarnings("ignore", message=message)
         try:
