@@ -42,7 +42,7 @@ test: lint check suite  ## linters, type check, the recorded traces' baseline an
 # others may use: where at most two tests failed and pass alone, both outputs stay and the suite passes. Tests marked slow,
 # 422 of 6,708, run by themselves.
 suite: $(TESTABLE)
-	@$(BIN)/python -m compileall -q -j 0 foretrace tracer kernel_models graph_predictor reporting planner tests
+	@$(BIN)/python -m compileall -q -j 0 foretrace tracer kernel_models graph_predictor step_views planner tests
 	@rm -f .pytest_cache/v/cache/lastfailed
 	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder \
 		--assert=plain -m 'not slow' || { test $$? = 1 && failed=$$(grep -c true .pytest_cache/v/cache/lastfailed) && \

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from graph_predictor import replay
-from reporting.reports.breakdown import breakdown
+from step_views.reports.breakdown import breakdown
 from tracer.job import read_job
 
 OP_US, KERNEL_US = 20, 22

@@ -30,12 +30,12 @@ from pathlib import Path
 
 import numpy as np
 
-from reporting.check.baseline import BaselineEntry
-from reporting.check.gate import check_against, new_entry, update_baseline
-from reporting.check.measure import Pair, StoredCapture
-from reporting.check.program_gate import LEVEL, check_programs
-from reporting.check.verdict import GateOutcome, Verdict
-from reporting.cli.check import explain
+from step_views.check.baseline import BaselineEntry
+from step_views.check.gate import check_against, new_entry, update_baseline
+from step_views.check.measure import Pair, StoredCapture
+from step_views.check.program_gate import LEVEL, check_programs
+from step_views.check.verdict import GateOutcome, Verdict
+from step_views.cli.check import explain
 from tracer.errors import ForetraceError
 
 ROOT = Path(__file__).resolve().parents[1]

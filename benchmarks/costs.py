@@ -187,7 +187,7 @@ def _memory(path: str) -> dict[str, float]:
 def _reports(path: str) -> dict[str, float]:
     """Seconds of reading, replaying and breaking down."""
     from graph_predictor import replay
-    from reporting.reports.breakdown import breakdown
+    from step_views.reports.breakdown import breakdown
     from tracer.job import read_job
 
     job = read_job(path)
@@ -232,8 +232,8 @@ def _points(path: str, count: str, jobs: str) -> dict[str, float]:
     """Processor seconds, of all processes, and wall seconds of a sweep of so many points."""
     from sweep_speed import space
 
-    from reporting.sweep import sweep
-    from reporting.sweep.run import SweepSource
+    from step_views.sweep import sweep
+    from step_views.sweep.run import SweepSource
 
     source = SweepSource((path,))
     with tempfile.TemporaryDirectory() as folder:
@@ -318,7 +318,7 @@ def first_plan(folder: Path, turns: int, *words: str) -> float:
 def first_run(folder: Path) -> float:
     """Processor time of the first prediction over that of the second, where nothing is kept of an earlier one."""
     place = folder / "installed"
-    for package in ("foretrace", "reporting", "graph_predictor", "kernel_models", "tracer"):
+    for package in ("foretrace", "step_views", "graph_predictor", "kernel_models", "tracer"):
         shutil.copytree(ROOT / package, place / package, ignore=shutil.ignore_patterns("*.o", "*.nbi", "*.nbc"))
     program = f"import sys; sys.path.insert(0, {str(place)!r}); from foretrace.commands import main; main()"
     times = [run([sys.executable, "-c", program, "predict", str(SMALL)], HOME=str(folder),

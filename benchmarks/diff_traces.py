@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 from graph_predictor.prediction.replay import replay
-from reporting.diff.jobs import diff_jobs
-from reporting.diff.result import UNEXPLAINED, Difference, DifferenceKind
+from step_views.diff.jobs import diff_jobs
+from step_views.diff.result import UNEXPLAINED, Difference, DifferenceKind
 from tracer.job import Job, read_job
 
 ROOT = Path(__file__).resolve().parents[1]

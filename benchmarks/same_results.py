@@ -27,8 +27,8 @@ import numpy as np
 
 import foretrace
 from foretrace import edits
-from reporting.sweep import Axis, SweepSpace, sweep
-from reporting.sweep.run import SweepSource
+from step_views.sweep import Axis, SweepSpace, sweep
+from step_views.sweep.run import SweepSource
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job

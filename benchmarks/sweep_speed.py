@@ -30,8 +30,8 @@ from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.prediction.repeat import Shared
 from graph_predictor.prediction.scenario import Edit
 from graph_predictor.synthesis.baseline import baseline_of
-from reporting.sweep import Axis, SweepSpace, sweep
-from reporting.sweep.run import SweepSource
+from step_views.sweep import Axis, SweepSpace, sweep
+from step_views.sweep.run import SweepSource
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("FORETRACE_DATA", ROOT.parent / "shared" / "data"))

@@ -32,7 +32,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "calibration": (("kernel_models/calibration/*.py",),
                     tuple(f"tests/kernel_models/test_{name}.py" for name in (
                         "calibration", "calibration_faults", "visits"))),
-    "acceptance": (("reporting/acceptance/*.py",), ("tests/graph_predictor/test_acceptance.py",)),
+    "acceptance": (("step_views/acceptance/*.py",), ("tests/graph_predictor/test_acceptance.py",)),
     "comm": (("tracer/comm_bench/*.py",), ("tests/tracer/test_comm_bench.py",)),
 }
 """Files that know a GPU, and the tests of them."""

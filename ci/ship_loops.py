@@ -18,7 +18,7 @@ from tracer.machine_code import SHIPPED, KeptLoop  # noqa: E402
 
 def loops() -> Iterator[KeptLoop]:
     """Every compiled loop."""
-    for package in ("tracer", "kernel_models", "graph_predictor", "planner", "reporting"):
+    for package in ("tracer", "kernel_models", "graph_predictor", "planner", "step_views"):
         for path in sorted((ROOT / package).rglob("*_loop.py")):
             module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
             for value in vars(module).values():

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reporting.check.validate import ValidatedProgram, Validation, predict_cases, size_label, timed_steps
+from step_views.check.validate import ValidatedProgram, Validation, predict_cases, size_label, timed_steps
 from tracer.capture.context import cpu_model
 from tracer.errors import ForetraceError
 from tracer.output_file import Busy, DirectoryLock, whole_file

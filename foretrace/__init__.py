@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from planner.serving.search import serve_search
     from planner.serving.serve import serve
     from planner.sharding.planning import shard
-    from reporting.check.gate import check_directory as check
-    from reporting.diff.jobs import diff_jobs as diff
-    from reporting.exports.export import export
-    from reporting.exports.tables import log
-    from reporting.reports.breakdown import breakdown
-    from reporting.reports.opportunities import opportunities
-    from reporting.reports.timeline import write_timeline
+    from step_views.check.gate import check_directory as check
+    from step_views.diff.jobs import diff_jobs as diff
+    from step_views.exports.export import export
+    from step_views.exports.tables import log
+    from step_views.reports.breakdown import breakdown
+    from step_views.reports.opportunities import opportunities
+    from step_views.reports.timeline import write_timeline
     from tracer import hooks
     from tracer.capture import capture
     from tracer.device_memory import memory_timeline
@@ -46,19 +46,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "baseline_of": "graph_predictor.synthesis.baseline",
-    "breakdown": "reporting.reports.breakdown",
+    "breakdown": "step_views.reports.breakdown",
     "capture": "tracer.capture",
-    "check": "reporting.check.gate:check_directory",
+    "check": "step_views.check.gate:check_directory",
     "comm_study": "planner.parallel.comm_study",
-    "diff": "reporting.diff.jobs:diff_jobs",
+    "diff": "step_views.diff.jobs:diff_jobs",
     "edits": "foretrace.edits:",
-    "export": "reporting.exports.export",
+    "export": "step_views.exports.export",
     "fit_batch": "graph_predictor.request.program_memory",
     "handler": "tracer.hooks",
     "hooks": "foretrace.hooks:",
-    "log": "reporting.exports.tables",
+    "log": "step_views.exports.tables",
     "memory_timeline": "tracer.device_memory",
-    "opportunities": "reporting.reports.opportunities",
+    "opportunities": "step_views.reports.opportunities",
     "plan": "planner.parallel.planning",
     "predict": "graph_predictor.synthesis.baseline",
     "price_layer": "planner.serving.layer_prices",
@@ -71,7 +71,7 @@ _HOMES = {
     "shard": "planner.sharding.planning",
     "snapshot_timeline": "tracer.memory_snapshot",
     "trace": "tracer.shape_only:trace_step",
-    "write_timeline": "reporting.reports.timeline",
+    "write_timeline": "step_views.reports.timeline",
 }
 
 __all__ = [

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from reporting.cli.running import LazyCommand, lazy_group, run_program
+from step_views.cli.running import LazyCommand, lazy_group, run_program
 from tracer.versions import installed_version
 
 PLANS = frozenset({"plan", "serve", "price-layer", "shapes", "shard", "comm"})
 """Commands of ``planner``; the others are of ``graph_predictor``."""
-COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'reporting'}.cli.{home}",
+COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'step_views'}.cli.{home}",
                               name.replace("-", "_"), group, sentence, own)
             for group, commands in {
     "See what was recorded": (

@@ -69,7 +69,7 @@ class StepLimits:
                 raise
             told = "tracing a step needs PyTorch; install it with: pip install 'foretrace[capture]'."
         if told:  # outside of the except clauses, whose exceptions pytest would print too
-            from reporting.cli.running import printable  # as above
+            from step_views.cli.running import printable  # as above
 
             pytest.fail(printable(f"foretrace: {told}"), pytrace=False)
         return prediction
@@ -77,7 +77,7 @@ class StepLimits:
     def _check(self, build: Callable[[], Callable[[], Any]], limits: dict[str, Any]) -> tuple[Any, str]:
         """The prediction, and what is broken."""
         # pytest loads this module in every run.
-        from reporting.check.step_limits import StepBounds, StepStore, broken_limits, predict_step
+        from step_views.check.step_limits import StepBounds, StepStore, broken_limits, predict_step
 
         self._calls += 1
         name = self._test if self._calls == 1 else f"{self._test}#{self._calls}"

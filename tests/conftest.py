@@ -73,7 +73,7 @@ def _read_once(paths: list[str], window: int, workers: Any, step_region: str | N
 @pytest.fixture(autouse=True)
 def recordings_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process read a recording once, unless they draw a bar of it on a terminal."""
-    console = sys.modules.get("reporting.cli.console")
+    console = sys.modules.get("step_views.cli.console")
     if console is not None:
         plain = console._read
         monkeypatch.setattr(console, "_read", lambda *given: (plain if sys.stderr.isatty() else _read_once)(*given))
@@ -98,7 +98,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def quick_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages without the script that draws their plots, which takes seconds to be put together."""
     pytest.importorskip("vl_convert", reason="pages need the extra `report`")
-    monkeypatch.setattr("reporting.pages.page.plot_script", lambda: b"// Vega")
+    monkeypatch.setattr("step_views.pages.page.plot_script", lambda: b"// Vega")
 
 
 @pytest.fixture(scope="session")

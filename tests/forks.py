@@ -31,7 +31,7 @@ from typing import Any
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 IMPORTED = ("torch", "torch._dynamo", "torch.profiler", "torch.distributed", "tracer.capture.session",
-            "tracer.capture.script", "reporting.cli")
+            "tracer.capture.script", "step_views.cli")
 """What programs find imported; PyTorch's optimizers import its compiler."""
 SECONDS = 240.0
 """What programs may take."""

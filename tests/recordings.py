@@ -15,8 +15,8 @@ from graph_predictor.prediction.replay import replay
 from graph_predictor.request.parallel_ranks import on_ranks
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.collectives import CollectiveModel, find_topology
-from reporting.reports.ranks.report import rank_report
-from reporting.reports.ranks.times import recorded_times
+from step_views.reports.ranks.report import rank_report
+from step_views.reports.ranks.times import recorded_times
 from tracer.graph import ExecutionGraph
 from tracer.job import Job, read_job
 from tracer.parallel_plan import ParallelPlan

@@ -23,7 +23,7 @@ def test_the_page_names_files() -> None:
 def test_a_file_that_the_page_names_is_there_and_is_imported() -> None:
     for path in PATHS:
         # A room may be named by its short name, such as `sizes/`.
-        rooms = [ROOT / path, ROOT / "graph_predictor" / path, ROOT / "reporting" / path, ROOT / "planner" / path]
+        rooms = [ROOT / path, ROOT / "graph_predictor" / path, ROOT / "step_views" / path, ROOT / "planner" / path]
         assert any(place.is_dir() if path.endswith("/") else place.is_file() for place in rooms), path
         if path.endswith(".py") and not path.startswith("tests/"):
             imported(path)

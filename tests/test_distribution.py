@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("tracer", "kernel_models", "graph_predictor", "reporting")
+PACKAGES = ("tracer", "kernel_models", "graph_predictor", "step_views")
 RECORDED = ROOT / "traces" / "cpu-small"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 

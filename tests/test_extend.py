@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "howto" / "extend.md"
-PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner", "reporting")
+PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner", "step_views")
 BLOCK = re.compile(r"^`(?P<file>[\w./-]+)`, (?:a new file|a copy of `(?P<copied>[\w./-]+)` with|below "
                    r"`(?P<line>[^`\n]+)`):\n\n```\w+\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 STEP = """

@@ -15,7 +15,7 @@ from tracer import lazy
 
 TRACE = str(Path(__file__).resolve().parents[1] / "traces" / "bert-cpu")
 
-PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner", "reporting")
+PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner", "step_views")
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -57,7 +57,7 @@ def test_a_slow_package_is_where_it_is_looked_for() -> None:
 
 
 def test_the_command_line_starts_without_numpy() -> None:
-    code = ("import sys, reporting.cli\n"
+    code = ("import sys, step_views.cli\n"
             "print(sorted({'numpy', 'pandas', 'torch', 'numba', 'kernel_models.device'} & sys.modules.keys()))")
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"

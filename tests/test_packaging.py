@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner", "reporting")
+PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner", "step_views")
 
 
 @pytest.fixture(scope="module")

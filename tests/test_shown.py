@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import foretrace
-from reporting.check.validate import ValidatedCase, Validation
-from reporting.check.verdict import GateOutcome, Status, Verdict
-from reporting.sweep.run import SweepSource, sweep
-from reporting.sweep.space import Axis, SweepSpace
+from step_views.check.validate import ValidatedCase, Validation
+from step_views.check.verdict import GateOutcome, Status, Verdict
+from step_views.sweep.run import SweepSource, sweep
+from step_views.sweep.space import Axis, SweepSpace
 from tracer.device_memory import KINDS, MemoryTimeline
 from tracer.errors import ForetraceError
 from tracer.shown import Shown

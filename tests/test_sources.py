@@ -19,7 +19,7 @@ from pathlib import Path
 import networkx as nx
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner", "reporting")
+PACKAGES = ("foretrace", "tracer", "kernel_models", "graph_predictor", "planner", "step_views")
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from kernel_models.collectives import call as collectives_call
 from kernel_models.collectives import logs as collectives_logs
 from kernel_models.collectives import topology as collectives_topology
 from planner.cli.comm_study import study
-from reporting.cli.console import Column, Report, print_json, read, working
-from reporting.cli.options import (
+from step_views.cli.console import Column, Report, print_json, read, working
+from step_views.cli.options import (
     Cycle,
     Json,
     Paths,

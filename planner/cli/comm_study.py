@@ -13,9 +13,9 @@ from graph_predictor.figures import count, percent
 from kernel_models import device_choice
 from planner.cli.options import DecoderSource, Profiles
 from planner.parallel import comm_study
-from reporting.cli.console import Column, Report, print_json, working
-from reporting.cli.mixture import mixture_json, report_mixture
-from reporting.cli.options import Json, Top, axis, in_one_sentence, numbers, profile_of, shared
+from step_views.cli.console import Column, Report, print_json, working
+from step_views.cli.mixture import mixture_json, report_mixture
+from step_views.cli.options import Json, Top, axis, in_one_sentence, numbers, profile_of, shared
 
 BEST = 40  # chosen: more rows are not read by eye
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 28)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from reporting.cli.options import shared
+from step_views.cli.options import shared
 
 DecoderSource = Annotated[str, typer.Argument(
     metavar="SOURCE", help="A workload (llama, gpt2, moe), a capture or shape-only trace of one, a model's config.json "

@@ -22,8 +22,8 @@ from planner.cli import plan_causes
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
 from planner.parallel import compared, explained, exploration, layer_costs, page, planning, search
 from planner.parallel import space as frameworks
-from reporting.cli.console import Column, Report, print_json, working
-from reporting.cli.options import (
+from step_views.cli.console import Column, Report, print_json, working
+from step_views.cli.options import (
     Html,
     Json,
     Top,

@@ -8,7 +8,7 @@ from typing import Any
 from graph_predictor.figures import percent, signed_percent
 from graph_predictor.request import memory_fit
 from planner.parallel import compared, explained, search
-from reporting.cli.console import Column, Report
+from step_views.cli.console import Column, Report
 from tracer.parallel_plan import PlanError
 
 

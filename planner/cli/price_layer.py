@@ -11,8 +11,8 @@ from graph_predictor.figures import percent
 from planner.cli.options import CacheTokens, DecoderSource, Engine, Precision, PromptTokens, Tp
 from planner.serving import layer_prices
 from planner.serving.setup import USUAL, ServingError
-from reporting.cli.console import Column, Report, print_json, working
-from reporting.cli.options import Json, axis, in_one_sentence, numbers, shared
+from step_views.cli.console import Column, Report, print_json, working
+from step_views.cli.options import Json, axis, in_one_sentence, numbers, shared
 
 
 @in_one_sentence

@@ -15,8 +15,8 @@ from planner.cli.options import CacheTokens, Engine, Precision, Profiles, Prompt
 from planner.serving import search, steps
 from planner.serving import serve as serving
 from planner.serving.setup import ServingError
-from reporting.cli.console import Column, Report, print_json, working
-from reporting.cli.options import (
+from step_views.cli.console import Column, Report, print_json, working
+from step_views.cli.options import (
     Json,
     StepRegion,
     Top,

@@ -11,8 +11,8 @@ from kernel_models.heuristics import shape_terms
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
 from planner.cli.plan import heads_text
 from planner.parallel import shapes as parallel_shapes
-from reporting.cli.console import Column, Report, print_json, working
-from reporting.cli.options import Json, Top, in_one_sentence, profile_of, shared
+from step_views.cli.console import Column, Report, print_json, working
+from step_views.cli.options import Json, Top, in_one_sentence, profile_of, shared
 from tracer.lazy import numpy as np
 
 BEST = 12  # chosen: more rows are not read by eye

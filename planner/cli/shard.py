@@ -13,8 +13,8 @@ from kernel_models import device_choice, op_call
 from planner.cli.options import Profiles
 from planner.sharding import estimate, planning, sources
 from planner.sharding import problem as sharding_problem
-from reporting.cli.console import Column, Report, print_json, working
-from reporting.cli.options import Json, StepRegion, Top, in_one_sentence, profile_of, shared
+from step_views.cli.console import Column, Report, print_json, working
+from step_views.cli.options import Json, StepRegion, Top, in_one_sentence, profile_of, shared
 from tracer import output_kind
 from tracer.lookup_data import plan_file
 from tracer.lookup_data import tables as lookup_data_tables

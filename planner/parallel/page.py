@@ -16,11 +16,11 @@ from kernel_models.op_call import Source
 from planner.parallel.estimate import Estimate, StepSchedule
 from planner.parallel.planning import Plans
 from planner.parallel.search import differences, front, tied
-from reporting.pages.comparison import interval_plot
-from reporting.pages.events import KIND_CODE, EventNames, Track, pack
-from reporting.pages.memory import MemoryMoments, memory_section
-from reporting.pages.page import Provenance, notes_part, provenance_section, sentence
-from reporting.pages.parts import (
+from step_views.pages.comparison import interval_plot
+from step_views.pages.events import KIND_CODE, EventNames, Track, pack
+from step_views.pages.memory import MemoryMoments, memory_section
+from step_views.pages.page import Provenance, notes_part, provenance_section, sentence
+from step_views.pages.parts import (
     Cell,
     Facts,
     IntervalBar,
@@ -37,8 +37,8 @@ from reporting.pages.parts import (
     table,
     text_column,
 )
-from reporting.pages.parts import PageColumn as Column
-from reporting.reports.timeline import TimelineProcess, Tracks, json_text, write_events
+from step_views.pages.parts import PageColumn as Column
+from step_views.reports.timeline import TimelineProcess, Tracks, json_text, write_events
 from tracer.arrays import Int64
 from tracer.output_kind import TIMELINE, check_output
 

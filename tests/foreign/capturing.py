@@ -20,7 +20,7 @@ from catalogue import CATALOGUE, Program, program
 
 COUNTS = ("--warmup", "2", "--timed", "4", "--steps", os.environ.get("FOREIGN_STEPS", "2"))
 """Enough for every command, and few. Three and more show which calls a busy machine stopped: equal ones took less."""
-ALWAYS = ("torch", "torch._dynamo", "torch.profiler", "tracer.capture.script", "tracer.job", "reporting.cli")
+ALWAYS = ("torch", "torch._dynamo", "torch.profiler", "tracer.capture.script", "tracer.job", "step_views.cli")
 """What every program needs; PyTorch's optimizers import its compiler."""
 TOGETHER = min(2, os.cpu_count() or 1)
 """Processes that run at one time."""

@@ -35,8 +35,8 @@ import tracer
 from graph_predictor import breakdown, replay
 from graph_predictor.edits.registry import OPTIONS
 from graph_predictor.request.study import Configuration, read_source
-from reporting.cli.predict import predict as command
-from reporting.reports.inspection import inspect_job
+from step_views.cli.predict import predict as command
+from step_views.reports.inspection import inspect_job
 from tracer.graph import OpKind, Phase
 
 NAMES = [each.name for each in CATALOGUE]

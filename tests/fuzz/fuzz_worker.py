@@ -305,7 +305,7 @@ def _watch_numbers() -> list[Path]:
 
     Returns a list whose first item is to be the folder of the case that runs.
     """
-    from reporting.cli import console
+    from step_views.cli import console
 
     encodable, folder = console._encodable, [Path()]
 

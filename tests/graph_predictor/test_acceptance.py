@@ -24,10 +24,10 @@ from kernel_models.calibration.checks import Health
 from kernel_models.device import DeviceError
 from kernel_models.device_choice import find_device
 from kernel_models.profile import DeviceProfile, save_profile
-from reporting.acceptance import calibration, captures, collectives, machine, predictions, programs, units, worker
-from reporting.acceptance import run as acceptance
-from reporting.acceptance.parts import PARTS, SCALES
-from reporting.acceptance.points import (
+from step_views.acceptance import calibration, captures, collectives, machine, predictions, programs, units, worker
+from step_views.acceptance import run as acceptance
+from step_views.acceptance.parts import PARTS, SCALES
+from step_views.acceptance.points import (
     AcceptancePoint,
     PointVerdict,
     absent,
@@ -38,7 +38,7 @@ from reporting.acceptance.points import (
     near,
     verdict_of,
 )
-from reporting.check.validate import ValidatedCase, size_label
+from step_views.check.validate import ValidatedCase, size_label
 from tracer.campaign import lab
 from tracer.campaign.plan import CampaignBusyError, CampaignError
 from tracer.campaign.results import ItemResult, Results
@@ -483,7 +483,7 @@ def test_a_run_that_is_ended_from_outside_ends_its_part_too(stub: Path, monkeypa
 def test_a_run_that_is_killed_does_not_leave_its_part(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUB_WATCHES", "1")
     monkeypatch.setenv("STUB_ENDS_THE_RUN", "9")
-    script = ("import sys; from pathlib import Path; from reporting.acceptance import run; "
+    script = ("import sys; from pathlib import Path; from step_views.acceptance import run; "
               f"run.WORKER = {acceptance.WORKER!r}; run.accept(Path(sys.argv[1]), 10, 'cpu', [2])")
     assert subprocess.run([sys.executable, "-c", script, str(stub)], check=False).returncode == -9
     part = int((stub / "part2" / acceptance.OUTPUT).read_text(encoding="utf-8"))

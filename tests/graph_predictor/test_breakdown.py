@@ -19,9 +19,9 @@ from graph_predictor.simulation.engine import Causes, PathStart, walks_back
 from graph_predictor.simulation.host_slices import HostTime, exclusive_time, operation_of, split
 from graph_predictor.simulation.program import Bound
 from graph_predictor.synthesis.baseline import predict
-from reporting.reports.breakdown import Breakdown, breakdown
-from reporting.reports.breakdown_loop import HOST, WAITING, sum_steps
-from reporting.reports.call_tree import OUTSIDE, OperationSums
+from step_views.reports.breakdown import Breakdown, breakdown
+from step_views.reports.breakdown_loop import HOST, WAITING, sum_steps
+from step_views.reports.call_tree import OUTSIDE, OperationSums
 from tracer.columns import empty_room
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, OpKind

@@ -14,12 +14,12 @@ import pytest
 from check_support import SIZES, samples, step_trace, write_capture
 from said import Ran, Run, plain
 
-from reporting.check import gate
-from reporting.check.baseline import BaselineFile, disturbance
-from reporting.check.gate import judge
-from reporting.check.measure import CheckError, find_captures, pair_captures
-from reporting.check.validate import Accuracy
-from reporting.check.verdict import Status, Verdict
+from step_views.check import gate
+from step_views.check.baseline import BaselineFile, disturbance
+from step_views.check.gate import judge
+from step_views.check.measure import CheckError, find_captures, pair_captures
+from step_views.check.validate import Accuracy
+from step_views.check.verdict import Status, Verdict
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_reports_for_machines_and_pull_requests(kept: Path, tmp_path: Path, run:
 
 
 def test_names_that_others_wrote_break_neither_table_nor_xml() -> None:
-    from reporting.check.verdict import GateOutcome, junit_xml, markdown
+    from step_views.check.verdict import GateOutcome, junit_xml, markdown
 
     nasty = "a|b <img> `x` \x00\x1b[31m\n]]> &"
     found = GateOutcome(nasty, [Verdict(nasty, nasty, Status.FAILED, 1, 2, "", nasty)], {nasty: [nasty]}, [nasty])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from slowly import mostly_slow
 
-from reporting.check.noise import Prior, Slowdown, slowdown
+from step_views.check.noise import Prior, Slowdown, slowdown
 
 PRIOR = Prior(sd=0.03, weight=8)
 LEAST, LEVEL = 0.01, 0.01

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from foretrace.commands import main
-from reporting.check.gate import FEWEST, PAIRS, _typical_pair, check_script, paired
-from reporting.check.measure import CheckError
-from reporting.check.noise import Tree, other_tree, run_in_turns
-from reporting.check.verdict import Status
+from step_views.check.gate import FEWEST, PAIRS, _typical_pair, check_script, paired
+from step_views.check.measure import CheckError
+from step_views.check.noise import Tree, other_tree, run_in_turns
+from step_views.check.verdict import Status
 
 SCRIPT = """
 import sys, time
@@ -72,7 +72,7 @@ def test_causes_are_those_of_the_pair_of_the_median_ratio() -> None:
 
 def test_every_second_pair_begins_with_the_present_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[int] = []
-    monkeypatch.setattr("reporting.check.noise._run", lambda script, arguments, trees, side, out:
+    monkeypatch.setattr("step_views.check.noise._run", lambda script, arguments, trees, side, out:
                         order.append(side))
     (tmp_path / "train.py").touch()
     tree = Tree("here", tmp_path, tmp_path)

@@ -15,7 +15,7 @@ from micro import Micro
 from report_support import CPU_SMALL, ROOT, real_trace, worked_step
 from said import Ran, Run, plain
 
-from reporting.cli.console import Column, Report, shortened
+from step_views.cli.console import Column, Report, shortened
 
 COMMAND = "import sys; sys.argv[0] = 'foretrace'; from foretrace.commands import main; sys.exit(main())"
 TRACE = str(CPU_SMALL / "kineto.json.gz")
@@ -387,7 +387,7 @@ runpy.run_module("foretrace", run_name="__main__", alter_sys=True)
 
 @pytest.mark.skipif(os.name == "nt", reason="no signals")
 def test_an_interruption_is_one_sentence_however_early_or_late() -> None:
-    moments = ["foretrace.commands", "typer", "tempfile", "reporting.cli.console", "numpy", "the end"]
+    moments = ["foretrace.commands", "typer", "tempfile", "step_views.cli.console", "numpy", "the end"]
     running = [subprocess.Popen([sys.executable, "-c", INTERRUPTED, when, "inspect", TRACE], stdout=subprocess.DEVNULL,
                                 stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
                for when in moments]

@@ -19,7 +19,7 @@ from graph_predictor.prediction.result import Prediction
 from graph_predictor.prediction.step_spread import RESOLVED, least_spread
 from graph_predictor.recorded.counted_steps import similar_steps
 from graph_predictor.synthesis.baseline import baseline_of
-from reporting.reports.breakdown import breakdown
+from step_views.reports.breakdown import breakdown
 from tracer.graph import ExecutionGraph
 from tracer.job import read_job
 

@@ -16,9 +16,9 @@ from report_support import ROOT, real_trace
 from said import Run, plain
 
 from graph_predictor.prediction.replay import replay
-from reporting.diff.jobs import LEAST_ALIGNED, diff_jobs
-from reporting.diff.result import Difference, DifferenceKind
-from reporting.diff.step_tree import StepTree, _digests, _sizes, align_trees
+from step_views.diff.jobs import LEAST_ALIGNED, diff_jobs
+from step_views.diff.result import Difference, DifferenceKind
+from step_views.diff.step_tree import StepTree, _digests, _sizes, align_trees
 from tracer.alignment_loop import most_alike_pairs
 from tracer.errors import ForetraceError
 from tracer.graph import SHAPE_ONLY, ExecutionGraph

@@ -8,10 +8,10 @@ import pytest
 from check_support import samples, step_trace, write_capture
 from micro import Micro
 
-from reporting.check import gate
-from reporting.check.measure import Environment, find_captures
-from reporting.cli.check import explain
-from reporting.diff.jobs import diff_jobs
+from step_views.check import gate
+from step_views.check.measure import Environment, find_captures
+from step_views.cli.check import explain
+from step_views.diff.jobs import diff_jobs
 from tracer.job import Job
 
 BACKWARD = "autograd::engine::evaluate_function: "

@@ -17,9 +17,9 @@ from said import Run
 from said_facts import rows_of_table
 from test_diff import BLOCK, job
 
-from reporting.diff.jobs import diff_jobs
-from reporting.diff.result import UNEXPLAINED, Difference, DifferenceKind, Part
-from reporting.pages.parts import MOST_ROWS
+from step_views.diff.jobs import diff_jobs
+from step_views.diff.result import UNEXPLAINED, Difference, DifferenceKind, Part
+from step_views.pages.parts import MOST_ROWS
 from tracer.errors import ForetraceError
 from tracer.job import Job, read_job
 
@@ -153,7 +153,7 @@ def compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
             known[key] = diff_jobs(*jobs, **options), jobs
         return known[key][0]
 
-    monkeypatch.setattr("reporting.diff.jobs.diff_jobs", once)
+    monkeypatch.setattr("step_views.diff.jobs.diff_jobs", once)
 
 
 @pytest.mark.usefixtures("quick_pages", "compared_once")

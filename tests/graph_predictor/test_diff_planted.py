@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from planted import KINDS, record
 
-from reporting.check import gate
-from reporting.check.baseline import disturbance
-from reporting.check.measure import find_captures
-from reporting.diff.jobs import diff_jobs
-from reporting.diff.result import DifferenceKind
+from step_views.check import gate
+from step_views.check.baseline import disturbance
+from step_views.check.measure import find_captures
+from step_views.diff.jobs import diff_jobs
+from step_views.diff.result import DifferenceKind
 from tracer.job import read_job
 
 STEPS = 6

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from graph_predictor.edits.registry import OPTIONS, chosen, made, switched
-from reporting.reports.opportunities import candidates
+from step_views.reports.opportunities import candidates
 from tracer.errors import ForetraceError
 
 CAPTURE = str(Path(__file__).parents[2] / "traces" / "dlrm-cpu")

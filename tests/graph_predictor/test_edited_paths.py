@@ -27,8 +27,8 @@ from graph_predictor.simulation.changed_program import same_order, without
 from graph_predictor.simulation.program import ItemKind, entries_waited_for
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.device import device
-from reporting.reports.ranks.stragglers import NOT_YET, job_path
-from reporting.reports.ranks.times import predicted_times
+from step_views.reports.ranks.stragglers import NOT_YET, job_path
+from step_views.reports.ranks.times import predicted_times
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 

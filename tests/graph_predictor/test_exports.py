@@ -22,11 +22,11 @@ from foretrace import edits
 from foretrace.commands import app
 from graph_predictor.prediction.replay import Replay, replay
 from graph_predictor.prediction.simulated_job import SimulatedJob, simulated_job
-from reporting.exports import chakra, tables
-from reporting.exports.chakra import messages, write_chakra
-from reporting.exports.work_graph import After, WorkGraph, WorkKind, work_graph
-from reporting.reports import timeline
-from reporting.reports.timeline import QUEUED, RUNNING
+from step_views.exports import chakra, tables
+from step_views.exports.chakra import messages, write_chakra
+from step_views.exports.work_graph import After, WorkGraph, WorkKind, work_graph
+from step_views.reports import timeline
+from step_views.reports.timeline import QUEUED, RUNNING
 from tracer.errors import ForetraceError
 from tracer.job import Job, read_job
 

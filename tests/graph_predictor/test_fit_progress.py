@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from reporting.cli.fit import showing_fits
+from step_views.cli.fit import showing_fits
 
 
 class Terminal(io.StringIO):

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import planner
 from foretrace.commands import COMMANDS, app
-from reporting.cli.running import LazyCommands, imported_late
+from step_views.cli.running import LazyCommands, imported_late
 
 
 def test_sentences_of_the_help_are_those_of_the_commands() -> None:
@@ -72,7 +72,7 @@ def test_a_late_module_runs_once_where_imports_go_in_a_circle(tmp_path: Path, mo
 
 
 def test_a_module_that_is_callable_is_so_when_it_is_late() -> None:
-    code = ("from reporting.cli.running import LateModule, imported_late\n"
+    code = ("from step_views.cli.running import LateModule, imported_late\n"
             "with imported_late():\n    import tracer.capture\n"
             "assert type(tracer.capture) is LateModule\n"
             "try:\n    tracer.capture('')\n"

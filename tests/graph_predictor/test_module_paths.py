@@ -11,7 +11,7 @@ import pytest
 from graph_predictor.prediction.replay import replay
 from graph_predictor.recorded.module_paths import with_backward_modules
 from graph_predictor.simulation.host_slices import exclusive_time
-from reporting.reports.breakdown import breakdown
+from step_views.reports.breakdown import breakdown
 from tracer.graph import ExecutionGraph, OpKind, Phase
 from tracer.job import read_job
 

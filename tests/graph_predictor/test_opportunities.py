@@ -16,7 +16,7 @@ import graph_predictor
 from foretrace.commands import main
 from foretrace.edits import NoDataLoading, ScaleBandwidth
 from graph_predictor.synthesis.baseline import baseline_of
-from reporting.reports.opportunities import Opportunities, candidates, gain_interval, opportunities
+from step_views.reports.opportunities import Opportunities, candidates, gain_interval, opportunities
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 

@@ -23,7 +23,7 @@ from kernel_models.collectives import CommError, CommProfile, find_topology
 from kernel_models.collectives.topology import FOLDER as TOPOLOGIES
 from kernel_models.device import DeviceError
 from kernel_models.device_choice import find_device, shape_device
-from reporting.cli.options import SHARED
+from step_views.cli.options import SHARED
 from tracer.shape_only.devices import FOLDER, TracedDevice, device_names
 
 ROOT = Path(__file__).resolve().parents[2]

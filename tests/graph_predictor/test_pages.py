@@ -24,9 +24,9 @@ pytest.importorskip("vl_convert", reason="pages need the extra `report`")
 pytest.importorskip("itables", reason="pages need the extra `report`")
 
 from graph_predictor.figures import milliseconds, part_percent, signed_milliseconds
-from reporting.pages import page as scripts
-from reporting.pages.events import EventNames, Track, pack, safe_json
-from reporting.pages.sections import _kept
+from step_views.pages import page as scripts
+from step_views.pages.events import EventNames, Track, pack, safe_json
+from step_views.pages.sections import _kept
 from tracer.versions import installed_version
 
 LIMIT = 5_000_000
@@ -35,7 +35,7 @@ LIMIT = 5_000_000
 @pytest.fixture(autouse=True)
 def quick_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     """Vega takes seconds to be put together, and none of it is run here."""
-    monkeypatch.setattr("reporting.pages.page.plot_script", lambda: b"// Vega")
+    monkeypatch.setattr("step_views.pages.page.plot_script", lambda: b"// Vega")
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,13 @@ def ms(us: float) -> str:
 
 @pytest.fixture(scope="module")
 def cpu_page(tmp_path_factory: pytest.TempPathFactory) -> PageFile:
-    from reporting.pages.overview import report_page
-    from reporting.pages.page import Provenance, write_page
+    from step_views.pages.overview import report_page
+    from step_views.pages.page import Provenance, write_page
     from tracer.job import read_job
 
     path = tmp_path_factory.mktemp("page") / "report.html"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reporting.pages.page.plot_script", lambda: b"// Vega")
+        patch.setattr("step_views.pages.page.plot_script", lambda: b"// Vega")
         write_page(report_page(read_job(CPU_SMALL), Provenance((str(CPU_SMALL),), "foretrace report")), path)
     return PageFile(path)
 
@@ -398,7 +398,7 @@ def test_roofline_counts_what_the_models_count(tmp_path: Path, run: Run) -> None
 ON_PAGES = """
 import contextlib, resource, sys
 from foretrace.commands import main
-from reporting.pages.page import plot_script
+from step_views.pages.page import plot_script
 from tracer.kept_files import write_kept
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
 script, trace, *pages = sys.argv[1:]

@@ -18,10 +18,10 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="pages are tried wi
 pytest.importorskip("vl_convert", reason="pages need the extra `report`")
 pytest.importorskip("itables", reason="pages need the extra `report`")
 
-from reporting.pages.events import EventNames, Track, pack
-from reporting.pages.overview import report_page
-from reporting.pages.page import Provenance, write_page
-from reporting.pages.parts import PageSection, ReportPage, TrackEvents
+from step_views.pages.events import EventNames, Track, pack
+from step_views.pages.overview import report_page
+from step_views.pages.page import Provenance, write_page
+from step_views.pages.parts import PageSection, ReportPage, TrackEvents
 from tracer.job import read_job
 
 CHROMIUM = os.environ.get("FORETRACE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

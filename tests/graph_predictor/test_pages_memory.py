@@ -14,8 +14,8 @@ pytest.importorskip("vl_convert", reason="pages need the extra `report`")
 pytest.importorskip("itables", reason="pages need the extra `report`")
 
 from kernel_models.device_choice import find_device
-from reporting.pages.memory import MOST_MOMENTS, MemoryMoments, memory_section, step_memory
-from reporting.pages.parts import PagePlot
+from step_views.pages.memory import MOST_MOMENTS, MemoryMoments, memory_section, step_memory
+from step_views.pages.parts import PagePlot
 from tracer.device_memory import MemoryAccount, binary_size, memory_timeline
 from tracer.kineto import read_kineto
 
@@ -38,7 +38,7 @@ def build(batch=4, width=256):
 
 @pytest.fixture(autouse=True)
 def quick_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reporting.pages.page.plot_script", lambda: b"// Vega")
+    monkeypatch.setattr("step_views.pages.page.plot_script", lambda: b"// Vega")
 
 
 def drawn(plot: PagePlot) -> dict[float, float]:

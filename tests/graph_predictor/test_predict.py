@@ -34,7 +34,7 @@ from graph_predictor.prediction.scenario import EditError
 from graph_predictor.simulation.host_slices import with_host
 from graph_predictor.synthesis.baseline import baseline_of, predict
 from kernel_models.device import device
-from reporting.reports.breakdown import breakdown
+from step_views.reports.breakdown import breakdown
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 

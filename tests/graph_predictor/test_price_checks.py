@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from reporting.cli.price import calls_to_price
-from reporting.cli.price_arguments import PriceError
+from step_views.cli.price import calls_to_price
+from step_views.cli.price_arguments import PriceError
 
 _ATTENTION = "aten::scaled_dot_product_attention"
 REFUSED = [

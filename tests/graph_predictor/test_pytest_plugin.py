@@ -16,8 +16,8 @@ from report_support import ROOT
 from said import plain
 
 from foretrace import pytest_plugin
-from reporting.check import step_limits as step_store
-from reporting.check.step_limits import StepBounds, predict_step
+from step_views.check import step_limits as step_store
+from step_views.check.step_limits import StepBounds, predict_step
 
 pytest_plugins = ["pytester"]
 Run = Callable[..., pytest.RunResult]

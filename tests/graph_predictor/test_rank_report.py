@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.replay import replay
-from reporting.reports.ranks.report import JobReport, rank_report, timed_graphs, waiting_ns
-from reporting.reports.ranks.times import JobTimes, recorded_times
+from step_views.reports.ranks.report import JobReport, rank_report, timed_graphs, waiting_ns
+from step_views.reports.ranks.times import JobTimes, recorded_times
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 
@@ -223,7 +223,7 @@ def test_a_predicted_straggler_holds_the_others(tmp_path: Path) -> None:
 def test_a_pipeline_traced_in_a_fake_world() -> None:
     pytest.importorskip("torch")
     from graph_predictor.request.study import Configuration, Study
-    from reporting.reports.ranks.times import predicted_times
+    from step_views.reports.ranks.times import predicted_times
 
     job = read_job(ROOT / "traces" / "llama-cpu")
     prepared = Study(job).prepared(Configuration(parallel="pp=2,microbatches=2"))
@@ -241,7 +241,7 @@ def test_the_bubble_of_a_pipeline_is_that_of_the_textbook(stages: int, microbatc
     (Narayanan et al., 2021): of a model whose blocks are nearly all of its work, with a host that is far ahead."""
     pytest.importorskip("torch")
     from graph_predictor.request.study import Configuration, Study
-    from reporting.reports.ranks.times import predicted_times
+    from step_views.reports.ranks.times import predicted_times
     from tracer import workloads
     from tracer.shape_only import trace_job
 

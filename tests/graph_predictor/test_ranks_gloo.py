@@ -17,8 +17,8 @@ from foretrace.commands import app
 from graph_predictor.comm.recorded_calls import with_host_collectives
 from graph_predictor.comm.report import communication_report
 from graph_predictor.prediction.replay import replay
-from reporting.reports.ranks.report import JobReport, rank_report
-from reporting.reports.ranks.times import recorded_times
+from step_views.reports.ranks.report import JobReport, rank_report
+from step_views.reports.ranks.times import recorded_times
 from tracer.graph import NONE
 from tracer.job import Job, read_job
 

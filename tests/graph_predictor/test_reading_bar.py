@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import tracer.job
-from reporting.cli.console import read, too_large
+from step_views.cli.console import read, too_large
 
 
 def test_a_bar_on_a_terminal_is_drawn_without_a_thread(monkeypatch: pytest.MonkeyPatch,

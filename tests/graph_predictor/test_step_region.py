@@ -108,8 +108,8 @@ def test_a_converted_file_has_the_same_steps_and_refuses_others(run: Run, tmp_pa
 
 
 def test_a_sweep_does_not_go_on_with_other_steps(tmp_path: Path) -> None:
-    from reporting.sweep.run import SweepSource, _about
-    from reporting.sweep.space import SweepSpace
+    from step_views.sweep.run import SweepSource, _about
+    from step_views.sweep.space import SweepSpace
     from tracer.job import read_job
 
     path = write(tmp_path / "a.json")

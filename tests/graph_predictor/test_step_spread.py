@@ -14,8 +14,8 @@ from graph_predictor.prediction.replay import replay
 from graph_predictor.prediction.step_spread import END, drift, mean_spread, step_kinds
 from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models.spreads import USUAL_STEPS
-from reporting.reports.breakdown import breakdown
-from reporting.reports.inspection import inspect_job
+from step_views.reports.breakdown import breakdown
+from step_views.reports.inspection import inspect_job
 from tracer.graph import NONE, ExecutionGraph, OpKind
 from tracer.job import assemble_job
 

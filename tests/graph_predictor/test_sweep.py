@@ -20,11 +20,11 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from graph_predictor.prediction.edited_repeats import HOSTS_KEPT
 from graph_predictor.request.study import Configuration
-from reporting.exports.tables import write_frame
-from reporting.sweep import Axis, Goal, SweepError, SweepSpace, feasible, ranked, sweep
-from reporting.sweep import run as running
-from reporting.sweep.files import write_plot
-from reporting.sweep.run import SweepSource
+from step_views.exports.tables import write_frame
+from step_views.sweep import Axis, Goal, SweepError, SweepSpace, feasible, ranked, sweep
+from step_views.sweep import run as running
+from step_views.sweep.files import write_plot
+from step_views.sweep.run import SweepSource
 from tracer.errors import ForetraceError
 
 CAPTURE = str(Path(__file__).parents[2] / "traces" / "dlrm-cpu")
@@ -340,7 +340,7 @@ def test_bad_commands_get_a_sentence(arguments: list[str], says: str, tmp_path: 
 def test_warnings_of_points_are_told_once_with_how_many_they_are_of() -> None:
     import pandas as pd
 
-    from reporting.cli.sweep import _warnings
+    from step_views.cli.sweep import _warnings
 
     host = "{} operations work on tensors in the host's memory, the same whatever --device names."
     table = pd.DataFrame({"warnings": [host.format("26"), host.format("1,026"), "", "Another."]})

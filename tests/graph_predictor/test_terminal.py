@@ -16,8 +16,8 @@ import pytest
 from said import plain
 from slowly import mostly_slow
 
-from reporting.cli.console import Column, Report, print_json
-from reporting.cli.running import MOST_CELL, MOST_TEXT, one_line, printable, tell
+from step_views.cli.console import Column, Report, print_json
+from step_views.cli.running import MOST_CELL, MOST_TEXT, one_line, printable, tell
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPTURE = ROOT / "traces" / "cpu-small"
@@ -126,7 +126,7 @@ def test_a_full_standard_output_is_named() -> None:
 
 
 def test_an_output_that_a_program_has_closed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from reporting.cli.running import STDOUT, standard_output
+    from step_views.cli.running import STDOUT, standard_output
 
     gone = io.StringIO()
     gone.close()

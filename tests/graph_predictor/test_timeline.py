@@ -15,8 +15,8 @@ from report_support import CPU_SMALL, real_trace, worked_step
 from slowly import mostly_slow
 
 from graph_predictor.prediction.replay import Replay, replay
-from reporting.reports import timeline as timeline_module
-from reporting.reports.timeline import write_timeline
+from step_views.reports import timeline as timeline_module
+from step_views.reports.timeline import write_timeline
 from tracer.errors import ForetraceError
 from tracer.job import read_job
 

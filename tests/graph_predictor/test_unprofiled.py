@@ -21,8 +21,8 @@ from foretrace.edits import NoDataLoading, ScaleHost, Sizes
 from graph_predictor import baseline_of, breakdown, replay
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.simulation.build import build_program
-from reporting.diff.jobs import diff_jobs
-from reporting.reports.ranks.times import recorded_times
+from step_views.diff.jobs import diff_jobs
+from step_views.reports.ranks.times import recorded_times
 from tracer.errors import ForetraceError
 from tracer.graph import ExecutionGraph
 from tracer.job import Job, assemble_job, read_job
@@ -110,7 +110,7 @@ def test_the_difference_of_two_captures_is_that_of_their_steps(foreign: Job) -> 
 @pytest.fixture
 def no_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the unedited step of ``opportunities`` is looked at."""
-    monkeypatch.setattr(import_module("reporting.reports.opportunities"), "candidates", list)
+    monkeypatch.setattr(import_module("step_views.reports.opportunities"), "candidates", list)
 
 
 @pytest.mark.usefixtures("no_candidates")

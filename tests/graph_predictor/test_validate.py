@@ -9,10 +9,10 @@ import pytest
 from forks import run_program
 from typer.testing import CliRunner
 
-import reporting.check.validate as module
+import step_views.check.validate as module
 from foretrace.commands import app
-from reporting.check.measure import CheckError
-from reporting.check.validate import PredictedCase, ValidatedCase, ValidatedProgram, Validation, validate
+from step_views.check.measure import CheckError
+from step_views.check.validate import PredictedCase, ValidatedCase, ValidatedProgram, Validation, validate
 
 BERT = Path(__file__).resolve().parents[2] / "traces" / "bert-cpu"
 SCRIPT = """

@@ -64,7 +64,7 @@ def test_what_is_looked_up_is_priced_by_its_stored_rows() -> None:
 
 
 def test_fbgemms_inference_has_its_precision_and_its_memory() -> None:
-    from reporting.cli.price import calls_to_price
+    from step_views.cli.price import calls_to_price
 
     name = "fbgemm::int_nbit_split_embedding_codegen_lookup_function"
     # Two tables of 1,000 rows of 128 columns: 80 bytes a row in int4.

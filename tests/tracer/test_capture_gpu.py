@@ -151,7 +151,7 @@ def test_a_loop_that_runs_ahead_is_timed_too(running_ahead: SimulatedCuda, tmp_p
     assert ("rank0: the measured steps, 24.000 ms, end with idle devices, as the recorded ones do; 4 steps without a "
             "wait between them took 21.000 ms each.") in job.notes
     assert job.graphs[0].meta.unprofiled_step_ns == capture.unprofiled_step_ns  # these remain the measured step
-    import_module("reporting.cli.capture")._report(capture, str(tmp_path))
+    import_module("step_views.cli.capture")._report(capture, str(tmp_path))
     out = plain(capsys.readouterr().out)
     assert "Step without the profiler: 24.000 ms (median of 6" in out
     assert "Running ahead of the device: 21.000 ms (mean of 4 steps without a wait between them)" in out

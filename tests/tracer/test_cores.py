@@ -52,7 +52,7 @@ def test_a_module_is_run_as_it_is_here(planted: Path) -> None:
 
 def test_captures_of_a_comparison_run_none(planted: Path) -> None:
     _run_here(planted, """
-from reporting.check import noise
+from step_views.check import noise
 noise.IMPORTED = []
 context = noise.process_context()
 queue = context.SimpleQueue()

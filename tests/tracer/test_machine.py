@@ -16,7 +16,7 @@ from forks import run_program
 
 from graph_predictor.edits.scale import ScaleHost
 from graph_predictor.synthesis.baseline import baseline_of
-from reporting.cli import capture
+from step_views.cli import capture
 from tracer.capture.machine import REFILL_NS, SIBLING, Waiting, WaitingLog, alternation, verdict
 from tracer.capture_layout import CONTEXT, MOST_NOISE
 from tracer.job import read_job

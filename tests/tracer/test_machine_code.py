@@ -169,7 +169,7 @@ def test_threads_run_a_loop_beside_each_other_each_with_the_sizes_of_its_own_arr
 @pytest.mark.slow  # the whole of it: what can go wrong alone is above
 def test_a_read_only_installation_without_a_home_simulates(tmp_path: Path) -> None:
     site = tmp_path / "site"
-    for package in ("tracer", "kernel_models", "graph_predictor", "reporting"):
+    for package in ("tracer", "kernel_models", "graph_predictor", "step_views"):
         shutil.copytree(ROOT / package, site / package, ignore=shutil.ignore_patterns("__pycache__", "*.profile"))
         for folder in [site / package, *(each for each in (site / package).rglob("*") if each.is_dir())]:
             (folder / "__pycache__").touch()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from reporting.sweep.files import Journal, SweepError
+from step_views.sweep.files import Journal, SweepError
 from tracer import kept_files
 from tracer.cores import RUN_MODULE
 from tracer.errors import ForetraceError

@@ -38,7 +38,7 @@ from typer.testing import CliRunner
 import tracer
 from foretrace.commands import app
 from graph_predictor import breakdown, replay
-from reporting.reports.inspection import inspect_job
+from step_views.reports.inspection import inspect_job
 from tracer import workloads
 from tracer.errors import ForetraceError
 from tracer.graph import NONE, SHAPE_ONLY, Phase

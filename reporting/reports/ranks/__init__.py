@@ -1,7 +1,0 @@
-"""Reports over the ranks of a job: where each one's step goes, who waits for whom, and the critical path across them.
-
-    from reporting.reports.ranks.report import rank_report
-    from reporting.reports.ranks.times import recorded_times
-
-    rank_report(recorded_times(replay(tracer.read_job("dlrm/").graphs))).ranks[3].waiting_ns
-"""

@@ -1,0 +1,101 @@
+"""Part 1: the units that calibration measures with: held streams, graphs, memsets, the clock, caches and events."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from step_views.acceptance.parts import AcceptanceScale
+from step_views.acceptance.points import AcceptancePoint, absent, at_most, guarded, is_true, near, plain
+from tracer.campaign.lab import Lab
+from tracer.campaign.micro import measure
+
+HELD_US, HELD_WITHIN = 1_000.0, 0.05
+IDLE_S, BUSY_RUNS, BUSY_SIDE = 1.0, 2_000, 4096
+CACHE_BYTES = 20e6
+"""Of the input and output of the operation that is timed with and without its data in L2 (H100: 50 MB)."""
+EVENT_US, EVENT_WITHIN = 0.5, 0.01
+"""Events agree with the profiler within so many µs; above 50 µs, where kernels themselves vary, within this share."""
+SIZES = ((64, 1024), (512, 1024), (2048, 1024), (8192, 1024), (8192, 4096), (16384, 8192))
+"""Of element-wise operations from some 3 to some 500 µs on an H100."""
+SHORTEST_US, LONGEST_US = 2.0, 1_000.0
+LEAST_JUDGED = 3
+
+Row = Mapping[str, Any]
+
+
+def units(folder: Path, scale: AcceptanceScale) -> Iterator[AcceptancePoint]:
+    """Measure with each unit what is known beforehand."""
+    if not scale.is_cuda:
+        yield absent("units", "PyTorch sees no GPU, and a host has no queue to hold")
+        return
+    lab = Lab("cuda")
+    for name, points in (("hold", _held), ("graph, memset, clock", _work), ("events", _events)):
+        yield from guarded(name, points(lab))
+
+
+def _work(lab: Lab) -> Iterator[AcceptancePoint]:
+    x = lab.random(1024, 1024)
+    before = x.clone()
+    lab.machine.graph(lambda: x.add_(1.0))()  # runs once before the capture, once replayed
+    lab.machine.synchronize()
+    yield near("runs of a graph's work", float((x - before).mean()), 2.0, 1e-3)
+    lab.machine.memset(x)
+    lab.machine.synchronize()
+    yield at_most("numbers left by a memset", float(x.count_nonzero()), 0.0, plain)
+    clock = lab.machine.clock_mhz()
+    yield absent("clock", "it cannot be read (pip install 'foretrace[gpu]')") if clock is None else is_true(
+        "clock", "100 to 4,000 MHz", 100 <= clock <= 4_000, f"{clock} MHz")
+
+
+def _events(lab: Lab) -> Iterator[AcceptancePoint]:
+    rows = [measure("elementwise", _operation(size), lab) for size in (*SIZES, (int(CACHE_BYTES) // 8 // 1024, 1024))]
+    yield from judged_events([row for row, _ in rows])
+    yield judged_cache(*rows[-1])
+
+
+def _operation(size: tuple[int, int]) -> dict[str, Any]:
+    return {"rows": size[0], "width": size[1], "op": "gelu", "layout": "contiguous", "dtype": "fp32"}
+
+
+def _held(lab: Lab) -> Iterator[AcceptancePoint]:
+    """Time the held stream after a pause and after work that brings the clock up."""
+    time.sleep(IDLE_S)
+    lab.machine.scale_hold()
+    yield near("hold, cold", _median_us(lab, lambda: lab.machine.hold(HELD_US)), HELD_US, HELD_WITHIN)
+    a = lab.random(BUSY_SIDE, BUSY_SIDE, dtype="bf16")
+    for _ in range(BUSY_RUNS):
+        a @ a
+    lab.machine.scale_hold()
+    yield near("hold, hot", _median_us(lab, lambda: lab.machine.hold(HELD_US)), HELD_US, HELD_WITHIN)
+
+
+def _median_us(lab: Lab, work: Callable[[], None]) -> float:
+    times = []
+    for _ in range(10):
+        first, second = lab.machine.event(), lab.machine.event()
+        first.record()
+        work()
+        second.record()
+        lab.machine.synchronize()
+        times.append(first.elapsed_time(second) * 1e3)
+    return statistics.median(times)
+
+
+def judged_events(rows: Sequence[Row]) -> Iterator[AcceptancePoint]:
+    """Judge events, less what an empty pair takes, by the time that the profiler gives the same single kernel."""
+    alone = [row for row in rows if row["kernel_count"] == 1.0 and SHORTEST_US <= row["kernel_us"] <= LONGEST_US]
+    for row in alone:
+        by_event, kernel = row["p50_us"] - row["event_overhead_us"], row["kernel_us"]
+        yield near(f"event less overhead, a kernel of {kernel:.1f} µs", by_event - kernel, 0.0,
+                   round(max(EVENT_US, EVENT_WITHIN * kernel), 3), plain)
+    yield is_true("kernels compared", f"≥ {LEAST_JUDGED}", len(alone) >= LEAST_JUDGED, f"{len(alone)} of {len(rows)}")
+
+
+def judged_cache(warm: Row, cold: Row) -> AcceptancePoint:
+    """Judge whether data that were evicted take longer."""
+    return is_true("cold over warm at 20 MB", "> 1.05", cold["p50_us"] > 1.05 * warm["p50_us"],
+                   f"{cold['p50_us'] / warm['p50_us']:.2f} ({warm['p50_us']:.1f} and {cold['p50_us']:.1f} µs)")

@@ -1,0 +1,284 @@
+"""Whether repeated measurements got larger, beyond what repeating them does: a one-sided test on runs of step times.
+
+Steps of one run share what the run met: the machine's other work, clocks, memory layout. Ten thousand steps of one run
+say no more about the next run than a hundred do, so that a rank test of one run's steps against another's finds any two
+runs different. Here a run is one observation, of the log of its typical step. Its variance has three parts:
+
+* *between runs*, ``s²``: estimated from repeated runs where there are any, together with a prior of ``Prior.sd`` worth
+  ``Prior.weight`` runs, s² = (weight · sd² + Σ(x − mean)²) / (weight + n − 1), as a scaled inverse χ² prior gives;
+* *within a run*, the variance of its own median, by a bootstrap of blocks of consecutive steps (Künsch 1989), because
+  neighbouring steps are alike.
+
+* *what the machine did*, ``disturbed``: the spread that each run's recording shows of work that is always the same.
+
+The difference less ``least`` over its standard error is Student's t with weight + n − 1 degrees of freedom; the null
+hypothesis is "slower by no more than ``least``", so that a difference too small to matter never fails. The difference
+is the smallest one of the medians', of the lower quartiles' and of the lower deciles': a program that got slower
+moves all three, a machine that had a bad moment mostly the slower half.
+
+A script run in turns in two trees of its program: the present one, and the one it is compared with.
+
+::
+
+    pair 1   base | present          each run is a process of its own: warm-up, steps timed with nothing watching,
+    pair 2   present | base          then profiled ones, for what is counted
+    pair 3   base | present  …
+
+What the machine does meanwhile is in both runs of a pair alike, and what it does in time (warming up, another's work)
+falls on either side as often. The other tree is a directory, or a commit of the script's git repository.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_all_start_methods, get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from step_views.check.measure import CheckError, StoredCapture
+from tracer.capture import Capture, CaptureOptions
+from tracer.capture.script import run_script
+from tracer.cores import away_from_here
+from tracer.errors import ForetraceError
+from tracer.kept_files import scratch_folder
+from tracer.lazy import special
+
+Samples = npt.NDArray[np.float64]
+
+QUANTILES = (0.1, 0.25, 0.5)  # chosen, see above
+RESAMPLES = 400  # chosen: a variance is then known to √(2/400), 7%
+SEED = 12  # any: the same for all, so that a check repeats exactly
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """The knowledge of a quantity's noise before any run is repeated.
+
+    Attributes:
+        sd: standard deviation of the log from run to run of one program on one machine.
+        weight: how many repeated runs that is worth.
+        within: least standard deviation of the log within a run, for runs of few samples.
+    """
+
+    sd: float
+    weight: float
+    within: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """The difference of new runs from old ones, as logs of ratios.
+
+    Attributes:
+        difference: new over old.
+        low, high: ends of its two-sided 90% interval.
+        p_value: how likely a difference this large were, if the program were slower by ``least`` at most.
+        detectable: the smallest difference that these runs could have shown at the level that was asked for.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p_value: float
+    detectable: float
+
+    @property
+    def confidence(self) -> float:
+        """1 − p."""
+        return 1.0 - self.p_value
+
+
+def slowdown(base: Sequence[Sequence[float]], new: Sequence[Sequence[float]], prior: Prior, *, least: float,
+             level: float, shared: float = 0.0, shared_sd: float = 0.0, disturbed: Sequence[float] = ()) -> Slowdown:
+    """Compare runs; each is a list of positive samples.
+
+    Args:
+        base, new: runs before and after.
+        prior: of this quantity.
+        least: ratio − 1 that is too small to matter.
+        level: p-value at which a test fails, for ``detectable``.
+        shared: log of what both sides' common machine is known to have got slower by, taken off the difference.
+        shared_sd: standard deviation of that.
+        disturbed: standard deviation of the log that each run's recording shows by itself, old ones first.
+    """
+    old_places, old_variance = _runs(base, prior)
+    new_places, new_variance = _runs(new, prior)
+    spread = [_squares(side) for side in (old_places, new_places)]
+    freedom = prior.weight + len(base) + len(new) - 2
+    # Each quantile has its own spread; the widest one counts.
+    between = (prior.weight * prior.sd**2 + max(a + b for a, b in zip(*spread, strict=True))) / freedom
+    seen = [float(np.sum(np.square(side))) / max(len(side), 1) ** 2
+            for side in (disturbed[:len(base)], disturbed[len(base):])]
+    error = float(np.sqrt(between * (1 / len(base) + 1 / len(new)) + old_variance + new_variance + shared_sd**2
+                          + sum(seen)))
+    moved = float(np.min(new_places.mean(axis=0) - old_places.mean(axis=0))) - shared
+    floor = float(np.log1p(least))
+    return Slowdown(
+        difference=moved, low=moved + error * float(special.stdtrit(freedom, 0.05)),
+        high=moved + error * float(special.stdtrit(freedom, 0.95)),
+        p_value=float(special.stdtr(freedom, -(moved - floor) / error)),
+        detectable=floor - error * float(special.stdtrit(freedom, level)))
+
+
+def _runs(runs: Sequence[Sequence[float]], prior: Prior) -> tuple[Samples, float]:
+    """Quantiles of each run, [runs, quantiles], in logs; and the variance of the mean run from within runs."""
+    logs = [np.log(np.maximum(np.asarray(run, np.float64), 1e-9)) for run in runs]
+    places = np.stack([np.quantile(each, QUANTILES) for each in logs])
+    variances = [max(_variance_of_median(each), prior.within**2 / len(each)) for each in logs]
+    return places, float(np.sum(variances)) / len(runs) ** 2
+
+
+def _squares(places: Samples) -> Samples:
+    """Sum of squared deviations from the mean, of each quantile."""
+    return np.asarray(((places - places.mean(axis=0)) ** 2).sum(axis=0), np.float64)
+
+
+def _variance_of_median(logs: Samples) -> float:
+    """Resample blocks of about n^(1/3) · 1.5 neighbours; the blocks wrap around."""
+    n = len(logs)
+    if n < 3:
+        return 0.0
+    block = max(1, min(n // 2, round(1.5 * n ** (1 / 3))))
+    draw = np.random.default_rng(SEED).integers(0, n, size=(RESAMPLES, -(-n // block)))
+    rows = (draw[:, :, None] + np.arange(block)).reshape(RESAMPLES, -1)[:, :n] % n
+    return float(np.var(np.median(logs[rows], axis=1)))
+
+
+IMPORTED = ["torch", "torch._dynamo", "torch.profiler", "tracer.capture.script", "tracer.job"]
+"""Imported once for all runs; PyTorch's optimizers import its compiler."""
+LINES = 5
+"""Lines of a script's output that are shown when it fails."""
+SIDES = ("base", "present")
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree of the program: the directory that stands for the current one, and the tree's own root."""
+
+    name: str
+    here: Path
+    root: Path
+
+
+@contextmanager
+def other_tree(base: str) -> Iterator[tuple[Tree, Tree]]:
+    """The tree to compare with and the present one. ``base`` is a directory, which stands for the current one, or a
+    commit of the repository around it, whose files are put into a temporary directory; neither index nor working tree
+    is touched. Raises ``CheckError``: it is neither."""
+    here = Path.cwd()
+    if Path(base).is_dir():
+        if os.path.samefile(base, here):
+            raise CheckError(f"{base} is the current directory; name the directory of another version of the program.")
+        other = Path(base).resolve()
+        yield Tree(base, other, other), Tree("present", here, here)
+        return
+    top, commit = _git(here, "rev-parse", "--show-toplevel"), _git(here, "rev-parse", "--verify", "--quiet",
+                                                                   f"{base}^{{commit}}")
+    if top is None or commit is None:
+        why = "is no directory" if top is None else "is no directory, and no commit of this repository"
+        raise CheckError(f"{base} {why}; name a commit such as HEAD or main, or the directory of another version.")
+    root = Path(top.decode().strip())
+    archive = _git(root, "archive", "--format=tar", commit.decode().strip())
+    if archive is None:
+        raise CheckError(f"git cannot give the files of {base}; check the repository with git archive {base}.")
+    with scratch_folder("foretrace-base-") as folder, tarfile.open(
+            fileobj=io.BytesIO(archive)) as files:
+        # Python 3.10 and 3.11 have the filters from some patch release on.
+        if hasattr(tarfile, "data_filter"):
+            files.extractall(folder, filter="data")
+        else:
+            files.extractall(folder)
+        copy = Path(folder)
+        yield Tree(base, copy / here.resolve().relative_to(root.resolve()), copy), Tree("present", here, root)
+
+
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    """Return what git printed; ``None`` where it failed or there is no git."""
+    try:
+        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def run_in_turns(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], pairs: int,
+                 out: Path) -> tuple[list[StoredCapture], list[StoredCapture]]:
+    """Capture a script in both trees, one after the other, in pairs; every second pair begins with the present one.
+    ``trees`` are the one to compare with, and the present one. Raises ``CheckError``: a tree has no such script, or it
+    fails or makes too few steps there.
+
+    Returns:
+        Captures of the other tree and of the present one, in the order of the pairs.
+    """
+    if os.path.isabs(script):
+        raise CheckError(f"Name {script} by its path from the current directory, so that the other version's is known.")
+    for tree in trees:
+        if not (tree.here / script).is_file():
+            raise CheckError(f"There is no script {script} in {tree.name if tree is trees[0] else tree.here}; check "
+                             "the path, and that it was there then.")
+    found: tuple[list[StoredCapture], list[StoredCapture]] = ([], [])
+    for pair in range(pairs):
+        for side in (0, 1) if pair % 2 == 0 else (1, 0):
+            path = out / f"{SIDES[side]}{pair + 1}"
+            _run(script, arguments, trees, side, path)
+            found[side].append(StoredCapture(path.name, path, script))
+    return found
+
+
+def _run(script: str, arguments: Sequence[str], trees: tuple[Tree, Tree], side: int, out: Path) -> None:
+    """Capture in a process of its own, a fork of one that has imported PyTorch: that takes longer than most runs."""
+    context = process_context()
+    log = out.with_suffix(".log")
+    tree = trees[side]
+    process = context.Process(target=_capture, args=(script, list(arguments), out, tree, trees[1].root, log))
+    process.start()
+    process.join()
+    if process.exitcode:
+        said = "\n".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-LINES:])
+        raise CheckError(f"{script} cannot be captured in {tree.name} (exit status {process.exitcode}); it said: "
+                         f"{said}")
+
+
+def process_context() -> Any:
+    """Return multiprocessing's context of captures; no module of the current directory runs in its processes."""
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    from multiprocessing.forkserver import ensure_running  # not there on Windows
+
+    context: Any = get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    with away_from_here():
+        ensure_running()
+    return context
+
+
+def _capture(script: str, arguments: list[str], out: Path, tree: Tree, present: Path, log: Path) -> None:
+    """Capture a script in a tree, with everything that is printed in a file."""
+    with log.open("wb") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.chdir(tree.here)
+    sys.path[:] = [_moved(entry, present, tree.root) for entry in sys.path]
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ.update(PWD=os.fspath(tree.here), PYTHONPATH=os.pathsep.join(
+        _moved(entry, present, tree.root) for entry in paths))
+    try:
+        # An execution trace says nothing that is compared.
+        run_script(script, arguments, Capture(out, CaptureOptions(execution_trace="none")))
+    except ForetraceError as error:
+        sys.exit(str(error))
+
+
+def _moved(entry: str, present: Path, root: Path) -> str:
+    """A directory of Python's modules; one within the present tree is the same place of the other."""
+    inside = bool(entry) and Path(entry).is_absolute() and Path(entry).is_relative_to(present)
+    return os.fspath(root / Path(entry).relative_to(present)) if inside else entry

@@ -1,0 +1,378 @@
+"""``validate``: predict sizes of one's own program that were never run, then run them and compare.
+
+::
+
+    capture ──> predict the others ──> run them, with no profiler on ──> errors, bias, coverage
+
+All that is predicted is predicted before any of it is run. What a step takes is the median of those that the capture
+times with nothing watching; other work on the machine shows in it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from graph_predictor.figures import signed_percent
+from graph_predictor.prediction.operation_costs import computing_operations
+from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.replay import replay
+from graph_predictor.request.study import Configuration, Study
+from graph_predictor.synthesis.baseline import baseline_of
+from kernel_models.device import DeviceSpec
+from kernel_models.op_call import OpCall
+from kernel_models.operation import Operation, calls_of
+from kernel_models.pricing import Models, price
+from kernel_models.profile import load_profile
+from kernel_models.trace_calls import FAMILIES
+from step_views.check.measure import CheckError, StoredCapture
+from tracer.cores import RUN_MODULE
+from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph
+from tracer.job import Job, read_job
+from tracer.lazy import pandas as pd
+from tracer.shown import Chart, ChartSeries, Shown
+
+LEAST_SIZED = 0.1
+"""Least share of device time with recorded sizes for which kernel models are judged."""
+
+Pieces = tuple[list[tuple[OpCall, ...]], np.ndarray]
+"""Calls of each piece of work, and its measured time in ns."""
+
+
+class Accuracy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Errors of one capture's predictions, as shares of what was measured; signed ones are predicted over measured − 1.
+
+    Attributes:
+        step: signed, of the step with nothing watching (where that was timed, else as recorded) as predicted from the
+            recorded window, against the median of the measured steps. On a CPU it closes by construction: the host's
+            own times are played back.
+        replay: median |error| of the replayed steps.
+        device: signed, of the device's work in all (on a CPU: of the operations that compute) as the kernel models
+            price it without looking at its times. Collectives and work without sizes take no part. None where the
+            device is unknown or sizes are lacking.
+        families: Σ |predicted − measured| over the families of work, of the same: what cancels in ``device``.
+    """
+
+    step: float | None
+    replay: float | None
+    device: float | None
+    families: float | None
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures that are known, by name."""
+        return {name: value for name in FIGURES if (value := getattr(self, name)) is not None}
+
+
+FIGURES: Mapping[str, str] = {
+    "step": "predicted step time", "replay": "replayed steps", "device": "modelled device time",
+    "families": "modelled device time by family"}
+"""Figures and what they are of, in words."""
+
+
+def accuracy(capture: StoredCapture, profiles: Mapping[str, Models] | None = None) -> Accuracy:
+    """Predict a capture again. ``profiles`` are fitted models by name of the device; data sheets elsewhere. Raises
+    ``CheckError``: it cannot be predicted from."""
+    job = capture.job
+    try:
+        baseline = baseline_of(job).with_models(profiles or {})
+        again = replay(job.graphs)
+    except ForetraceError as error:
+        raise CheckError(f"The capture {capture.name} cannot be predicted: {error}") from error
+    device, families = _modelled(job, baseline)
+    return Accuracy(step=_step(baseline), replay=_rounded(again.median_abs_error), device=device,
+                    families=families)
+
+
+def _step(baseline: Baseline) -> float | None:
+    predicted = baseline.predict()
+    measured_us = (predicted.recorded_us if predicted.profiled else predicted.unprofiled_us) or 0.0
+    return _rounded(predicted.step_time_us / measured_us - 1.0) if measured_us else None
+
+
+def _modelled(job: Job, baseline: Baseline) -> tuple[float | None, float | None]:
+    """``device`` and ``families``."""
+    families = modelled_families(job, baseline)
+    if not families:
+        return None, None
+    predicted, measured = (sum(each) for each in zip(*families.values(), strict=True))
+    return (_rounded(predicted / measured - 1.0),
+            _rounded(sum(abs(said - took) for said, took in families.values()) / measured))
+
+
+def modelled_families(job: Job, baseline: Baseline) -> dict[str, tuple[float, float]]:
+    """Return the time of a job's work by family, ns: as the kernel models price it without looking at its times, and as
+    recorded; empty where the device is unknown or sizes are lacking."""
+    scenario = baseline.scenario
+    if scenario.devices.source is None:
+        return {}
+    if scenario.devices.source.vendor == "host" and not len(scenario.built.program.kernel_item):
+        pieces, total = _computing(job.graphs)
+    else:
+        work = scenario.work
+        rows = np.flatnonzero(work.sized).tolist()
+        pieces = [work.calls[work.call_row[row]] for row in rows], work.measured_ns[rows].astype(np.float64)
+        total = float(work.measured_ns.sum())
+    calls, measured = pieces
+    if not len(measured) or measured.sum() < LEAST_SIZED * total:
+        return {}
+    predicted = _priced(calls, scenario.devices.source, scenario.devices.source_models)
+    family = np.array([FAMILIES.index(of[0].family) for of in calls])
+    by_family = [np.bincount(family, weights=ns, minlength=len(FAMILIES)).tolist() for ns in (predicted, measured)]
+    return {one.value: (said, took) for one, said, took in zip(FAMILIES, *by_family, strict=True) if took or said}
+
+
+def _priced(pieces: Sequence[tuple[OpCall, ...]], spec: DeviceSpec, models: Models | None) -> np.ndarray:
+    """Time of each piece by the models, ns."""
+    owner = np.repeat(np.arange(len(pieces)), [len(calls) for calls in pieces])
+    times = price([call for calls in pieces for call in calls], spec, models).times_us
+    return np.bincount(owner, weights=times, minlength=len(pieces)) * 1e3
+
+
+def _computing(graphs: Sequence[ExecutionGraph]) -> tuple[Pieces, float]:
+    """The operations of the steps that compute on a CPU and whose sizes are known; and the time of all that do, ns."""
+    calls: list[tuple[OpCall, ...]] = []
+    times: list[float] = []
+    total = 0.0
+    for graph in graphs:
+        ops = graph.ops
+        rows = np.flatnonzero(computing_operations(graph) & (ops.step >= 0) & (ops.duration_ns > 0))
+        total += float(ops.duration_ns[rows].sum())
+        known: dict[tuple[int, ...], tuple[OpCall, ...]] = {}
+        for row in rows.tolist():
+            key = tuple(int(column[row]) for column in (ops.name, ops.shapes, ops.dtypes, ops.strides, ops.scalars))
+            if key not in known:
+                known[key] = calls_of(Operation.from_graph(graph, row))
+            if known[key] and not any("unsized" in call.flags for call in known[key]):
+                calls.append(known[key])
+                times.append(float(ops.duration_ns[row]))
+    return (calls, np.array(times)), total
+
+
+def _rounded(value: float) -> float:
+    """Round to 10⁻⁶: what is stored must not change with the last bits of a machine's arithmetic."""
+    return round(value, 6) + 0.0
+
+
+Sizes = Mapping[str, int]
+FORETRACE = (*RUN_MODULE, "foretrace")
+
+
+def size_label(sizes: Sizes) -> str:
+    """Return sizes as one word, such as "batch=8,seq=64"."""
+    return ",".join(f"{name}={size}" for name, size in sizes.items())
+
+
+@dataclass(frozen=True)
+class ValidatedProgram:
+    """A program that takes its sizes as arguments.
+
+    Attributes:
+        script: its path; its ``arguments`` may hold {NAME} for a size, which else are added as --NAME SIZE.
+        workload: or the name of a workload of the suite, with ``fixed`` settings.
+        options: further ones of foretrace capture.
+    """
+
+    script: str | None = None
+    arguments: tuple[str, ...] = ()
+    workload: str | None = None
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+
+    def command(self, sizes: Sizes, out: Path) -> list[str]:
+        """Return the words of the command that captures it at some sizes."""
+        begin = ["capture", "--out", str(out), *self.options]
+        if self.workload is not None:
+            settings = {**self.fixed, **sizes}
+            return [*begin, "--workload", self.workload, *(f"--set={name}={value}" for name, value in settings.items())]
+        words, placed = [], set()
+        for argument in self.arguments:
+            for name, size in sizes.items():
+                if f"{{{name}}}" in argument:
+                    argument = argument.replace(f"{{{name}}}", str(size))
+                    placed.add(name)
+            words.append(argument)
+        for name, size in sizes.items():
+            if name not in placed:
+                words += [f"--{name.replace('_', '-')}", str(size)]
+        return [*begin, str(self.script), "--", *words]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedCase:
+    """One size: what was predicted of its step before it ran, with the 80% interval, and what it took, µs."""
+
+    sizes: Sizes
+    predicted_us: float
+    low_us: float
+    high_us: float
+    measured_us: float
+    steps: int
+    """Steps that were timed."""
+    bound: str = ""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_us / self.measured_us - 1.0
+
+    @property
+    def covered(self) -> bool:
+        """Return whether the measured time is in the interval."""
+        return self.low_us <= self.measured_us <= self.high_us
+
+
+@dataclass(frozen=True, repr=False)
+class Validation(Shown):
+    """Predictions beside what was measured afterwards; ``captured`` are the sizes they rest on."""
+
+    captured: Sequence[Sizes]
+    cases: Sequence[ValidatedCase]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def mape(self) -> float:
+        """Mean absolute error, a share."""
+        return float(np.mean([abs(case.error) for case in self.cases]))
+
+    @property
+    def bias(self) -> float:
+        """Mean error with its sign, a share."""
+        return float(np.mean([case.error for case in self.cases]))
+
+    @property
+    def coverage(self) -> float:
+        """Share of the measured times that lie in their 80% interval."""
+        return float(np.mean([case.covered for case in self.cases]))
+
+    def headline(self) -> str:
+        """Say the errors in one line."""
+        inside = sum(case.covered for case in self.cases)
+        number = len(self.cases)
+        return (f"mean error {self.mape:.1%}, bias {signed_percent(self.bias)}; {inside} of {number} measured time"
+                f"{'' if number == 1 else 's'} in the 80% interval")
+
+    def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
+        """``cases``: sizes, predicted and measured step (µs), interval, error (a share), and whether it is inside."""
+        return {"cases": lambda: pd.DataFrame([{
+            **case.sizes, "predicted_us": case.predicted_us, "low_us": case.low_us, "high_us": case.high_us,
+            "measured_us": case.measured_us, "error": case.error, "covered": case.covered} for case in self.cases])}
+
+    def chart(self) -> Chart:
+        """Return what was predicted, with its interval, beside what was measured."""
+        return Chart("bars", self.headline(), [size_label(case.sizes) for case in self.cases], [
+            ChartSeries("predicted", [case.predicted_us / 1e3 for case in self.cases],
+                        [case.low_us / 1e3 for case in self.cases], [case.high_us / 1e3 for case in self.cases]),
+            ChartSeries("measured", [case.measured_us / 1e3 for case in self.cases])], "ms")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"captured": [dict(sizes) for sizes in self.captured], "mape": self.mape, "bias": self.bias,
+                "coverage": self.coverage, "cases": [{
+                    "sizes": dict(case.sizes), "predicted_us": case.predicted_us,
+                    "interval_us": [case.low_us, case.high_us], "measured_us": case.measured_us, "steps": case.steps,
+                    "error": case.error, "covered": case.covered, "bound": case.bound,
+                    "warnings": list(case.warnings)} for case in self.cases], "notes": list(self.notes)}
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedCase:
+    """What is said of a size before it runs."""
+
+    sizes: Sizes
+    predicted_us: float
+    interval_us: tuple[float, float]
+    bound: str
+    warnings: tuple[str, ...]
+
+    def beside(self, measured: Sequence[int]) -> ValidatedCase:
+        """Return it beside the steps that were timed, ns."""
+        return ValidatedCase(self.sizes, self.predicted_us, *self.interval_us, float(np.median(measured)) / 1e3,
+                             len(measured), self.bound, self.warnings)
+
+
+def capture_program(program: ValidatedProgram, sizes: Sizes, out: Path) -> list[int]:
+    """Capture a program at some sizes, in a process of its own; return the steps timed without the profiler, ns. Raises
+    ``CheckError``: it failed; the sentence ends with what it said."""
+    words = program.command(sizes, out)
+    done = subprocess.run([*FORETRACE, *words], capture_output=True, text=True, errors="replace", check=False,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise CheckError(f"foretrace {shlex.join(words)} ended with code {done.returncode}: "
+                         f"{' '.join(said[-2:])[-500:] or 'it said nothing'}")
+    return timed_steps(out)
+
+
+def timed_steps(path: Path) -> list[int]:
+    """Return the steps of a capture that were timed without the profiler, of the slowest rank, ns. Raises
+    ``CheckError``: none was."""
+    ranks = [graph.meta.unprofiled_step_ns for graph in read_job(path).graphs if graph.meta.unprofiled_step_ns]
+    if not ranks:
+        raise CheckError(f"{path} has no steps that were timed without the profiler: capture with --timed 10 or more.")
+    return max(ranks, key=lambda steps: float(np.median(steps)))
+
+
+def predict_cases(captures: Sequence[tuple[Sizes, Path]], wanted: Sequence[Sizes], *, profiles: Sequence[str] = (),
+                  code: str | None = None, selected: float | None = None) -> list[PredictedCase]:
+    """Predict a program's step at sizes from its captures at others. Each size is predicted from the nearest capture;
+    with ``code`` ("train.py:build") the program is traced again at each size, masks made of data selecting the share
+    ``selected``. Raises ``ForetraceError``: one cannot be predicted."""
+    (first, path), *others = captures
+    study = Study(read_job([str(path)]), profiles=[load_profile(each) for each in profiles])
+    found = []
+    for sizes in wanted:
+        changed = {name: size for name, size in sizes.items() if others or first.get(name) != size}
+        said = tuple(f"{name}={first[name]}:{size}" if name in first else f"{name}={size}"
+                     for name, size in changed.items())
+        also = tuple(f"{other}:{size_label(at)}" for at, other in others) if code is None else ()
+        one = study.predict(Configuration(sizes=said, also=also, code=code if said else None,
+                                          selected=selected if said else None))
+        found.append(PredictedCase(sizes, one.step_time_us, one.interval_us, one.bound, tuple(one.warnings)))
+    return found
+
+
+def validate(program: ValidatedProgram, sizes: Sequence[Sizes], out: str | os.PathLike[str], *, captures: int = 1,
+             profiles: Sequence[str] = (), code: str | None = None, selected: float | None = None) -> Validation:
+    """Capture a program at the first sizes, predict it at the others, run these, and compare.
+
+    Args:
+        program: what is run.
+        sizes: of each run, all with the same names.
+        out: a directory for the captures; those of an earlier validation in it are replaced.
+        captures: how many of the sizes are captured; the others are predicted.
+        profiles, code, selected: see ``predict_cases``.
+
+    Raises:
+        CheckError: there is nothing to predict, sizes differ in their names or are given twice, or a run failed.
+        ForetraceError: a size cannot be predicted.
+    """
+    if captures < 1 or len(sizes) <= captures:
+        raise CheckError(f"{len(sizes)} sizes are given and {max(captures, 0)} are captured, so that none is left to "
+                         "predict; give one more --set.")
+    names = {tuple(sorted(one)) for one in sizes}
+    labels = [size_label(one) for one in sizes]
+    if len(names) > 1 or not all(sizes):
+        raise CheckError("Each --set must name the same sizes, such as --set batch=4,seq=64 --set batch=8,seq=128.")
+    if len(set(labels)) < len(labels):
+        raise CheckError("A size is given twice; the others are to be predicted without having been seen.")
+    folder = Path(out)
+    again = replace(program, options=(*program.options, "--replace"))
+    seen = []
+    for one in sizes[:captures]:
+        capture_program(again, one, folder / size_label(one))
+        seen.append((one, folder / size_label(one)))
+    said = predict_cases(seen, sizes[captures:], profiles=profiles, code=code, selected=selected)
+    cases = [case.beside(capture_program(again, case.sizes, folder / size_label(case.sizes))) for case in said]
+    notes = (f"Measured is the median of {min(case.steps for case in cases)} steps with no profiler on.",)
+    return Validation(list(sizes[:captures]), cases, notes)

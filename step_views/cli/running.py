@@ -1,0 +1,390 @@
+"""How a command starts and ends: imported when it runs, its failures one sentence on stderr and an exit code.
+
+``--help`` needs only the names and first sentences of commands. The file of a command imports the modules it works with
+at its top, and those are run when it first uses them (``imported_late``): of ``predict --help``, none is.
+
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import sys
+import tempfile
+import traceback
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from threading import RLock
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+from tracer.errors import ForetraceError, reason_of
+from tracer.output_file import FULL
+
+PACKAGES = ("tracer", "kernel_models", "graph_predictor", "planner")
+REGISTERING = ("kernel_models.families.", "kernel_models.heuristics.", "tracer.campaign.families.")
+"""Modules below these register something when they run, and are never late."""
+LATE_IMPORTING = ("step_views.cli.", "planner.cli.", "graph_predictor.request.")
+"""Modules below these import late: commands, and the studies that decide what of a request is computed."""
+
+
+class LateModule(ModuleType):
+    """A module that runs when something of it is first asked for. (The standard library's runs a second time where
+    imports go in a circle.)"""
+
+    def __getattr__(self, name: str) -> Any:
+        with self.__dict__["__lock__"]:
+            loader = self.__dict__.pop("__late__", None)
+            if loader is not None:
+                self.__loader__ = self.__spec__.loader = loader  # type: ignore[union-attr]
+                # These alone import late: elsewhere an import may be there for what it registers.
+                with imported_late() if self.__name__.startswith(LATE_IMPORTING) else imported_at_once():
+                    loader.exec_module(self)
+                if type(self) is LateModule:  # else it has chosen a class of its own
+                    self.__class__ = ModuleType  # type: ignore[assignment]
+        return ModuleType.__getattribute__(self, name)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call a module that makes itself callable when it runs, as ``tracer.capture`` does."""
+        self.__getattr__("__name__")
+        return self(*arguments, **named)
+
+
+class LateLoader(Loader):
+    """Loads a module as a ``LateModule``, which another loader runs."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave the module as it is, to be run later."""
+        vars(module).update(__late__=self._loader, __lock__=RLock())
+        module.__class__ = LateModule
+
+
+class LateFinder(MetaPathFinder):
+    """Finds modules of our packages such that each runs when something of it is first used."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None,
+                  target: ModuleType | None = None) -> ModuleSpec | None:
+        """Return how a module is loaded; None of others', which Python finds itself."""
+        if path is None or fullname.partition(".")[0] not in PACKAGES or fullname.startswith(REGISTERING):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = LateLoader(spec.loader)
+        return spec
+
+
+@contextmanager
+def imported_at_once() -> Iterator[None]:
+    """Import modules as Python does, within ``imported_late`` too."""
+    finders = sys.meta_path[:]
+    sys.meta_path[:] = [each for each in finders if not isinstance(each, LateFinder)]
+    try:
+        yield
+    finally:
+        sys.meta_path[:] = finders
+
+
+@contextmanager
+def imported_late() -> Iterator[None]:
+    """Import our modules late; one of which a name is taken at once (``from module import name``) runs at once."""
+    finder = LateFinder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class LazyCommand(NamedTuple):
+    """Where a command is: ``attribute`` of ``module`` is its function or, of one with commands of its own, its
+    ``typer.Typer``. ``sentence`` is the first of its help, ``group`` the heading it stands under in that of
+    ``foretrace``, ``command_class`` the name of a class of its own there."""
+
+    module: str
+    attribute: str
+    group: str
+    sentence: str
+    command_class: str | None = None
+
+    def built(self, name: str) -> Any:
+        """Import the command and return it as typer makes it."""
+        with imported_late():
+            module = import_module(self.module)
+            found = getattr(module, self.attribute)  # runs the command's file, whose own imports are late
+        own = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        own.callback()(_nothing)
+        if isinstance(found, typer.Typer):
+            own.add_typer(found, name=name)
+        else:
+            own.command(name, cls=None if self.command_class is None else getattr(module, self.command_class))(found)
+        group: Any = typer.main.get_command(own)
+        return group.commands[name]
+
+
+class LazyCommands(MutableMapping[str, Any]):
+    """Commands by name, each built when it is first asked for."""
+
+    def __init__(self, table: Mapping[str, LazyCommand]) -> None:
+        self._table, self._built = table, dict[str, Any]()
+        self._names = dict.fromkeys(table)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._built:
+            self._built[name] = self._table[name].built(name)
+        return self._built[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._names[name], self._built[name] = None, command
+
+    def __delitem__(self, name: str) -> None:
+        del self._names[name]
+        self._built.pop(name, None)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def lazy_group(table: Mapping[str, LazyCommand]) -> type[TyperGroup]:
+    """Return the class of a group that has these commands, and lists them in its help by their first sentences."""
+
+    class LazyGroup(TyperGroup):
+        def __init__(self, **attributes: Any) -> None:
+            super().__init__(**attributes)
+            self.commands: MutableMapping[str, Any] = LazyCommands(table)
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            return list(self.commands)
+
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            widest = max(map(len, table))
+            for group in dict.fromkeys(command.group for command in table.values()):
+                rows = [(name, command.sentence) for name, command in table.items() if command.group == group]
+                with formatter.section(group):
+                    formatter.write_dl(rows, col_max=widest)
+
+    return LazyGroup
+
+
+def _nothing() -> None:
+    """A group of one command remains a group."""
+
+
+MOST_TEXT = 3000
+"""Characters of a sentence; of a longer one the middle is left out, as its end says what to do."""
+MOST_CELL = 500
+"""Characters of a table's cell."""
+STDOUT = "the standard output"
+
+
+def printable(text: str, most: int = MOST_TEXT) -> str:
+    """Return the text with control characters, and those that change the direction of writing, as escapes (``\\x1b``).
+
+    Newlines stay; a text longer than ``most`` characters loses its middle.
+    """
+    if len(text) > most:
+        end = int(most * 0.25)
+        text = f"{text[:most - end]} … ({len(text) - most:,} characters left out) … {text[-end:]}"
+    return text if text.isprintable() else "".join(map(_printable, text))
+
+
+def one_line(text: str, most: int = MOST_CELL) -> str:
+    """The same without newlines, for a table's cell."""
+    return printable(text, most).replace("\n", "\\n")
+
+
+def tell(text: str) -> None:
+    """Write a line to stderr; if nobody reads it any more, there is nobody to tell."""
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            sys.stderr.write(printable(text) + "\n")
+            sys.stderr.flush()
+
+
+@contextmanager
+def standard_output() -> Iterator[None]:
+    """Say what could not be written; the system's error has no name for it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        error.filename = error.filename or STDOUT
+        raise
+    except ValueError as error:
+        if not sys.stdout.closed:
+            raise
+        # A program that was run has closed it.
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), STDOUT) from error
+
+
+class ClosedOutput(io.TextIOWrapper):
+    """Stands for a standard output that is closed: takes everything, so that work is finished, and knows of it."""
+    written = False
+
+    def write(self, text: str) -> int:
+        """Take a text that goes nowhere."""
+        self.written = self.written or bool(text)
+        return len(text)
+
+
+def finish_output() -> None:
+    """Write what is left, at a command's end. Raises ``OSError``: it could not be, or nothing could."""
+    with standard_output():
+        sys.stdout.flush()
+        if isinstance(sys.stdout, ClosedOutput) and sys.stdout.written:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def run_program(app: Callable[[], object]) -> None:
+    """Run a command line as this process, which it ends."""
+    if sys.stdout is None or sys.stderr is None:
+        _open_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show µ gets a question mark, not a crash.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        with one_sentence(debug=False), standard_output():
+            try:
+                app()
+            except SystemExit as ended:
+                if not ended.code:
+                    finish_output()  # of --help too, which is no command's
+                raise
+    except typer.Exit as ended:
+        sys.exit(ended.exit_code)
+
+
+def _open_closed_streams() -> None:
+    """Put the null device where a shell closed a stream (``>&-``), so that no output file gets its number."""
+    if sys.stdout is None:
+        sys.stdout = ClosedOutput(open(os.devnull, "wb"))  # noqa: SIM115 -- until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+
+
+def _printable(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    if unicodedata.category(character) == "Zs":  # a space of another width
+        return " "
+    return character.encode("unicode_escape").decode("ascii")
+
+
+BAD_INPUT = 2
+"""Something the user can mend: a file, an option, a full disk."""
+FAILED = 1
+"""A bug, or too little memory."""
+INTERRUPTED = 130  # as shells report SIGINT (128 + 2)
+TERMINATED = 143
+"""The exit status of a program ended by SIGTERM, as shells report it (128 + 15)."""
+BROKEN_PIPE = 141
+"""The exit status of a program ended by SIGPIPE, as shells report it (128 + 13)."""
+
+
+@contextmanager
+def one_sentence(debug: bool, context: typer.Context | None = None) -> Iterator[None]:
+    """Turn what a command raises into one sentence and ``typer.Exit``; with ``debug`` the traceback comes first.
+
+    Of options that the command of the ``context`` lacks, the sentence says which command has them.
+    """
+    try:
+        yield
+        finish_output()
+    except typer.Exit:
+        raise
+    except BrokenPipeError:
+        # The reader of stdout has gone (`| head`); nothing more can be said, and Python must not try at exit.
+        _forget_stdout()
+        raise typer.Exit(BROKEN_PIPE) from None
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        code, sentence = _told(error)
+        hint = _elsewhere(sentence, context) if code != FAILED else "" if debug else " The option --debug prints where."
+        if isinstance(error, OSError) and error.filename == STDOUT:
+            _forget_stdout()
+        tell(f"foretrace: {' '.join(sentence.split())}{hint}")
+        raise typer.Exit(code) from None
+
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+_NAMED = ("predict", "trace", "capture", "check")
+"""Commands whose options sentences name that several commands say."""
+
+
+def _elsewhere(sentence: str, context: Any) -> str:
+    """Return which command has the options that a sentence names and the running command lacks, as a sentence.
+
+    An option that stands behind its own command's name (``foretrace trace … --out``) needs none.
+    """
+    if context is None:
+        return ""
+    commands, known = getattr(context.find_root().command, "commands", {}), _options(context.command)
+    lacking = [option for option in dict.fromkeys(_OPTION.findall(sentence)) if option not in known]
+    said = ""
+    for name in _NAMED if lacking else ():
+        mine = [option for option in lacking if name in commands and option in _options(commands[name])]
+        lacking = [option for option in lacking if option not in mine]
+        if mine and f"foretrace {name}" not in sentence:
+            verb = "is an option" if len(mine) == 1 else "are options"
+            said += f" {' and '.join(mine)} {verb} of foretrace {name}."
+    return said
+
+
+def _options(command: Any) -> set[str]:
+    """The options of a command as they are written."""
+    return {text for one in command.params for text in (*one.opts, *one.secondary_opts)}
+
+
+def _told(error: BaseException) -> tuple[int, str]:
+    """Exit code and sentence of an exception."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED, "Interrupted."
+    if isinstance(error, ForetraceError):
+        return BAD_INPUT, str(error)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torch":
+        lacking = "PyTorch" if error.name == "torch" else f"a PyTorch that has {error.name} (2.6 or newer)"
+        return BAD_INPUT, f"This needs {lacking}; install it with: pip install 'foretrace[capture]'."
+    if isinstance(error, MemoryError):
+        return FAILED, "There is not enough memory for this trace; give fewer ranks at a time, or use a larger machine."
+    if isinstance(error, OSError) and error.filename == STDOUT and error.errno == errno.EBADF:
+        return BAD_INPUT, ("The standard output is closed, so that the answer could not be written; send it to a file, "
+                           "or to /dev/null if it is not wanted.")
+    if isinstance(error, OSError) and error.filename is None and error.errno in FULL:
+        return BAD_INPUT, (f"{error.strerror}: neither what was written, nor the temporary directory "
+                           f"{tempfile.gettempdir()}, may have had room; free space. Existing outputs are unchanged.")
+    if isinstance(error, OSError):
+        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        return BAD_INPUT, f"{where}{error.strerror or error}; check the path, its permissions and the free space."
+    return FAILED, (f"An unexpected error, which is a bug of foretrace: {type(error).__name__}: "
+                    f"{reason_of(error, 300)}. Please report it with the trace.")
+
+
+def _forget_stdout() -> None:
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+    except (OSError, ValueError):  # stdout is no real file (a test's buffer)
+        pass

@@ -1,0 +1,459 @@
+"""Causes of a difference, from the times of two aligned steps.
+
+Of every place and resource it is known how long it took altogether, ``own``, and how much of that lay on the critical
+path. With the changes Δown and Δpath,
+
+* *moved* is as much of Δpath as Δown explains, the middle one of 0, Δown and Δpath: what an operation that got longer
+  costs where it is exposed, what one that got shorter saves where it was;
+* *shifted* is the rest of Δpath: the same work came onto the path or left it;
+* *hidden* is the rest of Δown: it moves nothing.
+
+All three are antisymmetric: B against A gives the same with the other sign.
+
+A part shows the two times that it is the difference of: of the work on the critical path of A or of B, how long it
+takes in A and in B. What the machine explains is taken off the slower one. A part that only one side has shows nothing
+of the other side: the pauses that the other has in its place are taken off.
+
+A host or a device that is slower altogether is slower everywhere. The ratio ``r`` of comparable work (aligned and
+unchanged operations one by one, their weighted median) gives the machine's part of Δown of every name,
+(√r − 1/√r) · min(own_A · √r, own_B / √r): for a name that follows the ratio all of Δown, for one that took longer
+besides all but what it took longer, and for what only one side has nothing. What is left is the operation's. How far
+names stray from the ratio (the median absolute deviation, in logs), and the operation from step to step, says how much
+of that could be the measurement.
+
+Time outside operations, and fetching data, cannot be compared: nobody knows what ran there, or whether anything did. It
+tells nothing of the machine, and where it follows the machine's ratio, as far as unchanged work does, the machine
+explains as much of it as did change.
+
+All of it is done for the mean step, whose parts add up, and once more for *steady* times, of each place the median over
+the steps: an interrupted operation is no cause, and how sure a cause is goes by its steady time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from graph_predictor.recorded.module_paths import is_collective, plain_name
+from step_views.diff.places import HunkCause, Places
+from step_views.diff.result import UNEXPLAINED, DifferenceKind, Part
+from step_views.diff.step_times import Resource
+from step_views.diff.step_tree import StepTree, Vocabulary
+from tracer.arrays import Float64, Int64
+from tracer.graph import Phase
+
+FEWEST = 5
+"""Fewest distinct names from which something is said of the machine."""
+LONG = 0.95
+"""Quantile of operations' times from which on a longer one counts no more for the machine's ratio."""
+SPREADS = 3.0
+"""Median deviations of unchanged work that are taken for its noise."""
+LEAST_SPREAD = 0.05
+"""Work that nobody changed differs at least this much between two recordings, in logs."""
+MAD_TO_SD = 1.4826  # of a normal distribution
+COMPARABLE = (DifferenceKind.HOST, DifferenceKind.KERNEL_TIME)
+"""Kinds of work that is the same on both sides, operation by operation."""
+CHANGED = (DifferenceKind.SHAPES, DifferenceKind.TYPES, DifferenceKind.KERNELS)
+"""Kinds of aligned operations that are not the same on both sides."""
+DEVICE_WORK = (Resource.COMPUTE, Resource.COPY, Resource.COMMUNICATION)
+
+
+@dataclass(slots=True)
+class Cause:
+    """Sums of one cause over places and ranks, ns."""
+
+    time: int = 0
+    hidden: int = 0
+    before: int = 0
+    after: int = 0
+    only: DifferenceKind | None = None
+    steady: int = 0
+    noise: float = 0.0
+    places: int = 0
+    modules: Counter[str] = field(default_factory=Counter)
+    details: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
+
+
+Causes = dict[tuple[DifferenceKind, str], Cause]
+
+
+@dataclass(slots=True)
+class CauseTimes:
+    """Typical times of a step (ns), [resources × places].
+
+    ``path`` is on the critical path, ``own`` altogether, and never less than ``path``.
+    """
+
+    path: Int64
+    own: Int64
+    spread: Int64
+    """Median deviation of single steps from ``path``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The ratio of times of unchanged work: ``value``, and the deviation of single names from it, in logs."""
+
+    value: float
+    spread: float
+    known: bool
+
+
+@dataclass(slots=True)
+class Aligned:
+    """Two programs' typical steps of one rank, and everything that says what is where."""
+
+    one: StepTree
+    other: StepTree
+    places: Places
+    hunks: list[HunkCause]
+    changes: list[str]
+    """The change of the program at every place, see ``changes.place_changes``."""
+    vocabulary: Vocabulary
+    before: CauseTimes
+    after: CauseTimes
+    steady_before: CauseTimes
+    steady_after: CauseTimes
+    kernels_alike: np.ndarray
+    """Whether the same kernels ran, for every pair."""
+    kernel_names: tuple[list[str], list[str]]
+    """The longest kernel's name of every pair, in A and in B; empty where none ran."""
+    has_device: bool
+    one_machine: bool
+    """Whether both were recorded on the same kind of machine."""
+
+
+def add_causes(causes: Causes, aligned: Aligned) -> tuple[Ratio, Ratio]:
+    """Add the causes of one rank's difference; returns the ratios of the host and of the device."""
+    places, before, after = aligned.places, aligned.before, aligned.after
+    pairs, size = places.pairs, places.irregular + 1
+    shape = (len(Resource), size)
+    mean = _Split(before, after, shape, places.end)
+    steady = _Split(aligned.steady_before, aligned.steady_after, shape, places.end)
+    kinds = _kinds(aligned)
+    names = _names(aligned)
+    noise = np.zeros(shape)
+    ratios = []
+    machines: tuple[tuple[tuple[Resource, ...], tuple[DifferenceKind, ...], DifferenceKind], ...] = (
+        (
+            (Resource.HOST, Resource.GAP),
+            (DifferenceKind.HOST, DifferenceKind.GAP, DifferenceKind.LOADER),
+            DifferenceKind.WHOLE_HOST,
+        ),
+        ((Resource.COMPUTE,), (DifferenceKind.KERNEL_TIME,), DifferenceKind.WHOLE_DEVICE),
+    )
+    for resources, unchanged, whole in machines:
+        eligible, comparable = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+        for resource in resources:
+            eligible[resource, : pairs + 1] = [kind in unchanged for kind in kinds[resource]]
+            comparable[resource, :pairs] = [kind in COMPARABLE for kind in kinds[resource][:pairs]]
+        eligible[Resource.COMPUTE, pairs] = False  # what was launched before the recording
+        ratio = _ratio(names, comparable, steady.own_a, steady.own_b)
+        ratios.append(ratio)
+        # What replaces something was slowed down as that was.
+        eligible[list(resources), places.end + 1:places.irregular] = True
+        groups = _Groups(eligible, comparable, kinds, names)
+        noise += SPREADS * ratio.spread * steady.exposed * groups.shared(steady, ratio, every=aligned.one_machine)
+        deviation = (aligned.steady_before.spread + aligned.steady_after.spread).reshape(shape)
+        noise += np.where(eligible, SPREADS * deviation, 0.0)
+        steady_common, _, _ = steady.take_common(groups, ratio)
+        common, hidden_common, middle = mean.take_common(groups, ratio)
+        if common or hidden_common:
+            begin = round(middle - common / 2)
+            _add(causes, (whole, "unchanged work"), common, hidden_common, begin, begin + common,
+                 steady=steady_common, places=int(comparable.any(axis=0).sum()))
+
+    vocabulary = aligned.vocabulary
+    modules = [vocabulary.texts[m or n] for m, n in zip(
+        aligned.other.module[places.right].tolist(), aligned.one.module[places.left].tolist(), strict=True)]
+    used = (mean.moved != 0) | (mean.hidden != 0) | (mean.path_a != 0) | (mean.path_b != 0) | (steady.moved != 0)
+    for resource, at in zip(*(column.tolist() for column in np.nonzero(used)), strict=True):
+        sums = tuple(int(table[resource, at]) for table in (mean.moved, mean.hidden, mean.work_a, mean.work_b))
+        sure = int(steady.moved[resource, at])
+        if at <= places.end:
+            kind, what = kinds[resource][at], names[resource][at]
+            detail = ""
+            if kind is DifferenceKind.KERNELS:
+                detail = f"{aligned.kernel_names[0][at] or 'none'} → {aligned.kernel_names[1][at] or 'none'}"
+            _add(causes, (kind, what), *sums, steady=sure, noise=float(noise[resource, at]), places=1, detail=detail,
+                 module=modules[at] if at < pairs and kind is not DifferenceKind.LAUNCH else "",
+                 change=(aligned.changes[at] or f"{kind.value}: {what}") if kind in CHANGED else "")
+        elif at == places.irregular:
+            _add(causes, (DifferenceKind.IRREGULAR, "operations of only some steps"), *sums)
+        else:
+            hunk = aligned.hunks[at - places.of_hunk(0)]
+            _add(causes, (hunk.kind, hunk.what), *sums, steady=sure, module=hunk.module, only=hunk.only,
+                 change=aligned.changes[at])
+    for hunk in aligned.hunks:
+        if hunk.counts and (hunk.kind, hunk.what) in causes:
+            causes[hunk.kind, hunk.what].places += 1
+    _add_shifts(causes, mean)
+    return ratios[0], ratios[1]
+
+
+class _Split:
+    """The change of every place and resource told apart, [resources, places], ns (see the module's text)."""
+
+    def __init__(self, before: CauseTimes, after: CauseTimes, shape: tuple[int, int], end: int) -> None:
+        self.path_a, self.path_b = before.path.reshape(shape), after.path.reshape(shape)
+        self.own_a, self.own_b = before.own.reshape(shape), after.own.reshape(shape)
+        change, of_path = self.own_b - self.own_a, self.path_b - self.path_a
+        self.moved = np.clip(of_path, np.minimum(change, 0), np.maximum(change, 0))
+        self.shifted, self.hidden = of_path - self.moved, change - self.moved
+        self.exposed = np.where(change != 0, self.moved / np.where(change != 0, change, 1),
+                                (self.path_a + self.path_b) / np.maximum(self.own_a + self.own_b, 1))
+        # A hunk's work is of one program only: there is nothing that could have shifted.
+        self.moved[:, end + 1:] += self.shifted[:, end + 1:]
+        self.hidden[:, end + 1:] -= self.shifted[:, end + 1:]
+        self.shifted[:, end + 1:] = 0
+        # What is on one side's path alone has a time on the other one's machine too.
+        self.work_a = self.path_a + np.maximum(self.shifted, 0)
+        self.work_b = self.path_b - np.minimum(self.shifted, 0)
+
+    def take_common(self, groups: _Groups, ratio: Ratio) -> tuple[int, int, float]:
+        """Take out what a machine with this ratio explains.
+
+        Returns:
+            The sums of it, moved and hidden, and the mean of the two machines' times for the work that is moved, ns.
+        """
+        share, middle = groups.share(self, ratio)
+        common = np.rint(self.exposed * share).astype(np.int64)
+        hidden = np.rint((1 - self.exposed) * share).astype(np.int64)
+        self.moved -= common
+        self.hidden -= hidden
+        return int(common.sum()), int(hidden.sum()), float((self.exposed * middle).sum())
+
+
+class _Groups:
+    """Places that a machine slows down or speeds up, in groups of one name (hunks: each by itself).
+
+    One call's time is recorded in whole microseconds at worst, its name's time is not.
+    """
+
+    def __init__(self, eligible: np.ndarray, comparable: np.ndarray, kinds: list[list[DifferenceKind]],
+                 names: list[list[str]]) -> None:
+        self.rows = np.nonzero(eligible)
+        numbers: dict[tuple[DifferenceKind | int, str | int], int] = {}
+        group = []
+        for resource, at in zip(*(rows.tolist() for rows in self.rows), strict=True):
+            known = at < len(kinds[resource])
+            key = (kinds[resource][at], names[resource][at]) if known else (resource, at)
+            group.append(numbers.setdefault(key, len(numbers)))
+        self.group, self.number = np.array(group, np.int64), len(numbers)
+        self.bounded = ~self._sums(comparable[self.rows].astype(np.float64)).astype(np.bool_)
+
+    def shared(self, times: _Split, ratio: Ratio, *, every: bool) -> Float64:
+        """Return the work that both have by place and resource, on a machine half way between the two, ns.
+
+        ``every`` counts what cannot be compared too: on one machine it varies as operations do.
+        """
+        found = self._shared(times, ratio)
+        return self._spread(times, found if every else np.where(self.bounded, 0.0, found))
+
+    def share(self, times: _Split, ratio: Ratio) -> tuple[Float64, Float64]:
+        """Return the change that the machine explains, and the mean time of the work it explains it by, ns, by place
+        and resource.
+
+        What cannot be compared is explained as far as it did change, if it follows the machine.
+        """
+        shared = self._shared(times, ratio)
+        found = (ratio.value**0.5 - ratio.value**-0.5) * shared
+        middle = (ratio.value**0.5 + ratio.value**-0.5) / 2 * shared
+        before, after = self._sums(times.own_a[self.rows]), self._sums(times.own_b[self.rows])
+        strays = np.abs(np.log(np.maximum(after, 1) / np.maximum(before, 1) / ratio.value))
+        follows = strays <= SPREADS * max(ratio.spread, LEAST_SPREAD)
+        change = np.where(follows, after - before, 0.0)
+        explained = np.where(self.bounded, np.clip(found, np.minimum(change, 0), np.maximum(change, 0)), found)
+        return self._spread(times, explained), self._spread(times, np.where(self.bounded & ~follows, 0.0, middle))
+
+    def _shared(self, times: _Split, ratio: Ratio) -> Float64:
+        half = ratio.value**0.5
+        return np.minimum(self._sums(times.own_a[self.rows]) * half, self._sums(times.own_b[self.rows]) / half)
+
+    def _sums(self, values: np.ndarray) -> Float64:
+        return np.bincount(self.group, values, self.number).astype(np.float64)
+
+    def _spread(self, times: _Split, of_group: Float64) -> Float64:
+        """Groups' times spread over their places."""
+        weight = (times.own_a[self.rows] + times.own_b[self.rows]).astype(np.float64)
+        found = np.zeros(times.own_a.shape)
+        found[self.rows] = weight * (of_group / np.maximum(self._sums(weight), 1.0))[self.group]
+        return found
+
+
+def _add_shifts(causes: Causes, mean: _Split) -> None:
+    """Work as long as before that came onto the critical path, or left it."""
+    device = [int(resource) for resource in DEVICE_WORK]
+    host = [int(resource) for resource in Resource if resource not in DEVICE_WORK]
+    for rows, what in ((host, "host work"), (device, "device work")):
+        if mean.shifted[rows].any():
+            shifted = mean.shifted[rows]
+            _add(causes, (DifferenceKind.SHIFT, what), int(shifted.sum()), 0, -int(shifted[shifted < 0].sum()),
+                 int(shifted[shifted > 0].sum()))
+
+
+def _add(causes: Causes, key: tuple[DifferenceKind, str], time: int, hidden: int, before: int = 0, after: int = 0, *,
+         steady: int = 0, noise: float = 0.0, places: int = 0, module: str = "", detail: str = "",
+         only: DifferenceKind | None = None, change: str = "") -> None:
+    cause = causes.setdefault(key, Cause(only=only))
+    cause.time += time
+    cause.hidden += hidden
+    cause.before += before
+    cause.after += after
+    cause.steady += steady
+    cause.noise += noise
+    cause.places += places
+    weight = abs(time) + abs(hidden)
+    if module:
+        cause.modules[module] += weight
+    if detail:
+        cause.details[detail] += weight
+    if change:
+        cause.changes[change] += weight
+
+
+def add_left_over(causes: Causes, kind: DifferenceKind, what: str, time: int) -> None:
+    """Add what no operation explains, where there is any."""
+    if time:
+        _add(causes, (kind, what), time, 0)
+
+
+def parts_of(causes: Causes, ranks: int, *, one_machine: bool) -> list[Part]:
+    """The causes as parts of the mean rank's difference, what most certainly matters first. ``causes`` are of all ranks
+    together. On ``one_machine``, a machine that was slower altogether is no cause in the program, and comes after those
+    that are."""
+    parts = []
+    reached = given = 0
+    for (kind, what), cause in causes.items():
+        reached += cause.time
+        # Rounded so that the parts add up to the rounded sum.
+        time = round(reached / ranks) - given
+        given += time
+        steady, noise = round(cause.steady / ranks), round(cause.noise / ranks)
+        if kind in (DifferenceKind.IRREGULAR, DifferenceKind.REPLAY, DifferenceKind.SHIFT) or (one_machine and kind in (
+                DifferenceKind.WHOLE_HOST, DifferenceKind.WHOLE_DEVICE)):
+            steady = 0
+        detail = cause.details.most_common(1)[0][0] if cause.details else ""
+        change = cause.changes.most_common(1)[0][0] if cause.changes else ""
+        before, after = (None, None) if kind in UNEXPLAINED else _sides(
+            round(cause.before / ranks), round(cause.after / ranks), time, cause.only)
+        if cause.only is not None and before is not None and after is not None:
+            # The step got shorter at a place where operations were added: the pause there did.
+            side = "B" if cause.only is DifferenceKind.ADDED else "A"
+            kind, what = DifferenceKind.GAP, f"where {side} has {what.removesuffix(f' ({cause.only.value})')}"
+        parts.append(Part(
+            kind=kind, what=f"{what}: {detail}" if detail else what, module=_module(cause.modules),
+            places=-(-cause.places // ranks), time_ns=time, hidden_ns=round(cause.hidden / ranks), before_ns=before,
+            after_ns=after, certain_ns=max(0, abs(steady) - noise), change=change, steady_ns=steady,
+            noise_ns=noise))
+    parts = [part for part in parts if part.time_ns or part.hidden_ns]
+    return sorted(parts, key=lambda part: (-part.certain_ns, -abs(part.time_ns), -abs(part.hidden_ns), part.what))
+
+
+def _sides(before: int, after: int, time: int, only: DifferenceKind | None) -> tuple[int | None, int | None]:
+    """Return a part's times in A and in B, ns, which differ by what it explains; ``None`` for a side without it.
+    ``before`` and ``after`` are of the work on the critical path, whatever explains it; ``time`` is without what the
+    machine explains; ``only`` is the side that alone has the part, if one has."""
+    if only is DifferenceKind.ADDED and time >= 0:
+        return None, time
+    if only is DifferenceKind.REMOVED and time <= 0:
+        return -time, None
+    if only is not None:
+        before = after = 0
+    # Taken off the larger side: what the machine as a whole explains.
+    excess = after - before - time
+    before, after = before + min(excess, 0), after - max(excess, 0)
+    lacking = max(0, -before, -after)
+    return before + lacking, after + lacking
+
+
+def _module(modules: Counter[str]) -> str:
+    """The module, or what repeated blocks have in common, or the one with most of the time."""
+    if len(modules) < 2:
+        return next(iter(modules), "")
+    patterns = {re.sub(r"\d+", "*", module) for module in modules}
+    return patterns.pop() if len(patterns) == 1 else modules.most_common(1)[0][0]
+
+
+def _kinds(aligned: Aligned) -> list[list[DifferenceKind]]:
+    """Kind of every pair and of the end, for each resource."""
+    one, other, places = aligned.one, aligned.other, aligned.places
+    left, right = places.left, places.right
+
+    def changed(column: str) -> np.ndarray:
+        a, b = getattr(one, column)[left], getattr(other, column)[right]
+        return np.asarray((a != b) & (a > 0) & (b > 0))
+
+    shapes, types = changed("shapes"), changed("dtypes")
+    loading = one.loading[left] | (one.phase[left] == Phase.DATA) | (other.phase[right] == Phase.DATA)
+    codes = [i for i, text in enumerate(aligned.vocabulary.texts) if is_collective(text)]
+    collective = np.isin(one.name[left], codes)
+    by_sizes = np.select([shapes, types], [0, 1], 2)
+    sizes = (DifferenceKind.SHAPES, DifferenceKind.TYPES)
+    host, compute, gap = [], [], []
+    for of_size, loads, gathers, alike in zip(by_sizes.tolist(), loading.tolist(), collective.tolist(),
+                                              aligned.kernels_alike.tolist(), strict=True):
+        of_host = DifferenceKind.HOST if aligned.has_device or of_size == 2 else sizes[of_size]
+        host.append(DifferenceKind.LOADER if loads else DifferenceKind.COLLECTIVE if gathers else of_host)
+        compute.append(
+            sizes[of_size] if of_size < 2 else DifferenceKind.KERNEL_TIME if alike else DifferenceKind.KERNELS
+        )
+        gap.append(DifferenceKind.GAP)
+    number = places.pairs + 1
+    table = {
+        Resource.HOST: [*host, DifferenceKind.HOST], Resource.COMPUTE: [*compute, DifferenceKind.KERNEL_TIME],
+        Resource.COPY: [DifferenceKind.COPY] * number, Resource.COMMUNICATION: [DifferenceKind.COLLECTIVE] * number,
+        Resource.LAUNCH: [DifferenceKind.LAUNCH] * number, Resource.SYNC: [DifferenceKind.SYNC] * number,
+        Resource.WAITING: [DifferenceKind.WAITING] * number, Resource.LOADING: [DifferenceKind.LOADER] * number,
+        Resource.GAP: [*gap, DifferenceKind.GAP],
+    }
+    return [table[resource] for resource in Resource]
+
+
+def _names(aligned: Aligned) -> list[list[str]]:
+    """Return what a cause at every pair, and at the end, is called, for each resource."""
+    texts = aligned.vocabulary.texts
+    own = [plain_name(texts[code]) for code in aligned.one.name[aligned.places.left].tolist()]
+    # A loader's parts are one cause.
+    loading = aligned.one.loading[aligned.places.left].tolist()
+    host = ["fetching a batch" if loads else name for name, loads in zip(own, loading, strict=True)]
+    before = [*(f"before {name}" for name in own), "after the last operation"]
+    named = {
+        Resource.HOST: [*host, "outside operations"], Resource.LAUNCH: ["launch calls and latencies"] * len(before),
+        Resource.WAITING: ["a later rank"] * len(before), Resource.LOADING: ["waiting for a batch"] * len(before),
+        Resource.GAP: before,
+    }
+    earlier = [*own, "work launched before the recording"]
+    return [named.get(resource, earlier) for resource in Resource]
+
+
+def _ratio(names: list[list[str]], comparable: np.ndarray, own_a: Int64, own_b: Int64) -> Ratio:
+    """Return how much longer comparable work takes: the median operation's ratio, weighted by time.
+
+    No operation weighs more than ``LONG`` of them do: the few that took a hundred times as long as others (a lock,
+    memory mapped anew) waited for something, and say little of the machine.
+    """
+    rows = np.nonzero(comparable & (own_a > 0) & (own_b > 0))
+    named: dict[str, int] = {}
+    group = np.array([named.setdefault(names[resource][at], len(named)) for resource, at in zip(
+        *(each.tolist() for each in rows), strict=True)], np.int64)
+    if len(named) < FEWEST:
+        return Ratio(1.0, 0.0, known=False)
+    before, after = own_a[rows].astype(np.float64), own_b[rows].astype(np.float64)
+    weights = np.sqrt(before * after)
+    weights = np.minimum(weights, np.quantile(weights, LONG))
+    middle = _weighted_median(np.log(after / before), weights)
+    of_names = np.log(np.bincount(group, after) / np.bincount(group, before))
+    spread = MAD_TO_SD * _weighted_median(
+        np.abs(of_names - middle), np.bincount(group, weights).astype(np.float64))
+    return Ratio(float(np.exp(middle)), spread, known=True)
+
+
+def _weighted_median(values: Float64, weights: Float64) -> float:
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(reached, reached[-1] / 2)])

@@ -1,0 +1,326 @@
+"""Stragglers: ranks that arrive last at collectives, their cost to others, the job's gain if one is like the median.
+
+Ranks count as arriving together where they are apart by no more than ``TOGETHER_NS``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median_low
+
+import numpy as np
+
+from graph_predictor.recorded.module_paths import is_collective, with_backward_modules
+from graph_predictor.simulation.engine import Path, path_back
+from graph_predictor.simulation.program import Bound, Program
+from kernel_models.spreads import USUAL_STEPS
+from step_views.reports.ranks.times import JobTimes, Meetings, Window, scaled_rank
+from tracer.arrays import Float64, Int64
+from tracer.graph import NONE, KernelKind
+from tracer.lazy import special
+
+NOT_YET = "before its first recorded call"
+"""Name of time at the path's begin in which the rank's recording had not begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathPart:
+    """Time of one operation and bound within a stretch, ns."""
+
+    operation: str
+    bound: Bound
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of the path between two hand-overs.
+
+    Attributes:
+        rank: position of the rank.
+        start_ns, end_ns: from the path's begin.
+        after: the collective at which the rank took the path over ("" for the first stretch, or where it has no name).
+        parts: what the time consists of, the largest first; they add up to the stretch.
+    """
+
+    rank: int
+    start_ns: int
+    end_ns: int
+    after: str
+    parts: list[PathPart]
+
+    @property
+    def length_ns(self) -> int:
+        """Return the time from begin to end, ns."""
+        return self.end_ns - self.start_ns
+
+
+def path_ranks(program: Program, path: Path, alone: int) -> Int64:
+    """Return the rank of each segment of a path; ``alone`` where none is known."""
+    rank = np.full(len(path.start_ns), alone, np.int64)
+    on_kernel, on_item = path.kernel >= 0, (path.kernel < 0) & (path.item >= 0)
+    rank[on_kernel] = program.kernel_rank()[path.kernel[on_kernel]]
+    rank[on_item] = program.thread_rank[program.item_thread()[path.item[on_item]]]
+    nowhere = ~on_kernel & ~on_item
+    if nowhere.any() and not nowhere.all():
+        # Before its first recorded call a rank was not there yet: it is the next segment's that came late.
+        rank[nowhere] = rank[np.flatnonzero(~nowhere)[0]]
+    return rank
+
+
+def job_path(times: JobTimes, windows: list[Window]) -> list[Stretch]:
+    """The path of one step, back from the end of its longest window to that window's begin; in time order."""
+    window = max(windows, key=lambda w: (w.length_ns, w.end_ns))
+    if window.at is None or not window.length_ns:
+        return []
+    program = times.program
+    path = path_back(program, times.simulated, times.kinds, window.at, window.start_ns, across=True)
+    rank = path_ranks(program, path, window.rank)
+    cuts = np.concatenate([[0], np.flatnonzero(np.diff(rank)) + 1, [len(rank)]])
+    names = times.names()
+    found = names.along(path, times.simulated, times.item, times.kernel)
+    stretch = np.searchsorted(cuts, found.segment, side="right") - 1
+    none = (path.kernel < 0) & (path.item < 0)
+    sums: list[dict[tuple[str, Bound], float]] = [{} for _ in cuts[1:]]
+    for at, number, segment, ns in zip(*(column.tolist() for column in (
+            stretch, found.name, found.segment, found.ns)), strict=True):
+        name = NOT_YET if none[segment] else names.text(number)
+        key = name, Bound(int(path.bound[segment]))
+        sums[at][key] = sums[at].get(key, 0.0) + ns
+    return [Stretch(int(rank[low]), int(path.start_ns[low]) - window.start_ns,
+                    int(path.end_ns[high - 1]) - window.start_ns,
+                    collective_name(times, int(path.kernel[low])) if low else "", _parts(of))
+            for (low, high), of in zip(pairwise(cuts.tolist()), sums, strict=True)]
+
+
+def _parts(sums: dict[tuple[str, Bound], float]) -> list[PathPart]:
+    """Parts of a stretch in whole ns that add up to it, the largest first."""
+    reached = np.rint(np.cumsum(list(sums.values()))).astype(np.int64)
+    whole = zip(sums, np.diff(reached, prepend=0).tolist(), strict=True)
+    return [PathPart(*key, ns) for key, ns in sorted(whole, key=lambda one: (-one[1], one[0])) if ns]
+
+
+def collective_name(times: JobTimes, kernel: int) -> str:
+    """Kind and group of a collective kernel of the program; "" for other kernels and none."""
+    if kernel < 0:
+        return ""
+    rank = int(times.program.kernel_rank()[kernel])
+    row = int(times.graph_row(np.array([kernel]))[0])
+    graph = times.graphs[rank]
+    if graph.kernels.kind[row] != KernelKind.COLLECTIVE:
+        return ""
+    entry = np.flatnonzero(graph.collectives.kernel == row)
+    if not len(entry):
+        return graph.string(int(graph.kernels.name[row]))
+    table = graph.collectives
+    group = graph.string(int(table.group[entry[0]]))
+    return graph.string(int(table.kind[entry[0]])) + (f" ({group})" if group else "")
+
+
+TOGETHER_NS = 1_000
+"""Clocks of one host agree no better."""
+MOST_TRIED = 8
+"""Ranks that are simulated again as the median rank."""
+LEVEL = 0.005
+"""Chance of naming a rank of a job whose ranks all do the same, where steps differ as logs of a normal distribution do.
+With every seventh step of a rank stalled for as long as a step it is 1 to 5%, of 2 and 8 ranks with 3 and 6 steps."""
+PRIOR_STEPS = 2
+ABOVE_MEDIAN = 1.001
+"""A rank with no more work than this much of the median's would gain nothing that is worth a simulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """One rank at the collectives that all recorded members took part in.
+
+    Attributes:
+        met: how many of them.
+        last: at how many it arrived last.
+        held_ns: how much later than the last but one it then came, all of them together.
+        others_waited_ns: what all other members together waited then.
+    """
+
+    met: int
+    last: int
+    held_ns: int
+    others_waited_ns: int
+
+
+def arrivals(times: JobTimes, meet: Meetings) -> list[Arrivals]:
+    """Sum up every rank's arrivals over all windows."""
+    program = times.program
+    ranks = program.ranks
+    met, last, held, waited = (np.zeros(ranks, np.int64) for _ in range(4))
+    chosen = np.concatenate([w.kernels for step in times.windows for w in step] or [np.zeros(0, np.int64)])
+    chosen = chosen[program.kernel_group[chosen] >= 0]
+    group = program.kernel_group[chosen]
+    whole = np.bincount(group, minlength=len(program.group_size)) == program.group_size
+    chosen = chosen[whole[group]] if len(whole) else chosen
+    order = chosen[np.lexsort((meet.ready[chosen], program.kernel_group[chosen]))]
+    group, at, rank = program.kernel_group[order], meet.ready[order], program.kernel_rank()[order]
+    np.add.at(met, rank, 1)
+    for low, high in _runs(group):
+        if high - low < 2 or at[high - 1] - at[low] <= TOGETHER_NS:
+            continue
+        late = rank[high - 1]
+        last[late] += 1
+        held[late] += at[high - 1] - at[high - 2]
+        waited[late] += int((at[high - 1] - at[low:high]).sum())
+    return [Arrivals(*values) for values in zip(*(c.tolist() for c in (met, last, held, waited)), strict=True)]
+
+
+def like_the_median(times: JobTimes, found: list[Arrivals]) -> dict[int, float]:
+    """The job's step time (ns) if a rank had the median rank's device work and host time, for ranks that hold others.
+
+    Both are scaled as a whole; a rank that does no more than the median is left out. Of an even number of ranks the
+    lower median is taken, so that of two ranks the slower is made like the other.
+    """
+    device, host = _own_work(times)
+    typical = median_low(device), median_low(host)
+    tried = sorted((rank for rank, one in enumerate(found) if one.last), key=lambda rank: -found[rank].held_ns)
+    gained: dict[int, float] = {}
+    for rank in tried[:MOST_TRIED]:
+        factors = [usual / own if own > ABOVE_MEDIAN * usual else 1.0
+                   for own, usual in zip((device[rank], host[rank]), typical, strict=True)]
+        if min(factors) < 1.0:
+            gained[rank] = times.again(scaled_rank(times, rank, *factors))
+    return gained
+
+
+def _own_work(times: JobTimes) -> tuple[list[int], list[int]]:
+    """Device work but collectives, and host time without waiting, of every rank over all windows, ns."""
+    program, simulated = times.program, times.simulated
+    device, host = [0] * program.ranks, [0] * program.ranks
+    rank_of_item = program.thread_rank[program.item_thread()]
+    for step in times.windows:
+        for window in step:
+            low = int(program.kernel_ptr[window.rank])
+            own = window.kernels[times.kinds[window.rank][window.kernels - low] != KernelKind.COLLECTIVE]
+            device[window.rank] += int(program.kernel_duration[own].sum())
+            inside = (simulated.item_end > window.start_ns) & (simulated.item_end <= window.end_ns)
+            inside &= rank_of_item == window.rank
+            host[window.rank] += int((program.item_work[inside] + program.item_cost[inside]).sum())
+    return device, host
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A rank that computes longer than the median rank, by more than steps differ.
+
+    Attributes:
+        rank: position in the job.
+        more_ns: how much longer, a step.
+        operations: what it consists of, operation with its module and ns a step, the largest first; only those that
+            are longer by more than their own steps differ.
+        steps: how many steps say so.
+    """
+
+    rank: int
+    more_ns: float
+    operations: list[tuple[str, float]]
+    steps: int
+
+
+def late_rank(times: JobTimes, found: list[Arrivals]) -> Late | None:
+    """Return the rank that others waited for longest and that does compute longer; ``None`` if none stands out.
+
+    Device work counts, or the host's where there is none but collectives. The (lower) median rank is the measure.
+    """
+    tables = [_by_operation(times, rank) for rank in range(times.program.ranks)]
+    own = np.stack([np.sum(list(table.values()), axis=0) if table else np.zeros(len(times.windows))
+                    for table in tables])
+    waited = [one.others_waited_ns for one in found]
+    for rank in sorted(range(len(found)), key=lambda rank: -waited[rank]):
+        if waited[rank] and _later(own, rank, noisy=not times.predicted):
+            break
+    else:
+        return None
+    more: list[tuple[str, float]] = []
+    nothing = np.zeros(len(times.windows))
+    for name in tables[rank]:
+        of_ranks = np.stack([table.get(name, nothing) for table in tables])
+        if _later(of_ranks, rank, noisy=not times.predicted):
+            more.append((name, _above_median(of_ranks, rank)))
+    return Late(rank, _above_median(own, rank), sorted(more, key=lambda one: -one[1]), own.shape[1] * times.steps)
+
+
+def _later(work: Float64, rank: int, *, noisy: bool) -> bool:
+    """Return whether a rank's work, of [ranks, steps], is longer than the median rank's by more than steps differ.
+
+    One-sided t-test of the steps' logs of the ratio, at ``LEVEL`` for all ranks together; that steps differ by the
+    usual is worth ``PRIOR_STEPS`` of them. A prediction has no noise.
+    """
+    typical = _median_low(work)
+    if not (work[rank] > typical).any() or not noisy:
+        return bool(work[rank].sum() > ABOVE_MEDIAN * typical.sum())
+    counted = (work[rank] > 0) | (typical > 0)  # a step without work says nothing
+    ratio = np.log(np.maximum(work[rank, counted], 1.0) / np.maximum(typical[counted], 1.0))
+    steps = len(ratio)
+    freedom = PRIOR_STEPS + steps - 1
+    usual = 2.0 * USUAL_STEPS**2  # of two ranks
+    variance = (PRIOR_STEPS * usual + float(((ratio - ratio.mean()) ** 2).sum())) / freedom
+    least = float(special.stdtrit(freedom, 1.0 - LEVEL / len(work))) * float(np.sqrt(variance / steps))
+    return float(ratio.mean()) > least
+
+
+def _above_median(work: Float64, rank: int) -> float:
+    """Return how much longer a rank works than the median rank: of [ranks, steps] the median over the steps, ns."""
+    return float(np.median(work[rank] - _median_low(work)))
+
+
+def _median_low(work: Float64) -> Float64:
+    """The (lower) median over the ranks, [steps]."""
+    return np.asarray(np.sort(work, axis=0)[(len(work) - 1) // 2])
+
+
+def _by_operation(times: JobTimes, rank: int) -> dict[str, Float64]:
+    """Computing time of each operation of a rank but collectives, with its module, [windows] in ns a step."""
+    graph = with_backward_modules(times.graphs[rank])
+    names, modules = (np.append(column, NONE) for column in (graph.ops.name, graph.ops.module))
+    if (graph.kernels.kind != KernelKind.COLLECTIVE).any():
+        own = [each.kernels for step in times.windows for each in step if each.rank == rank]
+        kernels = np.concatenate([np.zeros(0, np.int64), *own])
+        rows = times.graph_row(kernels)
+        ns, op = times.program.kernel_duration[kernels], graph.kernels.op[rows].astype(np.int64)
+        window = np.repeat(np.arange(len(own)), [len(each) for each in own])
+        # A kernel of no operation goes by its own name.
+        name = np.where(op >= 0, names[op], graph.kernels.name[rows])
+        kept = graph.kernels.kind[rows] != KernelKind.COLLECTIVE
+    else:
+        rows = times.slices.of_rank(rank)
+        op, ns = times.slices.op[rows].astype(np.int64), times.host_ns[rows]
+        window = _windows_of_items(times, rank)[times.slices.item[rows]]
+        name, kept = names[op], (op >= 0) & (window >= 0)
+    op, ns, window, name = op[kept], ns[kept], window[kept], name[kept]
+    keys, place = np.unique(np.stack([name, np.where(op >= 0, modules[op], NONE)]), axis=1, return_inverse=True)
+    count = len(times.windows)
+    sums = np.bincount(place.reshape(-1) * count + window, weights=ns, minlength=keys.shape[1] * count)
+    found: dict[str, Float64] = {}
+    for (code, path), sum_of in zip(keys.T.tolist(), sums.reshape(-1, count) / times.steps, strict=True):
+        text, where = graph.string(code), graph.string(path)
+        if not is_collective(text):
+            found[text + (f" in {where}" if where else "")] = sum_of
+    return found
+
+
+def _windows_of_items(times: JobTimes, rank: int) -> Int64:
+    """Window of each item of the built program, by the copy that was simulated last; -1 for other ranks' and none."""
+    program, simulated = times.program, times.simulated
+    found = np.full(len(times.built.program.item_kind), -1, np.int64)
+    mine = np.flatnonzero(program.thread_rank[program.item_thread()] == rank)
+    end = simulated.item_end[mine]
+    for number, step in enumerate(times.windows):
+        for window in step:
+            if window.rank == rank:
+                inside = (end > window.start_ns) & (end <= window.end_ns)
+                found[times.item[mine[inside]]] = number
+    return found
+
+
+def _runs(values: Int64) -> list[tuple[int, int]]:
+    """Begin and end of each run of equal values."""
+    if not len(values):
+        return []
+    cuts = np.flatnonzero(np.diff(values)) + 1
+    return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(values)], strict=True))

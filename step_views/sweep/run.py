@@ -1,0 +1,368 @@
+"""Running a sweep: chunks of points on this machine or a cluster, each point a row of the table."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+import pandas as pd
+from joblib import Parallel, delayed, parallel_config
+
+from graph_predictor.prediction.edited_repeats import HOSTS_KEPT
+from graph_predictor.prediction.result import Prediction
+from graph_predictor.request.study import Study, is_script, read_source
+from kernel_models.device_choice import find_device
+from kernel_models.profile import load_profile
+from step_views.exports.tables import write_frame
+from step_views.sweep.files import Journal, draw_sweep
+from step_views.sweep.space import Point, SweepError, SweepSpace
+from tracer.cluster.engines import dask_client, ray_connection
+from tracer.cluster.forked import ForkedWorkers, cores
+from tracer.cluster.workers import Failed
+from tracer.cores import safe_paths
+from tracer.errors import ForetraceError
+from tracer.graph import ExecutionGraph
+from tracer.input_file import open_anywhere
+from tracer.job import Job, read_job
+from tracer.shown import Shown
+
+COLUMNS = ("times", "step_time_us", "low_us", "high_us", "gpu_active_us", "bound", "ranks", "items_per_second",
+           "mfu", "peak_memory_bytes", "cost_per_step", "cost_per_million_items", "measured_share", "warnings",
+           "refused")
+"""After the axes' columns. ``times`` says whether they are under the profiler or without it. Times in µs with the ends
+of the 80% interval; ``measured_share`` of the step time rests on measured durations; ``refused`` says why a point was
+not priced, and is empty for the others."""
+
+
+def row(study: Study, point: Point, price_per_hour: float | None) -> dict[str, Any]:
+    """Predict one point: plain values by column."""
+    try:
+        result = study.predict(point.configuration, price_per_hour=price_per_hour, path=False)
+    except ForetraceError as error:
+        return {**point.values, **dict.fromkeys(COLUMNS), "refused": " ".join(str(error).split())}
+    return {**point.values, **_results(result)}
+
+
+def _results(result: Prediction) -> dict[str, Any]:
+    items = result.items_per_second
+    cost = result.cost_per_step
+    per_step = None if items is None else items * result.step_time_us / 1e6
+    return {
+        "times": result.times, "step_time_us": result.step_time_us, "low_us": result.interval_us[0],
+        "high_us": result.interval_us[1],
+        "gpu_active_us": result.gpu_active_us, "bound": result.bound, "ranks": len(result.per_rank),
+        "items_per_second": items, "mfu": result.mfu, "peak_memory_bytes": result.peak_memory_bytes,
+        "cost_per_step": cost,
+        "cost_per_million_items": None if cost is None or not per_step else cost / per_step * 1e6,
+        "measured_share": result.sources.get("measured", 0.0), "warnings": " ".join(result.warnings), "refused": "",
+    }
+
+
+class Goal(str, Enum):
+    """The measure by which points are ranked."""
+
+    THROUGHPUT = "throughput"
+    TIME = "time"
+    COST = "cost"
+
+
+_COLUMN = {Goal.THROUGHPUT: ("items_per_second", False), Goal.TIME: ("step_time_us", True)}
+_COSTS = ("cost_per_million_items", "cost_per_step")
+
+
+def feasible(table: pd.DataFrame, memory_limit: float | None = None) -> pd.DataFrame:
+    """The points that were priced and fit. ``memory_limit`` is bytes of a device; points of unknown peak memory are
+    kept."""
+    kept = table[table["step_time_us"].notna()]
+    if memory_limit is None:
+        return kept
+    return kept[~(kept["peak_memory_bytes"].astype(float) > memory_limit)]
+
+
+def ranked(table: pd.DataFrame, goal: Goal, memory_limit: float | None = None) -> pd.DataFrame:
+    """The feasible points, the best first. Raises ``SweepError``: nothing says how good a point is."""
+    kept = feasible(table, memory_limit)
+    if goal is Goal.COST:
+        column = next((name for name in _COSTS if kept[name].notna().any()), None)
+        if column is None and len(kept):
+            raise SweepError("No point has a cost; give the price of a device and hour with --price.")
+        up = True
+    else:
+        column, up = _COLUMN[goal]
+        if len(kept) and not kept[column].notna().any():
+            raise SweepError("No point says how many samples a step has; name the batch with --set batch=OLD:NEW,…, "
+                             "or rank by time.")
+    if not len(kept):
+        return kept
+    return kept.sort_values(str(column), ascending=up, kind="stable", na_position="last")
+
+
+LOCAL, DASK, RAY = "local", "dask", "ray"
+BACKENDS = (LOCAL, DASK, RAY)
+CHUNK = 16
+"""Points a worker does at least before it reports: few, so that a kill loses little; more than one, as they share
+what they rest on."""
+LEAST_CHUNKS = 64
+"""Chunks that there are at least, where points are many enough."""
+RATES = ("clock", "bandwidth")
+"""Edits of the GPU's rates, which leave the host as it is."""
+ROUND = 8
+"""Chunks a worker is given at once where a backend only returns whole lists."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SweepSource:
+    """The source that each worker reads, as plain values. Its paths must mean the same on every machine of a cluster.
+
+    Attributes:
+        paths: of the source, or one SCRIPT.py:FUNCTION.
+        window, step, recorded_on, profiles, profiled: see ``Study``; devices and profiles by name and path.
+        step_region, cycle: see ``tracer.read_job``.
+    """
+
+    paths: tuple[str, ...]
+    window: int = 0
+    step: str | int | None = None
+    recorded_on: str | None = None
+    profiles: tuple[str, ...] = ()
+    profiled: bool = False
+    step_region: str | None = None
+    cycle: int | None = None
+
+    def study(self, job: Job | None = None) -> Study:
+        """Read it. Raises ``ForetraceError``: it cannot be read."""
+        script = self.paths[0] if is_script(self.paths, self.step_region) else None
+        if job is None and script is None:
+            job = read_source(self.paths, self.window, read=self._read)
+        return Study(job, self.step,
+                     recorded_on=None if self.recorded_on is None else find_device(self.recorded_on),
+                     profiles=[load_profile(path) for path in self.profiles],
+                     code=script, profiled=self.profiled, read=self._read)
+
+    def _read(self, paths: list[str], window: int = 0) -> Job:
+        return read_job(paths, window=window, step_region=self.step_region, cycle=self.cycle)
+
+
+@dataclass(frozen=True, repr=False)
+class Sweep(Shown):
+    """The points of a sweep, priced.
+
+    Attributes:
+        table: a row a point, in the order of the space: the axes' columns, then ``COLUMNS``.
+        axes: names of the axes' columns.
+        resumed: points that an earlier run had finished.
+        notes: what is to be known of the run.
+    """
+
+    table: pd.DataFrame
+    axes: tuple[str, ...]
+    resumed: int = 0
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    def headline(self) -> str:
+        """Say how many points there are, and the fastest, in one line."""
+        priced = self.table[self.table["step_time_us"].notna()]
+        said = f"{len(self.table):,} points over {', '.join(self.axes) or 'no axis'}"
+        if priced.empty:
+            return f"{said}, none priced"
+        best = priced.loc[priced["step_time_us"].idxmin()]
+        where = ", ".join(f"{name} {best[name]}" for name in self.axes)
+        return (f"{said}, {len(priced):,} priced; fastest {where or 'the step'} with {best['step_time_us'] / 1e3:,.3f} "
+                f"ms ({best['low_us'] / 1e3:,.3f} to {best['high_us'] / 1e3:,.3f})")
+
+    def tables(self) -> Mapping[str, Callable[[], pd.DataFrame]]:
+        """``points``: a row each, as ``table``."""
+        return {"points": lambda: self.table}
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw step times with their intervals over the axis that has most numbers; a line for each of the others.
+        Raises ``SweepError``: there is nothing to plot, or nothing to plot with."""
+        return draw_sweep(self.table, self.axes, ax)
+
+
+def sweep(source: SweepSource, space: SweepSpace, *, output: str | os.PathLike[str] | None = None,
+          price_per_hour: float | None = None, backend: str = LOCAL, scheduler: str | None = None,
+          jobs: int = -1, progress: Callable[[int, int], None] | None = None) -> Sweep:
+    """Predict every point of a space.
+
+    Args:
+        source: where every point starts.
+        space: the points.
+        output: where the table is written. Until it is, a journal beside it keeps finished points, which are not done
+            again by the next run. Without, nothing is written.
+        price_per_hour: of one device.
+        backend: "local", "dask" or "ray".
+        scheduler: address of a Dask scheduler, or of a Ray cluster.
+        jobs: processes on this machine; -1 for one a core.
+        progress: called with points done and in all.
+
+    Raises:
+        SweepError: the backend is not there, or the journal is of another sweep.
+        ForetraceError: the source cannot be read, or the table not written; the journal is kept then.
+    """
+    if backend not in BACKENDS:
+        raise SweepError(f"There is no backend {backend!r}; there are {', '.join(BACKENDS)}.")
+    if jobs < 1 and jobs != -1:
+        raise SweepError(f"{jobs} is no number of processes; give --jobs 1 or more, or -1 for one a core.")
+    if scheduler is not None and backend == LOCAL:
+        raise SweepError("A scheduler is of a cluster; give --workers dask or ray with it.")
+    study = source.study()
+    points = list(space)
+    study.check_named([point.configuration for point in points])
+    job = study.job  # what is wrong with it is said before any worker starts
+    with ExitStack() as stack:
+        rows: dict[str, Row] = {}
+        journal: Journal | None = None
+        keep: Callable[[dict[str, Row]], None] = rows.update
+        if backend != LOCAL:  # a cluster that cannot be reached leaves no journal behind
+            stack.enter_context(_cluster(backend, scheduler, stack))
+        if output is not None:
+            journal = stack.enter_context(Journal(output, _about(source, job, space, price_per_hour)))
+            rows, keep = journal.rows, journal.add
+        missing = [point for point in points if point.key not in rows]
+        resumed = len(points) - len(missing)
+        done = resumed
+        for found in _run(source, study, missing, price_per_hour, backend, jobs, stack):
+            keep(found)
+            done += len(found)
+            if progress is not None:
+                progress(done, len(points))
+        axes = tuple(axis.title for axis in space.axes)
+        table = pd.DataFrame([rows[point.key] for point in points], columns=[*axes, *COLUMNS])
+        if output is not None and journal is not None:
+            write_frame(table, output)
+            journal.remove()
+    return Sweep(table, axes, resumed, tuple(journal.notes) if journal is not None else ())
+
+
+def _run(source: SweepSource, study: Study, points: Sequence[Point], price: float | None, backend: str,
+         jobs: int, stack: ExitStack) -> Iterator[dict[str, Row]]:
+    """Rows of chunks of points, as they are finished."""
+    chunks = list(_chunks(points))
+
+    def priced(chunk: list[Point]) -> dict[str, Row]:
+        return {point.key: row(study, point, price) for point in chunk}
+
+    if backend == LOCAL and chunks:
+        first, *chunks = chunks
+        yield priced(first)  # what all points share is at hand then
+    if not chunks:
+        return
+    if backend == LOCAL:
+        most = min(len(chunks), os.cpu_count() or 1)  # more would have nothing to do, or nothing to do it with
+        jobs = jobs if jobs < 1 else min(jobs, most)
+        if jobs == 1:
+            yield from map(priced, chunks)
+            return
+        if (forks := _forks()) > 1:
+            with ForkedWorkers(min(forks, most) if jobs < 1 else jobs) as workers:
+                for found in workers.map(priced, chunks):
+                    if isinstance(found, Failed):
+                        raise found.error
+                    yield found
+            return
+        stack.enter_context(safe_paths())
+        stack.enter_context(parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1))
+    calls = [delayed(_rows)(source, chunk, price) for chunk in chunks]
+    if backend == RAY:  # returns whole lists only
+        size = ROUND * max(os.cpu_count() or 1, 1)
+        for at in range(0, len(calls), size):
+            yield from Parallel()(calls[at:at + size])
+        return
+    yield from Parallel(return_as="generator_unordered")(calls)
+
+
+def _forks() -> int:
+    """Copies of this process that can work at once; 1 where none may be made: PyTorch has threads of its own."""
+    return 1 if "torch" in sys.modules else cores()
+
+
+def _chunks(points: Sequence[Point]) -> Iterator[list[Point]]:
+    """Points that are traced alike lie together: a worker traces them once. Among them so many hosts as are kept take
+    turns with all rates of the GPU, so that neither is made again for each point; those of one rate that fill a chunk
+    are in one, as far as it is not too large a share of all."""
+    most = min(max(len(points) // LEAST_CHUNKS, CHUNK), HOSTS_KEPT)
+    for _, group in groupby(sorted(points, key=lambda point: repr(point.traced)), key=lambda point: point.traced):
+        chunk: list[Point] = []
+        for alike in _by_rates(list(group)):
+            for at in range(0, len(alike), most):
+                chunk += alike[at:at + most]
+                if len(chunk) >= CHUNK:
+                    yield chunk
+                    chunk = []
+        if chunk:
+            yield chunk
+
+
+def _by_rates(points: Sequence[Point]) -> Iterator[list[Point]]:
+    """Group points of the same rates of the GPU: of ``HOSTS_KEPT`` of their changes beside these, then of others."""
+    known: dict[str, int] = {}
+
+    def place(point: Point) -> tuple[int, str, int]:
+        changes: dict[str, Any] = {**point.configuration.differences(), "edits": dict(point.configuration.edits)}
+        rates = [changes["edits"].pop(name, None) for name in RATES]
+        beside = known.setdefault(repr(changes), len(known))
+        return beside // HOSTS_KEPT, repr(rates), beside
+
+    placed = sorted(((place(point), point) for point in points), key=lambda pair: pair[0])
+    for _, alike in groupby(placed, key=lambda pair: pair[0][:2]):
+        yield [point for _, point in alike]
+
+
+def _rows(source: SweepSource, points: list[Point], price: float | None) -> dict[str, Row]:
+    study = _read_once(source)
+    return {point.key: row(study, point, price) for point in points}
+
+
+@lru_cache(maxsize=1)
+def _read_once(source: SweepSource) -> Study:
+    """A worker's study: read for its first chunk, used for all."""
+    return source.study()
+
+
+def _cluster(backend: str, scheduler: str | None, stack: ExitStack) -> AbstractContextManager[Any]:
+    """joblib on a cluster, this machine's where no address says another."""
+    if backend == DASK:
+        stack.enter_context(dask_client(scheduler, set_as_default=True))
+        return parallel_config(backend="dask")
+    stack.enter_context(ray_connection(scheduler))
+    from ray.util.joblib import register_ray
+
+    register_ray()
+    return parallel_config(backend="ray")
+
+
+def _about(source: SweepSource, job: Job, space: SweepSpace, price: float | None) -> dict[str, Any]:
+    """Return what the points of a journal are of: content, not paths alone."""
+    return {
+        "source": _fingerprint(job.graphs), "window": source.window, "step": source.step,
+        "step region": job.graphs[0].meta.step_region, "cycle": job.graphs[0].meta.cycle,
+        "recorded device": source.recorded_on, "profiles": [_content(path) for path in source.profiles],
+        "profiled": source.profiled, "options": space.fixed.differences(), "price": price,
+        "recorded sizes": {axis.title: axis.old for axis in space.axes if axis.old is not None},
+    }
+
+
+def _fingerprint(graphs: Sequence[ExecutionGraph]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for graph in graphs:
+        for column in (graph.ops.name, graph.ops.start_ns, graph.ops.shapes, graph.kernels.name,
+                       graph.kernels.start_ns, graph.kernels.duration_ns):
+            digest.update(column.tobytes())
+        digest.update("\0".join(graph.strings).encode("utf-8", "replace"))
+    return digest.hexdigest()
+
+
+def _content(path: str) -> str:
+    with open_anywhere(path)[0] as file:
+        return hashlib.blake2b(file.read(), digest_size=16).hexdigest()
