@@ -165,6 +165,12 @@ class _Server:
     preempted: int = 0
     busy: float = 0.0
     decoding_us: float = 0.0
+    promised: float = 0.0
+    """Tokens of the prompts and whole answers of the sequences that decode."""
+    hope: float = 0.0
+    """Share of the rest of their answers for which room is left; it falls from step to step."""
+    hoped_at: int = 0
+    """The step from which it falls."""
     waits_until: int = -1
     """The step from which waiting prompts are read, however few they are; below 0 where none wait for others."""
 
@@ -182,6 +188,7 @@ class _Server:
         """A prompt was read: its sequence decodes from the next step on."""
         left = max(math.ceil((request.output - request.made) / self.setup.yielded), 0)
         heapq.heappush(self.running, (self.step + left, request.number, request, self.step))
+        self.promised += request.prompt + request.output
         self.context += request.prompt + request.made
 
     def grown_bytes(self) -> float:
@@ -195,6 +202,15 @@ class _Server:
         if self.setup.engine.reserves:
             return self.cache.of(request.prompt + request.output)
         return self.cache.of(request.prompt + request.made - 1 + (self.step - joined) * self.setup.yielded)
+
+    def kept_free(self) -> float:
+        """Bytes that running answers may still need, where the engine leaves room for a share of them."""
+        reserve = self.setup.engine.reserve
+        if reserve is None or not self.running:
+            return 0.0
+        share = max(self.hope - reserve.fall * (self.step - self.hoped_at), reserve.least)
+        return share * self.cache.token * min(max(self.promised - self.context, 0.0),
+                                              float(reserve.longest * len(self.running)))
 
     def gathers(self) -> bool:
         """Return whether prompts wait until there are more of them."""
@@ -218,13 +234,16 @@ class _Server:
         ended: list[_Request] = []
         if self.gathers():
             return pieces, ended
+        kept = self.kept_free()
         while budget > 0:
             if self.reading:
                 request = self.reading[0]
             elif self.waiting and len(self.running) + len(ended) < engine.sequences:
                 request = self.waiting[0]
                 need = self.wanted(request)
-                if self.taken + need > self.room and (self.running or ended):
+                if engine.reserve is not None:
+                    kept += self.cache.token * min(request.output - request.made, engine.reserve.longest)
+                if self.taken + need + kept > self.room and (self.running or ended):
                     break
                 if not engine.splits and request.to_read > budget and pieces:
                     break
@@ -256,11 +275,17 @@ class _Server:
             request.read = 0
             self.waiting.appendleft(request)
             self.preempted += 1
+            if (reserve := self.setup.engine.reserve) is not None:
+                # The share of their answers that the rest have made by now, a few steps more.
+                asked = sum(each[2].output for each in self.running)
+                made = self.context - self.promised + asked
+                self.hope, self.hoped_at = min((made + reserve.ahead * len(self.running)) / asked, 1.0), self.step
 
     def leave(self, each: tuple[int, int, _Request, int]) -> None:
         """A decoding sequence gives back what it holds."""
         _, _, request, joined = each
         self.taken -= self.held(request, joined)
+        self.promised -= request.prompt + request.output
         self.context -= request.prompt + request.made + (self.step - joined) * self.setup.yielded
 
     def alike(self, until: float) -> int:
@@ -303,6 +328,8 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
         cache.check(1, int(prompts[largest] + outputs[largest]), "The model")
     requests = [_Request(i, float(arrivals[i]), int(prompts[i]), int(outputs[i])) for i in range(n)]
     server = _Server(setup, surface, cache)
+    if setup.engine.reserve is not None:
+        server.hope = setup.engine.reserve.first
     front = _Front(setup.engine.request_us)
     sent = min(load.concurrency, n) if load.concurrency else n
     for request in requests[:sent]:

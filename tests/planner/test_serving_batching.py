@@ -11,7 +11,17 @@ import pytest
 
 from planner.serving.batching import ServedRequests, simulate_serving
 from planner.serving.search import LatencyTarget, serve_search
-from planner.serving.setup import ENGINES, CacheAccount, Engine, Lengths, Mixing, Requests, ServingError, ServingSetup
+from planner.serving.setup import (
+    ENGINES,
+    AnswerReserve,
+    CacheAccount,
+    Engine,
+    Lengths,
+    Mixing,
+    Requests,
+    ServingError,
+    ServingSetup,
+)
 from planner.serving.step_grids import PrefillChunk
 
 BARE = dataclasses.replace(ENGINES["vllm"], request_us=0.0, reply_us=0.0, step_us=0.0, sequence_us=0.0, chunk=100)
@@ -194,3 +204,14 @@ def test_a_rate_is_searched_for_the_split_that_keeps_up() -> None:
     found = serve_search("llama-3.1-8b", 4, rate=4.0, device="h100-sxm", prompt=512, output=128)
     assert [row["tpot_ms"] for row in found.rows()] == sorted(row["tpot_ms"] for row in found.rows())
     assert not serve_search("llama-3.1-8b", 1, rate=5000.0, device="h100-sxm", prompt=512, output=128).choices
+
+
+def test_room_for_answers_under_way_keeps_sequences_from_being_thrown_out() -> None:
+    tight = dataclasses.replace(ROOMY, room=300.0)
+    load = Requests(lengths(20), lengths(100), 8, count=16)
+    whole, some = (served(load, dataclasses.replace(BARE, reserve=AnswerReserve(share, share, 1, 4096, 0)), tight)
+                   for share in (1.0, 0.3))
+    assert whole.preempted == 0 and whole.running <= 300 / 120
+    assert whole.preempted < some.preempted < served(load, cache=tight).preempted
+    # A long answer counts as 4 tokens: both begin at once.
+    assert served(load, dataclasses.replace(BARE, reserve=AnswerReserve(1.0, 1.0, 1, 4, 0)), tight).preempted > 0
