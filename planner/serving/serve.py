@@ -248,17 +248,21 @@ class ServedModelRequest:
         return served_decoder(self.source, self.settings, self.preset).in_type(self.precision)
 
     def spec(self) -> DeviceSpec:
-        """Return the GPU. Raises ``ServingError`` for a host's processor."""
+        """Return the GPU, or the processor of one socket. Raises ``ServingError`` for a stand-in nobody measured."""
         spec = find_device(self.device)
-        if spec.vendor == "host":
-            raise ServingError(f"Served are GPUs' steps, and {spec.name} is a host's processor; name a GPU (foretrace "
-                               "devices).")
+        if spec.vendor == "host" and spec.placeholder and self.profile is None:
+            raise ServingError(f"{spec.name} stands for any processor and has no figures of its own; name one "
+                               "(xeon-8575c), or measure yours (foretrace calibrate) and give --profile.")
         return spec
 
     def setup(self, decoder: ServedDecoder) -> ServingSetup:
         """Return how one GPU serves a decoder."""
         linear, experts = decoder.weights(self.precision, self.experts)
-        return ServingSetup(precision=linear, experts=experts, kv=self.kv_dtype, engine=engine_of(self.engine),
+        engine = engine_of(self.engine)
+        if find_device(self.device).vendor == "host":
+            # A processor's operations are called one by one by what computes them: that is part of their time.
+            engine = replace(engine, launch_us=0.0)
+        return ServingSetup(precision=linear, experts=experts, kv=self.kv_dtype, engine=engine,
                             graphs=self.cuda_graphs,
                             speculation=None if self.speculate is None else Speculation.parse(self.speculate))
 
@@ -393,6 +397,9 @@ def serve(request: ServeRequest) -> Served:
     notes += [f"The matrix units of {spec.name} do not multiply {precision}: weights are read so and widened to "
               f"{decoder.shape.dtype}." for precision in dict.fromkeys((setup.precision, setup.of_experts))
               if weight_type(precision, spec).widened]
+    if spec.vendor == "host":
+        notes.append(f"Each rank (GPU) is a socket of {spec.name}, whose memory has its part of the weights; what memory "
+                     "and cores sustain is not measured unless --profile says it.")
     if calibration is not None:
         notes.append(str(calibration))
     elif request.step_us is None and setup.engine.step_us:
