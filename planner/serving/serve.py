@@ -42,7 +42,7 @@ from planner.serving.setup import (
 from planner.serving.source import ServedDecoder, served_decoder
 from planner.serving.step_grids import PrefillChunk
 from planner.serving.steps import ServedOperation, ServedStep, ServingModel, StepTime, rates_of
-from planner.serving.trace_calibration import read_anchor
+from planner.serving.trace_calibration import TraceCalibration, read_anchor
 from tracer.lazy import pandas
 from tracer.shown import Shown
 
@@ -348,6 +348,23 @@ class ServeRequest(ServedModelRequest):
                                   decoder.longest)
         return calibrate_serving(rows, rates)
 
+    def model(self, decoder: ServedDecoder, setup: ServingSetup
+              ) -> tuple[ServingModel, TraceCalibration | None, ServingCalibration | None]:
+        """Return the times of steps before any edit, with what a trace and measured rows say of them, if given."""
+        spec, collectives = self.spec(), self.cluster(setup.gpus)
+        rates = rates_of(setup) if self.step_us is None else replace(rates_of(setup), step_us=self.step_us)
+        anchored = None
+        if self.anchor is not None:
+            anchored = read_anchor(
+                self.anchor, ServingModel(decoder.shape, setup, spec, collectives, self.profile, rates),
+                capture=self.anchor_capture, assumed=ServedStep(self.batch, self.context) if self.context else None,
+                step_region=self.step_region)
+            rates = anchored.rates
+        calibration = self.calibration(decoder, setup, rates)
+        plain = ServingModel(decoder.shape, setup, spec, collectives, self.profile,
+                             rates if calibration is None else calibration.rates)
+        return plain if anchored is None else plain.with_factors(anchored.factors), anchored, calibration
+
 
 @by_fields(ServeRequest)
 def serve(request: ServeRequest) -> Served:
@@ -360,7 +377,6 @@ def serve(request: ServeRequest) -> Served:
     """
     decoder, spec = request.decoder(), request.spec()
     setup = request.setup(decoder)
-    collectives = request.cluster(setup.gpus)
     prompts = Lengths.parse(str(request.prompt or request.context or USUAL_PROMPT), "--prompt")
     outputs = Lengths.parse(str(request.output or USUAL_OUTPUT), "--output")
     batch, prompt = request.batch, math.ceil(prompts.mean)
@@ -368,19 +384,7 @@ def serve(request: ServeRequest) -> Served:
     load = request.load(prompts, outputs)
     asked = context if load is None else max(context, prompts.longest + outputs.longest)
     check_length(decoder, max(asked, prompts.longest))
-    rates = rates_of(setup) if request.step_us is None else replace(rates_of(setup), step_us=request.step_us)
-    anchored = None
-    if request.anchor is not None:
-        anchored = read_anchor(
-            request.anchor, ServingModel(decoder.shape, setup, spec, collectives, request.profile, rates),
-            capture=request.anchor_capture, assumed=ServedStep(batch, request.context) if request.context else None,
-            step_region=request.step_region)
-        rates = anchored.rates
-    calibration = request.calibration(decoder, setup, rates)
-    plain = ServingModel(decoder.shape, setup, spec, collectives, request.profile,
-                         rates if calibration is None else calibration.rates)
-    if anchored is not None:
-        plain = plain.with_factors(anchored.factors)
+    plain, anchored, calibration = request.model(decoder, setup)
     model = edited_model(plain, request.edits)
     cache = cache_account(decoder.shape, setup, spec, max(asked, prompts.longest))
     cache.check(batch, context, f"{decoder.name} on {setup.gpus} {spec.name}")
@@ -393,13 +397,13 @@ def serve(request: ServeRequest) -> Served:
         notes.append(f"A replica does not keep up with {request.rate:g} requests a second: it answers "
                      f"{served.requests.requests_per_second:,.2f}, and requests wait longer the longer they come; "
                      f"the time to the first token is the mean of {served.load.requests:,} requests' alone.")
-    notes += [*decoder.notes, *other_nodes(collectives.topology, spec)]
+    notes += [*decoder.notes, *other_nodes(plain.collectives.topology, spec)]
     notes += [f"The matrix units of {spec.name} do not multiply {precision}: weights are read so and widened to "
               f"{decoder.shape.dtype}." for precision in dict.fromkeys((setup.precision, setup.of_experts))
               if weight_type(precision, spec).widened]
     if spec.vendor == "host":
-        notes.append(f"Each rank (GPU) is a socket of {spec.name}, whose memory has its part of the weights; what memory "
-                     "and cores sustain is not measured unless --profile says it.")
+        notes.append(f"Each rank (GPU) is a socket of {spec.name}, whose memory has its part of the weights; what "
+                     "memory and cores sustain is not measured unless --profile says it.")
     if calibration is not None:
         notes.append(str(calibration))
     elif request.step_us is None and setup.engine.step_us:
@@ -407,7 +411,7 @@ def serve(request: ServeRequest) -> Served:
                      f"{setup.engine.sequence_us:g} µs for each of its sequences; give --step-us where it is known, or "
                      "--calibrate.")
     return Served(
-        decoder.name, setup, spec.name, collectives.topology.name, batch, context, prompt, model.time(decode),
+        decoder.name, setup, spec.name, plain.collectives.topology.name, batch, context, prompt, model.time(decode),
         prompt_time(model, prompt), tuple(model.operations(decode)), tuple(model.operations(prefill)), cache,
         cache.largest_batch(context), served, tuple(notes), calibration,
         tuple(edit.describe() for edit in request.edits))
