@@ -44,6 +44,7 @@ class _Request:
         number: of it.
         arrival: when it was sent, µs.
         prompt, output: tokens.
+        cached: of the prompt, which the cache has for all.
         made: of the output.
         read: of the prompt, and after it was thrown out of what was made.
         first: when its first token was made.
@@ -53,9 +54,15 @@ class _Request:
     arrival: float
     prompt: int
     output: int
+    cached: int = 0
     made: int = 0
     read: int = 0
     first: float = math.nan
+
+    @property
+    def own(self) -> int:
+        """Tokens of the prompt that no other request shares."""
+        return self.prompt - self.cached
 
     @property
     def to_read(self) -> int:
@@ -154,6 +161,8 @@ class _Server:
     setup: ServingSetup
     surface: StepTimes
     cache: CacheAccount
+    shared: int = 0
+    """Tokens of the prefix that all requests share."""
     waiting: deque[_Request] = field(default_factory=deque)
     reading: list[_Request] = field(default_factory=list)
     running: list[tuple[int, int, _Request, int]] = field(default_factory=list)
@@ -176,12 +185,12 @@ class _Server:
 
     @property
     def room(self) -> float:
-        """Bytes of all groups' caches."""
-        return self.cache.room * self.cache.groups
+        """Bytes of all groups' caches, but for what all requests share."""
+        return (self.cache.room - self.cache.token * self.shared) * self.cache.groups
 
     def wanted(self, request: _Request) -> float:
         """Bytes that a request must find to be admitted."""
-        context = request.prompt + (request.output if self.setup.engine.reserves else request.made)
+        context = request.own + (request.output if self.setup.engine.reserves else request.made)
         return self.cache.of(context)
 
     def joined(self, request: _Request) -> None:
@@ -200,8 +209,8 @@ class _Server:
     def held(self, request: _Request, joined: int) -> float:
         """Bytes that a decoding sequence holds."""
         if self.setup.engine.reserves:
-            return self.cache.of(request.prompt + request.output)
-        return self.cache.of(request.prompt + request.made - 1 + (self.step - joined) * self.setup.yielded)
+            return self.cache.of(request.own + request.output)
+        return self.cache.of(request.own + request.made - 1 + (self.step - joined) * self.setup.yielded)
 
     def kept_free(self) -> float:
         """Bytes that running answers may still need, where the engine leaves room for a share of them."""
@@ -272,7 +281,7 @@ class _Server:
             request = last[2]
             request.made += round((self.step - last[3]) * self.setup.yielded)
             request.made = min(request.made, request.output - 1)
-            request.read = 0
+            request.read = request.cached
             self.waiting.appendleft(request)
             self.preempted += 1
             if (reserve := self.setup.engine.reserve) is not None:
@@ -326,8 +335,10 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
     largest = int(np.argmax(prompts + outputs))
     if cache.of(float(prompts[largest] + outputs[largest])) > max(cache.room, 0.0):
         cache.check(1, int(prompts[largest] + outputs[largest]), "The model")
-    requests = [_Request(i, float(arrivals[i]), int(prompts[i]), int(outputs[i])) for i in range(n)]
-    server = _Server(setup, surface, cache)
+    cached = np.minimum(load.cached, prompts - 1)
+    requests = [_Request(i, float(arrivals[i]), int(prompts[i]), int(outputs[i]), int(cached[i]), read=int(cached[i]))
+                for i in range(n)]
+    server = _Server(setup, surface, cache, int(cached.max()))
     if setup.engine.reserve is not None:
         server.hope = setup.engine.reserve.first
     front = _Front(setup.engine.request_us)
@@ -366,7 +377,7 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
             if request.made >= request.output:
                 ends[request.number] = server.clock
                 server.taken -= server.wanted(request) if setup.engine.reserves else cache.of(
-                    request.prompt + request.made - 1)
+                    request.own + request.made - 1)
                 answered += 1
                 continue
             server.joined(request)

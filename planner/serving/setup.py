@@ -559,6 +559,8 @@ class Requests:
             Counted are those after ``warm_up``.
         seed: of what is drawn.
         warm_up: of the first requests, how many are served and not counted: they all come at once.
+        cached: tokens with which every prompt begins and which the cache has already: a shared prefix. One token of a
+            prompt is read all the same.
         apart: answers of clients that all ask for one length end up to ``NEARLY`` before or after it. Of exactly equal
             length they would end together for ever, and their next prompts would wait for each other.
 
@@ -574,8 +576,12 @@ class Requests:
     seed: int = 0
     warm_up: int = 0
     apart: bool = False
+    cached: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.cached <= MOST_TOKENS:
+            raise ServingError(f"cached={self.cached!r} is no number of tokens that prompts share; give one from 0 to "
+                               f"{MOST_TOKENS:,}.")
         if not (self.rate == 0 or LEAST_RATE <= self.rate <= MOST_RATE):
             raise ServingError(f"rate={self.rate!r} is no number of requests a second; give one from {LEAST_RATE:g} to "
                                f"{MOST_RATE:,.0f}.")

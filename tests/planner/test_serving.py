@@ -260,6 +260,8 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     ({"source": "llama-3.1-8b", "precision": "fp7"}, "no type of weights"),
     ({"source": "llama-3.1-8b", "engine": "tgi"}, "no engine"),
     ({"source": "llama-3.1-8b", "batch": 0}, "batch=0"),
+    ({"source": "llama-3.1-8b", "gpu_memory_utilization": 1.2}, "no share of a GPU's memory"),
+    ({"source": "llama-3.1-8b", "cached_prefix": 10}, "cached-prefix is of a load"),
     ({"source": "llama-3.1-8b", "device": "cpu"}, "stands for any processor"),
     ({"source": "llama-9"}, "llama-3.1"),
     ({"source": "llama-3.1-8b", "pp": 40}, "more than the model's 32 layers"),
@@ -378,3 +380,9 @@ def test_sockets_are_ranks_whose_memory_decides_how_quickly_they_decode(tmp_path
     # 16 bits without units for them are emulated: nobody knows how quickly.
     other = serve("llama-3.1-8b", device="i9-10940x").decode
     assert other.high > 10 * other.low
+
+
+def test_the_engine_s_share_of_memory_can_be_said() -> None:
+    half, most = (serve("llama-3.1-8b", gpu_memory_utilization=share).cache for share in (0.5, 0.95))
+    assert most.room - half.room == pytest.approx(0.45 * half.device)
+    assert half.weights == most.weights
