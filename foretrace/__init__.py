@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from planner.serving.layer_prices import price_layer
     from planner.serving.search import serve_search
     from planner.serving.serve import serve
+    from planner.serving.step_predictor import step_predictor
     from planner.sharding.planning import shard
     from step_views.check.gate import check_directory as check
     from step_views.diff.jobs import diff_jobs as diff
@@ -70,6 +71,7 @@ _HOMES = {
     "shapes": "planner.parallel.shapes",
     "shard": "planner.sharding.planning",
     "snapshot_timeline": "tracer.memory_snapshot",
+    "step_predictor": "planner.serving.step_predictor",
     "trace": "tracer.shape_only:trace_step",
     "write_timeline": "step_views.reports.timeline",
 }
@@ -77,8 +79,8 @@ _HOMES = {
 __all__ = [
     "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "export",
     "fit_batch", "handler", "hooks", "log", "memory_timeline", "opportunities", "plan", "predict", "price_layer",
-    "read", "replay", "retraced", "serve", "serve_search", "shapes", "shard", "snapshot_timeline", "trace",
-    "write_timeline",
+    "read", "replay", "retraced", "serve", "serve_search", "shapes", "shard", "snapshot_timeline",
+    "step_predictor", "trace", "write_timeline",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

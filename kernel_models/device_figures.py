@@ -13,7 +13,7 @@ TABLES = ("compute", "memory", "matrix_tflops", "vector_tflops", "links", "launc
 ARCHITECTURES = {
     "nvidia": ("pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell", "rtx-blackwell"),
     "amd": ("cdna2", "cdna3", "cdna4"),
-    "host": ("cpu", "alder-lake", "cascade-lake"),
+    "host": ("cpu", "alder-lake", "cascade-lake", "emerald-rapids"),
 }
 """Architectures by vendor. Constants that no data sheet gives are kept by them, and one that is spelled otherwise would
 silently have none."""

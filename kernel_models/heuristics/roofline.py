@@ -183,6 +183,9 @@ class RooflineModel:
         """The type whose efficiency counts: no measurement has fp4, which is taken to be like fp8."""
         if self.family not in PRODUCTS or self.efficiencies.fitted:
             return dtype
+        if self.device.vendor == "host":
+            # Measured products of 16 bits are emulated ones; those on units of their own are taken to be like fp32's.
+            return "fp32" if dtype in self.device.matrix_tflops else dtype
         dtype = computed_as(self.device, dtype)
         return "fp8" if dtype == "fp4" else dtype
 

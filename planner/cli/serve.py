@@ -99,7 +99,8 @@ def _load(out: Report, served: serving.ServedLoad) -> None:
     load, got = served.load, served.requests
     what = f"{load.concurrency:,} clients" if load.concurrency else f"{load.rate:g} requests/s"
     rows = [_latency("time to first token, ms", served.ttft_ms, served.ttft_percentiles, 0),
-            _latency("time between tokens, ms", served.tpot_ms, served.tpot_percentiles, 2)]
+            _latency("time between tokens, ms", served.tpot_ms, served.tpot_percentiles, 2),
+            _latency("whole request, ms", served.request_ms, served.request_percentiles, 0)]
     title = (f"{what}: {load.requests:,} requests of {load.prompt} tokens, answers of {load.output}"
              f"{f'; the first {load.warm_up:,} do not count' if load.warm_up else ''}")
     out.table(title, [Column("", name=True, whole=True), Column("mean"), Column("80% between"), Column("p50"),
@@ -138,6 +139,8 @@ def serve(
         metavar="TYPE", help="Of the cache: bf16, fp8 or fp4; by default the model's.")] = "",
     engine: Engine = "vllm",
     chunk: Annotated[int, typer.Option(metavar="N", help="Tokens of a step at most; by default the engine's.")] = 0,
+    gpu_memory_utilization: Annotated[float, typer.Option(
+        metavar="SHARE", help="Of a GPU's memory that the engine uses, as it counts it; by default its usual.")] = 0.0,
     cuda_graphs: Annotated[bool, typer.Option(
         "--cuda-graphs/--no-cuda-graphs", help="Steps that only decode run as CUDA graphs, up to the "
         "engine's largest batch of one; those with prompts never do.")] = True,
@@ -148,6 +151,8 @@ def serve(
     context: CacheTokens = 0,
     prompt: PromptTokens = "",
     output: Annotated[str, typer.Option(metavar="N", help="Tokens of answers, in the same way (256).")] = "",
+    cached_prefix: Annotated[int, typer.Option(
+        metavar="N", help="Tokens with which every prompt begins and which the cache has already.")] = 0,
     rate: Annotated[float, typer.Option(metavar="R", help="Serve requests that come by chance, R a second.")] = 0.0,
     concurrency: Annotated[int | None, typer.Option(
         metavar="N", help="Serve N clients that each ask again when they have an answer.")] = None,
@@ -194,13 +199,14 @@ def serve(
     model: dict[str, Any] = {
         "device": device, "topology": topology, "settings": assignments or (), "preset": preset,
         "precision": precision, "experts": experts, "kv_dtype": kv_dtype, "engine": engine,
-        "cuda_graphs": cuda_graphs, "speculate": speculate, "prompt": prompt, "output": output, "rate": rate,
-        "seed": seed, "profile": known, "comm_profile": comm_profile, "comm_choices": comm_choices,
-        "edits": changes}
+        "gpu_memory_utilization": gpu_memory_utilization, "cuda_graphs": cuda_graphs, "speculate": speculate,
+        "prompt": prompt, "output": output, "rate": rate, "seed": seed, "profile": known,
+        "comm_profile": comm_profile, "comm_choices": comm_choices, "edits": changes}
     replica: dict[str, Any] = {
         "tp": tp, "pp": pp, "ep": ep, "attention_dp": attention_dp, "chunk": chunk, "batch": batch,
-        "context": context, "concurrency": concurrency or 0, "requests": requests, "step_us": step_us,
-        "measured": runs, "anchor": anchor, "anchor_capture": anchor_capture, "step_region": step_region}
+        "context": context, "concurrency": concurrency or 0, "requests": requests, "cached_prefix": cached_prefix,
+        "step_us": step_us, "measured": runs, "anchor": anchor, "anchor_capture": anchor_capture,
+        "step_region": step_region}
     if target is not None:
         if given := [name for name, value in replica.items() if value != getattr(serving.ServeRequest, name)]:
             option = "calibrate" if given[0] == "measured" else given[0].replace("_", "-")

@@ -44,6 +44,7 @@ class _Request:
         number: of it.
         arrival: when it was sent, µs.
         prompt, output: tokens.
+        cached: of the prompt, which the cache has for all.
         made: of the output.
         read: of the prompt, and after it was thrown out of what was made.
         first: when its first token was made.
@@ -53,9 +54,15 @@ class _Request:
     arrival: float
     prompt: int
     output: int
+    cached: int = 0
     made: int = 0
     read: int = 0
     first: float = math.nan
+
+    @property
+    def own(self) -> int:
+        """Tokens of the prompt that no other request shares."""
+        return self.prompt - self.cached
 
     @property
     def to_read(self) -> int:
@@ -154,6 +161,8 @@ class _Server:
     setup: ServingSetup
     surface: StepTimes
     cache: CacheAccount
+    shared: int = 0
+    """Tokens of the prefix that all requests share."""
     waiting: deque[_Request] = field(default_factory=deque)
     reading: list[_Request] = field(default_factory=list)
     running: list[tuple[int, int, _Request, int]] = field(default_factory=list)
@@ -165,23 +174,30 @@ class _Server:
     preempted: int = 0
     busy: float = 0.0
     decoding_us: float = 0.0
+    promised: float = 0.0
+    """Tokens of the prompts and whole answers of the sequences that decode."""
+    hope: float = 0.0
+    """Share of the rest of their answers for which room is left; it falls from step to step."""
+    hoped_at: int = 0
+    """The step from which it falls."""
     waits_until: int = -1
     """The step from which waiting prompts are read, however few they are; below 0 where none wait for others."""
 
     @property
     def room(self) -> float:
-        """Bytes of all groups' caches."""
-        return self.cache.room * self.cache.groups
+        """Bytes of all groups' caches, but for what all requests share."""
+        return (self.cache.room - self.cache.token * self.shared) * self.cache.groups
 
     def wanted(self, request: _Request) -> float:
         """Bytes that a request must find to be admitted."""
-        context = request.prompt + (request.output if self.setup.engine.reserves else request.made)
+        context = request.own + (request.output if self.setup.engine.reserves else request.made)
         return self.cache.of(context)
 
     def joined(self, request: _Request) -> None:
         """A prompt was read: its sequence decodes from the next step on."""
         left = max(math.ceil((request.output - request.made) / self.setup.yielded), 0)
         heapq.heappush(self.running, (self.step + left, request.number, request, self.step))
+        self.promised += request.prompt + request.output
         self.context += request.prompt + request.made
 
     def grown_bytes(self) -> float:
@@ -193,8 +209,17 @@ class _Server:
     def held(self, request: _Request, joined: int) -> float:
         """Bytes that a decoding sequence holds."""
         if self.setup.engine.reserves:
-            return self.cache.of(request.prompt + request.output)
-        return self.cache.of(request.prompt + request.made - 1 + (self.step - joined) * self.setup.yielded)
+            return self.cache.of(request.own + request.output)
+        return self.cache.of(request.own + request.made - 1 + (self.step - joined) * self.setup.yielded)
+
+    def kept_free(self) -> float:
+        """Bytes that running answers may still need, where the engine leaves room for a share of them."""
+        reserve = self.setup.engine.reserve
+        if reserve is None or not self.running:
+            return 0.0
+        share = max(self.hope - reserve.fall * (self.step - self.hoped_at), reserve.least)
+        return share * self.cache.token * min(max(self.promised - self.context, 0.0),
+                                              float(reserve.longest * len(self.running)))
 
     def gathers(self) -> bool:
         """Return whether prompts wait until there are more of them."""
@@ -218,13 +243,16 @@ class _Server:
         ended: list[_Request] = []
         if self.gathers():
             return pieces, ended
+        kept = self.kept_free()
         while budget > 0:
             if self.reading:
                 request = self.reading[0]
             elif self.waiting and len(self.running) + len(ended) < engine.sequences:
                 request = self.waiting[0]
                 need = self.wanted(request)
-                if self.taken + need > self.room and (self.running or ended):
+                if engine.reserve is not None:
+                    kept += self.cache.token * min(request.output - request.made, engine.reserve.longest)
+                if self.taken + need + kept > self.room and (self.running or ended):
                     break
                 if not engine.splits and request.to_read > budget and pieces:
                     break
@@ -253,14 +281,20 @@ class _Server:
             request = last[2]
             request.made += round((self.step - last[3]) * self.setup.yielded)
             request.made = min(request.made, request.output - 1)
-            request.read = 0
+            request.read = request.cached
             self.waiting.appendleft(request)
             self.preempted += 1
+            if (reserve := self.setup.engine.reserve) is not None:
+                # The share of their answers that the rest have made by now, a few steps more.
+                asked = sum(each[2].output for each in self.running)
+                made = self.context - self.promised + asked
+                self.hope, self.hoped_at = min((made + reserve.ahead * len(self.running)) / asked, 1.0), self.step
 
     def leave(self, each: tuple[int, int, _Request, int]) -> None:
         """A decoding sequence gives back what it holds."""
         _, _, request, joined = each
         self.taken -= self.held(request, joined)
+        self.promised -= request.prompt + request.output
         self.context -= request.prompt + request.made + (self.step - joined) * self.setup.yielded
 
     def alike(self, until: float) -> int:
@@ -301,8 +335,12 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
     largest = int(np.argmax(prompts + outputs))
     if cache.of(float(prompts[largest] + outputs[largest])) > max(cache.room, 0.0):
         cache.check(1, int(prompts[largest] + outputs[largest]), "The model")
-    requests = [_Request(i, float(arrivals[i]), int(prompts[i]), int(outputs[i])) for i in range(n)]
-    server = _Server(setup, surface, cache)
+    cached = np.minimum(load.cached, prompts - 1)
+    requests = [_Request(i, float(arrivals[i]), int(prompts[i]), int(outputs[i]), int(cached[i]), read=int(cached[i]))
+                for i in range(n)]
+    server = _Server(setup, surface, cache, int(cached.max()))
+    if setup.engine.reserve is not None:
+        server.hope = setup.engine.reserve.first
     front = _Front(setup.engine.request_us)
     sent = min(load.concurrency, n) if load.concurrency else n
     for request in requests[:sent]:
@@ -339,7 +377,7 @@ def simulate_serving(load: Requests, setup: ServingSetup, surface: StepTimes, ca
             if request.made >= request.output:
                 ends[request.number] = server.clock
                 server.taken -= server.wanted(request) if setup.engine.reserves else cache.of(
-                    request.prompt + request.made - 1)
+                    request.own + request.made - 1)
                 answered += 1
                 continue
             server.joined(request)

@@ -42,7 +42,7 @@ from planner.serving.setup import (
 from planner.serving.source import ServedDecoder, served_decoder
 from planner.serving.step_grids import PrefillChunk
 from planner.serving.steps import ServedOperation, ServedStep, ServingModel, StepTime, rates_of
-from planner.serving.trace_calibration import read_anchor
+from planner.serving.trace_calibration import TraceCalibration, read_anchor
 from tracer.lazy import pandas
 from tracer.shown import Shown
 
@@ -69,17 +69,20 @@ class ServedLoad:
     Attributes:
         load: that was asked.
         requests: what each got, as expected.
-        ttft_ms, tpot_ms, tokens_per_second: means and throughput of a replica.
-        ttft_percentiles, tpot_percentiles: ms, by percentile, as expected.
+        ttft_ms, tpot_ms, request_ms, tokens_per_second: means, the third from a request to the end of its answer, and
+            throughput of a replica.
+        ttft_percentiles, tpot_percentiles, request_percentiles: ms, by percentile, as expected.
     """
 
     load: Requests
     requests: ServedRequests
     ttft_ms: Figure80
     tpot_ms: Figure80
+    request_ms: Figure80
     tokens_per_second: Figure80
     ttft_percentiles: Mapping[int, float]
     tpot_percentiles: Mapping[int, float]
+    request_percentiles: Mapping[int, float]
 
     @property
     def keeps_up(self) -> bool:
@@ -100,9 +103,11 @@ class ServedLoad:
             "prompt": str(self.load.prompt), "output": str(self.load.output), "concurrency": self.load.concurrency,
             "rate": self.load.rate, "requests": self.load.requests, "ttft_ms": asdict(self.ttft_ms),
             "tpot_ms": asdict(self.tpot_ms) if math.isfinite(self.tpot_ms.value) else None,
+            "request_ms": asdict(self.request_ms),
             "tokens_per_second": asdict(self.tokens_per_second),
             "requests_per_second": got.requests_per_second,
             "ttft_percentiles_ms": dict(self.ttft_percentiles), "tpot_percentiles_ms": dict(self.tpot_percentiles),
+            "request_percentiles_ms": dict(self.request_percentiles),
             "sequences_in_flight": got.in_flight, "sequences_decoding": got.running, "thrown_out": got.preempted,
             "busy": got.busy,
             "keeps_up": self.keeps_up}
@@ -213,6 +218,7 @@ class ServedModelRequest:
         experts: of experts' weights where they have another.
         kv_dtype: of the cache: bf16, fp8 or fp4; by default the model's.
         engine: vllm, sglang, trtllm, nemo for TensorRT-LLM of 2023, or compiled for a model without a server.
+        gpu_memory_utilization: share of a GPU's memory that the engine uses, as the engine counts it; 0 for its usual.
         cuda_graphs: decoding runs as CUDA graphs.
         speculate: drafts of so many tokens and how many a step yields, such as "3:2.4".
         prompt, output: tokens of prompts and answers: 1024, "512-2048" or "1024~0.5".
@@ -232,6 +238,7 @@ class ServedModelRequest:
     experts: str = ""
     kv_dtype: str = ""
     engine: str = USUAL
+    gpu_memory_utilization: float = 0.0
     cuda_graphs: bool = True
     speculate: str | None = None
     prompt: str | int = ""
@@ -248,17 +255,25 @@ class ServedModelRequest:
         return served_decoder(self.source, self.settings, self.preset).in_type(self.precision)
 
     def spec(self) -> DeviceSpec:
-        """Return the GPU. Raises ``ServingError`` for a host's processor."""
+        """Return the GPU, or the processor of one socket. Raises ``ServingError`` for a stand-in nobody measured."""
         spec = find_device(self.device)
-        if spec.vendor == "host":
-            raise ServingError(f"Served are GPUs' steps, and {spec.name} is a host's processor; name a GPU (foretrace "
-                               "devices).")
+        if spec.vendor == "host" and spec.placeholder and self.profile is None:
+            raise ServingError(f"{spec.name} stands for any processor and has no figures of its own; name one "
+                               "(xeon-8575c), or measure yours (foretrace calibrate) and give --profile.")
         return spec
 
     def setup(self, decoder: ServedDecoder) -> ServingSetup:
         """Return how one GPU serves a decoder."""
         linear, experts = decoder.weights(self.precision, self.experts)
-        return ServingSetup(precision=linear, experts=experts, kv=self.kv_dtype, engine=engine_of(self.engine),
+        engine = engine_of(self.engine)
+        if not 0 <= self.gpu_memory_utilization <= 1:
+            raise ServingError(f"gpu_memory_utilization={self.gpu_memory_utilization!r} is no share of a GPU's memory; "
+                               "give one above 0, up to 1.")
+        engine = replace(engine, memory=self.gpu_memory_utilization or engine.memory)
+        if find_device(self.device).vendor == "host":
+            # A processor's operations are called one by one by what computes them: that is part of their time.
+            engine = replace(engine, launch_us=0.0)
+        return ServingSetup(precision=linear, experts=experts, kv=self.kv_dtype, engine=engine,
                             graphs=self.cuda_graphs,
                             speculation=None if self.speculate is None else Speculation.parse(self.speculate))
 
@@ -277,6 +292,7 @@ class ServeRequest(ServedModelRequest):
         batch, context: sequences that decode, and tokens of each one's cache; by default what the load's are.
         concurrency: clients that each ask again when they have an answer.
         requests: how many are simulated.
+        cached_prefix: tokens with which every prompt of a load begins and which the cache has already.
         step_us: host time of a step that the GPU waits for, where it is known.
         measured: a table of measured rows, as ``calibrate.read_measured_rows`` reads it, or what another call learned.
         anchor: a trace of this decoder served so on this device, as ``read_anchor`` reads it: what its kernels
@@ -298,6 +314,7 @@ class ServeRequest(ServedModelRequest):
     context: int = 0
     concurrency: int = 0
     requests: int = 0
+    cached_prefix: int = 0
     step_us: float | None = None
     measured: str | ServingCalibration | None = None
     anchor: str | None = None
@@ -316,8 +333,9 @@ class ServeRequest(ServedModelRequest):
                                "--anchor too.")
         if self.step_region is not None and self.anchor is None:
             raise ServingError("--step-region names the steps of an anchor; give --anchor too.")
-        if self.requests and not (self.rate or self.concurrency):
-            raise ServingError("--requests is of a load; give --rate or --concurrency too.")
+        for name in ("requests", "cached_prefix"):
+            if getattr(self, name) and not (self.rate or self.concurrency):
+                raise ServingError(f"--{name.replace('_', '-')} is of a load; give --rate or --concurrency too.")
 
     def setup(self, decoder: ServedDecoder) -> ServingSetup:
         """Return how a replica serves a decoder. Raises ``ServingError`` where it cannot be split so."""
@@ -333,7 +351,7 @@ class ServeRequest(ServedModelRequest):
             return None
         warm_up = self.concurrency if not self.requests or self.requests >= 2 * self.concurrency else 0
         return Requests(prompts, outputs, self.concurrency, self.rate, self.requests, self.seed, warm_up,
-                        apart=True)
+                        apart=True, cached=self.cached_prefix)
 
     def calibration(self, decoder: ServedDecoder, setup: ServingSetup,
                     rates: CorrectionFactors) -> ServingCalibration | None:
@@ -343,6 +361,23 @@ class ServeRequest(ServedModelRequest):
         rows = read_measured_rows(self.measured, decoder.shape, setup, self.spec(), self.profile, self.cluster,
                                   decoder.longest)
         return calibrate_serving(rows, rates)
+
+    def model(self, decoder: ServedDecoder, setup: ServingSetup
+              ) -> tuple[ServingModel, TraceCalibration | None, ServingCalibration | None]:
+        """Return the times of steps before any edit, with what a trace and measured rows say of them, if given."""
+        spec, collectives = self.spec(), self.cluster(setup.gpus)
+        rates = rates_of(setup) if self.step_us is None else replace(rates_of(setup), step_us=self.step_us)
+        anchored = None
+        if self.anchor is not None:
+            anchored = read_anchor(
+                self.anchor, ServingModel(decoder.shape, setup, spec, collectives, self.profile, rates),
+                capture=self.anchor_capture, assumed=ServedStep(self.batch, self.context) if self.context else None,
+                step_region=self.step_region)
+            rates = anchored.rates
+        calibration = self.calibration(decoder, setup, rates)
+        plain = ServingModel(decoder.shape, setup, spec, collectives, self.profile,
+                             rates if calibration is None else calibration.rates)
+        return plain if anchored is None else plain.with_factors(anchored.factors), anchored, calibration
 
 
 @by_fields(ServeRequest)
@@ -356,7 +391,6 @@ def serve(request: ServeRequest) -> Served:
     """
     decoder, spec = request.decoder(), request.spec()
     setup = request.setup(decoder)
-    collectives = request.cluster(setup.gpus)
     prompts = Lengths.parse(str(request.prompt or request.context or USUAL_PROMPT), "--prompt")
     outputs = Lengths.parse(str(request.output or USUAL_OUTPUT), "--output")
     batch, prompt = request.batch, math.ceil(prompts.mean)
@@ -364,19 +398,7 @@ def serve(request: ServeRequest) -> Served:
     load = request.load(prompts, outputs)
     asked = context if load is None else max(context, prompts.longest + outputs.longest)
     check_length(decoder, max(asked, prompts.longest))
-    rates = rates_of(setup) if request.step_us is None else replace(rates_of(setup), step_us=request.step_us)
-    anchored = None
-    if request.anchor is not None:
-        anchored = read_anchor(
-            request.anchor, ServingModel(decoder.shape, setup, spec, collectives, request.profile, rates),
-            capture=request.anchor_capture, assumed=ServedStep(batch, request.context) if request.context else None,
-            step_region=request.step_region)
-        rates = anchored.rates
-    calibration = request.calibration(decoder, setup, rates)
-    plain = ServingModel(decoder.shape, setup, spec, collectives, request.profile,
-                         rates if calibration is None else calibration.rates)
-    if anchored is not None:
-        plain = plain.with_factors(anchored.factors)
+    plain, anchored, calibration = request.model(decoder, setup)
     model = edited_model(plain, request.edits)
     cache = cache_account(decoder.shape, setup, spec, max(asked, prompts.longest))
     cache.check(batch, context, f"{decoder.name} on {setup.gpus} {spec.name}")
@@ -389,10 +411,13 @@ def serve(request: ServeRequest) -> Served:
         notes.append(f"A replica does not keep up with {request.rate:g} requests a second: it answers "
                      f"{served.requests.requests_per_second:,.2f}, and requests wait longer the longer they come; "
                      f"the time to the first token is the mean of {served.load.requests:,} requests' alone.")
-    notes += [*decoder.notes, *other_nodes(collectives.topology, spec)]
+    notes += [*decoder.notes, *other_nodes(plain.collectives.topology, spec)]
     notes += [f"The matrix units of {spec.name} do not multiply {precision}: weights are read so and widened to "
               f"{decoder.shape.dtype}." for precision in dict.fromkeys((setup.precision, setup.of_experts))
               if weight_type(precision, spec).widened]
+    if spec.vendor == "host":
+        notes.append(f"Each rank (GPU) is a socket of {spec.name}, whose memory has its part of the weights; what "
+                     "memory and cores sustain is not measured unless --profile says it.")
     if calibration is not None:
         notes.append(str(calibration))
     elif request.step_us is None and setup.engine.step_us:
@@ -400,7 +425,7 @@ def serve(request: ServeRequest) -> Served:
                      f"{setup.engine.sequence_us:g} µs for each of its sequences; give --step-us where it is known, or "
                      "--calibrate.")
     return Served(
-        decoder.name, setup, spec.name, collectives.topology.name, batch, context, prompt, model.time(decode),
+        decoder.name, setup, spec.name, plain.collectives.topology.name, batch, context, prompt, model.time(decode),
         prompt_time(model, prompt), tuple(model.operations(decode)), tuple(model.operations(prefill)), cache,
         cache.largest_batch(context), served, tuple(notes), calibration,
         tuple(edit.describe() for edit in request.edits))
@@ -467,8 +492,12 @@ def served_load(load: Requests, model: ServingModel, cache: CacheAccount,
             ends = [Figure80(each.value, min(each.low, value), max(each.high, value)) for each, value in zip(
                 ends, (like[0] * other.mean_ttft_us() / 1e3, like[1] * other.mean_tpot_us() / 1e3), strict=True)]
     second = got.tokens_per_second
-    found = ServedLoad(load, got, ends[0], ends[1], _scaled(second, between), _percentiles(like[0] * got.ttft_us),
-                       _percentiles(like[1] * got.tpot_us))
+    first_us, rest_us = like[0] * got.ttft_us, like[1] * (got.end_us - got.ttft_us)
+    rest = float(rest_us.mean()) / 1e3
+    request = Figure80(*(mean + (rest * end / tpot if rest else 0.0) for mean, end in zip(
+        (ends[0].value, ends[0].low, ends[0].high), (tpot, ends[1].low, ends[1].high), strict=True)))
+    found = ServedLoad(load, got, ends[0], ends[1], request, _scaled(second, between), _percentiles(first_us),
+                       _percentiles(like[1] * got.tpot_us), _percentiles(first_us + rest_us))
     if load.rate and found.keeps_up:
         # Answers are as many as requests, however long each takes.
         found = replace(found, tokens_per_second=Figure80(second, min([second, *others]), max([second, *others])))

@@ -44,6 +44,32 @@ class Mixing(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerReserve:
+    """Room that an engine leaves for answers that are being made when it admits a request, whose own must fit whole.
+
+    SGLang's ``new_token_ratio`` (``environ.py``, ``schedule_policy.py``): it falls from step to step, and where
+    sequences had to be thrown out it is set to the share that the others have made.
+
+    Attributes:
+        first, least: share of the rest of each answer, at first and at last.
+        steps: of decoding from one to the other.
+        longest: tokens of an answer that count at most.
+        ahead: steps by which the share is set higher than what was made.
+    """
+
+    first: float
+    least: float
+    steps: int
+    longest: int
+    ahead: int
+
+    @property
+    def fall(self) -> float:
+        """By how much the share falls in a step."""
+        return (self.first - self.least) / self.steps
+
+
+@dataclass(frozen=True, slots=True)
 class Engine:
     """A serving engine.
 
@@ -74,6 +100,7 @@ class Engine:
         first_tokens: of an answer that its first message has, which a client sees as its first token: TensorRT-LLM's
             ``stream_interval`` where it holds the first one back.
         begin_us: host time of a step that reads prompts, besides: a session whose buffers are made for each batch.
+        reserve: room that it leaves for answers that are being made; none where it admits whatever fits now.
     """
 
     name: str
@@ -97,6 +124,7 @@ class Engine:
     first_tokens: int = 1
     begin_us: float = 0.0
     piecewise: bool = False
+    reserve: AnswerReserve | None = None
 
 
 ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine in (
@@ -105,7 +133,7 @@ ENGINES: Mapping[str, Engine] = MappingProxyType({engine.name: engine for engine
            piecewise=True),
     Engine("sglang", Mixing.PREFILL_FIRST, chunk=8192, splits=True, sequences=2048, memory=0.88, step_us=500.0,
            sequence_us=6.0, request_us=2000.0, reply_us=5000.0, launch_us=130.0, graph_batch=512, all_reduce_us=2.6,
-           reserves=False),
+           reserves=False, reserve=AnswerReserve(0.7, 0.098, 600, 4096, 20)),
     Engine("trtllm", Mixing.MIXED, chunk=8192, splits=True, sequences=2048, memory=0.90, step_us=400.0,
            sequence_us=8.0, request_us=2000.0, reply_us=5000.0, launch_us=65.0, graph_batch=512, all_reduce_us=2.6,
            reserves=True, of_rest=True, turns_in_cache=True),
@@ -531,6 +559,8 @@ class Requests:
             Counted are those after ``warm_up``.
         seed: of what is drawn.
         warm_up: of the first requests, how many are served and not counted: they all come at once.
+        cached: tokens with which every prompt begins and which the cache has already: a shared prefix. One token of a
+            prompt is read all the same.
         apart: answers of clients that all ask for one length end up to ``NEARLY`` before or after it. Of exactly equal
             length they would end together for ever, and their next prompts would wait for each other.
 
@@ -546,8 +576,12 @@ class Requests:
     seed: int = 0
     warm_up: int = 0
     apart: bool = False
+    cached: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.cached <= MOST_TOKENS:
+            raise ServingError(f"cached={self.cached!r} is no number of tokens that prompts share; give one from 0 to "
+                               f"{MOST_TOKENS:,}.")
         if not (self.rate == 0 or LEAST_RATE <= self.rate <= MOST_RATE):
             raise ServingError(f"rate={self.rate!r} is no number of requests a second; give one from {LEAST_RATE:g} to "
                                f"{MOST_RATE:,.0f}.")

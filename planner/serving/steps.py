@@ -56,6 +56,15 @@ GRAPH_LAUNCH_US = 15.0
 host 6 to 60 µs)."""
 
 
+LEFT_MB = 1.0
+"""Of a processor's last cache, MiB that an operation finds its operands in: a layer's weights, unlike on a GPU, fit it,
+and would seem to be read from there."""
+UNMEASURED_PROCESSOR, EMULATING_PROCESSOR = 2.0, 12.0
+"""Times the spread of a published GPU's steps, of a processor with units for the model's type of numbers, and of one
+without. Set, not measured: what a socket sustains of its memory's bandwidth differs by clocks, NUMA and how threads are
+placed; the other is as wide as ``cpu_units.EMULATED``."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServedStep:
     """What a step of all of a replica's GPUs works on.
@@ -134,6 +143,9 @@ class ServingModel:
     def __init__(self, shape: TransformerShape, setup: ServingSetup, device: DeviceSpec, collectives: CollectiveModel,
                  models: Models | None = None, rates: CorrectionFactors | None = None) -> None:
         setup.check(shape)
+        if device.vendor == "host":
+            # All other weights of a step pass through the cache before one is read again.
+            device = replace(device, l2_mb=min(device.l2_mb, LEFT_MB), l3_mb=0.0)
         self.shape, self.setup, self.device, self.collectives = shape, setup, device, collectives
         self.rates = rates or rates_of(setup)
         self.models = models
@@ -163,6 +175,14 @@ class ServingModel:
         """Return the same with other steps; what is priced is shared."""
         return self._other(setup=replace(self.setup, chunk=chunk))
 
+    @property
+    def wider(self) -> float:
+        """How many times as far off as a GPU's a step may be: of a processor that nobody has measured, more."""
+        if self.device.vendor != "host" or self.models is not None:
+            return 1.0
+        own = self.shape.dtype == "fp32" or self.shape.dtype in self.device.matrix_tflops
+        return UNMEASURED_PROCESSOR if own else EMULATING_PROCESSOR
+
     waits = True
     """Whether the engine waits for a step before it prepares the next."""
     hides = False
@@ -185,7 +205,7 @@ class ServingModel:
         if not self.waits:
             total = together(device, host + engine, rates.meet)
             engine = total - work
-        spread = Z80 * rates.spreads.of(products / total, others / total, waits / total,
+        spread = Z80 * self.wider * rates.spreads.of(products / total, others / total, waits / total,
                                         (work - device + engine) / total)
         return StepTime(total, total * float(np.exp(-spread)), total * float(np.exp(spread)), products, others, waits,
                         work - device, engine)

@@ -79,6 +79,7 @@ def test_steps_are_traced_for_every_device(name: str) -> None:
 @pytest.mark.parametrize(("name", "fp32_gflops", "channels", "mega_transfers"), [
     ("i9-10940x", 14 * 2 * 16 * 2 * 3.3, 4, 2933),
     ("i7-12700h", (6 * 2 * 8 * 3.3 + 8 * 2 * 4 * 2.4) * 2, 2, 4800),
+    ("xeon-8575c", 48 * 2 * 16 * 2 * 2.3, 8, 5600),
 ])
 def test_processors_rates_are_cores_times_clock_times_vectors(
     name: str, fp32_gflops: float, channels: int, mega_transfers: int,

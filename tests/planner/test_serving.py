@@ -260,7 +260,9 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     ({"source": "llama-3.1-8b", "precision": "fp7"}, "no type of weights"),
     ({"source": "llama-3.1-8b", "engine": "tgi"}, "no engine"),
     ({"source": "llama-3.1-8b", "batch": 0}, "batch=0"),
-    ({"source": "llama-3.1-8b", "device": "i7-12700h"}, "host's processor"),
+    ({"source": "llama-3.1-8b", "gpu_memory_utilization": 1.2}, "no share of a GPU's memory"),
+    ({"source": "llama-3.1-8b", "cached_prefix": 10}, "cached-prefix is of a load"),
+    ({"source": "llama-3.1-8b", "device": "cpu"}, "stands for any processor"),
     ({"source": "llama-9"}, "llama-3.1"),
     ({"source": "llama-3.1-8b", "pp": 40}, "more than the model's 32 layers"),
     ({"source": "llama-3.1-8b", "experts": "fp8"}, "the model has none"),
@@ -361,3 +363,26 @@ def test_engines_differ_in_what_their_hosts_take() -> None:
     one, other = (model_of("llama-3.1-8b", engine=engine).time(ServedStep(8, 512)) for engine in (
         engine_of("vllm"), slow))
     assert other.us - one.us == pytest.approx(5000 - engine_of("vllm").step_us)
+
+
+def test_sockets_are_ranks_whose_memory_decides_how_quickly_they_decode(tmp_path: Path) -> None:
+    # He et al., "Distributed Inference Performance Optimization for LLMs on CPUs" (2024): a model of 72 billion
+    # parameters on four Xeon 8575C makes a token in 140 ms.
+    (tmp_path / "config.json").write_text(json.dumps({
+        "model_type": "qwen2", "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
+        "num_key_value_heads": 64, "intermediate_size": 24_576, "vocab_size": 152_064, "torch_dtype": "bfloat16",
+        "max_position_embeddings": 32_768, "tie_word_embeddings": False}))
+    found = serve(str(tmp_path), device="xeon-8575c", tp=4, context=512)
+    assert found.decode.us == pytest.approx(140_000, rel=0.25)
+    assert found.decode.low < 140_000 < found.decode.high < 2 * found.decode.low
+    assert found.decode.us > found.cache.weights / 358.4e3
+    assert any("socket" in note for note in found.notes)
+    # 16 bits without units for them are emulated: nobody knows how quickly.
+    other = serve("llama-3.1-8b", device="i9-10940x").decode
+    assert other.high > 10 * other.low
+
+
+def test_the_engine_s_share_of_memory_can_be_said() -> None:
+    half, most = (serve("llama-3.1-8b", gpu_memory_utilization=share).cache for share in (0.5, 0.95))
+    assert most.room - half.room == pytest.approx(0.45 * half.device)
+    assert half.weights == most.weights

@@ -11,7 +11,17 @@ import pytest
 
 from planner.serving.batching import ServedRequests, simulate_serving
 from planner.serving.search import LatencyTarget, serve_search
-from planner.serving.setup import ENGINES, CacheAccount, Engine, Lengths, Mixing, Requests, ServingError, ServingSetup
+from planner.serving.setup import (
+    ENGINES,
+    AnswerReserve,
+    CacheAccount,
+    Engine,
+    Lengths,
+    Mixing,
+    Requests,
+    ServingError,
+    ServingSetup,
+)
 from planner.serving.step_grids import PrefillChunk
 
 BARE = dataclasses.replace(ENGINES["vllm"], request_us=0.0, reply_us=0.0, step_us=0.0, sequence_us=0.0, chunk=100)
@@ -194,3 +204,41 @@ def test_a_rate_is_searched_for_the_split_that_keeps_up() -> None:
     found = serve_search("llama-3.1-8b", 4, rate=4.0, device="h100-sxm", prompt=512, output=128)
     assert [row["tpot_ms"] for row in found.rows()] == sorted(row["tpot_ms"] for row in found.rows())
     assert not serve_search("llama-3.1-8b", 1, rate=5000.0, device="h100-sxm", prompt=512, output=128).choices
+
+
+def test_room_for_answers_under_way_keeps_sequences_from_being_thrown_out() -> None:
+    tight = dataclasses.replace(ROOMY, room=300.0)
+    load = Requests(lengths(20), lengths(100), 8, count=16)
+    whole, some = (served(load, dataclasses.replace(BARE, reserve=AnswerReserve(share, share, 1, 4096, 0)), tight)
+                   for share in (1.0, 0.3))
+    assert whole.preempted == 0 and whole.running <= 300 / 120
+    assert whole.preempted < some.preempted < served(load, cache=tight).preempted
+    # A long answer counts as 4 tokens: both begin at once.
+    assert served(load, dataclasses.replace(BARE, reserve=AnswerReserve(1.0, 1.0, 1, 4, 0)), tight).preempted > 0
+
+
+def test_percentiles_of_a_queue_are_those_of_its_law() -> None:
+    # One prompt a step of 200 µs, at random half of the time: M/D/1, whose waiting times Erlang (1909) gives.
+    load = Requests(lengths(100), lengths(1), rate=2500.0, count=20_000, seed=3)
+    waits = served(load).ttft_us - 200.0
+
+    def waited_less(us: float, service: float = 200.0, busy: float = 0.5) -> float:
+        left = [busy / service * (k * service - us) for k in range(int(us // service) + 1)]
+        return (1 - busy) * sum(each ** k / math.factorial(k) * math.exp(-each) for k, each in enumerate(left))
+
+    assert waits.mean() == pytest.approx(0.5 * 200 / 2 / (1 - 0.5), rel=0.05)
+    for at in (50, 90, 99):
+        assert waited_less(float(np.percentile(waits, at))) == pytest.approx(max(at / 100, 0.5), abs=0.01)
+
+
+def test_a_prefix_that_is_cached_is_not_read_again_and_held_once() -> None:
+    load = Requests(lengths(80), lengths(3), 2, count=4)
+    shared = served(dataclasses.replace(load, cached=70))
+    assert shared.ttft_us.tolist() == served(Requests(lengths(10), lengths(3), 2, count=4)).ttft_us.tolist()
+    assert served(dataclasses.replace(load, cached=500)).ttft_us.min() == 102.0  # the last token is read all the same
+    # 70 tokens for all and 13 of each fit, four times 83 do not.
+    tight, four = dataclasses.replace(ROOMY, room=130.0), Requests(lengths(80), lengths(3), 4, count=8)
+    assert served(four, cache=tight).running < 2.0
+    assert served(dataclasses.replace(four, cached=70), cache=tight).makespan_us < served(four, cache=tight).makespan_us
+    with pytest.raises(ServingError, match="prompts share"):
+        dataclasses.replace(load, cached=-1)
