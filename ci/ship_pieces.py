@@ -1,8 +1,8 @@
-"""Trace the pieces that plans of the suite's decoders need, and ship them: to be run when tracing gives something else.
+"""Trace the pieces that plans of some decoders need, and ship them: to be run when tracing gives something else.
 
     python ci/ship_pieces.py
 
-They are those of searches for ``GPUS`` GPUs of ``DEVICE`` with the suite's own presets.
+They are those of ``SEARCHES`` on ``DEVICE`` with the suite's own presets.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from planner.parallel.planning import plan  # noqa: E402
 from tracer.errors import ForetraceError  # noqa: E402
 from tracer.kept_files import read_kept  # noqa: E402
 
-DECODERS = (("gpt2", None), ("llama", None), ("moe", None))
-GPUS = (8, 64)
+SEARCHES = (*((source, gpus) for source in ("gpt2", "llama", "moe") for gpus in (8, 64)), ("deepseek-v3", 2048))
+"""Models, and how many GPUs each is planned for."""
 DEVICE = "h200-sxm"
 
 
@@ -31,12 +31,11 @@ def traced() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         layer_costs.SHIPPED.unlink(missing_ok=True)
-        for source, preset in DECODERS:
-            for gpus in GPUS:
-                try:
-                    plan(source, gpus, device=DEVICE, preset=preset)
-                except ForetraceError as error:
-                    sys.stdout.write(f"{source} on {gpus}: {error}\n")
+        for source, gpus in SEARCHES:
+            try:
+                plan(source, gpus, device=DEVICE)
+            except ForetraceError as error:
+                sys.stdout.write(f"{source} on {gpus}: {error}\n")
         for file in Path(folder).rglob("piece-*.kept"):
             content = read_kept(file.name)
             assert content is not None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         uneven_all_to_all,
     )
     from kernel_models.collectives.measurements import CollectiveMeasurements, make_measurements
-    from kernel_models.collectives.price import CollectiveModel, planned_topology, price_calls, topology_of
+    from kernel_models.collectives.price import CollectiveModel, planned_topology, price_calls, price_once, topology_of
     from kernel_models.collectives.profile import CommProfile
     from kernel_models.collectives.topology import Topology, find_topology
 
@@ -29,7 +29,7 @@ _MODULES = {
     "call": ("CollectiveBatch", "CollectiveCall", "CollectiveKind", "CommError", "Placement", "bus_factor",
              "collective_kind", "uneven_all_to_all", "CommTimes", "Level"),
     "measurements": ("CollectiveMeasurements", "make_measurements"),
-    "price": ("CollectiveModel", "planned_topology", "price_calls", "topology_of"),
+    "price": ("CollectiveModel", "planned_topology", "price_calls", "price_once", "topology_of"),
     "profile": ("CommProfile",),
     "topology": ("Topology", "find_topology"),
 }
@@ -54,6 +54,7 @@ __all__ = [
     "make_measurements",
     "planned_topology",
     "price_calls",
+    "price_once",
     "topology_of",
     "uneven_all_to_all",
 ]

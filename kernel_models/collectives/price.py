@@ -31,7 +31,7 @@ to 340, of 450; least times in CUDA graphs 2.3 to 4.7 µs. ``benchmarks/serving.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
@@ -231,6 +231,9 @@ class CollectiveModel:
     backend: str | None = None
     mixed: bool = False
     bandwidths: BusBandwidths | None = None
+    known: dict[CollectiveCall, tuple[float, float, float]] = field(
+        default_factory=dict, init=False, repr=False, compare=False)
+    """Prices of calls that many plans have (``price_once``)."""
 
     def __post_init__(self) -> None:
         if self.mixed:
@@ -281,6 +284,21 @@ def price_calls(calls: Sequence[CollectiveCall], on: CollectiveModel | DeviceSpe
     if on.bandwidths is not None:
         on.bandwidths.on(on.topology).correct(batch, times)
     return times
+
+
+def price_once(calls: Sequence[CollectiveCall], on: CollectiveModel) -> list[tuple[float, float, float]]:
+    """Return times of collectives and both ends of their intervals, µs, in their order, as ``price_calls`` has them;
+    each call is priced once for a cluster, however many plans have it."""
+    if on.mixed:  # who does one depends on the others
+        return _figures(price_calls(calls, on))
+    new = [call for call in dict.fromkeys(calls) if call not in on.known]
+    if new:
+        on.known.update(zip(new, _figures(price_calls(new, on)), strict=True))
+    return [on.known[call] for call in calls]
+
+
+def _figures(times: CommTimes) -> list[tuple[float, float, float]]:
+    return list(zip(times.time_us.tolist(), times.low_us.tolist(), times.high_us.tolist(), strict=True))
 
 
 def _over_links(batch: CollectiveBatch, device: DeviceSpec) -> CommTimes:

@@ -213,8 +213,11 @@ def _stretches(of: Callable[[PlanCosts, CorrectionFactors, int, int], _Stretch],
 
 def _passes(costs: PlanCosts, rates: CorrectionFactors
             ) -> tuple[_Stretches, _Stretches, Float64, Float64, Float64 | None]:
-    """Forward and backward of every stage's chunks, and what ``passes_us`` returns of them."""
-    rates = _graphed(costs.plan, rates)
+    """Forward and backward of every stage's chunks, and what ``passes_us`` returns of them.
+
+    Args:
+        rates: as ``_graphed`` returns them.
+    """
     if rates.meeting_us or rates.crossing_us:
         rates = rates.meeting(costs.plan)
     forward, backward = (_stretches(of, costs, rates) for of in (_forward, _backward))
@@ -229,7 +232,7 @@ def _graphed(plan: ParallelPlan, rates: CorrectionFactors) -> CorrectionFactors:
 
 def passes_us(costs: PlanCosts, rates: CorrectionFactors) -> tuple[Float64, Float64, Float64 | None]:
     """Return µs of forward, backward and, done apart, weights' gradients of one micro-batch, each [stage, chunk]."""
-    return _passes(costs, rates)[2:]
+    return _passes(costs, _graphed(costs.plan, rates))[2:]
 
 
 def slowest_of(ranks: int) -> float:

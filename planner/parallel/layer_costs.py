@@ -41,7 +41,7 @@ from kernel_models.op_call import Family, OpCall, itemsize
 from kernel_models.pricing import Models, PricedCalls, price, sustained, sustained_tflops
 from kernel_models.spreads import STATE_SPACE_KERNELS
 from planner.parallel.frameworks import PLAIN, FrameworkProfile
-from planner.parallel.routed_calls import RoutedCalls, evened, routed_calls, with_experts
+from planner.parallel.routed_calls import ROWS, RoutedCalls, along, at_ranks, evened, routed_calls, with_experts
 from tracer.capture.context import tf32_in_use
 from tracer.graph import ExecutionGraph, Phase
 from tracer.kept_files import read_kept, write_kept
@@ -49,22 +49,35 @@ from tracer.parallel_plan import Graphs, ParallelPlan, PlanError, Recomputation
 from tracer.shape_only.transformer import LINEARS, SCAN, Piece, TransformerPart, TransformerShape
 
 SHIPPED = Path(__file__).parent / "shipped" / "pieces.msgpack.z"
+LAYERS = tuple(Path(tracer.__path__[0], "shape_only", name) for name in (
+    "transformer_layers.py", "transformer_parts.py"))
+"""The code of the layers that are traced."""
 
 
 class ShippedLayers(msgspec.Struct):
-    """The file: the PyTorch that traced, and what tracing gave by digest of the piece (``KeptLayers``)."""
+    """The file: the PyTorch that traced, the digest of the layers that it traced (``layers_digest``), and what tracing
+    gave by digest of the piece (``KeptLayers``)."""
 
     torch: str
+    layers: str
     pieces: dict[str, bytes]
 
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, bytes]:
+    """Return the shipped pieces, none where the layers' code is another than was traced. They are of use with any
+    PyTorch, as they are without one: the cluster's is not known anyway."""
     try:
         found = msgspec.msgpack.decode(zlib.decompress(SHIPPED.read_bytes()), type=ShippedLayers)
     except (OSError, zlib.error, msgspec.MsgspecError):
         return {}
-    return found.pieces if torch_version() in ("", found.torch) else {}
+    return found.pieces if found.layers == layers_digest() else {}
+
+
+def layers_digest() -> str:
+    """Return a digest of the code of the layers."""
+    # Not of its bytes: a checkout on Windows ends lines in another way.
+    return hashlib.sha256("".join(file.read_text(encoding="utf-8") for file in LAYERS).encode()).hexdigest()
 
 
 def torch_version() -> str:
@@ -83,7 +96,7 @@ def torch_version() -> str:
 def ship(pieces: dict[str, bytes]) -> None:
     """Write the file."""
     SHIPPED.parent.mkdir(exist_ok=True)
-    content = msgspec.msgpack.encode(ShippedLayers(torch_version(), dict(sorted(pieces.items()))))
+    content = msgspec.msgpack.encode(ShippedLayers(torch_version(), layers_digest(), dict(sorted(pieces.items()))))
     SHIPPED.write_bytes(zlib.compress(content, 9))
 
 
@@ -327,10 +340,12 @@ def _cast(elements: int, width: int, to: NarrowType) -> OpCall:
 
 @dataclass(frozen=True, slots=True)
 class TracedCalls:
-    """Calls of a piece in their order, of forward and of backward."""
+    """Calls of a piece in their order, of forward and of backward, and the bytes that forward keeps for backward, its
+    output among them."""
 
     forward: tuple[OpCall, ...]
     backward: tuple[OpCall, ...]
+    kept: int = 0
 
 
 def grown(one: TracedCalls, two: TracedCalls, factor: int) -> TracedCalls | None:
@@ -347,7 +362,7 @@ def grown(one: TracedCalls, two: TracedCalls, factor: int) -> TracedCalls | None
         passes.append(tuple(call for call in calls if call is not None))
         if len(passes[-1]) != len(calls):
             return None
-    return TracedCalls(*passes)
+    return TracedCalls(passes[0], passes[1], one.kept + (two.kept - one.kept) * (factor - 1))
 
 
 def _grown(one: OpCall, two: OpCall, factor: int) -> OpCall | None:
@@ -363,6 +378,54 @@ def _grown(one: OpCall, two: OpCall, factor: int) -> OpCall | None:
         flops=one.flops + (two.flops - one.flops) * more,
         bytes_read=one.bytes_read + (two.bytes_read - one.bytes_read) * more,
         bytes_written=one.bytes_written + (two.bytes_written - one.bytes_written) * more)
+
+
+SPLIT = (2, 4)
+"""Tensor-parallel ranks of traced parts from which those of more ranks are made."""
+
+
+def _splits(shape: TransformerShape, part: TransformerPart) -> bool:
+    """Return whether a part may be like those of ``SPLIT`` ranks."""
+    return part.tp > SPLIT[1] and part.etp in (None, 1) and not part.once and shape.state is None
+
+
+def split_further(one: TracedCalls, two: TracedCalls, ranks: int) -> TracedCalls | None:
+    """Return the calls of ``ranks`` tensor-parallel ranks by those of ``SPLIT`` ranks.
+
+    ``None`` where the two differ in more than sizes, a size cannot be split so, or a product's operations do not go
+    with its sizes: more than one of them would be split.
+    """
+    passes = []
+    for fewer, more in ((one.forward, two.forward), (one.backward, two.backward)):
+        if len(fewer) != len(more):
+            return None
+        calls = [_split_further(*pair, ranks) for pair in zip(fewer, more, strict=True)]
+        passes.append(tuple(call for call in calls if call is not None))
+        if len(passes[-1]) != len(calls):
+            return None
+    kept = _share(one.kept, two.kept, ranks)
+    return None if kept is None else TracedCalls(passes[0], passes[1], int(kept))
+
+
+def _split_further(one: OpCall, two: OpCall, ranks: int) -> OpCall | None:
+    if replace(two, dims=one.dims) != one:
+        return None
+    dims = [_share(*pair, ranks) for pair in zip(one.dims, two.dims, strict=True)]
+    flops, read, written = (_share(getattr(one, name), getattr(two, name), ranks) for name in (
+        "flops", "bytes_read", "bytes_written"))
+    if None in dims or flops is None or read is None or written is None:
+        return None
+    found = replace(one, dims=tuple(int(each or 0) for each in dims), flops=flops, bytes_read=read,
+                    bytes_written=written)
+    if one.family in PRODUCTS and found.flops * math.prod(one.dims) != one.flops * math.prod(found.dims):
+        return None
+    return found
+
+
+def _share(one: float, two: float, ranks: int) -> float | None:
+    """Return a figure a + b / ``ranks`` by those of 2 and 4 ranks; ``None`` where it is not whole."""
+    share, rest = divmod(4 * (one - two), ranks)
+    return None if rest else 2 * two - one + share
 
 
 PRODUCTS = frozenset((Family.GEMM, Family.ATTENTION))
@@ -435,6 +498,24 @@ class BlockKernels:
 USUAL_KERNELS = BlockKernels()
 
 
+class RecomputedWork(dict[Recomputation, LayerWork]):
+    """Work of forward that backward does again, by kind of recomputation; of most pieces few kinds are looked at.
+
+    Args:
+        whole: all of forward.
+        of: what a kind does again, where that is less.
+    """
+
+    def __init__(self, whole: LayerWork, of: Callable[[Recomputation], LayerWork]) -> None:
+        super().__init__({Recomputation.FULL: whole})
+        self._of = of
+
+    def __missing__(self, kind: Recomputation) -> LayerWork:
+        """Return the work of a kind, and keep it."""
+        self[kind] = self._of(kind)
+        return self[kind]
+
+
 @dataclass(frozen=True, slots=True)
 class PieceCost:
     """A piece for one micro-batch on one rank.
@@ -472,6 +553,7 @@ class LayerCosts:
         self._kept = KeptLayers(device)
         self._calls: dict[tuple[TransformerShape, TransformerPart], TracedCalls] = {} if like is None else like._calls
         self._experts: dict[tuple[TransformerShape, int, int, int], RoutedCalls | None] = {}
+        self._kernels: dict[OpCall, tuple[float, float, float, int, bool, float]] = {}
         self._costs: dict[tuple[TransformerShape, TransformerPart, BlockKernels], PieceCost] = {}
         self._optimizers: dict[tuple[TransformerShape, TransformerPart], LayerWork] = {}
         self._saved: dict[tuple[TransformerShape, TransformerPart], int] = {} if like is None else like._saved
@@ -489,9 +571,10 @@ class LayerCosts:
         """
         shape = shape.one_layer()
         if not shape.experts:
-            part = replace(part, ep=1, etp=None, once=False)  # says nothing of blocks without experts
-        if part.piece is Piece.HEAD and (shared := math.gcd(part.microbatch, part.cp)) > 1:
-            # Logits and loss know tokens alone, not whose sequence they are of.
+            part = _without_experts(part)
+        by_tokens = part.piece is Piece.HEAD or (part.piece is Piece.EMBEDDING and not shape.learned_positions)
+        if by_tokens and (shared := math.gcd(part.microbatch, part.cp)) > 1:
+            # They know tokens alone, not whose sequence these are of.
             part = replace(part, microbatch=part.microbatch // shared, cp=part.cp // shared)
         key = shape, part, kernels
         if key not in self._costs:
@@ -504,11 +587,9 @@ class LayerCosts:
                 return self._work([forward[i] if i < n else backward[i - n] for i in rows], priced.part(rows), kernels)
 
             whole = work(range(n))
-            kinds = _KEPT if part.piece is Piece.BLOCK else ()
-            recomputed = {kind: work(_recomputed(forward, kind)) for kind in kinds}
             self._costs[key] = PieceCost(
                 whole, work(range(n, n + len(backward))), work(_selected(forward, shape, part, kernels)),
-                {Recomputation.FULL: whole, **recomputed},
+                RecomputedWork(whole, lambda kind: work(_recomputed(forward, kind))),
                 work([n + i for i, call in enumerate(backward) if _is_of_weights(call)]))
         return self._costs[key]
 
@@ -549,11 +630,29 @@ class LayerCosts:
 
     def _traced(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
         """Trace a part, or make its calls of those of few parts, which many plans need."""
+        key = shape, part if shape.experts else _without_experts(part)
+        if key not in self._calls:
+            self._calls[key] = self._grown(*key) or self._traced_itself(*key)
+        return self._calls[key]
+
+    def _traced_itself(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
+        """Trace a part of so many tokens and experts, or make its calls of those of less tensor parallelism."""
         key = shape, part
         if key not in self._calls:
-            self._calls[key] = self._grown(shape, part) or self._kept.of(
-                "calls", shape, part, TracedCalls, lambda: self._trace(shape, part))
+            self._calls[key] = self._split(*key) or self._kept.of(
+                "calls", *key, TracedCalls, lambda: self._trace(*key))
         return self._calls[key]
+
+    def _split(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls | None:
+        """Return a part's calls by those with two and four tensor-parallel ranks, all of whose figures are a sum of
+        what each rank has and of what it has a share of; ``None`` where the last of them has a single head, whose
+        strides are its own, or is not known to be like the others."""
+        heads = shape.kv_heads if shape.latent is None else shape.heads
+        if not _splits(shape, part) or (shape.attends and part.tp >= heads):
+            return None
+        part.check(shape)
+        one, two = (self._traced_itself(*at_ranks(shape, part, tp)) for tp in SPLIT)
+        return split_further(one, two, part.tp)
 
     def _grown(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls | None:
         like = evened(shape, part)
@@ -573,33 +672,33 @@ class LayerCosts:
                       usual: TransformerPart) -> TracedCalls | None:
         """Return a part's calls as those of a usual one, with its own experts'."""
         rows, found = part.rows_of_expert(shape), self._traced(even, usual)
-        passes = []
+        passes, kept = [], found.kept
         for back, calls in enumerate((found.forward, found.backward)):
             there, own = (self._routed(shape, each, back) for each in (usual, part))
             whole = None if there is None or own is None or rows < 2 else with_experts(
                 calls, there.corners[0], own.of(rows, shape.experts // part.ep))
-            if whole is None:
+            if whole is None or there is None or own is None:
                 return None
             passes.append(tuple(whole))
-        return TracedCalls(*passes)
+            if not back:
+                kept += own.kept_bytes(rows, shape.experts // part.ep) - there.kept_bytes(
+                    ROWS, shape.experts // usual.ep)
+        return TracedCalls(passes[0], passes[1], kept)
 
     def _routed(self, shape: TransformerShape, part: TransformerPart, back: int) -> RoutedCalls | None:
         """Return the experts' calls of a pass of such parts."""
         count = shape.experts // part.ep
         key = replace(shape, merges=False, imbalance=1.0), part.expert_tp, count in (1, shape.experts) and count, back
         if key not in self._experts:
-            def trace(shape: TransformerShape, part: TransformerPart) -> Sequence[OpCall]:
-                known = shape, part
-                if known not in self._calls:
-                    self._calls[known] = self._kept.of(
-                        "calls", shape, part, TracedCalls, lambda: self._trace(shape, part))
-                return self._calls[known].backward if back else self._calls[known].forward
+            def trace(shape: TransformerShape, part: TransformerPart) -> tuple[Sequence[OpCall], int]:
+                found = self._traced_itself(shape, part)
+                return (found.backward if back else found.forward), found.kept
 
             self._experts[key] = routed_calls(shape, part, trace)
         return self._experts[key]
 
     def _trace(self, shape: TransformerShape, part: TransformerPart) -> TracedCalls:
-        from tracer.shape_only.transformer_parts import trace_part
+        from tracer.shape_only.transformer_parts import kept_by_forward, trace_part
 
         graph = trace_part(shape, part, shape_device(self.device))
         phase = graph.ops.phase
@@ -607,8 +706,9 @@ class LayerCosts:
         if shape.state is not None:
             calls = {op: tuple(replace(call, flags=(*call.flags, SCAN)) for call in each)
                      if _scans(graph, op) else each for op, each in calls.items()}
-        return TracedCalls(*(tuple(call for op, each in calls.items() if bool(phase[op] == Phase.BACKWARD) is back
-                                   for call in each) for back in (False, True)))
+        forward, backward = (tuple(call for op, each in calls.items() if bool(phase[op] == Phase.BACKWARD) is back
+                                   for call in each) for back in (False, True))
+        return TracedCalls(forward, backward, kept_by_forward(graph))
 
     def optimizer(self, shape: TransformerShape, part: TransformerPart) -> LayerWork:
         """The optimizer's work for the parameters of one block."""
@@ -616,13 +716,28 @@ class LayerCosts:
         # A block's parameters are the same for any tokens; ranks' own experts go with tokens of their own.
         key = shape, replace(part, microbatch=1, cp=1, sequence_parallel=part.etp is not None)
         if key not in self._optimizers:
-            calls = self._kept.of("optimizer", *key, list[OpCall], lambda: self._trace_optimizer(*key))
+            part.check(shape)
+            calls = self._updates(*key)
             if (narrow := narrow_type(shape.linears, self.device)) is not None:
                 # Weights are cast once a step.
                 parameters = round(shape.block_parameters(part.tp, part.ep, part.etp))
                 calls.append(_cast(parameters, shape.element_bytes, narrow))
             self._optimizers[key] = self._work(calls, self._priced(calls))
         return self._optimizers[key]
+
+    def _updates(self, shape: TransformerShape, part: TransformerPart) -> list[OpCall]:
+        """Return the optimizer's calls, of which every figure is a sum of multiples of 1, the rank's experts, its share
+        of the layers and both: traced for few of these."""
+        few = (2, 4)
+        if shape.experts % few[1] == 0 < shape.experts and (own := shape.experts // part.ep) not in few:
+            one, two = (self._updates(shape, replace(part, ep=shape.experts // count)) for count in few)
+            if len(one) == len(two):
+                return [along(*pair, own - few[0], few[1] - few[0]) for pair in zip(one, two, strict=True)]
+        if _splits(shape, part):
+            fewer, more = (TracedCalls(tuple(self._updates(shape, replace(part, tp=tp))), ()) for tp in SPLIT)
+            if (split := split_further(fewer, more, part.tp)) is not None:
+                return list(split.forward)
+        return self._kept.of("optimizer", shape, part, list[OpCall], lambda: self._trace_optimizer(shape, part))
 
     def _trace_optimizer(self, shape: TransformerShape, part: TransformerPart) -> list[OpCall]:
         from tracer.shape_only.transformer_parts import trace_optimizer
@@ -634,17 +749,12 @@ class LayerCosts:
         """Return what forward of a part keeps for backward, its output among it."""
         key = shape.one_layer(), part
         if key not in self._saved:
-            saved = self._kept.of("saved", *key, int, lambda: self._trace_saved(*key))
+            traced = self._traced(*key)
+            self._saved[key] = traced.kept
             if part.piece is Piece.BLOCK and (narrow := narrow_type(shape.linears, self.device)) is not None:
-                saved -= round(kept_less(self._traced(*key).forward, shape, narrow))
-            self._saved[key] = saved
+                self._saved[key] -= round(kept_less(traced.forward, shape, narrow))
         added = (each.kept * each.size(*key) for each in self.profile.passes) if part.piece is Piece.BLOCK else ()
         return self._saved[key] + shape.element_bytes * sum(added)
-
-    def _trace_saved(self, shape: TransformerShape, part: TransformerPart) -> int:
-        from tracer.shape_only.transformer_parts import trace_saved
-
-        return trace_saved(shape, part, shape_device(self.device))
 
     def priced(self, shape: TransformerShape, part: TransformerPart) -> PricedCalls:
         """Return a part's calls of forward and backward as they run, priced in a step that keeps the device busy."""
@@ -695,7 +805,23 @@ class LayerCosts:
                          {int(each): float(us[source == each].sum()) for each in np.unique(source)})
 
     def _priced(self, calls: Sequence[OpCall]) -> PricedCalls:
-        return sustained(price(calls, self.device, self._models), self.device)
+        """Price calls in a step that keeps the device busy, each kernel once, however many pieces have it."""
+        place: dict[OpCall, int] = {}
+        index = np.array([place.setdefault(call, len(place)) for call in calls], np.int64)
+        if new := [call for call in place if call not in self._kernels]:
+            priced = sustained(price(new, self.device, self._models), self.device)
+            columns = (priced.time_us, priced.low_us, priced.high_us, priced.source, priced.by_variant, priced.common)
+            self._kernels.update(zip(new, zip(*(each.tolist() for each in columns), strict=True), strict=True))
+        rows = [self._kernels[call] for call in place]
+        time, low, high, source, by_variant, common = zip(*rows, strict=True) if rows else [()] * 6
+        return PricedCalls(list(place), index, np.array(time, np.float64), np.array(low, np.float64),
+                           np.array(high, np.float64), np.array(source, np.int8), np.array(by_variant, np.bool_),
+                           np.array(common, np.float64))
+
+
+def _without_experts(part: TransformerPart) -> TransformerPart:
+    """Return the part of a block without experts, of which nothing depends on how experts are shared."""
+    return replace(part, ep=1, etp=None, once=False)
 
 
 def _recomputed(forward: Sequence[OpCall], kind: Recomputation) -> list[int]:

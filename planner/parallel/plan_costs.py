@@ -11,7 +11,7 @@ them once, as torchtitan does by default (``fsdp_reshard_after_forward = "defaul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graph_predictor.comm.traffic import Communication, Pass, of_block, of_boundary, of_replicas
@@ -19,10 +19,9 @@ from kernel_models.collectives import (
     CollectiveCall,
     CollectiveKind,
     CollectiveModel,
-    CommTimes,
     Placement,
     Topology,
-    price_calls,
+    price_once,
 )
 from kernel_models.collectives.call import dtype_name
 from kernel_models.device import DeviceSpec
@@ -134,14 +133,15 @@ class PlanCalls:
             self.of[key].append((len(self.calls), count))
             self.calls.append(CollectiveCall(kind, payload, place, dtype))
 
-    def exchange(self, key: CallName, times: CommTimes) -> Exchange:
-        """Return all calls of a name, priced."""
+    def exchange(self, key: CallName, times: Sequence[tuple[float, float, float]]) -> Exchange:
+        """Return all calls of a name, priced (``price_once``)."""
         rows = self.of[key]
         us = low = high = 0.0
         for row, count in rows:
-            us += count * float(times.time_us[row])
-            low += count * float(times.low_us[row])
-            high += count * float(times.high_us[row])
+            time, least, most = times[row]
+            us += count * time
+            low += count * least
+            high += count * most
         return Exchange(us, low, high, sum(count for _, count in rows),
                         max((self.calls[row].placement.nodes for row, _ in rows), default=1))
 
@@ -179,7 +179,7 @@ def exchanges_of(plan: ParallelPlan, shape: TransformerShape,
                  collectives: CollectiveModel) -> dict[CallName, Exchange]:
     """Price a plan's collectives."""
     calls = plan_calls(plan, shape, collectives.topology)
-    times = price_calls(calls.calls, collectives)
+    times = price_once(calls.calls, collectives)
     return {name: calls.exchange(name, times) for name in calls.of} | _dispatched(plan, shape, collectives.topology)
 
 

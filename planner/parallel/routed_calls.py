@@ -16,8 +16,8 @@ from tracer.shape_only.transformer import Piece, TransformerPart, TransformerSha
 
 ROWS = 601
 """Rows of an expert in traced blocks: about as many as there are, and a prime, so that nothing else is as large."""
-Trace = Callable[[TransformerShape, TransformerPart], Sequence[OpCall]]
-"""Traces one pass of a part."""
+Trace = Callable[[TransformerShape, TransformerPart], tuple[Sequence[OpCall], int]]
+"""Traces one pass of a part: its calls, and the bytes that forward keeps for backward."""
 
 
 def evened(shape: TransformerShape, part: TransformerPart) -> tuple[TransformerShape, TransformerPart] | None:
@@ -33,6 +33,14 @@ def evened(shape: TransformerShape, part: TransformerPart) -> tuple[TransformerS
                       ROWS)
 
 
+def at_ranks(shape: TransformerShape, part: TransformerPart, tp: int) -> tuple[TransformerShape, TransformerPart]:
+    """Return a part with other tensor-parallel ranks and as many rows of an expert."""
+    other = replace(part, tp=tp)
+    if not shape.experts or other.rows_of_expert(shape) == (rows := part.rows_of_expert(shape)):
+        return shape, other
+    return _with_rows(shape, other, rows)
+
+
 @dataclass(frozen=True, slots=True)
 class RoutedCalls:
     """The calls of experts in one pass of a block.
@@ -40,20 +48,29 @@ class RoutedCalls:
     Attributes:
         counts: experts of a rank, one number or two.
         corners: the calls with ``ROWS`` rows and with one more, for each of ``counts``.
+        row_bytes: what forward keeps for backward of one row of each of the rank's experts, for each of ``counts``.
     """
 
     counts: tuple[int, ...]
     corners: tuple[tuple[OpCall, ...], ...]
+    row_bytes: tuple[int, ...]
 
     def of(self, rows: int, count: int) -> list[OpCall]:
         """Return the calls with so many rows of an expert and experts of a rank."""
         more = rows - ROWS
-        found = [_along(*pair, more, 1) for pair in zip(self.corners[0], self.corners[1], strict=True)]
+        found = [along(*pair, more, 1) for pair in zip(self.corners[0], self.corners[1], strict=True)]
         if len(self.counts) == 1:
             return found
-        other = [_along(*pair, more, 1) for pair in zip(self.corners[2], self.corners[3], strict=True)]
+        other = [along(*pair, more, 1) for pair in zip(self.corners[2], self.corners[3], strict=True)]
         first, second = self.counts
-        return [_along(*pair, count - first, second - first) for pair in zip(found, other, strict=True)]
+        return [along(*pair, count - first, second - first) for pair in zip(found, other, strict=True)]
+
+    def kept_bytes(self, rows: int, count: int) -> int:
+        """Return what forward keeps for backward with so many rows of an expert and experts of a rank."""
+        first, *second = self.row_bytes
+        if not second:
+            return rows * first
+        return rows * (first + (second[0] - first) * (count - self.counts[0]) // (self.counts[1] - self.counts[0]))
 
 
 def routed_calls(shape: TransformerShape, part: TransformerPart, trace: Trace) -> RoutedCalls | None:
@@ -65,25 +82,26 @@ def routed_calls(shape: TransformerShape, part: TransformerPart, trace: Trace) -
     """
     mixed = _mixed(shape)
     own = shape.experts // part.ep
-    shape = replace(shape, merges=False)
+    # Nothing but the experts is looked at.
+    shape = replace(shape, merges=False, attends=False, state=None, shared_ffn=0)
     alone = TransformerPart(Piece.BLOCK, 1, part.expert_tp)
 
-    def at(count: int, rows: int) -> Sequence[OpCall]:
+    def at(count: int, rows: int) -> tuple[Sequence[OpCall], int]:
         return trace(*_with_rows(shape, replace(alone, ep=shape.experts // count), rows))
 
-    base, longer = at(mixed[0], ROWS), at(mixed[0], ROWS + 1)
+    (base, _), (longer, _) = at(mixed[0], ROWS), at(mixed[0], ROWS + 1)
     if len(base) != len(longer) or base == longer:
         return None
     apart = [i for i, (one, two) in enumerate(zip(base, longer, strict=True)) if one != two]
     before, after = apart[0], len(base) - apart[-1] - 1
     counts = mixed if own in _sorted_again(shape) else (own,)
-    whole = [at(count, rows) for count in counts for rows in (ROWS, ROWS + 1)]
+    whole, kept = zip(*(at(count, rows) for count in counts for rows in (ROWS, ROWS + 1)), strict=True)
     corners = tuple(tuple(calls[before:len(calls) - after]) for calls in whole)
     if any(calls[:before] != base[:before] or calls[len(calls) - after:] != base[len(base) - after:]
            for calls in whole) or not all(_alike(*calls) for calls in zip(*corners, strict=False)) or len(
                {len(calls) for calls in corners}) > 1:
         return None
-    return RoutedCalls(counts, corners)
+    return RoutedCalls(counts, corners, tuple(more - less for less, more in zip(kept[::2], kept[1::2], strict=True)))
 
 
 def with_experts(calls: Sequence[OpCall], usual: Sequence[OpCall], experts: Sequence[OpCall]) -> list[OpCall] | None:
@@ -115,7 +133,7 @@ def _alike(*calls: OpCall) -> bool:
     return all(replace(call, dims=calls[0].dims) == calls[0] for call in calls)
 
 
-def _along(one: OpCall, two: OpCall, steps: int, of: int) -> OpCall:
+def along(one: OpCall, two: OpCall, steps: int, of: int) -> OpCall:
     """Return the call that lies ``steps`` of ``of`` from one to another. All figures are whole."""
     if not steps or (one.dims, one.flops, one.bytes_read, one.bytes_written) == (
             two.dims, two.flops, two.bytes_read, two.bytes_written):

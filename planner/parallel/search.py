@@ -34,7 +34,7 @@ from planner.parallel.plan_costs import (
     costs_of_plan,
     exchanges_of,
 )
-from planner.parallel.space import ANY, Framework, PlanFamily, families, frameworks_of, layouts
+from planner.parallel.space import ANY, Framework, PlanFamily, State, families, frameworks_of, layouts
 from planner.parallel.stages import recomputed, spread
 from tracer.arrays import Float64
 from tracer.device_memory import MemoryAccount
@@ -379,7 +379,7 @@ class _Search:
         self._left: list[tuple[float, int, PlanFamily | ParallelPlan, bool]] = []  # whether bounds know the pieces
         self._order = count()
         self._states: dict[tuple[object, ...], float] = {}
-        self._unmeasured: dict[str, list[tuple[float, int, ParallelPlan]]] = {}
+        self._unmeasured: dict[str, list[tuple[float, int, PlanFamily, State]]] = {}
         self._times: list[float] = []  # negative: the slowest of the best is the heap's first
         self._fastest = float("inf")
         self._found = Found()
@@ -424,15 +424,20 @@ class _Search:
     def _bound(self, floor: float, family: PlanFamily) -> None:
         """Put a family back on the list by what it takes at least, without the plans whose state alone does not fit."""
         kept = []
+        known: dict[tuple[Sharding, int], tuple[float, str | None]] = {}  # whatever is computed again
         for state in family.states:
-            plan = family.plan(state)
-            held = self._state_of(plan)
-            lacking = MemoryAccount(parameters=held).lacking(self.limit_bytes, self._pieces.device.name)
+            if state[:2] not in known:
+                held = self._state_of(family.plan(state))
+                known[state[:2]] = held, MemoryAccount(parameters=held).lacking(
+                    self.limit_bytes, self._pieces.device.name)
+            held, lacking = known[state[:2]]
             if lacking is None:
                 kept.append(state)
                 continue
-            self.refuse(PlanError(lacking), plan)
-            self._unmeasured.setdefault(lacking, []).append((held, next(self._order), plan))
+            if lacking not in self._reasons:
+                self.refuse(PlanError(lacking), family.plan(state), 0)
+            self._reasons[lacking].count += 1
+            self._unmeasured.setdefault(lacking, []).append((held, next(self._order), family, state))
         if not kept:
             return
         family = replace(family, states=tuple(kept))
@@ -456,7 +461,8 @@ class _Search:
             heapq.heapify(left)
             refused = self._reasons[reason]
             while left and left[0][0] < (refused.least_bytes or inf):
-                plan = heapq.heappop(left)[2]
+                _, _, family, state = heapq.heappop(left)
+                plan = family.plan(state)
                 needs = fullest_of(plan, self._shape, self._pieces).account.total
                 if needs < (refused.least_bytes or inf):
                     refused.least_bytes, refused.example = needs, str(plan)

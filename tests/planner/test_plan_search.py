@@ -11,11 +11,11 @@ pytest.importorskip("torch")
 from kernel_models.collectives import CollectiveModel, find_topology
 from kernel_models.device import device
 from planner.parallel.corrections import CorrectionFactors
-from planner.parallel.layer_costs import LayerCosts
+from planner.parallel.layer_costs import LayerCosts, TracedCalls
 from planner.parallel.search import Bounds, search
 from planner.parallel.space import Framework, candidates, frameworks_of
 from tracer.parallel_plan import ParallelPlan, PlanError, Recomputation, Schedule, Sharding
-from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
+from tracer.shape_only.transformer import Latent, Piece, TransformerPart, TransformerShape
 
 DENSE = TransformerShape(8, 512, 2, 2, 2048, 1024, 2048, gated=True, rms=True, bias=False, rotary=True)
 ROUTED = replace(DENSE, experts=4, top_k=2)
@@ -108,7 +108,34 @@ def test_a_large_micro_batch_costs_what_its_own_trace_says(part: TransformerPart
 def test_experts_with_any_number_of_rows_cost_what_their_own_trace_says(part: TransformerPart,
                                                                         pieces: LayerCosts) -> None:
     uneven = replace(ROUTED, experts=8, imbalance=1.04, merges=part.microbatch == 3).one_layer()
-    found, traced = pieces._grown(uneven, part), pieces._trace(uneven, part)
-    assert found == traced
+    check_same(pieces._grown(uneven, part), pieces._trace(uneven, part))
+
+
+def check_same(found: TracedCalls | None, traced: TracedCalls) -> None:
+    assert found == traced  # what forward keeps among it
     for own, known in zip((*found.forward, *found.backward), (*traced.forward, *traced.backward), strict=True):
         assert (own.flops, own.bytes_read, own.bytes_written) == (known.flops, known.bytes_read, known.bytes_written)
+
+
+WIDE = replace(DENSE, heads=16, kv_heads=16, experts=8, top_k=2)
+
+
+@pytest.mark.parametrize(("shape", "part"), [
+    (replace(WIDE, experts=0), TransformerPart(Piece.BLOCK, 2, 8, 2)),
+    (replace(WIDE, experts=0, latent=Latent(64, 32, 16, 8, 16)), TransformerPart(
+        Piece.BLOCK, 1, 8, sequence_parallel=True)),
+    (WIDE, TransformerPart(Piece.BLOCK, 1, 8, ep=2, sequence_parallel=True, etp=1))])
+def test_many_tensor_parallel_ranks_cost_what_their_own_trace_says(shape: TransformerShape, part: TransformerPart,
+                                                                   pieces: LayerCosts) -> None:
+    check_same(pieces._split(shape.one_layer(), part), pieces._trace(shape.one_layer(), part))
+
+
+def test_the_updates_of_experts_cost_what_their_own_trace_says(pieces: LayerCosts) -> None:
+    part = TransformerPart(Piece.BLOCK, 1, 8, sequence_parallel=True, etp=1)
+    found, traced = pieces._updates(WIDE.one_layer(), part), pieces._trace_optimizer(WIDE.one_layer(), part)
+    check_same(TracedCalls(tuple(found), ()), TracedCalls(tuple(traced), ()))
+
+
+def test_nothing_of_a_block_without_experts_depends_on_how_experts_are_shared(pieces: LayerCosts) -> None:
+    part = TransformerPart(Piece.BLOCK, 1)
+    assert pieces._traced(DENSE.one_layer(), replace(part, ep=4)) is pieces._traced(DENSE.one_layer(), part)

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tracer.graph import ExecutionGraph
+from tracer.graph import ExecutionGraph, Phase
 from tracer.shape_only.devices import TracedDevice
 from tracer.shape_only.trace import trace_step
 from tracer.shape_only.transformer import Piece, TransformerPart, TransformerShape
@@ -163,19 +164,14 @@ def trace_part(shape: TransformerShape, part: TransformerPart, device: str | Tra
     return trace_step(build, device, warmup=0, source=f"{part.piece.value} of a transformer")
 
 
-def trace_saved(shape: TransformerShape, part: TransformerPart, device: str | TracedDevice) -> int:
-    """Bytes that forward of a part keeps for backward, for one micro-batch; its own output is among them."""
-    part.check(shape)
-    run = _runner(shape, part)
-    held: list[Tensor] = []
-
-    def build() -> Callable[[], object]:
-        _, forward = run()
-        return lambda: held.append(forward())
-
-    memory = trace_step(build, device, warmup=0).meta.memory
-    held.clear()
-    return int(memory["end"] - memory["start"])
+def kept_by_forward(graph: ExecutionGraph) -> int:
+    """Return the bytes that forward of a traced part keeps for backward, its own output among them: what is there more
+    than before the step when the output's gradient is made, which is the last that is done before backward."""
+    before = int(np.count_nonzero(graph.ops.phase != Phase.BACKWARD)) - 1
+    changes = graph.allocations
+    total = np.concatenate(([0], changes.total_bytes))
+    start, end = (int(total[np.searchsorted(changes.op, row)]) for row in (0, before))
+    return end - start
 
 
 def trace_optimizer(shape: TransformerShape, part: TransformerPart, device: str | TracedDevice) -> ExecutionGraph:
