@@ -35,7 +35,7 @@ WALKS = {
 }
 MODULES = {"replay": 32, "another host": 55, "another size": 90, "a plan": 47, "a price": 18}
 """Ceilings of the modules that a command crosses."""
-LINES = {"foretrace": 400, "planner": 17_333, "graph_predictor": 40_495, "kernel_models": 20_629, "tracer": 34_522}
+LINES = {"foretrace": 400, "planner": 17_333, "graph_predictor": 40_649, "kernel_models": 20_629, "tracer": 34_522}
 INNER_IMPORTS = 100
 """Ceiling of imports inside functions, of all packages together."""
 LATE = ("torch", "ray", "distributed", "google", "matplotlib", "perfetto", "tensorboardX", "tracer.fake_world",
