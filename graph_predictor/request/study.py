@@ -29,6 +29,7 @@ from graph_predictor.prediction.scenario import EditError
 from graph_predictor.request import parallel_ranks
 from graph_predictor.sizes import captures as size_captures
 from graph_predictor.sizes import scaling
+from graph_predictor.sizes.drift import drift_between
 from graph_predictor.sizes.retrace import (
     are_sizes,
     captured_sizes,
@@ -456,7 +457,8 @@ class Study:
         changes = tuple((name, size, wanted[name]) for name, size in sizes[chosen].items() if size != wanted[name])
         what = "is nearest and was scaled" if changes else "is of that size and stands for it"
         because = f"Of the captures at {' and '.join(at)} the one at {at[chosen]} {what}."
-        return captures[chosen], scaling.Sizes(changes, because)
+        drift = drift_between(captures[0].scenario, captures[chosen].scenario) if chosen and changes else None
+        return captures[chosen], scaling.Sizes(changes, because, drift)
 
     def _capture(self, path: str) -> Baseline:
         known, job = self._known(), self._other(path)

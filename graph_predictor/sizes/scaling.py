@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,6 +37,9 @@ from tracer.arrays import Bool, Float64, Int64
 from tracer.graph import OpKind
 from tracer.input_file import list_of
 from tracer.views import Argument
+
+if TYPE_CHECKING:
+    from graph_predictor.sizes.drift import Drift
 
 MOST_GROWTH = 1000
 """Times the recorded size, up or down: beyond it (``prediction.pricing.MOST_RATIO``) one recorded time says nothing."""
@@ -72,10 +75,12 @@ class Sizes:
     Attributes:
         changes: (name, old, new).
         because: a sentence on why this capture was scaled, for the notes.
+        drift: of the machine since the first capture, where another one is scaled.
     """
 
     changes: tuple[tuple[str, int, int], ...]
     because: str = ""
+    drift: Drift | None = None
 
     @property
     def growth(self) -> float:
@@ -118,7 +123,8 @@ class Sizes:
         if not self.changes:
             found = replace(scenario, sizes=OtherSizes(SizeRoute.AS_CAPTURED, ()))
             return found.with_note(self.because) if self.because else found
-        return scenario.shared.once("sizes", (scenario, self.changes, self.because), lambda: self._scaled(scenario))
+        return scenario.shared.once("sizes", (scenario, self.changes, self.because, self.drift), lambda: (
+            self._scaled(scenario) if self.drift is None else self.drift.taken_out(self._scaled(scenario))))
 
     def _scaled(self, scenario: Scenario) -> Scenario:
         scenario = scenario.claim("the sizes", f"--set {self.describe()}")

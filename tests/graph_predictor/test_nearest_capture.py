@@ -14,10 +14,13 @@ from typer.testing import CliRunner
 from foretrace.commands import app
 from foretrace.edits import ScaleHost, Sizes
 from graph_predictor.prediction.predictor import Baseline
+from graph_predictor.prediction.result import Prediction
 from graph_predictor.prediction.scenario import EditError
+from graph_predictor.request.study import Configuration, Study
 from graph_predictor.sizes.retrace import captured_sizes, nearest, parse_also, parse_sets
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.graph import ExecutionGraph
+from tracer.job import read_job
 
 A100 = {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "totalGlobalMem": 85 * 10**9, "numSms": 108}
 WIDTH = 1024
@@ -41,12 +44,12 @@ def on_gpu(folder: Path, batch: int, kernel_us: float, *, op: str = "aten::addmm
 
 
 def on_cpu(folder: Path, batch: int, product_us: float, unprofiled_us: float | None = None, *,
-           profiled: bool = False) -> Baseline:
-    """Steps on a CPU: a product that takes ``product_us``, and 100 µs of Python after it; one event a step."""
+           profiled: bool = False, python_us: float = 100) -> Baseline:
+    """Steps on a CPU: a product that takes ``product_us``, and ``python_us`` of Python after it; one event a step."""
     trace = Micro()
     for n in range(4):
-        at = 1000 + 2 * (product_us + 100) * n
-        trace.step(at, at + product_us + 100, n)
+        at = 1000 + 2 * (product_us + python_us) * n
+        trace.step(at, at + product_us + python_us, n)
         trace.op("aten::mm", at, at + product_us, **{
             "Input Dims": [[16 * batch, WIDTH], [WIDTH, WIDTH]], "Input type": ["float"] * 2})
     graph = trace.read(folder)
@@ -152,6 +155,24 @@ def test_the_command_scales_the_nearest_capture(tmp_path: Path) -> None:
     assert any("the one at batch=4096 is of that size and stands for it" in note for note in there["notes"])
     for wrong in (["--also", second, "--set", "batch=32:128"], ["--also", f"{second}:batch=64"]):
         assert CliRunner().invoke(app, ["predict", first, *wrong]).exit_code == 2
+
+
+@pytest.mark.parametrize(("slower", "apart"), [(1.5, 0.04), (1 / 1.5, 0.06)])
+def test_a_machine_that_drifts_between_two_captures_is_not_growth(tmp_path: Path, slower: float, apart: float) -> None:
+    """The Python that stays shows it: a capture of twice the batch on a slower machine predicts as on the first one."""
+    for name, batch, factor in (("a", 64, 1.0), ("quiet", 128, 2.0), ("slow", 128, 2.0 * slower)):
+        (tmp_path / name).mkdir()
+        on_cpu(tmp_path / name, batch, 10_000 * factor, python_us=5_000 * (factor / 2.0 if batch == 128 else 1.0))
+
+    def predicted(other: str) -> Prediction:
+        also = (f"{tmp_path / other / 'micro.json'}:batch=2048",)
+        study = Study(read_job(tmp_path / "a" / "micro.json"))
+        return study.predict(Configuration(sizes=("batch=1024:4096",), also=also))
+
+    quiet, slow = predicted("quiet"), predicted("slow")
+    assert abs(math.log(slow.step_time_us / quiet.step_time_us)) < apart
+    assert any(f"{'slower' if slower > 1 else 'quicker'} during that capture" in note for note in slow.notes)
+    assert not any("The machine was" in note for note in quiet.notes)
 
 
 # captures that are not of the sizes they are given
