@@ -12,6 +12,7 @@ import math
 import os
 import re
 import tokenize
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -47,7 +48,9 @@ def array_from(data: bytes) -> npt.NDArray[Any]:
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"an array is of the unknown format {version}")
         read: Any = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, kind = read(stream, max_header_size=_MOST_HEADER)
+        with warnings.catch_warnings():  # of headers of Python 2, which only damage makes of ours
+            warnings.simplefilter("ignore", UserWarning)
+            shape, fortran, kind = read(stream, max_header_size=_MOST_HEADER)
     except (SyntaxError, tokenize.TokenError, RecursionError, MemoryError, TypeError, LookupError,
             AttributeError) as error:
         raise ValueError(f"the header of an array is damaged ({type(error).__name__})") from None

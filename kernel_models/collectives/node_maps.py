@@ -136,7 +136,7 @@ def _read_table(text: str, name: str, device: DeviceSpec) -> NodeMap:
     links = []
     for place in gpus:
         cells = table.get(columns[place], [])
-        if len(cells) < len(gpus) or not all(_CELL.match(cell) for cell in cells):
+        if len(cells) <= max(gpus) or not all(_CELL.match(cell) for cell in cells):
             raise CommError(f"{name} has no whole row of {columns[place]}: give nvidia-smi topo -m as it was printed.")
         links.append([int(found.group(1) or 0) if (found := _CELL.match(cells[other])) else 0 for other in gpus])
     most = LINKS_OF_A_GPU.get(device.architecture, 0)

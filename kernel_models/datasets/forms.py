@@ -229,8 +229,9 @@ def _read_neusight(frame: pandas.DataFrame, path: Path) -> Iterator[Samples]:
     """
     known = frame[frame.OPName.isin({"bmm", "linear", "softmax", "ln", *_ONE_INPUT, *_TWO_INPUTS})]
     sizes = ["B", "H", "M", "N", "K"]
-    known = known.assign(**known[sizes].fillna(1))
-    check_sizes(known, sizes, path, least=0)
+    for name in sizes:
+        check_sizes(known[known[name].notna()], [name], path, least=0)
+    known = known.assign(**known[sizes].astype("float64").fillna(1))
     family = known.OPName.map(lambda op: op if op in ("softmax", "ln") else
                               "gemm" if op in ("bmm", "linear") else "elementwise")
     for (gpu, _), rows in known.groupby(["Device", family], sort=True):

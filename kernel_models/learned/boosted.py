@@ -19,6 +19,8 @@ REACH = 2.0
 """A size is covered up to this factor beyond those measured; past that the trees would repeat their last leaf."""
 SHORTEST_US = 0.1
 """No kernel is predicted shorter: chosen, a tenth of the shortest that tables have."""
+MOST_LOG = 50.0
+"""Nor is one e^50 times its baseline, which only damaged trees say."""
 LEAST_IN_BIN, MOST_BINS = 80, 12
 """Residuals of a bin, and bins of predicted times: chosen, for each quantile of a bin to lie among eight residuals or
 more."""
@@ -138,7 +140,7 @@ class BoostedModel:
         if self.neighbours is not None:
             near = self.neighbours.features(columns, lambda asked: gemm_baseline_us(asked, self.figures))
             features = np.hstack([features, near])
-        return np.maximum(baseline * np.exp(self.trees.predict(features)), SHORTEST_US)
+        return np.maximum(baseline * np.exp(np.minimum(self.trees.predict(features), MOST_LOG)), SHORTEST_US)
 
     def state(self) -> tuple[dict[str, Any], Arrays]:
         """Plain values and arrays; see ``from_state``."""

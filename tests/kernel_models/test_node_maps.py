@@ -76,7 +76,8 @@ def test_without_links_the_slot_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("", "is no map of a node"), ("GPU0\tGPU1\n", "no whole row of GPU0"), ("<system", "is no whole XML"),
+    ("", "is no map of a node"), ("GPU0\tGPU1\n", "no whole row of GPU0"),
+    ("GPU0\tNIC0\tGPU1\nGPU0\t X \tPIX\n", "no whole row of GPU0"), ("<system", "is no whole XML"),
     ("<system/>", "names no GPU"), ("<a>" * 100 + "</a>" * 100, "more than 64 levels"),
     ("<a/>" * 50_000, "more than 20,000 elements"), ("GPU0\t" * 2000 + "\n", "is no map of a node"),
     (nccl_xml(1, '<nvlink count="999999999" tclass="x"/>' * 20), "figures that no node has"),

@@ -150,6 +150,8 @@ def random_graphs(draw) -> ExecutionGraph:
                 if column.endswith("_ns"):
                     low, high = 0 if column == "duration_ns" else -graphs.MOST_NS, graphs.MOST_NS
                 values = random.integers(low, high, sizes[name], dtype=info.dtype, endpoint=True)
+                if column == "parent":  # nothing lies in itself
+                    values = np.minimum(values, np.arange(NONE, sizes[name] + NONE, dtype=info.dtype))
                 getattr(table, column)[:] = values if mode == "random" or not sizes[name] else values[0]
         setattr(graph, name, table)
     graph.meta = draw(st.builds(
@@ -308,6 +310,10 @@ def test_an_inconsistent_graph_is_not_saved(tmp_path) -> None:
     graph = _big_graph()
     graph.ops.name[0] = 99
     with pytest.raises(GraphFileError, match=r"ops\.name points to row 99"):
+        save_graph(graph, tmp_path / "g.foretrace")
+    graph = _big_graph()
+    graph.ops.parent[:2] = (1, 0)
+    with pytest.raises(GraphFileError, match="rows of ops lie in themselves"):
         save_graph(graph, tmp_path / "g.foretrace")
     assert list(tmp_path.iterdir()) == []
 

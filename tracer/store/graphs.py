@@ -6,7 +6,9 @@ import os
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from tracer.arrays import Int32
 from tracer.columns import MOST_RANKS, NONE
 from tracer.errors import GraphFileError, StepRegionError
 from tracer.graph import LEAST_STEP_NS, ExecutionGraph, Meta, Thread
@@ -235,7 +237,7 @@ def _check_meta(meta: Meta, label: str) -> None:
 
 
 def _check_references(graph: ExecutionGraph, label: str) -> None:
-    """Refuse a graph whose codes and row numbers point nowhere."""
+    """Refuse a graph whose codes and row numbers point nowhere, or whose rows lie in themselves."""
     sizes = {name: len(getattr(graph, name)) for name in ExecutionGraph.TABLES} | {"threads": len(graph.threads)}
     for name, kind in ExecutionGraph.TABLES.items():
         if not sizes[name]:
@@ -251,3 +253,14 @@ def _check_references(graph: ExecutionGraph, label: str) -> None:
                     f"{label}: column {name}.{column} points to row {low if low < NONE else high} of {limit}; "
                     "the file or the graph is damaged, so convert the traces again."
                 )
+        if "parent" in limits and _in_circles(table.parent):
+            raise GraphFileError(f"{label}: rows of {name} lie in themselves by their column parent; the file or the "
+                                 "graph is damaged, so convert the traces again.")
+
+
+def _in_circles(parent: Int32) -> bool:
+    """Whether a row has itself above it: it then has ancestors as far away as there are rows."""
+    above = parent.copy()
+    for _ in range(len(parent).bit_length()):  # twice as far each time
+        above = np.where(above < 0, NONE, above[above])
+    return bool((above >= 0).any())
