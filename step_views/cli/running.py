@@ -30,7 +30,7 @@ from typer.core import TyperGroup
 from tracer.errors import ForetraceError, reason_of
 from tracer.output_file import FULL
 
-PACKAGES = ("tracer", "kernel_models", "graph_predictor", "planner")
+PACKAGES = ("tracer", "kernel_models", "graph_predictor", "step_views", "planner")
 REGISTERING = ("kernel_models.families.", "kernel_models.heuristics.", "tracer.campaign.families.")
 """Modules below these register something when they run, and are never late."""
 LATE_IMPORTING = ("step_views.cli.", "planner.cli.", "graph_predictor.request.")

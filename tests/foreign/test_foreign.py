@@ -32,9 +32,10 @@ from edits import (
 from slowly import mostly_slow
 
 import tracer
-from graph_predictor import breakdown, replay
+from graph_predictor import replay
 from graph_predictor.edits.registry import OPTIONS
 from graph_predictor.request.study import Configuration, read_source
+from step_views import breakdown
 from step_views.cli.predict import predict as command
 from step_views.reports.inspection import inspect_job
 from tracer.graph import OpKind, Phase

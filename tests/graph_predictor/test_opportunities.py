@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_whatif_edits import BACKWARD, CHAIN, MATH, TRACES, Op, trace_of
 
-import graph_predictor
+import step_views
 from foretrace.commands import main
 from foretrace.edits import NoDataLoading, ScaleBandwidth
 from graph_predictor.synthesis.baseline import baseline_of
@@ -85,7 +85,7 @@ def test_what_both_steps_are_unsure_of_cancels(found: Opportunities) -> None:
 
 def test_a_captures_profiler_is_left_out() -> None:
     job = read_job(str(TRACES / "llama-cpu"))
-    result = graph_predictor.opportunities(job, top=3)
+    result = step_views.opportunities(job, top=3)
     assert result.baseline.step_time_us == baseline_of(job).predict().step_time_us
     assert result.baseline.step_time_us == pytest.approx(19_831, rel=0.01)
     assert "no GPU work" in dict(result.left_out)["CUDA graphs"]

@@ -278,7 +278,7 @@ def test_what_traces_a_script_takes_the_share_that_masks_select() -> None:
 
 def _refusals() -> Iterator[tuple[Path, str]]:
     """The texts of exceptions that the packages raise."""
-    for path in sorted(path for room in ("tracer", "kernel_models", "graph_predictor", "planner")
+    for path in sorted(path for room in ("tracer", "kernel_models", "graph_predictor", "step_views", "planner")
                        for path in (ROOT / room).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Raise) and node.exc is not None:

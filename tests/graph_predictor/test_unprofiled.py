@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 
 from foretrace.commands import app
 from foretrace.edits import NoDataLoading, ScaleHost, Sizes
-from graph_predictor import baseline_of, breakdown, replay
+from graph_predictor import baseline_of, replay
 from graph_predictor.prediction.predictor import Baseline
 from graph_predictor.simulation.build import build_program
+from step_views import breakdown
 from step_views.diff.jobs import diff_jobs
 from step_views.reports.ranks.times import recorded_times
 from tracer.errors import ForetraceError

@@ -37,7 +37,8 @@ from typer.testing import CliRunner
 
 import tracer
 from foretrace.commands import app
-from graph_predictor import breakdown, replay
+from graph_predictor import replay
+from step_views import breakdown
 from step_views.reports.inspection import inspect_job
 from tracer import workloads
 from tracer.errors import ForetraceError
