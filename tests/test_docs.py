@@ -16,7 +16,8 @@ PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "<!-- run" in p
 
 # What the others run, tests of captures, calibrations and ranks run; of a stale page ``make slow`` says so.
 @pytest.mark.parametrize("page", mostly_slow(
-    PAGES, {page.stem for page in PAGES} - {"first-capture", "calibrate", "slow-rank"}, [page.stem for page in PAGES]))
+    PAGES, {page.stem for page in PAGES} - {"first-capture", "calibrate", "slow-rank", "what-if"},
+    [page.stem for page in PAGES]))
 def test_a_page_shows_what_its_commands_print(page: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     # A short measurement shows what the page does, unless the machine is busy with something else: it gets more time.

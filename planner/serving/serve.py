@@ -255,7 +255,7 @@ class ServedModelRequest:
         return served_decoder(self.source, self.settings, self.preset).in_type(self.precision)
 
     def spec(self) -> DeviceSpec:
-        """Return the GPU, or the processor of one socket. Raises ``ServingError`` for a stand-in nobody measured."""
+        """Return the GPU, or the processor of one socket. Raises ``ServingError`` for the stand-in of any processor."""
         spec = find_device(self.device)
         if spec.vendor == "host" and spec.placeholder and self.profile is None:
             raise ServingError(f"{spec.name} stands for any processor and has no figures of its own; name one "

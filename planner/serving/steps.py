@@ -177,7 +177,7 @@ class ServingModel:
 
     @property
     def wider(self) -> float:
-        """How many times as far off as a GPU's a step may be: of a processor that nobody has measured, more."""
+        """How many times as far off as a GPU's a step may be: more of a processor without measurements."""
         if self.device.vendor != "host" or self.models is not None:
             return 1.0
         own = self.shape.dtype == "fp32" or self.shape.dtype in self.device.matrix_tflops

@@ -41,7 +41,8 @@ from step_views.reports.inspection import inspect_job
 from tracer.graph import OpKind, Phase
 
 NAMES = [each.name for each in CATALOGUE]
-EACH = mostly_slow(NAMES, {each.name for each in CATALOGUE if not each.needs} - {"gru_forecast", "mixer_accumulation"})
+EACH = mostly_slow(NAMES, {each.name for each in CATALOGUE if not each.needs} - {
+    "compiled_mlp", "gru_forecast", "mixer_accumulation"})
 """The quick tests capture programs of PyTorch alone: to import the frameworks takes longer than to run all of these. Of
 frameworks those of the hooks are quick (``tests/tracer/test_hooks.py``)."""
 CLOSES = 0.01

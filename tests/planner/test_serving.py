@@ -377,7 +377,7 @@ def test_sockets_are_ranks_whose_memory_decides_how_quickly_they_decode(tmp_path
     assert found.decode.low < 140_000 < found.decode.high < 2 * found.decode.low
     assert found.decode.us > found.cache.weights / 358.4e3
     assert any("socket" in note for note in found.notes)
-    # 16 bits without units for them are emulated: nobody knows how quickly.
+    # 16 bits without units for them are emulated: at an unknown rate.
     other = serve("llama-3.1-8b", device="i9-10940x").decode
     assert other.high > 10 * other.low
 

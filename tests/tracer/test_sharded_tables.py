@@ -184,6 +184,7 @@ def test_a_captured_sharding_anchors_others(captured: Path) -> None:
     assert own.phases["host"] == step.host
 
 
+@pytest.mark.slow
 def test_eight_ranks_by_shapes_have_a_class_for_each_share() -> None:
     from tracer.lookup_data.noted import find_lookups
     from tracer.shape_only import trace_job
