@@ -191,7 +191,11 @@ class Journal:
         lines = whole.splitlines()
         if not lines:
             self._file.truncate(0)
-            self._write(msgspec.json.encode({"foretrace_sweep": FORMAT, "about": self._about}) + b"\n")
+            try:
+                head = msgspec.json.encode({"foretrace_sweep": FORMAT, "about": self._about})
+            except UnicodeEncodeError:
+                raise SweepError("An option of this sweep is not valid UTF-8; write it in characters.") from None
+            self._write(head + b"\n")
             return
         self._check(_decoded(lines[0]))
         damaged = []
