@@ -12,7 +12,7 @@ from step_views.diff.causes import Aligned, Causes, CauseTimes, Ratio, add_cause
 from step_views.diff.changes import place_changes
 from step_views.diff.places import Places, find_places, hunk_causes
 from step_views.diff.result import Difference, DifferenceKind
-from step_views.diff.step_times import RESOURCES, RankSteps
+from step_views.diff.step_times import AT_ONCE, RESOURCES, RankSteps
 from step_views.diff.step_tree import StepTree, Vocabulary, align_trees
 from step_views.reports.breakdown import replayed_steps
 from tracer.arrays import Bool, Int64
@@ -24,9 +24,6 @@ LEAST_ALIGNED = 0.5
 """Programs that share less than this of their operations (in order, by name) are different ones: one model with twice
 the layers still shares two thirds; of the pairs of unlike traces tried, small BERT and DLRM steps share most, 46%,
 through their loaders and optimizers."""
-
-_AT_ONCE = 1 << 16
-"""Times of places that are put in order together."""
 
 
 def diff_jobs(a: Job, b: Job, *, step: str | None = None, step_b: str | None = None,
@@ -210,8 +207,8 @@ class _Side:
         own.sort(axis=0)
         middle = (len(asked) - 1) // 2
         steady_path = np.zeros_like(path[0])
-        for entry in range(0, len(steady_path), _AT_ONCE):
-            some = slice(entry, entry + _AT_ONCE)
+        for entry in range(0, len(steady_path), AT_ONCE):
+            some = slice(entry, entry + AT_ONCE)
             steady_path[some] = np.partition(path[:, some], middle, axis=0)[middle]
         steady_own = np.maximum(own[middle], steady_path)
         path -= steady_path

@@ -41,8 +41,8 @@ _OF_KERNEL = {
     KernelKind.COLLECTIVE: Resource.COMMUNICATION,
 }
 RESOURCES = len(Resource)
-_AT_ONCE = 1 << 16
-"""Intervals of a thread's time that are looked up together: of millions, the steps between would take gigabytes."""
+AT_ONCE = 1 << 16
+"""Intervals that are looked up, or times put in order, together: of millions, tables between would take gigabytes."""
 
 
 class RankSteps:
@@ -187,8 +187,8 @@ class RankSteps:
         aligned = np.append(next_aligned(tree, place, places.end), places.end)
         place = np.append(place, NONE)
         resource, where = np.empty((2, len(cover.op)), np.int64)
-        for first in range(0, len(cover.op), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
+        for first in range(0, len(cover.op), AT_ONCE):
+            some = slice(first, first + AT_ONCE)
             owner = node_of[cover.op[some]]
             mine = np.where(owner >= 0, owner + threads, cover.thread[some])
             at = np.searchsorted(key, mine * span + cover.start_ns[some] - low)
