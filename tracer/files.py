@@ -16,7 +16,7 @@ from tracer.errors import TraceError
 from tracer.input_file import open_anywhere, why_unopened
 from tracer.lazy import fsspec
 
-_SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace", ".sqlite")
+SUFFIXES = (".json", ".json.gz", ".foretrace", ".pt.trace.gz", ".trace.gz", ".trace", ".sqlite")
 _HEAD_BYTES = 1 << 16  # chosen: the fields that tell kinds of files apart come first
 _GLOB = re.compile(r"[*?\[]")
 
@@ -77,13 +77,13 @@ def _expand(path: str) -> tuple[list[str], bool]:
     try:
         if system.isdir(local):
             entries = [e if isinstance(e, str) else e["name"] for e in system.ls(local, detail=False)]
-            members = sorted(e for e in entries if e.endswith(_SUFFIXES) and not os.path.basename(e).startswith(".")
+            members = sorted(e for e in entries if e.endswith(SUFFIXES) and not os.path.basename(e).startswith(".")
                              and (remote or os.path.isfile(e) or os.path.islink(e))
                              and os.path.basename(e) not in SIDE_FILES)
             if not members:
                 deeper = [e for e in entries if system.isdir(e)]
                 hint = f"it has {len(deeper)} subdirectories; name one of them" if deeper else "check the path"
-                raise TraceError(f"The directory {path} holds no trace file ({', '.join(_SUFFIXES[:3])}); {hint}.")
+                raise TraceError(f"The directory {path} holds no trace file ({', '.join(SUFFIXES[:3])}); {hint}.")
         elif _GLOB.search(local) and not system.exists(local):
             members = sorted(system.glob(local))
             if not members:
@@ -108,6 +108,16 @@ class _Local:
 
 
 def _look_at(path: str, named: bool) -> FoundFile:
+    stored, head, size = first_bytes(path)
+    return FoundFile(path, kind_of(path, stored, head), size, named)
+
+
+def first_bytes(path: str) -> tuple[bytes, bytes, int]:
+    """Return a file's first bytes, the same unpacked (empty where they cannot be), and its size.
+
+    Raises:
+        TraceError: it cannot be opened or read.
+    """
     try:
         handle, size = open_anywhere(path)
         with handle:
@@ -120,10 +130,11 @@ def _look_at(path: str, named: bool) -> FoundFile:
             head = zlib.decompressobj(wbits=31).decompress(stored, _HEAD_BYTES)
         except zlib.error:
             head = b""
-    return FoundFile(path, _kind(path, stored, head), size or len(stored), named)
+    return stored, head, size or len(stored)
 
 
-def _kind(path: str, stored: bytes, head: bytes) -> FileKind:
+def kind_of(path: str, stored: bytes, head: bytes) -> FileKind:
+    """Return a file's kind by its name and ``first_bytes``; what is nothing else is taken for a profiler's trace."""
     if path.endswith(".foretrace") or stored.startswith(b"PK\x03\x04"):
         return FileKind.GRAPH
     if execution_trace.is_execution_trace(head):
