@@ -24,6 +24,7 @@ COMMANDS = {name: LazyCommand(f"{'planner' if name in PLANS else 'step_views'}.c
         ("diff", "diff", "Show what makes B's step take longer, or shorter, than A's.", None),
         ("ranks", "ranks",
          "Compare the ranks of a job: waiting, stragglers, bubbles, and the path across them.", None),
+        ("survey", "survey", "Survey the recordings of many jobs into one table, and show what it says of them.", None),
         ("overheads", "overheads", "Show what the host costs each step, by kind (T1 to T5), without waiting.", None),
     ),
     "Predict what was not": (

@@ -129,19 +129,20 @@ def candidates() -> list[CandidateEdit]:
 
 
 def opportunities(source: Baseline | Job | ExecutionGraph | Sequence[ExecutionGraph], *, top: int = 10,
-                  edits: Sequence[Edit] = ()) -> Opportunities:
+                  edits: Sequence[Edit] = (), evidence: bool = False) -> Opportunities:
     """The changes that would save most, each by itself.
 
     Args:
         source: a prepared baseline, or what to make one of.
         top: how many to keep.
         edits: changes that are made in any case.
+        evidence: say of the step as it is what each resource would save that takes no time.
 
     Raises:
         ForetraceError: there is nothing to predict from, or one of ``edits`` cannot be done.
     """
     baseline = source if isinstance(source, Baseline) else baseline_of(source)
-    before = baseline.predict(edits)
+    before = baseline.predict(edits, evidence=evidence)
     if before.step_time_us <= 0:
         raise ForetraceError("The step takes no time, so that nothing can be saved of it; choose another with --step.")
     found: list[Opportunity] = []
