@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,16 +11,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from graph_predictor.figures import count, percent
-from step_views.cli.console import Report, print_json
+from graph_predictor.figures import count, milliseconds, percent
+from step_views.cli.console import Column, Report, print_json
 from step_views.cli.options import Json, StepRegion, in_one_sentence, shared
 from step_views.cli.running import tell
+from step_views.survey import fleet as survey_fleet
 from step_views.survey import run as survey_run
 from tracer.errors import ForetraceError
 from tracer.lazy import rich_console, rich_progress
 
 LEAST_READ = 0.9
-_SHOWN = 20  # chosen: a screen
 
 
 class SurveyCommands(TyperGroup):
@@ -110,3 +111,67 @@ def _progress() -> Iterator[Callable[..., None]]:
                                 auto_refresh=False) as bar:
         task = bar.add_task("Surveying", total=None)
         yield lambda done, total, _: bar.update(task, completed=done, total=total, refresh=True)
+
+
+@survey.command("show")
+@in_one_sentence
+def show(
+    table: Annotated[str, typer.Argument(metavar="DIR", help="What foretrace survey wrote.")],
+    against: Annotated[str | None, typer.Option(
+        metavar="OLDER", help="An earlier survey: which programs are slower now, and by what.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(
+        metavar="TAG", help="Only jobs with this tag (repeatable: with all of them).")] = None,
+    top: Annotated[int | None, shared("--top", "by default 3 jobs for each cause", least=1)] = None,
+    json: Json = False,
+) -> None:
+    """Show what a survey says: distributions, the jobs that lose most by cause, and what got slower.
+
+    Only the table is read. A program is compared with the same one of the older survey, by its operations.
+    """
+    found = survey_fleet.fleet(table, against=against, tags=tag or (), top=top or 3)
+    if json:
+        print_json(found.to_json())
+        return
+    report = Report()
+    within = _common([*(one.job for one in found.worst), *(one.job for one in found.slower)])
+    report.line(f"{count(found.jobs)} jobs: {count(found.predicted)} predicted, {count(found.unreadable)} could not be "
+                f"read.{f' Jobs below are in {within}' if within else ''}")
+    report.table("Distribution over the jobs",
+                 [Column("quantity", name=True), Column("jobs"), Column("p10"), Column("median"), Column("p90"),
+                  Column("unit", name=True)],
+                 ([one.quantity, count(one.jobs), f"{one.p10:,.1f}", f"{one.median:,.1f}", f"{one.p90:,.1f}", one.unit]
+                  for one in found.distributions))
+    report.table("GPU time lost, by cause (an hour in which every job runs)",
+                 [Column("cause", name=True), Column("GPU-s\nlost"), Column("of all\nGPU time"),
+                  Column("jobs that lose\nmost to it")],
+                 ([one.cause, count(round(one.gpu_s_an_hour)), percent(one.share), count(one.jobs)]
+                  for one in found.lost))
+    for cause in dict.fromkeys(one.cause for one in found.worst):
+        report.table(f"Jobs that lose most to {cause}",
+                     [Column("job", name=True, path=True), Column("GPU-s\nan hour"), Column("of its\nstep"),
+                      Column("what would save most", name=True), Column("saves ms"), Column("80% between")],
+                     ([one.job[len(within):], count(round(one.gpu_s_an_hour)), percent(one.share), one.change or "–",
+                       _ms(one.gain_us), f"{_ms(one.low_us)} … {_ms(one.high_us)}"]
+                      for one in found.worst if one.cause == cause))
+    report.table(f"Slower than in {against}",
+                 [Column("job", name=True, path=True), Column("runs"), Column("before\nms"), Column("now\nms"),
+                  Column("change"), Column("90% between"), Column("what grew most", name=True),
+                  Column("GPU-s lost\nan hour")],
+                 ([one.job[len(within):], f"{one.runs_before}, {one.runs_after}", _ms(one.before_us), _ms(one.after_us),
+                   percent(one.change), f"{percent(one.low)} … {percent(one.high)}", one.cause,
+                   count(round(one.gpu_s_an_hour))] for one in found.slower))
+    if found.compared is not None:
+        report.line()
+        report.line(f"{count(len(found.slower))} of {count(found.compared)} programs of both surveys are slower than "
+                    f"{against} has them.")
+    report.notes(found.notes)
+
+
+def _common(jobs: list[str]) -> str:
+    """Return the directory that all jobs are in, with its slash; empty where there is none."""
+    folder = os.path.commonprefix(jobs).rpartition("/")[0]
+    return f"{folder}/" if folder and len(set(jobs)) > 1 else ""
+
+
+def _ms(us: float | None) -> str:
+    return "–" if us is None else milliseconds(us * 1e3)

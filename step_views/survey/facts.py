@@ -19,7 +19,7 @@ from graph_predictor.simulation.program import Bound
 from graph_predictor.synthesis.baseline import baseline_of
 from step_views.check.measure import operations
 from step_views.reports.inspection import Inspection, inspect_job
-from step_views.reports.opportunities import opportunities
+from step_views.reports.opportunities import candidates, opportunities
 from step_views.survey.discovery import FoundJob
 from tracer.device_memory import memory_timeline
 from tracer.errors import ForetraceError, TraceError, reason_of
@@ -29,6 +29,8 @@ from tracer.versions import installed_version
 
 BEST = 5
 """Changes that are kept of each job."""
+LOADING = "no data loading"
+"""The change that says what loading costs: a loader in the step's own thread is host time on the critical path."""
 MOST_TEXT = 1000
 """Characters of the sentences in one column."""
 _EPOCH_NS = 10**17  # smaller times are not on the epoch's clock
@@ -108,17 +110,17 @@ def _of_job(job: Job, found: FoundJob) -> JobRows:
     counts = operations(job)
     row |= {"program": _program(counts, row), **_codes(counts)}
     try:
-        best = opportunities(baseline_of(job), top=BEST, evidence=True)
+        tried = opportunities(baseline_of(job), top=len(candidates()), evidence=True)
     except ForetraceError as error:
         return JobRows({**row, "not_predicted": _text([str(error)])})
-    step = best.baseline
-    name, key = row["job"], row["key"]
-    return JobRows({**row, **_predicted(step)}, [
+    step, name, key = tried.baseline, row["job"], row["key"]
+    loading = max((one.gain_us for one in tried.found if one.name == LOADING), default=0.0)
+    return JobRows({**row, **_predicted(step), "saves_loading_us": loading}, [
         {"job": name, "key": key, "family": family, "time_us": us, "share": us / max(step.step_time_us, 1e-9)}
         for family, us in step.families_us.items()], [
         {"job": name, "key": key, "place": place, "change": one.name, "option": one.option, "is_bound": one.bound,
          "gain_us": one.gain_us, "low_us": one.interval_us[0], "high_us": one.interval_us[1], "share": one.gain,
-         "then_decides": one.decides} for place, one in enumerate(best.found)])
+         "then_decides": one.decides} for place, one in enumerate(tried.found[:BEST])])
 
 
 def _lengths(graphs: Sequence[ExecutionGraph]) -> list[int]:
