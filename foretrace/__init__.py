@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from step_views.reports.breakdown import breakdown
     from step_views.reports.opportunities import opportunities
     from step_views.reports.timeline import write_timeline
+    from step_views.survey.fleet import fleet
+    from step_views.survey.run import survey
     from tracer import hooks
     from tracer.capture import capture
     from tracer.device_memory import memory_timeline
@@ -55,6 +57,7 @@ _HOMES = {
     "edits": "foretrace.edits:",
     "export": "step_views.exports.export",
     "fit_batch": "graph_predictor.request.program_memory",
+    "fleet": "step_views.survey.fleet",
     "handler": "tracer.hooks",
     "hooks": "foretrace.hooks:",
     "log": "step_views.exports.tables",
@@ -72,15 +75,16 @@ _HOMES = {
     "shard": "planner.sharding.planning",
     "snapshot_timeline": "tracer.memory_snapshot",
     "step_predictor": "planner.serving.step_predictor",
+    "survey": "step_views.survey.run",
     "trace": "tracer.shape_only:trace_step",
     "write_timeline": "step_views.reports.timeline",
 }
 
 __all__ = [
     "ForetraceError", "baseline_of", "breakdown", "capture", "check", "comm_study", "diff", "edits", "export",
-    "fit_batch", "handler", "hooks", "log", "memory_timeline", "opportunities", "plan", "predict", "price_layer",
-    "read", "replay", "retraced", "serve", "serve_search", "shapes", "shard", "snapshot_timeline",
-    "step_predictor", "trace", "write_timeline",
+    "fit_batch", "fleet", "handler", "hooks", "log", "memory_timeline", "opportunities", "plan", "predict",
+    "price_layer", "read", "replay", "retraced", "serve", "serve_search", "shapes", "shard", "snapshot_timeline",
+    "step_predictor", "survey", "trace", "write_timeline",
 ]
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)
