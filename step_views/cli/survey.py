@@ -66,7 +66,7 @@ def run_survey(
         found = survey_run.survey(list(_listed(paths)), out, workers=_workers(workers), tags=tag or (),
                                   step_region=step_region, progress=progress)
     for text in found.left_out:
-        tell(f"Left out: {text}")
+        tell(text)
     for name, why in found.unreadable:
         tell(f"Not read: {name}{': ' if why else ''}{why.removeprefix(f'{name}: ')}")
     if json:

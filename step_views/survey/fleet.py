@@ -29,7 +29,7 @@ LOST = [bound.label for bound in Bound if bound is not Bound.COMPUTE]
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class FleetQuantiles:
     """A quantity over the jobs that have it."""
 
     quantity: str
@@ -81,7 +81,7 @@ class Fleet(Shown):
     jobs: int
     predicted: int
     unreadable: int
-    distributions: list[Distribution]
+    distributions: list[FleetQuantiles]
     lost: list[LostTime]
     worst: list[LosingJob]
     slower: list[Regression] = field(default_factory=list)
@@ -138,7 +138,7 @@ def fleet(table: str | os.PathLike[str], *, against: str | os.PathLike[str] | No
     return found
 
 
-def _distributions(rows: Sequence[Mapping[str, Any]]) -> list[Distribution]:
+def _distributions(rows: Sequence[Mapping[str, Any]]) -> list[FleetQuantiles]:
     """Return quantiles over the jobs."""
     def share(*columns: str) -> list[float]:
         return [100 * sum(row[column] or 0.0 for column in columns) / row["step_time_us"] for row in rows]
@@ -157,7 +157,7 @@ def _distributions(rows: Sequence[Mapping[str, Any]]) -> list[Distribution]:
         ("peak memory", "GB"): [row["peak_memory_bytes"] / 1e9 for row in rows if row["peak_memory_bytes"]],
         ("ranks", ""): [float(row["world_size"]) for row in rows],
     }
-    return [Distribution(*name, len(own), *map(float, np.quantile(own, (0.1, 0.5, 0.9))))
+    return [FleetQuantiles(*name, len(own), *map(float, np.quantile(own, (0.1, 0.5, 0.9))))
             for name, own in values.items() if own]
 
 
