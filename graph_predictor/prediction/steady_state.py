@@ -188,7 +188,7 @@ def slowed(times: KernelTimes, change: Float64, contention: Contention) -> Kerne
     time changes by the slow-down that the recording's own instances show (``comm.contention``) times the change of its
     share. Shares follow from times and times from shares, so that both are found in turn.
     """
-    touched = np.abs(change) > TOLD
+    touched = (np.abs(change) > TOLD) & (times.ns > 0)
     wide, ns = CONTENTION * np.abs(change), times.ns * np.exp(change)
     notes = list(times.notes)
     if touched.any():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from foretrace.edits import TakeOutProfiler
 from graph_predictor.comm.contention import Overlapping, OverlappingKernels, contention, fitted
 from graph_predictor.edits.overlap import HideCollectives
 from graph_predictor.edits.scale import ScaleHost
+from graph_predictor.prediction.pricing import KernelTimes
+from graph_predictor.prediction.steady_state import slowed
 from graph_predictor.simulation.build import build_program
 from graph_predictor.synthesis.baseline import baseline_of
 from tracer.arrays import Bool, Float64, Int64
@@ -34,6 +37,14 @@ def planted(transfer: float, waiting: float, kernels: int = 8) -> tuple[Int64, B
     of = np.array(shares)
     own = np.ones(len(names), np.bool_)
     return np.array(names), own, np.array(logs), Overlapping(of[:, 0], of[:, 1], np.zeros(len(names))), own
+
+
+def test_kernels_that_take_no_time_are_not_slowed_down() -> None:
+    """Of collectives that an edit makes free a note said that they take nan% more."""
+    times = KernelTimes(np.array([0.0, 0.0]), np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2), np.zeros(2), ())
+    assert slowed(times, np.array([0.2, 0.0]), fitted(*planted(1.5, 1.1))).notes == ()
+    some = slowed(replace(times, ns=np.array([0.0, 9.0])), np.array([0.2, 0.2]), fitted(*planted(1.5, 1.1)))
+    assert "1 of them take +22.1%" in some.notes[0]
 
 
 def test_planted_slow_downs_are_found() -> None:
