@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,7 +113,7 @@ def intervals(files: Sequence[Path], planted: Planted) -> list[tuple[float, floa
             else:
                 joined.append([start, end])
         if planted.gaps:
-            joined = [[a[1], b[0]] for a, b in zip(joined, joined[1:], strict=False)]
+            joined = [[a[1], b[0]] for a, b in pairwise(joined)]
         per_rank.append([(a, b) for a, b in joined if b > a])
     found = per_rank[0]
     for other in per_rank[1:]:

@@ -169,7 +169,7 @@ def show(
 
 def _common(jobs: list[str]) -> str:
     """Return the directory that all jobs are in, with its slash; empty where there is none."""
-    folder = os.path.commonprefix(jobs).rpartition("/")[0]
+    folder = os.path.commonprefix(jobs).rpartition("/")[0]  # noqa: RUF071 -- cut at a slash, and of URLs too
     return f"{folder}/" if folder and len(set(jobs)) > 1 else ""
 
 
