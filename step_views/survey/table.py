@@ -167,8 +167,11 @@ class SurveyTable:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let others write."""
-        self._lock.release()
+        """Write what waits, of a run that was interrupted too, and let others write."""
+        try:
+            self.flush()
+        finally:
+            self._lock.release()
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return ``job``, ``key`` and ``error`` of the jobs that the table has."""

@@ -41,7 +41,8 @@ def planted(transfer: float, waiting: float, kernels: int = 8) -> tuple[Int64, B
 
 def test_kernels_that_take_no_time_are_not_slowed_down() -> None:
     """Of collectives that an edit makes free a note said that they take nan% more."""
-    times = KernelTimes(np.array([0.0, 0.0]), np.zeros(2, np.int64), np.zeros(2, np.int64), np.zeros(2), np.zeros(2), ())
+    whole, none = np.zeros(2, np.int64), np.zeros(2)
+    times = KernelTimes(none, whole, whole, none, none, ())
     assert slowed(times, np.array([0.2, 0.0]), fitted(*planted(1.5, 1.1))).notes == ()
     some = slowed(replace(times, ns=np.array([0.0, 9.0])), np.array([0.2, 0.2]), fitted(*planted(1.5, 1.1)))
     assert "1 of them take +22.1%" in some.notes[0]

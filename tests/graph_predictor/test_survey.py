@@ -206,3 +206,17 @@ def test_the_exit_code_says_how_much_was_read(tmp_path: Path, run: Run, monkeypa
     assert ran.code == 0 and json.loads(ran.out)["unchanged"] == 1
     assert run("survey", bad, "-o", tmp_path / "none").code == 2
     assert run("survey", tmp_path / "nothing", "-o", tmp_path / "none").code == 2
+
+
+def test_an_interrupted_survey_keeps_what_was_read(tmp_path: Path) -> None:
+    for name in "abc":
+        write(tmp_path / "runs" / f"{name}.json", CHAIN[0])
+
+    def interrupt(done: int, total: int, rows: Any) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        survey(tmp_path / "runs", tmp_path / "out", workers=1, progress=interrupt)
+    assert len(read_tables(tmp_path / "out")["jobs"]) == 2
+    assert survey(tmp_path / "runs", tmp_path / "out", workers=1).unchanged == 2
