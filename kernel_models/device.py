@@ -22,8 +22,10 @@ from kernel_models.device_figures import FIGURES, check_texts, figures_in
 from kernel_models.sourced_figures import number_of, shown
 from tracer.errors import ForetraceError, cut_text
 from tracer.input_file import DecodeError, from_toml, read_input, why_unopened
-from tracer.shape_only.devices import FOLDER, device_names
+from tracer.shape_only.devices import FOLDER, TracedDevice, device_names
 
+OWN = ".toml"
+"""A name with this ending is a file, in the format of ``tracer/devices``."""
 MEMORY_TOLERANCE = 0.12
 """A device reports 1 to 9% less memory than is sold (ECC, reserved parts, GB read as GiB), or up to 8% more."""
 _PUNCTUATION = bytes(set(range(256)) - set(b"abcdefghijklmnopqrstuvwxyz0123456789"))
@@ -534,3 +536,43 @@ def _near(name: str) -> str:
     close = difflib.get_close_matches(_plain(name), list(spelled), n=8, cutoff=0.5)
     near = list(dict.fromkeys(spelled[c] for c in close))
     return f"did you mean {' or '.join(near[:3])}?" if near else f"known devices: {', '.join(names)}."
+
+
+def find_device(name: str) -> DeviceSpec:
+    """The device of a name.
+
+    Args:
+        name: ours, one that drivers report, or a TOML file of one's own.
+
+    Raises:
+        DeviceError: no device goes by it, or the file is not complete; the error says what is missing.
+    """
+    if name.lower().endswith(OWN):
+        spec = read_device(Path(name))
+        if spec.name in device_names() and spec != device(spec.name):
+            raise DeviceError(f"{name} calls its device {spec.name}, which is the name of a known one with other "
+                              "figures; give it a name of its own.")
+        return spec
+    try:
+        return device(name)
+    except DeviceError:
+        return resolve_device(name)
+
+
+def shape_device(spec: DeviceSpec) -> TracedDevice:
+    """Return what a step is traced for by shapes, of a device's figures."""
+    return TracedDevice.of(spec.name, spec.vendor, spec.compute_capability, spec.reported_names, spec.memory_gb,
+                           spec.sm_count)
+
+
+def scaled_device(spec: DeviceSpec, *, clock: float = 1.0, bandwidth: float = 1.0, memory: float = 1.0,
+                  power: float = 1.0) -> DeviceSpec:
+    """Return the device with figures times factors, each with the factor in its source; itself where all are 1.
+
+    All peak rates follow the clock; caches, launches and what the board's power feeds do not.
+    """
+    if clock == bandwidth == memory == power == 1.0:
+        return spec
+    return scaled(spec, {
+        "compute.boost_clock_mhz": clock, "matrix_tflops": clock, "vector_tflops": clock,
+        "memory.bandwidth_gbps": bandwidth, "memory.capacity_gb": memory, "compute.power_w": power})

@@ -47,7 +47,7 @@ from graph_predictor.synthesis.baseline import baseline_of
 from kernel_models import profile as fitted_profile
 from kernel_models.collectives.price import CollectiveModel, topology_of
 from kernel_models.collectives.topology import Topology, find_topology
-from kernel_models.device_choice import find_device, shape_device
+from kernel_models.device import find_device, shape_device
 from kernel_models.host.model import HostModel, host_names, is_host_file
 from tracer import shape_only
 from tracer.capture_layout import are_unlike_clocks

@@ -25,8 +25,7 @@ from kernel_models.collectives.call import (
     dtype_name,
 )
 from kernel_models.collectives.topology import Topology
-from kernel_models.device import DeviceError, DeviceSpec, device, resolve_device
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceError, DeviceSpec, device, find_device, resolve_device
 from tracer.arrays import Bool, Float64, Int64
 from tracer.columns import MOST_RANKS
 from tracer.errors import listed

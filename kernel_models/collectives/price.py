@@ -52,8 +52,7 @@ from kernel_models.collectives.datasheet import CHANNELS, Algorithm, DatasheetMo
 from kernel_models.collectives.profile import DEFAULT_BACKEND, CommProfile
 from kernel_models.collectives.topology import NodeType, Topology, node_names, node_type
 from kernel_models.collectives.topology import find_topology as find_topology
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceSpec, find_device
 from kernel_models.spreads import RING_COLLECTIVES
 from tracer.arrays import Bool, Float64, Int64
 from tracer.parallel_plan import PlanError

@@ -17,7 +17,8 @@ import typer
 from graph_predictor.comm import traffic
 from graph_predictor.figures import percent
 from graph_predictor.request import memory_fit
-from kernel_models import device_choice, op_call
+from kernel_models import device as known_devices
+from kernel_models import op_call
 from planner.cli import plan_causes
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
 from planner.parallel import compared, explained, exploration, layer_costs, page, planning, search
@@ -145,7 +146,7 @@ def plan(
         with working("Tracing and pricing"):
             request = replace(
                 request, device=case.device, topology=case.topology, technology=case.technology, measured=runs,
-                profile=profile_of(profile, device_choice.find_device(case.device)), comm_profile=comm_profile,
+                profile=profile_of(profile, known_devices.find_device(case.device)), comm_profile=comm_profile,
                 comm_choices=comm_choices)
             both = None if compare is None else compared.compare(compare, request)
             one = None if measured is None else _explained(request, measured)
@@ -172,7 +173,7 @@ def plan(
             raise typer.Exit(1)
         return
     with working("Tracing and pricing"):
-        spec = device_choice.find_device(case.device)
+        spec = known_devices.find_device(case.device)
         known = profile_of(profile, spec)
         request = replace(request, device=case.device, topology=case.topology, technology=case.technology,
                           pieces=layer_costs.LayerCosts(case.technology.device(spec), known, profile=request.runs),

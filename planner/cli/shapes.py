@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 from graph_predictor.figures import percent, signed_percent
-from kernel_models import device_choice, op_call
+from kernel_models import device as known_devices
+from kernel_models import op_call
 from kernel_models.heuristics import shape_terms
 from planner.cli.options import DecoderSource, Profiles, TrainedPreset
 from planner.cli.plan import heads_text
@@ -46,7 +47,7 @@ def shapes(
     with working("Tracing and pricing"):
         found = parallel_shapes.shapes(source, device=device, settings=assignments or (), preset=preset,
                                        parallel=parallel,
-                                       profile=profile_of(profile, device_choice.find_device(device)))
+                                       profile=profile_of(profile, known_devices.find_device(device)))
     if json:
         print_json(_plain(found, top))
     else:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernel_models.device import DeviceSpec
-from kernel_models.device_choice import find_device
+from kernel_models.device import DeviceSpec, find_device
 from kernel_models.heuristics.shape_terms import TERMS, arithmetic_share, shape_terms
 from kernel_models.op_call import OpCall
 from kernel_models.pricing import LIMITED, sustained_tflops

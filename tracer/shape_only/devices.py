@@ -60,7 +60,7 @@ def device_names() -> list[str]:
 
 
 def traced_device(name: str | TracedDevice) -> TracedDevice:
-    """What a step is traced for on a device of ours; others come from ``kernel_models.device_choice.find_device``.
+    """What a step is traced for on a device of ours; others come from ``kernel_models.device.find_device``.
     Raises ``ShapeOnlyError``: there is none of that name."""
     if isinstance(name, TracedDevice):
         return name
