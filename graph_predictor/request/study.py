@@ -190,7 +190,7 @@ class Study:
 
     Args:
         job: recorded, or traced by shapes; None for ``code`` as it is, which is traced when that is asked for.
-        step: the step to repeat, by name or number; by default the last ones alike.
+        step: the step to repeat, by name or number, or a range of numbers; by default the last equal ones.
         recorded_on: the device it was recorded on, if the trace does not say.
         profiles: fitted models of devices.
         code: of a job traced by shapes, the SCRIPT.py:FUNCTION it was traced from.
@@ -202,7 +202,7 @@ class Study:
         ForetraceError: there is nothing to predict from.
     """
 
-    def __init__(self, job: Job | None, step: str | int | None = None, *, recorded_on: DeviceSpec | None = None,
+    def __init__(self, job: Job | None, step: str | int | range | None = None, *, recorded_on: DeviceSpec | None = None,
                  profiles: Sequence[DeviceProfile] = (), code: str | None = None,
                  device: str | None = None, read: Callable[[list[str]], Job] = read_job,
                  profiled: bool = False) -> None:
