@@ -28,5 +28,6 @@ def test_a_page_is_read_without_its_code_and_tables(tmp_path: Path, text: str, r
 
 def test_docstrings_and_help_of_python_are_read(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
-    module.write_text('"""Nobody reads it."""\nx = "told"\nf(help="What is told.")\n', encoding="utf-8")
+    module.write_text('"""Nobody reads it."""\nx = "told"\nf(help="What is told.")\n'
+                      f'"""Args:\n    one: {"many " * 20}\n    two, three: {"many " * 20}"""\n', encoding="utf-8")
     assert [(found.line, found.rule) for found in plain_words.all_findings(module)] == [(1, "'Nobody'"), (3, "'told'")]
