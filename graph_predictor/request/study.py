@@ -273,8 +273,14 @@ class Study:
         return wanted.with_values(sizes=others, edits={**wanted.edits, "indices": f"{LAW}{laws[0].rpartition(':')[2]}"})
 
     def check_named(self, wanted: Sequence[Configuration]) -> None:
-        """Raise ``ForetraceError`` for what none of them can do with: profiles of other devices, hosts that cannot be
-        read."""
+        """Raise ``ForetraceError`` before any is predicted: a device, cluster or plan is unknown, a profile is of
+        another device, or a host cannot be read."""
+        for device in dict.fromkeys(one.device for one in wanted if one.device is not None):
+            find_device(device)
+        for topology in dict.fromkeys(one.topology for one in wanted if one.topology is not None):
+            find_topology(topology)
+        for plan in dict.fromkeys(one.parallel for one in wanted if one.parallel is not None):
+            ParallelPlan.parse(plan)
         self.check_profiles(wanted)
         if self.shape_only:
             for text in dict.fromkeys(one.host_from for one in wanted if one.host_from is not None):
