@@ -249,9 +249,10 @@ def of_cluster(rows: CollectiveMeasurements, on: Topology, device_name: str | No
     keep = [fits[name] for name in gpus]
     kept = _keep(kept, keep, f"The measurements are of {_listed(gpus)}, and {on.node.name} has {on.node.device}; name "
                              "the topology they were measured on.")
-    for option, names in (("device", _devices(kept)), ("system", sorted(set(filter(None, kept.system))))):
+    for what, option, names in (("device", "gpu-name", _devices(kept)),
+                                ("system", "system", sorted(set(filter(None, kept.system))))):
         if len(names) > 1:
-            raise CommError(f"The measurements are of several {option}s ({_listed(names)}); name one with --{option}.")
+            raise CommError(f"The measurements are of several {what}s ({_listed(names)}); name one with --{option}.")
     if len(kept) == total:
         return kept, []
     left = _listed([name for name in {*rows.device, *rows.system} if name not in {*kept.device, *kept.system}])

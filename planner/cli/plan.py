@@ -400,10 +400,10 @@ def _report_order(out: Report, found: planning.Plans, top: int) -> None:
     out.line(f"s: sequence parallelism, o: its collectives overlapped; ×: copies of sharded state{away}; {names}. "
              "exposed: communication that no work of the rank hides.")
     if any(each.fit is memory_fit.Fit.TIGHT for each in found.plans[:top]):
-        out.line("?: may not fit: what fragmentation and communication's buffers take is not known to so little.")
+        out.line("?: may not fit: the memory of fragmentation and of communication buffers is not known that exactly.")
     if ties:
-        out.line(f"= {ties:,} {'plan takes' if ties == 1 else 'plans take'} as long as the first as far as can be "
-                 "told: what they differ in is less than its own uncertainty.")
+        out.line(f"= {ties:,} {'plan ties' if ties == 1 else 'plans tie'} with the first: the difference is smaller "
+                 "than its uncertainty.")
     if len(found.plans) == 1:
         return
     second = found.plans[1].estimate
@@ -429,7 +429,7 @@ def _report_front(out: Report, found: Sequence[planning.Plans], price: float | N
         if price is not None:
             row.insert(-1, f"{values['cost_per_step']:.3g}")
         rows.append(row)
-    out.table("No other of these is at least as quick with no more memory and GPUs", columns, rows)
+    out.table("Pareto front: no other plan is faster with as little memory and as few GPUs", columns, rows)
 
 
 def _sizes(plan: ParallelPlan) -> dict[str, str]:

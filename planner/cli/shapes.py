@@ -84,8 +84,8 @@ def _report(found: parallel_shapes.ShapeReport, top: int) -> None:
          signed_percent(each.gain), f"{signed_percent(each.low)} – {signed_percent(each.high)}",
          "" if each.sure else "=", signed_percent(each.parameters - 1), each.why()]
         for each in found.advice[:top]])
-    out.line("=: the gain lies inside its own uncertainty. Widths are compared per parameter; a token of the "
-             "vocabulary that nobody uses is no more model.")
+    out.line("=: the gain lies inside its own uncertainty. Widths are compared per parameter; padding "
+             "of the vocabulary adds no model.")
     out.table("Neighbours: gain against what is", [
         Column("size", name=True), Column("now"), Column("neighbours", name=True, whole=True)], [
         [SETTINGS[setting], _now(found, setting), ",  ".join(

@@ -112,7 +112,7 @@ def _around(size: int, ranks: int) -> list[int]:
 
 
 def _vocabulary(shape: TransformerShape, plan: ParallelPlan) -> Iterator[ShapeChange]:
-    """Larger ones alone: a token that there is cannot be left out, and one that nobody uses is no more model."""
+    """Larger ones alone: tokens cannot be left out, and padding adds no model."""
     for step in STEPS:
         vocab = -(-shape.vocab // (step * plan.tp)) * step * plan.tp
         yield ShapeChange("vocab", f"{vocab:,}", changed(shape, vocab=vocab), plan)
