@@ -65,6 +65,5 @@ def test_figures_of_the_readme_and_of_trust_stand_in_the_ledger() -> None:
 
     assert [(page.name, figure) for page, figure in ledger.unknown_figures() if figure not in ledger.ASKED] == []
     page = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    assert all(kept.read_text(encoding="utf-8").partition("\n")[2].rstrip() in page
-               for kept in (ROOT / "docs" / "ledger").glob("*.txt"))
-    assert len(page) > 100_000
+    kept = sorted((ROOT / "docs" / "ledger").glob("*.txt"))
+    assert len(kept) > 15 and all(f"(ledger/{each.name})" in page for each in kept)
