@@ -65,10 +65,10 @@ def retyped(was: tuple[OpCall, ...], will: tuple[OpCall, ...], units: tuple[str,
     """Return how an operation that ran on a processor in one element type is priced in another.
 
     Args:
-        was: as it ran.
-        will: as it shall run.
-        units: of the processor (``tracer.cpu_units``); empty where nobody knows.
-        measured: the models were fitted to products of narrow types on this processor.
+        was: As it ran.
+        will: As it shall run.
+        units: Of the processor (``tracer.cpu_units``); empty where nobody knows.
+        measured: The models were fitted to products of narrow types on this processor.
     """
     old, new = _narrow(was), _narrow(will)
     if old == new or not was or not will:

@@ -79,27 +79,27 @@ class DeviceSpec:
     """A device's published figures.
 
     Attributes:
-        name: by which commands know it.
+        name: By which commands know it.
         vendor: "nvidia", "amd" or "host".
-        architecture: such as "hopper"; constants no data sheet gives are kept by architecture.
-        compute_capability: as CUDA or HIP reports it.
-        reported_names: names that traces and tables report.
-        short_names: names that people write; several devices may share one.
-        default_for: short names that mean this device when nothing else tells them apart.
-        placeholder: whether the figures only stand in for a calibration (``cpu``).
-        sm_count: streaming multiprocessors, compute units or cores.
-        boost_clock_mhz: at which the peak rates are counted.
+        architecture: Such as "hopper"; constants no data sheet gives are kept by architecture.
+        compute_capability: As CUDA or HIP reports it.
+        reported_names: Names that traces and tables report.
+        short_names: Names that people write; several devices may share one.
+        default_for: Short names that mean this device when nothing else tells them apart.
+        placeholder: Whether the figures only stand in for a calibration (``cpu``).
+        sm_count: Streaming multiprocessors, compute units or cores.
+        boost_clock_mhz: At which the peak rates are counted.
         shared_memory_per_sm_kb, registers_per_sm_kb: KiB.
-        power_w: board power limit.
+        power_w: Board power limit.
         memory_kind, memory_gb, memory_bandwidth_gbps: "HBM3", 10⁹ bytes, 10⁹ bytes/s read and written together.
-        l2_mb: last cache shared by all units, MiB; ``l3_mb`` a cache behind it (AMD's Infinity Cache), 0 for none.
-        matrix_tflops: peak of the matrix (tensor) units, 10¹² operations/s by dtype; empty without such units.
-        vector_tflops: peak of the other units.
+        l2_mb: Last cache shared by all units, MiB; ``l3_mb`` a cache behind it (AMD's Infinity Cache), 0 for none.
+        matrix_tflops: Peak of the matrix (tensor) units, 10¹² operations/s by dtype; empty without such units.
+        vector_tflops: Peak of the other units.
         pcie_generation, pcie_width: 0 where the host is reached otherwise.
-        host_gbps, peer_gbps: to the host and to the other devices of its node together, one way, 10⁹ bytes/s.
-        kernel_floor_us: a kernel that does next to nothing; launch_latency_us: launch call to start on an idle device.
-        sources: the source of each figure, by "table.key" of the file.
-        note: a sentence for predictions on what the figures are, where they are no data sheet's.
+        host_gbps, peer_gbps: To the host and to the other devices of its node together, one way, 10⁹ bytes/s.
+        kernel_floor_us: A kernel that does next to nothing; launch_latency_us: launch call to start on an idle device.
+        sources: The source of each figure, by "table.key" of the file.
+        note: A sentence for predictions on what the figures are, where they are no data sheet's.
     """
 
     name: str
@@ -297,16 +297,16 @@ def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int |
     with matrix units are within ``PLACEHOLDER_DEVICE``.
 
     Args:
-        reported_name: as the driver reports it; it says whose the GPU is.
-        memory_bytes: reported memory; ``None`` or negative where unknown, as the following.
-        sm_count: reported multiprocessors or compute units.
-        compute_capability: as the driver reports it, empty where unknown.
-        l2_mb: last cache, MiB.
-        clock_mhz: highest clock.
-        bandwidth_gbps: of its memory.
+        reported_name: As the driver reports it; it says whose the GPU is.
+        memory_bytes: Reported memory; ``None`` or negative where unknown, as the following.
+        sm_count: Reported multiprocessors or compute units.
+        compute_capability: As the driver reports it, empty where unknown.
+        l2_mb: Last cache, MiB.
+        clock_mhz: Highest clock.
+        bandwidth_gbps: Of its memory.
 
     Raises:
-        DeviceError: the number of units is not known, or the name is of no maker whose GPUs are.
+        DeviceError: The number of units is not known, or the name is of no maker whose GPUs are.
     """
     vendor = next((maker for maker, names in _MAKERS.items() if names.search(reported_name)), None)
     if vendor is None or (sm_count or 0) <= 0 or sm_count is None:

@@ -78,11 +78,11 @@ class Options:
     """Options of a fit.
 
     Attributes:
-        refit: whether the stored models are fitted to the held-out rows too, once these have judged them.
-        process_up_to: calls up to which a Gaussian process is tried instead of trees: it learns more from few, as a
+        refit: Whether the stored models are fitted to the held-out rows too, once these have judged them.
+        process_up_to: Calls up to which a Gaussian process is tried instead of trees: it learns more from few, as a
             calibration has, in less time; 0 for never.
-        formulas: whether a family whose best model is learned has its fitted formulas too, for what it does not cover.
-        until: on the monotonic clock, after which a fit ends with what it has; its facts say "ended_early" then.
+        formulas: Whether a family whose best model is learned has its fitted formulas too, for what it does not cover.
+        until: On the monotonic clock, after which a fit ends with what it has; its facts say "ended_early" then.
     """
 
     refit: bool = True
@@ -103,14 +103,14 @@ def fit_profile(
     """Fit a profile to samples of one device.
 
     Args:
-        samples: measured calls.
-        spec: the device; samples of others are left out. Without it all samples must be of one device.
-        options: see ``Options``.
-        progress: is told how far each fit is; fits run in threads, one a core.
-        notes: sentences on what of the data was of no use, kept in the provenance.
+        samples: Measured calls.
+        spec: The device; samples of others are left out. Without it all samples must be of one device.
+        options: See ``Options``.
+        progress: Is told how far each fit is; fits run in threads, one a core.
+        notes: Sentences on what of the data was of no use, kept in the provenance.
 
     Raises:
-        DataError: there is nothing to fit, or the samples are of several devices.
+        DataError: There is nothing to fit, or the samples are of several devices.
     """
     options = options or Options()
     names = sorted({one.device for one in samples if len(one)})

@@ -187,16 +187,16 @@ class TablePart:
     """One table's share of a batched look-up.
 
     Attributes:
-        rows, columns: of the part.
-        dtype: of the weights.
-        lookups, bags: of the batch, in this part; ``bags`` are output rows (look-ups where nothing is pooled).
-        longest: look-ups of the longest bag; 0: not known.
-        reuse: histogram of the look-ups (``tracer.lookup_data.tables``); nothing: rows are drawn evenly.
-        weighted: whether each look-up has a weight.
-        optimizer: fused into the backward pass; "none": rows are only looked up.
-        output_bytes: of an element of a bag.
-        location: of the weights (``tracer.lookup_data.tables.LOCATIONS``).
-        missed: rows that cross the host's link for these look-ups (``EmbeddingTable.missed``).
+        rows, columns: Of the part.
+        dtype: Of the weights.
+        lookups, bags: Of the batch, in this part; ``bags`` are output rows (look-ups where nothing is pooled).
+        longest: Look-ups of the longest bag; 0: not known.
+        reuse: Histogram of the look-ups (``tracer.lookup_data.tables``); nothing: rows are drawn evenly.
+        weighted: Whether each look-up has a weight.
+        optimizer: Fused into the backward pass; "none": rows are only looked up.
+        output_bytes: Of an element of a bag.
+        location: Of the weights (``tracer.lookup_data.tables.LOCATIONS``).
+        missed: Rows that cross the host's link for these look-ups (``EmbeddingTable.missed``).
     """
 
     rows: int
@@ -323,17 +323,17 @@ class OpCall:
     """One piece of device work.
 
     Attributes:
-        family: which models price it.
-        kind: the variant within the family, such as "mm", "dgrad", "flash_backward", "layer_norm_backward", "adamw".
-        dims: sizes, as ``DIMENSIONS[family]`` names them.
-        dtype: of the computation: "fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int64", "int32", "int8", "bool", ….
-        layout: how operands lie. GEMM: two letters, A then B, "n" row-major, "t" column-major ("nt" is a linear layer's
+        family: Which models price it.
+        kind: The variant within the family, such as "mm", "dgrad", "flash_backward", "layer_norm_backward", "adamw".
+        dims: Sizes, as ``DIMENSIONS[family]`` names them.
+        dtype: Of the computation: "fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int64", "int32", "int8", "bool", ….
+        layout: How operands lie. GEMM: two letters, A then B, "n" row-major, "t" column-major ("nt" is a linear layer's
             forward). Convolution: "nchw" or "nhwc". Norms, pooling, interpolation: "" or "nhwc".
             Elsewhere "" or "strided", "broadcast".
-        flags: further properties that change the time, sorted, such as ("bias",) or ("causal", "dropout").
-        accesses: of look-ups what is known of each table, where it is: sizes, bags, and how often rows are reused.
-        flops: floating-point operations (a multiply-add is two).
-        bytes_read, bytes_written: device memory the work must move at least, each stored element once.
+        flags: Further properties that change the time, sorted, such as ("bias",) or ("causal", "dropout").
+        accesses: Of look-ups what is known of each table, where it is: sizes, bags, and how often rows are reused.
+        flops: Floating-point operations (a multiply-add is two).
+        bytes_read, bytes_written: Device memory the work must move at least, each stored element once.
 
     ``flops`` and bytes follow from the rest, so they take no part in equality.
     """

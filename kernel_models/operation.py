@@ -40,11 +40,11 @@ class Operation:
     """A framework operation: its name, such as "aten::addmm", and its arguments in the order of its schema.
 
     Attributes:
-        name: as the profiler writes it.
-        arguments: what was recorded of each; may be empty.
-        list_dtype: short name of the element type of tensors in lists where it was not recorded; profilers write
+        name: As the profiler writes it.
+        arguments: What was recorded of each; may be empty.
+        list_dtype: Short name of the element type of tensors in lists where it was not recorded; profilers write
             "TensorList" only, and "TensorList[c10::Half]" is understood.
-        told: what no argument holds and somebody knows, such as ("context", "4096"), by name: see ``TOLD``.
+        told: What no argument holds and somebody knows, such as ("context", "4096"), by name: see ``TOLD``.
     """
 
     name: str
@@ -72,12 +72,12 @@ def operation(
     """An operation put together by hand.
 
     Args:
-        name: such as "aten::linear".
-        shapes: one entry an argument: a tuple of sizes for a tensor, a list of tuples for a list of tensors, ``None``
+        name: Such as "aten::linear".
+        shapes: One entry an argument: a tuple of sizes for a tensor, a list of tuples for a list of tensors, ``None``
             for anything else.
-        dtypes: element types by any of their names, one for all tensors or one an argument.
-        strides: in elements, in the form of ``shapes``; ``None`` means contiguous.
-        values: numbers, booleans or lists of numbers of the arguments that are no tensors, else ``None``.
+        dtypes: Element types by any of their names, one for all tensors or one an argument.
+        strides: In elements, in the form of ``shapes``; ``None`` means contiguous.
+        values: Numbers, booleans or lists of numbers of the arguments that are no tensors, else ``None``.
 
     >>> operation("aten::linear", shapes=[(32, 128), (256, 128), None], dtypes="bf16").arguments[1].shape
     (256, 128)

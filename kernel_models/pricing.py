@@ -67,12 +67,12 @@ class PricedCalls:
     """Times of n calls, in their order.
 
     Attributes:
-        calls: the m distinct calls, in order of first appearance.
-        index: of each call into the distinct ones [n].
-        time_us, low_us, high_us: expected time and 80% interval of each distinct call, µs [m].
-        source: a ``Source`` of each distinct call [m].
-        by_variant: which of them the profile covers only in another form (a ``Source.HEURISTIC``), [m].
-        common: share of an interval's width that the calls of a family have in common [m] (see ``op_call.Times``).
+        calls: The m distinct calls, in order of first appearance.
+        index: Of each call into the distinct ones [n].
+        time_us, low_us, high_us: Expected time and 80% interval of each distinct call, µs [m].
+        source: A ``Source`` of each distinct call [m].
+        by_variant: Which of them the profile covers only in another form (a ``Source.HEURISTIC``), [m].
+        common: Share of an interval's width that the calls of a family have in common [m] (see ``op_call.Times``).
     """
 
     calls: list[OpCall]

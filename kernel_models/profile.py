@@ -96,11 +96,11 @@ class ProfileEntry:
     """One model of a profile.
 
     Attributes:
-        kind: its kind in ``LOADERS``.
-        model: the model.
-        software: library and version whose kernels it prices.
-        rows: distinct calls it was fitted to.
-        facts: how it was chosen and judged: "data", "split", "candidates", "held_out" and "cross_validation" errors, ….
+        kind: Its kind in ``LOADERS``.
+        model: The model.
+        software: Library and version whose kernels it prices.
+        rows: Distinct calls it was fitted to.
+        facts: How it was chosen and judged: "data", "split", "candidates", "held_out" and "cross_validation" errors, ….
     """
 
     kind: str
@@ -115,10 +115,10 @@ class DeviceProfile:
     """All fitted models of a device.
 
     Attributes:
-        device: what they were fitted to.
-        entries: models, of a family the preferred one first.
-        provenance: date, versions of the software that fitted, data, "clock_mhz" of the GPU while it was measured.
-        host: overheads of the host beside the device, if they were measured.
+        device: What they were fitted to.
+        entries: Models, of a family the preferred one first.
+        provenance: Date, versions of the software that fitted, data, "clock_mhz" of the GPU while it was measured.
+        host: Overheads of the host beside the device, if they were measured.
     """
 
     device: DeviceSpec

@@ -59,11 +59,11 @@ class Evaluation:
     """The result of ``evaluate_profile``.
 
     Attributes:
-        device: the profile's.
-        families: errors by family; each with the interval's coverage.
-        by_software: errors by family and software.
-        sources: share of the calls from each source, by family.
-        notes: sentences about what was left out.
+        device: The profile's.
+        families: Errors by family; each with the interval's coverage.
+        by_software: Errors by family and software.
+        sources: Share of the calls from each source, by family.
+        notes: Sentences about what was left out.
     """
 
     device: str

@@ -68,11 +68,11 @@ class MeasuredStep:
     """A step that was timed, or a kernel.
 
     Attributes:
-        calls: how often each call runs.
-        device: where it ran.
-        measured_us: without the profiler.
-        weight: how much it counts beside a usual step.
-        is_kernel: whether it is one measured kernel.
+        calls: How often each call runs.
+        device: Where it ran.
+        measured_us: Without the profiler.
+        weight: How much it counts beside a usual step.
+        is_kernel: Whether it is one measured kernel.
     """
 
     calls: Mapping[OpCall, float]

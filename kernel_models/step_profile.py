@@ -61,15 +61,15 @@ def fit_steps(steps: Sequence[NamedStep], spec: DeviceSpec, source: str, known: 
     """Fit a profile to whole steps.
 
     Args:
-        steps: measured on the device.
-        spec: the device.
-        source: of the steps, such as a table's name.
-        known: a profile fitted to measured kernels of the device: its families stay as they are.
-        notes: sentences on what of the data was of no use.
-        shipped: whether what is fitted is held near the corrections that foretrace ships for such a device.
+        steps: Measured on the device.
+        spec: The device.
+        source: Of the steps, such as a table's name.
+        known: A profile fitted to measured kernels of the device: its families stay as they are.
+        notes: Sentences on what of the data was of no use.
+        shipped: Whether what is fitted is held near the corrections that foretrace ships for such a device.
 
     Raises:
-        DataError: there is no step, steps are of fewer than ``LEAST_GRAPHS`` graphs, or what they teach makes others no
+        DataError: There is no step, steps are of fewer than ``LEAST_GRAPHS`` graphs, or what they teach makes others no
             better.
     """
     rest, fixed_us = _without_known(steps, known)

@@ -131,12 +131,12 @@ class TraceCalls:
     ``kernel[kernel_offset[i]:kernel_offset[i + 1]]``, rows of ``graph.kernels``.
 
     Attributes:
-        calls: distinct calls.
-        op: the row of ``graph.ops`` the piece is attributed to, ``NONE`` for none.
-        basis: a ``Basis``.
-        family: position in ``FAMILIES`` of the piece's first call.
-        time_ns: duration of its kernels in all.
-        collective_ns: what was left out.
+        calls: Distinct calls.
+        op: The row of ``graph.ops`` the piece is attributed to, ``NONE`` for none.
+        basis: A ``Basis``.
+        family: Position in ``FAMILIES`` of the piece's first call.
+        time_ns: Duration of its kernels in all.
+        collective_ns: What was left out.
     """
 
     calls: list[OpCall]

@@ -324,9 +324,9 @@ class CapturedRanks(NamedTuple):
     """The ranks of a capture before they are checked to be of one job.
 
     Attributes:
-        graphs: one a rank that could be read.
-        notes: what reports say of the job.
-        classes: of a fake world whose plan is known, the ranks that do the same work.
+        graphs: One a rank that could be read.
+        notes: What reports say of the job.
+        classes: Of a fake world whose plan is known, the ranks that do the same work.
     """
 
     graphs: list[ExecutionGraph]
@@ -339,14 +339,14 @@ def read_capture(directory: PathLike, *, window: int = 0, progress: Callable[[in
     """Read the ranks of a captured job: every one's graph with its execution trace, context and collectives.
 
     Args:
-        directory: what ``tracer.capture`` wrote, or one rank's part of it.
-        window: which cycle's window, from 0.
-        progress: called with (bytes done, bytes in all) of the traces.
-        step_region: the steps are the regions of this name; by default those that the capture marked.
+        directory: What ``tracer.capture`` wrote, or one rank's part of it.
+        window: Which cycle's window, from 0.
+        progress: Called with (bytes done, bytes in all) of the traces.
+        step_region: The steps are the regions of this name; by default those that the capture marked.
 
     Raises:
-        TraceError: the directory is no capture, no rank recorded that window, or a file is damaged.
-        StepRegionError: a rank has no region named ``step_region``.
+        TraceError: The directory is no capture, no rank recorded that window, or a file is damaged.
+        StepRegionError: A rank has no region named ``step_region``.
     """
     parts = find_parts(directory)
     if not parts:

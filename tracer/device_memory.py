@@ -145,17 +145,17 @@ class MemoryTimeline(Shown):
     """Memory of one device over time.
 
     Attributes:
-        source: where it comes from, in words.
-        time_ns: of each change; of a step traced by shapes the number of its operation, as it has no times.
-        held_bytes: bytes of each ``Holds`` after each change, [kinds, changes].
-        places: who allocated what was there at the peak: module, operation or line of the program; and bytes.
-        inferred: whether what memory holds was inferred from when it was handed out and given back.
-        timed: whether ``time_ns`` is a time.
-        steps: begin and end of each step, as ``time_ns``.
-        notes: what is to be known of it.
-        on_device: whether it is a device's memory, not the host's.
-        lacks_earlier: whether bytes that were handed out before the window are in none of it.
-        earlier_bytes: an estimate of these by ``Holds``, as far as the recording tells them.
+        source: Where it comes from, in words.
+        time_ns: Of each change; of a step traced by shapes the number of its operation, as it has no times.
+        held_bytes: Bytes of each ``Holds`` after each change, [kinds, changes].
+        places: Who allocated what was there at the peak: module, operation or line of the program; and bytes.
+        inferred: Whether what memory holds was inferred from when it was handed out and given back.
+        timed: Whether ``time_ns`` is a time.
+        steps: Begin and end of each step, as ``time_ns``.
+        notes: What is to be known of it.
+        on_device: Whether it is a device's memory, not the host's.
+        lacks_earlier: Whether bytes that were handed out before the window are in none of it.
+        earlier_bytes: An estimate of these by ``Holds``, as far as the recording tells them.
     """
 
     source: str
@@ -331,9 +331,9 @@ def inferred_holds(born: Int64, size: Int64, rules: Sequence[tuple[Bool, Holds]]
     """Return what each change's memory holds, as a place in ``Holds``.
 
     Args:
-        born: of a change that gives back, the one that handed out (-1: before the window).
-        size: bytes of each change.
-        rules: changes that hand out, and what they hold; later rules win, and what none names is temporary.
+        born: Of a change that gives back, the one that handed out (-1: before the window).
+        size: Bytes of each change.
+        rules: Changes that hand out, and what they hold; later rules win, and what none names is temporary.
     """
     found = np.full(len(size), KINDS.index(Holds.TEMPORARIES), np.int64)
     for rows, what in rules:

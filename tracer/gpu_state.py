@@ -37,15 +37,15 @@ class GpuState:
     """A device at one moment; 0 or 0.0 where a figure is not known.
 
     Attributes:
-        name, driver: as the driver reports them.
-        sm_mhz, memory_mhz, max_sm_mhz: clocks now, and the highest.
-        power_w, power_limit_w, temperature_c: now, and the limit.
-        slowed_by: what lowers its clock now.
-        memory_bytes, used_bytes: its memory; -1 where not known.
-        busy: share of time in which something runs on it; -1 where not known.
-        processes: that compute on it, this one included if it does; -1 where not known.
-        uuid: as the driver reports it.
-        bus: its place on the PCI bus, "0000:3b:00": domain, bus and device; empty where not known.
+        name, driver: As the driver reports them.
+        sm_mhz, memory_mhz, max_sm_mhz: Clocks now, and the highest.
+        power_w, power_limit_w, temperature_c: Now, and the limit.
+        slowed_by: What lowers its clock now.
+        memory_bytes, used_bytes: Its memory; -1 where not known.
+        busy: Share of time in which something runs on it; -1 where not known.
+        processes: That compute on it, this one included if it does; -1 where not known.
+        uuid: As the driver reports it.
+        bus: Its place on the PCI bus, "0000:3b:00": domain, bus and device; empty where not known.
     """
 
     name: str

@@ -52,12 +52,12 @@ class Job(Shown):
     """The recorded ranks of one run.
 
     Attributes:
-        graphs: one per rank, sorted by rank; of a folded job one per class. ``graph.meta.base_time_ns`` puts each on
+        graphs: One per rank, sorted by rank; of a folded job one per class. ``graph.meta.base_time_ns`` puts each on
             the job's common clock.
-        world_size: ranks of the job, recorded here or not.
-        notes: one sentence for each thing that was left out or assumed.
-        missing_ranks: ranks of the job that no graph stands for.
-        classes: which ranks do the same work, where one graph stands for all of a class; empty if the job is not
+        world_size: Ranks of the job, recorded here or not.
+        notes: One sentence for each thing that was left out or assumed.
+        missing_ranks: Ranks of the job that no graph stands for.
+        classes: Which ranks do the same work, where one graph stands for all of a class; empty if the job is not
             folded (see ``tracer.ranks``).
     """
 
@@ -128,26 +128,26 @@ def read_job(paths: PathLike | Sequence[PathLike], *, window: int = 0,
     """Read all ranks of one run.
 
     Args:
-        paths: a directory ``tracer.capture`` wrote; or a trace or saved graph, several, a directory of them (not
+        paths: A directory ``tracer.capture`` wrote; or a trace or saved graph, several, a directory of them (not
             searched deeper), a glob, or fsspec URLs of these. Execution traces found or given are joined to the
             profiler trace of their rank.
-        window: which cycle's window of a capture, from 0; other traces have only one.
-        progress: called with (bytes done, bytes in all) of the stored files.
-        workers: read the profiler's traces, one each at a time; by default copies of this process on all cores, if the
+        window: Which cycle's window of a capture, from 0; other traces have only one.
+        progress: Called with (bytes done, bytes in all) of the stored files.
+        workers: Read the profiler's traces, one each at a time; by default copies of this process on all cores, if the
             traces are worth it.
-        step_region: the steps are the regions of this name, which the program marked with ``record_function``; each
+        step_region: The steps are the regions of this name, which the program marked with ``record_function``; each
             runs to the next one's start. By default the best evidence decides (see ``tracer.kineto.steps``).
-        cycle: how many of these make one step of the job, where the loop alternates (a rollout at every fourth
+        cycle: How many of these make one step of the job, where the loop alternates (a rollout at every fourth
             update). By default as many as the work repeats after, if that was recorded twice; 1 for each by itself.
 
     Returns:
         The job; missing ranks and skipped files are named in its notes.
 
     Raises:
-        TraceError: a file that was asked for cannot be read, or nothing readable was found.
-        JobError: the files are not ranks of one run (a rank twice, different world sizes, windows far apart).
-        StepRegionError: a rank has no region named ``step_region``, or was saved with other steps.
-        CycleError: a rank has fewer steps than ``cycle``, or was saved with other cycles.
+        TraceError: A file that was asked for cannot be read, or nothing readable was found.
+        JobError: The files are not ranks of one run (a rank twice, different world sizes, windows far apart).
+        StepRegionError: A rank has no region named ``step_region``, or was saved with other steps.
+        CycleError: A rank has fewer steps than ``cycle``, or was saved with other cycles.
     """
     check_cycle(cycle)
     job = _read_job(paths, window, progress, workers, step_region)

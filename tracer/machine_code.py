@@ -59,13 +59,13 @@ class KeptLoop:
     """A function over arrays and numbers, as machine code; called as the function would be.
 
     Args:
-        function: takes what ``types`` say, by position, and returns an int64. It allocates nothing and raises nothing:
+        function: Takes what ``types`` say, by position, and returns an int64. It allocates nothing and raises nothing:
             what it needs to work in is handed to it.
-        types: of each argument: of C-contiguous arrays ``"int64[:]"`` or ``"int8[:,:]"``, of numbers ``"float64"``. A
+        types: Of each argument: of C-contiguous arrays ``"int64[:]"`` or ``"int8[:,:]"``, of numbers ``"float64"``. A
             class stands for a record: arrays of one dimension by the names and types of its annotations. One is given
             as an object that has them, or as ``columns`` of it.
-        inner: functions it calls, those first that others of them call.
-        apart: what one of ``inner`` writes it reads through no other of its arguments (an array may be handed to it
+        inner: Functions it calls, those first that others of them call.
+        apart: What one of ``inner`` writes it reads through no other of its arguments (an array may be handed to it
             twice for rows that differ), so that it may work on several numbers of a row at once.
     """
 

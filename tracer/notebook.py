@@ -38,13 +38,13 @@ def run(file: Path, name: str, until: str | None = None) -> dict[str, Any]:
     """Run a notebook's cells in a module of a name, and return the module's names.
 
     Args:
-        file: the notebook.
-        name: of the module, such as "__main__", which stands in ``sys.modules`` meanwhile; one of another name stays.
-        until: a name; cells after the last one that defines it at its top level are not run.
+        file: The notebook.
+        name: Of the module, such as "__main__", which stands in ``sys.modules`` meanwhile; one of another name stays.
+        until: A name; cells after the last one that defines it at its top level are not run.
 
     Raises:
-        NotebookError: it cannot be read.
-        BaseException: whatever a cell raises.
+        NotebookError: It cannot be read.
+        BaseException: Whatever a cell raises.
     """
     cells, left_out = _compiled(file, until)
     if left_out:

@@ -23,9 +23,9 @@ class Output:
     """A kind of file that commands write.
 
     Attributes:
-        what: in words.
-        ours: whether a file with these first bytes (decompressed) is one, which the same command may replace.
-        stream: whether it may go to a pipe or device, such as ``/dev/stdout``.
+        what: In words.
+        ours: Whether a file with these first bytes (decompressed) is one, which the same command may replace.
+        stream: Whether it may go to a pipe or device, such as ``/dev/stdout``.
     """
 
     what: str

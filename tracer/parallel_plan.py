@@ -135,48 +135,48 @@ class ParallelPlan:
     """The spread of a job over ``world_size = pp × dp × cp × tp`` ranks.
 
     Attributes:
-        dp, tp, pp, cp: replicas, shards of each layer, pipeline stages, parts of each sequence.
-        ep: of the ``dp × cp`` ranks, neighbours that share the experts of a mixture of experts, each with its own.
-        etp: ranks that share each expert: all of ``tp`` (``None``) or 1, with which ``ep`` counts tensor-parallel ranks
+        dp, tp, pp, cp: Replicas, shards of each layer, pipeline stages, parts of each sequence.
+        ep: Of the ``dp × cp`` ranks, neighbours that share the experts of a mixture of experts, each with its own.
+        etp: Ranks that share each expert: all of ``tp`` (``None``) or 1, with which ``ep`` counts tensor-parallel ranks
             too (Megatron-Core's ``--expert-tensor-parallel-size``).
-        microbatch: samples (a decoder's sequences) of a micro-batch on one replica; ``None`` where nothing is said.
-        microbatches: micro-batches of a replica in a step, of the pipeline or of gradient accumulation; ``None`` where
+        microbatch: Samples (a decoder's sequences) of a micro-batch on one replica; ``None`` where nothing is said.
+        microbatches: Micro-batches of a replica in a step, of the pipeline or of gradient accumulation; ``None`` where
             nothing is said, which in a pipeline means as many as stages.
-        chunks: model chunks of a stage, for the interleaved and the zero-bubble schedule.
-        schedule: of the pipeline.
-        sharding: what replicas share: ``NONE`` is DDP, ``PARAMETERS`` is FSDP2.
+        chunks: Model chunks of a stage, for the interleaved and the zero-bubble schedule.
+        schedule: Of the pipeline.
+        sharding: What replicas share: ``NONE`` is DDP, ``PARAMETERS`` is FSDP2.
         bucket_mb: MiB of gradients that DDP reduces together (its ``bucket_cap_mb``); by default what DDP does
             without one: 25, and 1 for the first bucket.
-        sequence_parallel: norms, dropout and residuals on 1/``tp`` of the tokens.
-        tensor_overlap: with sequence parallelism, its gathers and reduce-scatters run beside the products they belong
+        sequence_parallel: Norms, dropout and residuals on 1/``tp`` of the tokens.
+        tensor_overlap: With sequence parallelism, its gathers and reduce-scatters run beside the products they belong
             to, in pieces (Transformer Engine's userbuffers).
-        recompute: which activations are computed again.
-        recompute_layers: of each chunk of a stage, how many blocks, the first ones, are computed again; ``None``: all
+        recompute: Which activations are computed again.
+        recompute_layers: Of each chunk of a stage, how many blocks, the first ones, are computed again; ``None``: all
             (Megatron-Core's ``--recompute-method block --recompute-num-layers``).
-        replicate: copies of what replicas share, each spread over ``dp / replicate`` of them (and ``cp``): HSDP;
+        replicate: Copies of what replicas share, each spread over ``dp / replicate`` of them (and ``cp``): HSDP;
             torchtitan's ``data_parallel_replicate_degree``, Megatron-Core's ``--num-distributed-optimizer-instances``.
-        half_gradients: gradients are accumulated and reduced in the parameters' type, in place of fp32 (Megatron-Core's
+        half_gradients: Gradients are accumulated and reduced in the parameters' type, in place of fp32 (Megatron-Core's
             ``--grad-reduce-in-bf16``, NeMo's ``grad_reduce_in_fp32=False``).
-        offload_optimizer: the optimizer and its state are in the host's memory (Megatron-Core's
+        offload_optimizer: The optimizer and its state are in the host's memory (Megatron-Core's
             ``--optimizer-cpu-offload``).
-        overlap: gradients are reduced beside the last backward; parameters gathered beside the block before.
-        dispatcher: how tokens go to their experts and back.
-        expert_overlap: experts' exchanges of one micro-batch run beside the work of another (Megatron-Core's
+        overlap: Gradients are reduced beside the last backward; parameters gathered beside the block before.
+        dispatcher: How tokens go to their experts and back.
+        expert_overlap: Experts' exchanges of one micro-batch run beside the work of another (Megatron-Core's
             ``--overlap-moe-expert-parallel-comm``).
-        fused_experts: a kernel of grouped products casts and activates what it has computed (TE's op fuser with
+        fused_experts: A kernel of grouped products casts and activates what it has computed (TE's op fuser with
             cuDNN's CuTe DSL kernels, ``--use-transformer-engine-op-fuser``).
-        graphs: what CUDA graphs replay.
-        fp8_attention: attention's products are in fp8 (``--fp8-dot-product-attention``).
-        fp8_parameters: linear layers in fp8 have no weights in 16 bits (``--fp8-param-gather``).
-        recompute_modules: results of modules that are computed again (``MODULES``), beside ``recompute=selective``.
+        graphs: What CUDA graphs replay.
+        fp8_attention: Attention's products are in fp8 (``--fp8-dot-product-attention``).
+        fp8_parameters: Linear layers in fp8 have no weights in 16 bits (``--fp8-param-gather``).
+        recompute_modules: Results of modules that are computed again (``MODULES``), beside ``recompute=selective``.
         lone_ddp: DDP around a single replica, which still fills buckets.
-        first_layers, last_layers: layers of the pipeline's first and last stage; ``None`` for as many as the others,
+        first_layers, last_layers: Layers of the pipeline's first and last stage; ``None`` for as many as the others,
             but for one less where layers do not divide (``planner.parallel.stages``).
-        embedding_layer, loss_layer: the embedding, the head with its loss count as a layer when these are spread.
-        balanced: stages have equal shares of the parameters that products use, the head's among them (nanotron).
+        embedding_layer, loss_layer: The embedding, the head with its loss count as a layer when these are spread.
+        balanced: Stages have equal shares of the parameters that products use, the head's among them (nanotron).
 
     Raises:
-        PlanError: a size is no whole number of at least 1, or sizes contradict each other.
+        PlanError: A size is no whole number of at least 1, or sizes contradict each other.
     """
 
     dp: int = 1

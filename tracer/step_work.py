@@ -48,9 +48,9 @@ class WorkOfSteps:
     """The work of some steps of a rank.
 
     Attributes:
-        row: a call of each kind, a row of ``graph.ops``, [kinds].
-        count: how often each step runs each kind, [steps, kinds].
-        mean_ns: what a call of each kind takes without those inside it, on the host and on the device, [kinds]; 1 of
+        row: A call of each kind, a row of ``graph.ops``, [kinds].
+        count: How often each step runs each kind, [steps, kinds].
+        mean_ns: What a call of each kind takes without those inside it, on the host and on the device, [kinds]; 1 of
             steps traced by shapes, which have no times.
     """
 
@@ -173,15 +173,15 @@ def group_steps(graphs: list[ExecutionGraph], cycle: int | None = None) -> list[
     """Make whole cycles the steps of a job that was read. In place.
 
     Args:
-        graphs: one a rank.
-        cycle: how many recorded steps a cycle has; by default as many as their work repeats after, 1 where it does not
+        graphs: One a rank.
+        cycle: How many recorded steps a cycle has; by default as many as their work repeats after, 1 where it does not
             or where fewer than ``WHOLE`` cycles were recorded.
 
     Returns:
         What reports say of it.
 
     Raises:
-        CycleError: a rank has fewer steps, or was saved with cycles of another number.
+        CycleError: A rank has fewer steps, or was saved with cycles of another number.
     """
     check_cycle(cycle)
     before = {graph.meta.cycle for graph in graphs}

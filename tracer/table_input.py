@@ -140,13 +140,13 @@ def read_frame(path: PathLike, known: tuple[str, ...] = TABLES, *, comment: str 
     """Return a user's table.
 
     Args:
-        path: a local file or an fsspec URL; its ending says its format.
-        known: endings of formats that are read here.
-        comment: sign at which the rest of a line of text is left out.
-        as_written: cells of text stay texts, and are not read as numbers.
+        path: A local file or an fsspec URL; its ending says its format.
+        known: Endings of formats that are read here.
+        comment: Sign at which the rest of a line of text is left out.
+        as_written: Cells of text stay texts, and are not read as numbers.
 
     Raises:
-        TableInputError: it cannot be read; the sentence says what happened, the likely cause and what to do.
+        TableInputError: It cannot be read; the sentence says what happened, the likely cause and what to do.
     """
     name = os.fspath(path)
     ending = PurePath(name).suffix.lower()

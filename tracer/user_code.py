@@ -32,10 +32,10 @@ class UserCode:
     """A program that is there.
 
     Attributes:
-        name: as it was given.
-        file: where it starts: its own, or that of the module. Its text is in errors' tracebacks.
-        module: its dotted name where it is run as a module of its package, else empty.
-        folders: what is put first on the module path.
+        name: As it was given.
+        file: Where it starts: its own, or that of the module. Its text is in errors' tracebacks.
+        module: Its dotted name where it is run as a module of its package, else empty.
+        folders: What is put first on the module path.
     """
 
     name: str

@@ -36,13 +36,13 @@ class Health:
 
     Attributes:
         device: "cuda" or "cpu".
-        name: as the device reports it.
-        clock_mhz, highest_clock_mhz: of the multiprocessors.
-        held_back_by: why clocks are throttled.
-        total_bytes, free_bytes: memory.
-        processes: that compute on the device, ours included.
-        utilization: share of time that it is busy.
-        load: load average over usable cores, of a CPU.
+        name: As the device reports it.
+        clock_mhz, highest_clock_mhz: Of the multiprocessors.
+        held_back_by: Why clocks are throttled.
+        total_bytes, free_bytes: Memory.
+        processes: That compute on the device, ours included.
+        utilization: Share of time that it is busy.
+        load: Load average over usable cores, of a CPU.
     """
 
     device: str

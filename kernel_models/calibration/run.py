@@ -56,12 +56,12 @@ class Request:
 
     Attributes:
         device: "auto" (a GPU if torch sees one, else the CPU), "cuda" or "cpu".
-        minutes: of measuring and fitting together, over all runs of one directory.
-        families: names; all that the device has if empty.
-        work: directory of the measurements.
-        resume: go on in a directory that holds measurements.
-        threads: of a CPU.
-        seed: of what is drawn.
+        minutes: Of measuring and fitting together, over all runs of one directory.
+        families: Names; all that the device has if empty.
+        work: Directory of the measurements.
+        resume: Go on in a directory that holds measurements.
+        threads: Of a CPU.
+        seed: Of what is drawn.
     """
 
     work: Path
@@ -92,15 +92,15 @@ def calibrate(request: Request, *, probe: checks.Probe = checks.probe, host: Hos
     """Calibrate a device.
 
     Args:
-        request: what.
-        probe: gives the device's health.
-        host: fits the host's overheads to the captures made; without it they are not in the profile.
-        say: called with lines of progress.
+        request: What.
+        probe: Gives the device's health.
+        host: Fits the host's overheads to the captures made; without it they are not in the profile.
+        say: Called with lines of progress.
 
     Raises:
-        CalibrationError: the request has a mistake, or the device is not fit for it.
-        CampaignError: the measurements cannot be made or written.
-        KeyboardInterrupt: with all that was measured kept.
+        CalibrationError: The request has a mistake, or the device is not fit for it.
+        CampaignError: The measurements cannot be made or written.
+        KeyboardInterrupt: With all that was measured kept.
     """
     began = time.monotonic()
     device = _device(request.device)
@@ -153,16 +153,16 @@ def fit_measurements(work: Path, families: Sequence[Family], host: HostFit | Non
     """The profile of a directory of measurements.
 
     Args:
-        work: the directory.
-        families: to fit; others that were measured only as anchors are left out.
-        host: fits the host's overheads.
-        notes: what to store with it; what is noticed here is added.
-        threads: of a CPU.
-        say: called with the family being fitted.
-        until: on the monotonic clock, after which the families that are left get the formulas alone, and a note.
+        work: The directory.
+        families: To fit; others that were measured only as anchors are left out.
+        host: Fits the host's overheads.
+        notes: What to store with it; what is noticed here is added.
+        threads: Of a CPU.
+        say: Called with the family being fitted.
+        until: On the monotonic clock, after which the families that are left get the formulas alone, and a note.
 
     Raises:
-        CalibrationError: there is nothing to fit, or the directory holds measurements of several devices.
+        CalibrationError: There is nothing to fit, or the directory holds measurements of several devices.
     """
     notes = [] if notes is None else notes
     results = Results.read(work)

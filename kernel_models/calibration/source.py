@@ -108,16 +108,16 @@ class Measurements:
     """An ``ItemSource`` that plans as it goes.
 
     Args:
-        setup: what the run is.
-        families: to calibrate.
-        work: the directory of the measurements.
-        box_s: seconds in all.
-        seed: of the draws.
-        probe: of the device's health.
-        free_bytes: memory that may be used.
-        say: called with a line of progress.
-        clock: seconds, of the run.
-        left_s: seconds of the box that earlier runs of the same directory left, if any did.
+        setup: What the run is.
+        families: To calibrate.
+        work: The directory of the measurements.
+        box_s: Seconds in all.
+        seed: Of the draws.
+        probe: Of the device's health.
+        free_bytes: Memory that may be used.
+        say: Called with a line of progress.
+        clock: Seconds, of the run.
+        left_s: Seconds of the box that earlier runs of the same directory left, if any did.
     """
 
     def __init__(self, setup: Setup, families: Sequence[Family], work: Path, box_s: float, seed: int,

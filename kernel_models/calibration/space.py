@@ -41,11 +41,11 @@ class Limits:
     """The limits of one measurement.
 
     Attributes:
-        run_us: longest run, by the formulas, µs.
-        bytes: most memory that its tensors may take together.
-        fixed_s: what any measurement takes beside its runs, seconds.
-        budget_s: longest that the runs of one variant are repeated.
-        fill_gbps: at which random data are made, 10⁹ bytes/s.
+        run_us: Longest run, by the formulas, µs.
+        bytes: Most memory that its tensors may take together.
+        fixed_s: What any measurement takes beside its runs, seconds.
+        budget_s: Longest that the runs of one variant are repeated.
+        fill_gbps: At which random data are made, 10⁹ bytes/s.
     """
 
     run_us: float

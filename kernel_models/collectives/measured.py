@@ -196,12 +196,12 @@ class MeasuredModel:
     """Curves by setting. ``shared_link``: all ranks of a node share one bridge (PCIe).
 
     Attributes:
-        curves: by kind, dtype, ranks, nodes, most and fewest ranks on a node.
-        blend: weight of the α–β line between sizes (``choose_blend``).
-        residual_size, residual: log(measured / predicted) of sizes left out.
-        misfit: of the same sizes how far the monotone curve passes by them when they are not left out.
-        ranks_residual: log(measured / predicted) of whole group sizes left out.
-        spread: log ratio that medians of repeats stay within.
+        curves: By kind, dtype, ranks, nodes, most and fewest ranks on a node.
+        blend: Weight of the α–β line between sizes (``choose_blend``).
+        residual_size, residual: Log(measured / predicted) of sizes left out.
+        misfit: Of the same sizes how far the monotone curve passes by them when they are not left out.
+        ranks_residual: Log(measured / predicted) of whole group sizes left out.
+        spread: Log ratio that medians of repeats stay within.
     """
 
     curves: dict[Setting, Curve]

@@ -77,10 +77,10 @@ class BackendChoices:
     """Who does each of n collectives.
 
     Attributes:
-        names: of b backends, the base first.
-        by_name: times of each [n]; ``Level.UNKNOWN`` where a backend cannot do it or nobody measured it.
-        winner: row of ``names`` [n].
-        times: of the winners, with the switch of those that are not the base [n].
+        names: Of b backends, the base first.
+        by_name: Times of each [n]; ``Level.UNKNOWN`` where a backend cannot do it or nobody measured it.
+        winner: Row of ``names`` [n].
+        times: Of the winners, with the switch of those that are not the base [n].
     """
 
     names: tuple[str, ...]
@@ -124,13 +124,13 @@ class Backends:
     """The backends of a cluster.
 
     Attributes:
-        topology: the cluster.
-        profile: measurements of its backends; without any, backends are NCCL's algorithms by formula.
-        base: who does what no other does faster; by default whoever makes a step's collectives fastest.
-        switch_us: what a collective by another backend costs besides.
+        topology: The cluster.
+        profile: Measurements of its backends; without any, backends are NCCL's algorithms by formula.
+        base: Who does what no other does faster; by default whoever makes a step's collectives fastest.
+        switch_us: What a collective by another backend costs besides.
 
     Raises:
-        CommError: there is no such base.
+        CommError: There is no such base.
     """
 
     topology: Topology
@@ -217,12 +217,12 @@ class CollectiveModel:
     """A cluster whose collectives are priced: its topology, and measurements of it where there are any.
 
     Attributes:
-        backend: who carries them out, such as "nccl" or "gloo"; by default NCCL where that was measured, else what was.
-        mixed: each is done by the backend that is fastest for it (``backends``), and ``backend`` does the rest.
-        bandwidths: measured busbw of whole nodes, which correct the topology's formulas.
+        backend: Who carries them out, such as "nccl" or "gloo"; by default NCCL where that was measured, else what was.
+        mixed: Each is done by the backend that is fastest for it (``backends``), and ``backend`` does the rest.
+        bandwidths: Measured busbw of whole nodes, which correct the topology's formulas.
 
     Raises:
-        PlanError: nothing is known of that backend there.
+        PlanError: Nothing is known of that backend there.
     """
 
     topology: Topology
@@ -269,8 +269,8 @@ def price_calls(calls: Sequence[CollectiveCall], on: CollectiveModel | DeviceSpe
     """Return times of collectives in their order, by the best that is known.
 
     Args:
-        calls: each with its kind, payload and where its ranks lie.
-        on: the cluster; a device where none is given, whose ranks then all lie on one node of it.
+        calls: Each with its kind, payload and where its ranks lie.
+        on: The cluster; a device where none is given, whose ranks then all lie on one node of it.
     """
     batch = CollectiveBatch.from_calls(calls)
     if isinstance(on, DeviceSpec):
@@ -441,10 +441,10 @@ def with_engine_kernels(times: CommTimes, batch: CollectiveBatch, on: Topology, 
     """Return times in which all-reduces within a node take what the engine's kernel does where that is less.
 
     Args:
-        times: by the usual library.
-        batch: the collectives.
-        on: their cluster; without links between its GPUs nothing changes.
-        least_us: of the kernel, on two GPUs; infinite for an engine that has none, and waits for NCCL's launches.
+        times: By the usual library.
+        batch: The collectives.
+        on: Their cluster; without links between its GPUs nothing changes.
+        least_us: Of the kernel, on two GPUs; infinite for an engine that has none, and waits for NCCL's launches.
     """
     ranks = np.asarray(batch.ranks, np.float64)
     if np.isinf(least_us):

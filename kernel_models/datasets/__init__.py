@@ -30,14 +30,14 @@ def read_samples(
     Of a directory of tables or traces, what can be read is; a path given by itself must be readable.
 
     Args:
-        paths: files, directories, globs or URLs.
-        progress: is told what is being read.
-        spec: the device that is wanted: that of tables which name none, and traces of others are left out.
-        notes: gets sentences on what was left out and why.
-        host_work: what the operations of a CPU's trace compute; without it such traces are left out.
+        paths: Files, directories, globs or URLs.
+        progress: Is told what is being read.
+        spec: The device that is wanted: that of tables which name none, and traces of others are left out.
+        notes: Gets sentences on what was left out and why.
+        host_work: What the operations of a CPU's trace compute; without it such traces are left out.
 
     Raises:
-        DataError, TableInputError, TraceError: a path cannot be read, or nothing in it can be learned from.
+        DataError, TableInputError, TraceError: A path cannot be read, or nothing in it can be learned from.
     """
     found: list[Samples] = []
     told = [] if notes is None else notes

@@ -77,14 +77,14 @@ class Samples:
     """Measured calls of one family on one device with one software stack.
 
     Attributes:
-        device: name of ``kernel_models.device``.
-        software: library and version, and the implementation where there are several.
-        source: file or trace it came from.
-        calls: what was measured, [n].
-        measured_us: the times, [n] microseconds.
-        groups: shape groups, by the name of the grouping: calls with the same label are near each other, and stay
+        device: Name of ``kernel_models.device``.
+        software: Library and version, and the implementation where there are several.
+        source: File or trace it came from.
+        calls: What was measured, [n].
+        measured_us: The times, [n] microseconds.
+        groups: Shape groups, by the name of the grouping: calls with the same label are near each other, and stay
             together in every split. The first grouping is the default one, [n] each.
-        held_out: rows that the table itself marks as held out, or ``None``: those are never fitted to, [n].
+        held_out: Rows that the table itself marks as held out, or ``None``: those are never fitted to, [n].
     """
 
     device: str

@@ -92,11 +92,11 @@ def read_job_samples(
     Graphs without a known device are left out (see ``devices_of`` for the error).
 
     Args:
-        job: what was recorded.
-        notes: is told of each graph how much of its GPU time is of use, and why the rest is not.
-        spec: the device that is wanted; graphs of others are left out. A CPU's trace does not name its CPU: it is taken
+        job: What was recorded.
+        notes: Is told of each graph how much of its GPU time is of use, and why the rest is not.
+        spec: The device that is wanted; graphs of others are left out. A CPU's trace does not name its CPU: it is taken
             for the wanted one, or ``cpu``.
-        host_work: what the operations of a CPU's trace compute; without it such graphs are left out.
+        host_work: What the operations of a CPU's trace compute; without it such graphs are left out.
     """
     told = [] if notes is None else notes
     for graph in job.graphs:

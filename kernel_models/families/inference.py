@@ -70,13 +70,13 @@ def moe_calls(
     """The device work of a fused mixture of experts after its routing.
 
     Args:
-        tokens, experts, visits: tokens of the step, experts of this device, visits of a token to them.
-        hidden, inner: width of the tokens and of an expert.
-        dtype: of the tokens; ``compute_dtype`` that they are cast to for the products, if another.
-        weight_dtype: what the experts' weights are stored in, if another than the products'.
-        imbalance: exponent of the visits' power law.
-        gated: whether gate and up projections are one product of twice the width.
-        flags: of the products.
+        tokens, experts, visits: Tokens of the step, experts of this device, visits of a token to them.
+        hidden, inner: Width of the tokens and of an expert.
+        dtype: Of the tokens; ``compute_dtype`` that they are cast to for the products, if another.
+        weight_dtype: What the experts' weights are stored in, if another than the products'.
+        imbalance: Exponent of the visits' power law.
+        gated: Whether gate and up projections are one product of twice the width.
+        flags: Of the products.
     """
     if not tokens * experts * visits:
         return

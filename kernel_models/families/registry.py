@@ -31,10 +31,10 @@ class Inputs:
     """The arguments of one operation by the names of its schema. What was not recorded reads as ``None``.
 
     Attributes:
-        name: the operation's name.
-        names: its arguments by the schema; one that the schema does not have reads as ``None`` too.
-        tf32: whether fp32 products run as TF32.
-        is_backward: whether the work is a gradient's: that of a forward operation, or an operation named so.
+        name: The operation's name.
+        names: Its arguments by the schema; one that the schema does not have reads as ``None`` too.
+        tf32: Whether fp32 products run as TF32.
+        is_backward: Whether the work is a gradient's: that of a forward operation, or an operation named so.
     """
 
     def __init__(

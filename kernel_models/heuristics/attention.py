@@ -89,11 +89,11 @@ class Blocks(NamedTuple):
     """How calls are cut [n].
 
     Attributes:
-        rows: query rows of all heads that share keys and values.
-        padded: rows that are computed over those there are.
-        keys: keys that a query row can see, as a window leaves them.
-        whole: blocks of query rows, their keys not split.
-        blocks: with split keys.
+        rows: Query rows of all heads that share keys and values.
+        padded: Rows that are computed over those there are.
+        keys: Keys that a query row can see, as a window leaves them.
+        whole: Blocks of query rows, their keys not split.
+        blocks: With split keys.
     """
 
     rows: Float64

@@ -44,9 +44,9 @@ class Classes(NamedTuple):
     """Classes of calls that differ in their sizes alone.
 
     Attributes:
-        family: whose kernels run: a copy without a change of type or order streams as element-wise ones do.
-        names: classes, and how narrow each is (0: a family).
-        curves: name of a curve, the place of its size in ``sizes_of``, and how narrow it is.
+        family: Whose kernels run: a copy without a change of type or order streams as element-wise ones do.
+        names: Classes, and how narrow each is (0: a family).
+        curves: Name of a curve, the place of its size in ``sizes_of``, and how narrow it is.
     """
 
     family: Family

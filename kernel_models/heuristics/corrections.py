@@ -67,12 +67,12 @@ class Corrections:
     """Numbers by name.
 
     Attributes:
-        points: by "part name", of classes and devices.
-        curves: by "part name", at every power of two [``KNOTS``].
-        families: whose calls were measured; others are not corrected by what those of a device have in common.
-        widths: by family, the standard deviation of the log of what all its calls of a step together are off.
-        devices: whose steps they were fitted to.
-        source: what they were fitted to.
+        points: By "part name", of classes and devices.
+        curves: By "part name", at every power of two [``KNOTS``].
+        families: Whose calls were measured; others are not corrected by what those of a device have in common.
+        widths: By family, the standard deviation of the log of what all its calls of a step together are off.
+        devices: Whose steps they were fitted to.
+        source: What they were fitted to.
     """
 
     points: Mapping[str, float]

@@ -55,10 +55,10 @@ class Efficiency:
     """The efficiency of calls of one key: t = fixed·floor·kernels + overlap(compute time/compute, memory time/memory).
 
     Attributes:
-        compute, memory: shares of the published rates that are reached.
-        fixed: multiples of the device's kernel floor that every kernel costs.
-        low, high: natural logarithms of the 80% interval's ends over the median time.
-        source: what it was fitted to.
+        compute, memory: Shares of the published rates that are reached.
+        fixed: Multiples of the device's kernel floor that every kernel costs.
+        low, high: Natural logarithms of the 80% interval's ends over the median time.
+        source: What it was fitted to.
     """
 
     compute: float
@@ -79,9 +79,9 @@ class Efficiencies:
     """Efficiencies by key, such as "gemm/bf16/mm", "norm//layer_norm" (any dtype), "gemm", "*" (see ``keys``).
 
     Attributes:
-        entries: by key.
-        fitted: whether they were fitted to measurements of the device they are used for.
-        least: by family, the least log half width of an interval: what devices differ by (none for fitted ones).
+        entries: By key.
+        fitted: Whether they were fitted to measurements of the device they are used for.
+        least: By family, the least log half width of an interval: what devices differ by (none for fitted ones).
     """
 
     entries: Mapping[str, Efficiency]

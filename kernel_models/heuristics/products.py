@@ -45,9 +45,9 @@ class Tiling(NamedTuple):
     """Factors by which products take longer, in their best tile and split, than in full, largest tiles [n].
 
     Attributes:
-        tiles: rows and columns that the result's last tiles have for nothing.
-        waves: units that the last wave of blocks leaves idle, or all blocks where they are fewer than the units.
-        small: smaller tiles, which load their operands more often, and split sums.
+        tiles: Rows and columns that the result's last tiles have for nothing.
+        waves: Units that the last wave of blocks leaves idle, or all blocks where they are fewer than the units.
+        small: Smaller tiles, which load their operands more often, and split sums.
     """
 
     tiles: Float64

@@ -73,13 +73,13 @@ class HostStep:
     """One step of one program.
 
     Attributes:
-        name, phase: of each operation, and the ``Phase`` it belongs to, in the order they run; [n].
-        tensors: in the list that an operation works on; 0 for none; [n].
-        before_ns: time before each operation, and after the last one; [n + 1]; zeros where nobody measured it.
-        inside_ns: time in each, with its calls, without a CPU's own computation; [n].
-        compute_ns: what each computes on the host itself; zeros where a GPU does; [n].
-        launch_ns: what one launch took; 0 where none was recorded.
-        calls: of Python functions before each operation, and after the last one; [n + 1]; ``None`` where nobody
+        name, phase: Of each operation, and the ``Phase`` it belongs to, in the order they run; [n].
+        tensors: In the list that an operation works on; 0 for none; [n].
+        before_ns: Time before each operation, and after the last one; [n + 1]; zeros where nobody measured it.
+        inside_ns: Time in each, with its calls, without a CPU's own computation; [n].
+        compute_ns: What each computes on the host itself; zeros where a GPU does; [n].
+        launch_ns: What one launch took; 0 where none was recorded.
+        calls: Of Python functions before each operation, and after the last one; [n + 1]; ``None`` where nobody
             counted.
     """
 
@@ -141,12 +141,12 @@ class HostMoment:
     """One event of one step.
 
     Attributes:
-        label: what it shares with others.
-        tensors: it goes over: of a list, or of the program where the event is one of the four.
-        cold: what it costs over one that finds its caches as it left them.
-        ns: its time.
-        calls: of Python functions in it; 0 where they are of no account.
-        first, place: it stands for the places from ``first`` to ``place`` of (before, in, before, …, after the last).
+        label: What it shares with others.
+        tensors: It goes over: of a list, or of the program where the event is one of the four.
+        cold: What it costs over one that finds its caches as it left them.
+        ns: Its time.
+        calls: Of Python functions in it; 0 where they are of no account.
+        first, place: It stands for the places from ``first`` to ``place`` of (before, in, before, …, after the last).
     """
 
     label: Label

@@ -135,15 +135,15 @@ class _Events:
     """Events of all programs.
 
     Attributes:
-        label, program, tensors: of each event; a label's number is its place in ``pools``.
-        cold, python: what each costs over one that is warm and has a usual number of calls.
-        slope: ns a tensor, by label.
-        sloped: labels that have a slope of their own.
-        value, weight, there: of each label in each program: the logarithm of what an event of it costs, what that
+        label, program, tensors: Of each event; a label's number is its place in ``pools``.
+        cold, python: What each costs over one that is warm and has a usual number of calls.
+        slope: Ns a tensor, by label.
+        sloped: Labels that have a slope of their own.
+        value, weight, there: Of each label in each program: the logarithm of what an event of it costs, what that
             counts for where programs are compared, and whether there is one; [labels, programs].
-        pools: names of labels, and then of the pools above them.
-        own_pools: pairs of a label and a pool that it belongs to, [pairs, 2].
-        chains: of each label the pools that tell of it, itself first; -1 at the end; [labels, longest].
+        pools: Names of labels, and then of the pools above them.
+        own_pools: Pairs of a label and a pool that it belongs to, [pairs, 2].
+        chains: Of each label the pools that tell of it, itself first; -1 at the end; [labels, longest].
     """
 
     label: Int64

@@ -69,15 +69,15 @@ class HostModel:
     """Fitted on steps of programs of one host; see the module's text.
 
     Attributes:
-        pools: by label.
-        slopes: ns for each tensor, by an event's own label; "own" and "before" alone for all others.
-        offset: logarithm of what all bases are multiplied by.
-        spread: log half width of the 80% interval of an unseen program's host time.
-        launch_ns: what one launch takes; 0 where none was recorded.
-        programs: how many were fitted.
-        host: whose they are.
-        with_calls: whether it tells steps in which calls of Python functions were counted.
-        counted: the same host, told with the calls; ``None`` where too few of its programs had theirs counted.
+        pools: By label.
+        slopes: Ns for each tensor, by an event's own label; "own" and "before" alone for all others.
+        offset: Logarithm of what all bases are multiplied by.
+        spread: Log half width of the 80% interval of an unseen program's host time.
+        launch_ns: What one launch takes; 0 where none was recorded.
+        programs: How many were fitted.
+        host: Whose they are.
+        with_calls: Whether it tells steps in which calls of Python functions were counted.
+        counted: The same host, told with the calls; ``None`` where too few of its programs had theirs counted.
     """
 
     pools: dict[Label, Pool]

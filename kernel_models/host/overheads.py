@@ -48,10 +48,10 @@ class Distribution:
     """The samples of one key; nanoseconds.
 
     Attributes:
-        count: samples.
-        mean_ns, total_ns: over them.
-        quantiles_ns: at ``QUANTILES``.
-        estimate_ns: what to expect of one more event: the mean; of a pool, the median of its keys' means, since the
+        count: Samples.
+        mean_ns, total_ns: Over them.
+        quantiles_ns: At ``QUANTILES``.
+        estimate_ns: What to expect of one more event: the mean; of a pool, the median of its keys' means, since the
             next event is of another operation and a few keys cost a thousand times the others (on captures of the five
             other workloads of the suite, each left out in turn: 11% mean error, with the mean of keys 29%).
     """
@@ -259,9 +259,9 @@ class HostRatio:
     """The comparison of one host with another over the keys both have.
 
     Attributes:
-        shared: keys in both.
-        ratio: time of the second host over the first, each shared key weighted by its time on the first.
-        low, high: the quartiles of the keys' own ratios.
+        shared: Keys in both.
+        ratio: Time of the second host over the first, each shared key weighted by its time on the first.
+        low, high: The quartiles of the keys' own ratios.
     """
 
     shared: int

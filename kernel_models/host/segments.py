@@ -101,14 +101,14 @@ class Segments:
     """Pieces of host time, sorted by (thread, start). Columns of equal length.
 
     Attributes:
-        kind: an ``Overhead``.
-        op: row of the top-level operation it lies in; for T1 of the one that follows; -1 where there is none.
-        before: for T1 the top-level operation before it, -1 elsewhere.
-        call: row of ``graph.launches`` for T4, else -1.
-        thread, start_ns: where it lies.
-        duration_ns: without waiting.
-        events: operations and calls recorded in it, each of which cost the profiler time.
-        step: row of ``graph.steps``, -1 outside every step.
+        kind: An ``Overhead``.
+        op: Row of the top-level operation it lies in; for T1 of the one that follows; -1 where there is none.
+        before: For T1 the top-level operation before it, -1 elsewhere.
+        call: Row of ``graph.launches`` for T4, else -1.
+        thread, start_ns: Where it lies.
+        duration_ns: Without waiting.
+        events: Operations and calls recorded in it, each of which cost the profiler time.
+        step: Row of ``graph.steps``, -1 outside every step.
     """
 
     kind: Int8

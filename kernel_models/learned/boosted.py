@@ -82,14 +82,14 @@ class BoostedModel:
     """Trees on a recipe's features, times the recipe's baseline. Made by ``kernel_models.fitting``.
 
     Attributes:
-        family: the family it prices.
-        recipe: name in ``RECIPES``.
-        variants: kinds, dtypes, layouts and flags it was fitted to.
-        figures: of the device.
-        limits: least and largest size measured of each variant, [variants, 2, dimensions].
-        trees: log(time / baseline).
-        intervals: from out-of-fold residuals.
-        neighbours: measured products whose times are features too, after the recipe's.
+        family: The family it prices.
+        recipe: Name in ``RECIPES``.
+        variants: Kinds, dtypes, layouts and flags it was fitted to.
+        figures: Of the device.
+        limits: Least and largest size measured of each variant, [variants, 2, dimensions].
+        trees: Log(time / baseline).
+        intervals: From out-of-fold residuals.
+        neighbours: Measured products whose times are features too, after the recipe's.
     """
 
     family: Family

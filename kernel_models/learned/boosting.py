@@ -39,9 +39,9 @@ class Member:
     """One of the ensembles of trees whose weighted mean a model takes.
 
     Attributes:
-        neighbours: of matrix products, whether it sees what measured neighbours took.
-        share: of the settings' trees that it needs; the others would no longer help rows left out.
-        weight: its part of the mean.
+        neighbours: Of matrix products, whether it sees what measured neighbours took.
+        share: Of the settings' trees that it needs; the others would no longer help rows left out.
+        weight: Its part of the mean.
     """
 
     neighbours: bool = False
@@ -54,11 +54,11 @@ class Boosting:
     """Settings of boosting. Every number in use was chosen by cross-validation over shape groups of a fit split.
 
     Attributes:
-        iterations, learning_rate, leaves: trees, the share each one adds, and leaves of each.
-        feature_share: features that each split may choose from; less decorrelates the trees.
-        least_rows: rows of a leaf at least.
-        depth: levels at most; 0 for no limit.
-        members: ensembles whose mean is taken, each of up to so many trees.
+        iterations, learning_rate, leaves: Trees, the share each one adds, and leaves of each.
+        feature_share: Features that each split may choose from; less decorrelates the trees.
+        least_rows: Rows of a leaf at least.
+        depth: Levels at most; 0 for no limit.
+        members: Ensembles whose mean is taken, each of up to so many trees.
     """
 
     iterations: int
@@ -86,9 +86,9 @@ def fit_trees(features: Float32, target: Float64, how: Boosting, *, seed: int = 
     Args:
         features: [n, f].
         target: [n].
-        how: the settings.
-        seed: of the features each split may choose from; the same data and seed give the same trees.
-        plain: members without neighbours see only so many of the first features; 0 for all.
+        how: The settings.
+        seed: Of the features each split may choose from; the same data and seed give the same trees.
+        plain: Members without neighbours see only so many of the first features; 0 for all.
     """
     bins = Bins.of(features)
     codes = bins.codes(features)
@@ -137,13 +137,13 @@ def grow_trees(bins: Bins, codes: Codes, target: Float64, how: Boosting, seed: i
     """Grow one ensemble, on one core: the same data give the same trees wherever they are grown.
 
     Args:
-        bins: how features became codes.
-        codes: of the first features, [n, f].
+        bins: How features became codes.
+        codes: Of the first features, [n, f].
         target: [n].
-        how: the settings; its members are not looked at.
-        seed: of the features each split may choose from.
-        left_out: codes and target of other rows: growth ends where ``PATIENCE`` trees gain nothing on them.
-        loss: what is made least.
+        how: The settings; its members are not looked at.
+        seed: Of the features each split may choose from.
+        left_out: Codes and target of other rows: growth ends where ``PATIENCE`` trees gain nothing on them.
+        loss: What is made least.
     """
     model = ensemble.HistGradientBoostingRegressor(
         loss=loss, max_iter=how.iterations, learning_rate=how.learning_rate, max_leaf_nodes=how.leaves,

@@ -60,9 +60,9 @@ class Columns:
     """Calls as columns.
 
     Attributes:
-        dims: sizes as ``DIMENSIONS`` names them, [n, d].
-        code: place of each call's plain variant in the list of known ones, −1 for an unknown one, [n].
-        flops, bytes_read, bytes_written: the calls', [n]; empty unless asked for.
+        dims: Sizes as ``DIMENSIONS`` names them, [n, d].
+        code: Place of each call's plain variant in the list of known ones, −1 for an unknown one, [n].
+        flops, bytes_read, bytes_written: The calls', [n]; empty unless asked for.
     """
 
     dims: Int64
@@ -125,13 +125,13 @@ class Figures:
     """Figures of the device and of each variant, as recipes take them.
 
     Attributes:
-        sm_count: multiprocessors.
-        bandwidth_gbps: device memory, 10⁹ bytes/s.
-        l2_mb: last cache, MiB.
-        tflops: peak rate of each variant's dtype, 10¹²/s, matrix units where it has them, [variants].
-        element_bytes: of each variant's dtype, [variants].
-        causal: whether a variant masks the upper triangle, [variants].
-        backward: whether a variant is a gradient, [variants].
+        sm_count: Multiprocessors.
+        bandwidth_gbps: Device memory, 10⁹ bytes/s.
+        l2_mb: Last cache, MiB.
+        tflops: Peak rate of each variant's dtype, 10¹²/s, matrix units where it has them, [variants].
+        element_bytes: Of each variant's dtype, [variants].
+        causal: Whether a variant masks the upper triangle, [variants].
+        backward: Whether a variant is a gradient, [variants].
     """
 
     sm_count: int

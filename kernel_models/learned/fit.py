@@ -32,9 +32,9 @@ class OutOfFold(NamedTuple):
     """Rows as predicted by trees that did not see them.
 
     Attributes:
-        time_us: of each row, [n]; NaN for rows of folds that were not looked at.
-        done: rows that were predicted, [n].
-        members: the settings' members, with the share of the trees that helped, and their weights.
+        time_us: Of each row, [n]; NaN for rows of folds that were not looked at.
+        done: Rows that were predicted, [n].
+        members: The settings' members, with the share of the trees that helped, and their weights.
     """
 
     time_us: Float64

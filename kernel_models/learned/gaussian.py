@@ -44,12 +44,12 @@ class GaussianModel:
     """One family on one device.
 
     Attributes:
-        family: the family.
-        formula: the formulas, with fitted efficiencies.
-        points: how calls become points.
-        process: of log(measured / formula).
-        widths: half width of the interval in conditional standard deviations, from rows left out.
-        trees: whose times are mixed in for what they cover, or ``None``.
+        family: The family.
+        formula: The formulas, with fitted efficiencies.
+        points: How calls become points.
+        process: Of log(measured / formula).
+        widths: Half width of the interval in conditional standard deviations, from rows left out.
+        trees: Whose times are mixed in for what they cover, or ``None``.
     """
 
     family: Family

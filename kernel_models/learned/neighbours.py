@@ -45,11 +45,11 @@ class Neighbours:
     """Measured products, sorted by variant, batch and m.
 
     Attributes:
-        head: variant, batch and m of each group, ascending, [groups, 3].
-        start: first product of each group, and the end, [groups + 1].
-        site, log_site: n and k, and their logarithms to base 2, [products, 2].
-        value: log(measured / baseline), [products].
-        base_us: the baseline, µs [products].
+        head: Variant, batch and m of each group, ascending, [groups, 3].
+        start: First product of each group, and the end, [groups + 1].
+        site, log_site: N and k, and their logarithms to base 2, [products, 2].
+        value: Log(measured / baseline), [products].
+        base_us: The baseline, µs [products].
     """
 
     head: Int64

@@ -54,10 +54,10 @@ class Points:
     """The mapping of a family's calls to points.
 
     Attributes:
-        family: the family.
-        kept: columns of all that differ among the calls seen.
-        parts: values seen of each part of a variant: kinds, dtypes, layouts, and sets of flags; the place is the code.
-        low, high: least and largest of each dimension seen.
+        family: The family.
+        kept: Columns of all that differ among the calls seen.
+        parts: Values seen of each part of a variant: kinds, dtypes, layouts, and sets of flags; the place is the code.
+        low, high: Least and largest of each dimension seen.
     """
 
     family: Family
@@ -233,9 +233,9 @@ def fit_process(x: Float64, v: Codes, y: Float64, start: Kernel | None = None, s
         x: [n, d] logarithms of sizes; n ≥ 1.
         v: [n, c] codes.
         y: [n].
-        start: where to begin; the middle of the priors.
-        seed: of the rows chosen where there are more than ``MOST_TO_LEARN_FROM``.
-        until: on the monotonic clock, after which the best kernel so far is taken.
+        start: Where to begin; the middle of the priors.
+        seed: Of the rows chosen where there are more than ``MOST_TO_LEARN_FROM``.
+        until: On the monotonic clock, after which the best kernel so far is taken.
     """
     rows = np.arange(len(y))
     if len(rows) > MOST_TO_LEARN_FROM:

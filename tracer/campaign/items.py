@@ -23,14 +23,14 @@ class Item(msgspec.Struct, frozen=True):
     """One thing to record.
 
     Attributes:
-        id: hash of the content: kind, name, all settings, counts. The same for the same content in any plan.
+        id: Hash of the content: kind, name, all settings, counts. The same for the same content in any plan.
         kind: "workload" (a capture) or "kernel" (a micro-benchmark).
-        name: the workload or the family.
-        settings: every setting, defaults included, as plain values.
-        counts: arguments of ``tracer.capture``; empty for a micro-benchmark.
-        split: the side it is on, decided by its sizes alone.
-        seconds: what the plan expects it to take.
-        visit: the how-manieth time a micro-benchmark is measured; from the second on only its warm times are.
+        name: The workload or the family.
+        settings: Every setting, defaults included, as plain values.
+        counts: Arguments of ``tracer.capture``; empty for a micro-benchmark.
+        split: The side it is on, decided by its sizes alone.
+        seconds: What the plan expects it to take.
+        visit: The how-manieth time a micro-benchmark is measured; from the second on only its warm times are.
     """
 
     id: str

@@ -31,21 +31,21 @@ class ItemResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The result of one item: a line of ``items.jsonl``.
 
     Attributes:
-        id, kind, name, settings, split: the item's; in a rehearsal ``settings`` are the tiny ones.
+        id, kind, name, settings, split: The item's; in a rehearsal ``settings`` are the tiny ones.
         status: "ok"; "unsupported" if this device or torch cannot do it; "failed".
-        reason: one sentence why, if not "ok".
-        seconds: what the item took, files included.
-        session: which of the index's sessions, from 0.
-        file: its file below the campaign's directory; a micro-benchmark's rows are in its family's.
+        reason: One sentence why, if not "ok".
+        seconds: What the item took, files included.
+        session: Which of the index's sessions, from 0.
+        file: Its file below the campaign's directory; a micro-benchmark's rows are in its family's.
         content: "graph" (one-file form), "summary" (operation and kernel table), "times" (no file), "kernels".
-        unprofiled_step_ns, profiled_step_ns: every step's time, nanoseconds.
-        median_ns, spread: of the unprofiled steps (spread: interquartile range over median); of a
+        unprofiled_step_ns, profiled_step_ns: Every step's time, nanoseconds.
+        median_ns, spread: Of the unprofiled steps (spread: interquartile range over median); of a
             micro-benchmark the warm variant's.
-        profiler_slowdown: median profiled over median unprofiled step.
-        peak_memory: bytes: "allocated_bytes", "reserved_bytes" of the device, "host_bytes" resident.
-        parameters: trainable numbers of the model.
+        profiler_slowdown: Median profiled over median unprofiled step.
+        peak_memory: Bytes: "allocated_bytes", "reserved_bytes" of the device, "host_bytes" resident.
+        parameters: Trainable numbers of the model.
         clocks: MHz and the like right after the unprofiled steps, as nvidia-smi names them.
-        notes: what the capture wants said.
+        notes: What the capture wants said.
     """
 
     id: str

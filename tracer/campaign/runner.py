@@ -46,12 +46,12 @@ class RunOptions:
     """Options of a plan's run.
 
     Attributes:
-        minutes: time box. No item is started that is expected to end after it.
-        max_mb: most megabytes (10⁶ bytes) of the directory.
-        part: which part of the plan, from 1; None for all.
-        resume: go on in a directory that holds results; failed items are tried again, after all others.
-        rehearse: tiny sizes, on the CPU; all else is the same.
-        say: called with a line about each step forward.
+        minutes: Time box. No item is started that is expected to end after it.
+        max_mb: Most megabytes (10⁶ bytes) of the directory.
+        part: Which part of the plan, from 1; None for all.
+        resume: Go on in a directory that holds results; failed items are tried again, after all others.
+        rehearse: Tiny sizes, on the CPU; all else is the same.
+        say: Called with a line about each step forward.
     """
 
     minutes: float = 9.0

@@ -31,40 +31,40 @@ def capture(out: str | PathLike[str], *, steps: int = 3, warmup: int = 3, timed:
     """Record a training run: a context manager, or a decorator of a function whose every call is one step.
 
     Args:
-        out: directory of the job; every rank writes its own part, ``OUT/rank<r>``.
-        steps: profiled steps of each cycle, at least 1.
-        warmup: steps run before anything is measured.
-        timed: steps timed without the profiler, every device in use waited for at each border. On a machine with a GPU
+        out: Directory of the job; every rank writes its own part, ``OUT/rank<r>``.
+        steps: Profiled steps of each cycle, at least 1.
+        warmup: Steps run before anything is measured.
+        timed: Steps timed without the profiler, every device in use waited for at each border. On a machine with a GPU
             up to 4 more are timed as one, waited for at their end only: what a loop gains by running ahead of its GPU.
-        cycles: windows of ``steps`` profiled steps, each after a warm-up of the profiler; at least 1.
+        cycles: Windows of ``steps`` profiled steps, each after a warm-up of the profiler; at least 1.
         execution_trace: "apart" records PyTorch's execution trace in one more step after the last window. The observer
             costs some 20 µs of host time for each operation (the profiler itself 2; measured on one AMD EPYC core,
             torch 2.13), so that the windows are free of it; their operations are joined to it by their sequence. "all"
             records it in every window: operations are joined by their ids, and their times hold that cost. "none"
             records none.
         form: "json" keeps the profiler's own files, "foretrace" writes the one-file form of the graph instead.
-        stacks: also record Python stacks. Gives the module path of each operation and slows the host down a lot.
-        replace: replace a capture that is already there, complete or partial, once this one has measured something.
-        world_size: make this process one rank of a fake world of so many ranks while the ``with`` block runs: build and
+        stacks: Also record Python stacks. Gives the module path of each operation and slows the host down a lot.
+        replace: Replace a capture that is already there, complete or partial, once this one has measured something.
+        world_size: Make this process one rank of a fake world of so many ranks while the ``with`` block runs: build and
             wrap the model inside it (see ``tracer.fake_world``). Compute is real and timed; collectives are recorded
             but take no time, and what is read back says so.
-        rank: which rank of the fake world.
-        lookups: count, in one step of the profiler's warm-up that is thrown away, how often rows of each embedding
+        rank: Which rank of the fake world.
+        lookups: Count, in one step of the profiler's warm-up that is thrown away, how often rows of each embedding
             table are looked up and how long bags are (``tracer.lookup_data``), so that their time can be predicted.
             Only counts are kept, never an index. Measured steps are as without.
-        python_calls: count, in the same step that is thrown away, the calls of Python functions between operations:
+        python_calls: Count, in the same step that is thrown away, the calls of Python functions between operations:
             what a model's own Python costs a host is then told from what its operations do (docs/host_overheads.md).
-        profile_memory: also record every change of the devices' memory in the windows, for ``foretrace memory``. Each
+        profile_memory: Also record every change of the devices' memory in the windows, for ``foretrace memory``. Each
             costs the host about what another operation does.
 
     Returns:
         The capture, not started yet. It needs ``capture.options.total_steps`` steps.
 
     Raises:
-        CaptureError: an argument is wrong. Entering raises it if the directory cannot be written, holds a capture, or
+        CaptureError: An argument is wrong. Entering raises it if the directory cannot be written, holds a capture, or
             another capture (here, or in another process into the same directory) or profiler is running; ``step``
             raises it if the files cannot be written, or if another profiler has been started.
-        FakeWorldError: entering, if a fake world is asked for and process groups are up already.
+        FakeWorldError: Entering, if a fake world is asked for and process groups are up already.
     """
     options = CaptureOptions(steps, warmup, timed, cycles, execution_trace, form, stacks, replace, lookups,
                              python_calls, profile_memory)

@@ -52,11 +52,11 @@ class Waiting:
     """What kept some steps from a processor.
 
     Attributes:
-        ns: what they took in all.
-        waited_ns: of each step's time, how long its thread was ready while others ran.
-        switches: how often it was taken off its processor.
-        stolen: share of the machine's time that others on its hardware took.
-        others: processors that other processes of the machine used in the mean.
+        ns: What they took in all.
+        waited_ns: Of each step's time, how long its thread was ready while others ran.
+        switches: How often it was taken off its processor.
+        stolen: Share of the machine's time that others on its hardware took.
+        others: Processors that other processes of the machine used in the mean.
     """
 
     ns: int = 0
@@ -171,9 +171,9 @@ class CaptureVerdict:
     """What a capture is worth, by what the machine did meanwhile.
 
     Attributes:
-        reasons: what was seen, a phrase each; empty where nothing was.
-        sure: whether it was the machine; else steps that do unlike work may show the same.
-        spread: log half width that the machine adds to every prediction from the capture, beyond what its timed steps
+        reasons: What was seen, a phrase each; empty where nothing was.
+        sure: Whether it was the machine; else steps that do unlike work may show the same.
+        spread: Log half width that the machine adds to every prediction from the capture, beyond what its timed steps
             differ by.
     """
 

@@ -113,10 +113,10 @@ class Counting:
     """A way to count steps.
 
     Attributes:
-        unit: what is counted, in the plural.
-        rule: what makes one of them; empty where there is nothing to explain.
-        never: what to say if there was none.
-        before: steps that pass before the capture begins.
+        unit: What is counted, in the plural.
+        rule: What makes one of them; empty where there is nothing to explain.
+        never: What to say if there was none.
+        before: Steps that pass before the capture begins.
     """
 
     unit: str

@@ -156,13 +156,13 @@ class PartWriter:
         """Compress a trace that the profiler wrote, anonymised.
 
         Args:
-            source: the profiler's file in the scratch directory; removed afterwards.
-            name: file name in the part, ending in ".gz".
-            unfinished_step: name of a step annotation that a crash or the end of the script cut off; it is renamed
+            source: The profiler's file in the scratch directory; removed afterwards.
+            name: File name in the part, ending in ".gz".
+            unfinished_step: Name of a step annotation that a crash or the end of the script cut off; it is renamed
                 so that nobody takes it for a step.
 
         Raises:
-            CaptureError: the profiler's file is not whole, or this one cannot be written.
+            CaptureError: The profiler's file is not whole, or this one cannot be written.
         """
         if not source.is_file():
             raise self._broken_off()

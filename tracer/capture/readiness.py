@@ -42,10 +42,10 @@ class MachineCheck:
     """One check.
 
     Attributes:
-        subject: what was looked at.
+        subject: What was looked at.
         verdict: ``PROBLEM`` where something of foretrace will not work, ``NOTE`` where it is less exact or slower.
-        found: what there is.
-        advice: what to do about it; empty where nothing is to be done.
+        found: What there is.
+        advice: What to do about it; empty where nothing is to be done.
     """
 
     subject: str

@@ -164,20 +164,20 @@ def run_script(path: str | os.PathLike[str] | UserCode, args: Sequence[str], cap
     Its first optimizer step is never measured: it ends the script's preparations. The capture begins after it.
 
     Args:
-        path: the script, the notebook or the module's name.
-        args: its arguments.
-        capture: not begun.
+        path: The script, the notebook or the module's name.
+        args: Its arguments.
+        capture: Not begun.
         afterwards: "stop" ends the script when everything is recorded, "continue" lets it run to its own end.
         world: (world size, rank) of a fake world that the script finds as if torchrun had started it.
-        optimizer: whose steps are counted: 0 is the optimizer that makes its first step before all others.
+        optimizer: Whose steps are counted: 0 is the optimizer that makes its first step before all others.
 
     Returns:
         The finished capture.
 
     Raises:
-        CaptureError: the script does not exist, there can be no such optimizer, the directory cannot be written, or
+        CaptureError: The script does not exist, there can be no such optimizer, the directory cannot be written, or
             the script ended too early (what there is of the capture has been written).
-        BaseException: whatever the script raised, as it was raised; ``SystemExit`` only if it reports a failure.
+        BaseException: Whatever the script raised, as it was raised; ``SystemExit`` only if it reports a failure.
     """
     capture.counting = by_optimizer(optimizer)
     code = path if isinstance(path, UserCode) else find_main(os.fspath(path))
@@ -216,15 +216,15 @@ def run_workload(settings: Settings, capture: Capture, plan: ParallelPlan | None
     """Build a workload of the suite and capture as many of its steps as are needed.
 
     Args:
-        settings: checked settings (``tracer.workloads.configure`` or ``parse``).
-        capture: not begun.
-        plan: how the workload is spread over the ranks; without one every rank would do it alone.
+        settings: Checked settings (``tracer.workloads.configure`` or ``parse``).
+        capture: Not begun.
+        plan: How the workload is spread over the ranks; without one every rank would do it alone.
         world: (world size, rank) of a fake world; without one the process groups are real (torchrun's).
 
     Raises:
-        CaptureError: the capture cannot start or be written.
-        PlanError: the plan does not fit the workload or the world.
-        WorkloadError: the workload cannot be built here.
+        CaptureError: The capture cannot start or be written.
+        PlanError: The plan does not fit the workload or the world.
+        WorkloadError: The workload cannot be built here.
     """
     facts = {"name": settings.WORKLOAD, "settings": workloads.as_plain(settings), "split": workloads.split(settings)}
     capture.facts["workload"] = facts

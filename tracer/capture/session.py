@@ -51,19 +51,19 @@ class Capture:
     """See ``tracer.capture.capture``, which makes one.
 
     Attributes:
-        finished: whether the capture is over, so that a loop may end: everything is recorded (``complete``), or it
+        finished: Whether the capture is over, so that a loop may end: everything is recorded (``complete``), or it
             ended early (``ended`` says why). From there on ``step`` costs one comparison.
-        recording: whether the profiler is running now.
-        ended: why the capture ended before everything was recorded; empty if it did not.
-        facts: what else ``context.json`` shall hold, ready for JSON.
-        late_facts: the same, asked for each time the file is written.
-        counting: what one step is, for messages.
-        progress: called with the steps done and those needed in all where the next step is not measured, and between
+        recording: Whether the profiler is running now.
+        ended: Why the capture ended before everything was recorded; empty if it did not.
+        facts: What else ``context.json`` shall hold, ready for JSON.
+        late_facts: The same, asked for each time the file is written.
+        counting: What one step is, for messages.
+        progress: Called with the steps done and those needed in all where the next step is not measured, and between
             all steps that are long.
-        unprofiled_step_ns, profiled_step_ns: the steps measured so far, nanoseconds, each with idle devices at its end.
+        unprofiled_step_ns, profiled_step_ns: The steps measured so far, nanoseconds, each with idle devices at its end.
             They are the measured step, to which predictions of the profiled ones compare.
-        free_running: the steps timed as one after these; ``None`` before.
-        waited_for: the devices in use, by PyTorch's numbers.
+        free_running: The steps timed as one after these; ``None`` before.
+        waited_for: The devices in use, by PyTorch's numbers.
     """
 
     def __init__(self, out: str | os.PathLike[str], options: CaptureOptions,

@@ -143,10 +143,10 @@ def open_workers(engine: str = LOCAL, address: str | None = None) -> Iterator[Ta
 
     Args:
         engine: "local" for this process; "dask" or "ray" for processes of this machine, one a core.
-        address: of a cluster that runs, whose workers must have foretrace and see files under the same paths.
+        address: Of a cluster that runs, whose workers must have foretrace and see files under the same paths.
 
     Raises:
-        ClusterError: the cluster cannot be used.
+        ClusterError: The cluster cannot be used.
     """
     if engine not in ENGINES:
         raise ClusterError(f"There are no workers {engine!r}; choose one of {', '.join(ENGINES)}.")

@@ -43,13 +43,13 @@ class TaskWorkers(ABC):
         """Yield the result of each call, in the order of the items.
 
         Args:
-            function: called with one item; for calls elsewhere a function of a module, or a ``partial`` of one.
-            items: what it is called with.
-            name: what an item is called in the message about a worker that died over it.
+            function: Called with one item; for calls elsewhere a function of a module, or a ``partial`` of one.
+            items: What it is called with.
+            name: What an item is called in the message about a worker that died over it.
 
         Raises:
-            ClusterError: the cluster went away.
-            Exception: what a call raised that is no ``ForetraceError``.
+            ClusterError: The cluster went away.
+            Exception: What a call raised that is no ``ForetraceError``.
         """
 
 

@@ -27,12 +27,12 @@ class BenchPlan:
     """A sweep.
 
     Attributes:
-        kinds: of ``BENCH_KINDS``.
-        sizes: payload bytes (the whole buffer of a rank, as nccl-tests counts).
+        kinds: Of ``BENCH_KINDS``.
+        sizes: Payload bytes (the whole buffer of a rank, as nccl-tests counts).
         backend: "gloo" or "nccl".
-        dtype: of the elements.
-        rounds: every size is measured this many times, the sizes in another order each time.
-        loop_seconds: how long one timed loop is.
+        dtype: Of the elements.
+        rounds: Every size is measured this many times, the sizes in another order each time.
+        loop_seconds: How long one timed loop is.
     """
 
     kinds: tuple[str, ...]

@@ -258,9 +258,9 @@ def ray_capture(out: str | os.PathLike[str], **options: Any) -> Iterator[Capture
                     capture.step()
 
     Args:
-        out: directory of the job, on a disk that all workers see (a worker runs in a directory of its own, so that a
+        out: Directory of the job, on a disk that all workers see (a worker runs in a directory of its own, so that a
             relative path would be its alone).
-        options: those of ``tracer.capture.capture`` (``steps``, ``warmup``, ``timed``, …).
+        options: Those of ``tracer.capture.capture`` (``steps``, ``warmup``, ``timed``, …).
 
     Raises:
         CaptureError: Ray is not installed, this is no worker of a training, or the path is relative.

@@ -46,17 +46,17 @@ class DeviceTimes:
     """Device work in the order of the file, with the calls that launched it; times in ns of the trace's clock.
 
     Attributes:
-        start, duration: of each piece of work, [work].
-        clock: number of its device and the process that uses it, [work].
-        stream: number of its stream and clock, [work].
-        launched: whether its call was recorded, [work].
-        call_start, call_end: of that call; 0 for none, [work].
-        shared: whether the call launched more work (a CUDA graph), [work].
-        same: number of its kernel and launch grid, [work].
-        waits: of each clock the calls that wait for all its work; absent where that is unknown.
-        unsteady: whether its clock differs from the host's by a time that changes, [work]. No wrong time of single work
+        start, duration: Of each piece of work, [work].
+        clock: Number of its device and the process that uses it, [work].
+        stream: Number of its stream and clock, [work].
+        launched: Whether its call was recorded, [work].
+        call_start, call_end: Of that call; 0 for none, [work].
+        shared: Whether the call launched more work (a CUDA graph), [work].
+        same: Number of its kernel and launch grid, [work].
+        waits: Of each clock the calls that wait for all its work; absent where that is unknown.
+        unsteady: Whether its clock differs from the host's by a time that changes, [work]. No wrong time of single work
             can be told then.
-        host_first, host_last: first start and last end of all calls; 0 without any.
+        host_first, host_last: First start and last end of all calls; 0 without any.
     """
 
     start: np.ndarray

@@ -62,11 +62,11 @@ class ClockMove:
     """A clock that is behind the host's.
 
     Attributes:
-        clock: its number.
-        shift_ns: time by which its work was moved; 0 where the difference changes, so that none was.
-        early: number of kernels recorded before their launch.
-        most_ns: the most that one of those is early.
-        work: number of all its work.
+        clock: Its number.
+        shift_ns: Time by which its work was moved; 0 where the difference changes, so that none was.
+        early: Number of kernels recorded before their launch.
+        most_ns: The most that one of those is early.
+        work: Number of all its work.
     """
 
     clock: int

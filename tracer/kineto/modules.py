@@ -191,10 +191,10 @@ def count_python_calls(ops: OpTable, steps: StepTable, functions: dict[str, np.n
     """Write how many functions are called before each operation and in each step; nothing where none was recorded.
 
     Args:
-        ops: sorted by thread and start.
-        steps: of the window.
-        functions: thread and start of each call of a Python function that is no module's.
-        modules: the same of calls of modules, which the profiler names apart.
+        ops: Sorted by thread and start.
+        steps: Of the window.
+        functions: Thread and start of each call of a Python function that is no module's.
+        modules: The same of calls of modules, which the profiler names apart.
     """
     if not len(functions["start"]):
         return

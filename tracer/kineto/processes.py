@@ -28,11 +28,11 @@ class ProcessPart:
     """What is one process's own.
 
     Attributes:
-        pid: its number, as the file writes it.
-        correlations: of its launches that no other process has, ascending.
-        devices: those it alone launches on: their work is its own, whatever its number.
-        unique: those that one process alone gave, ascending.
-        in_order: nothing in the file says which devices are whose: processes and devices were paired in order.
+        pid: Its number, as the file writes it.
+        correlations: Of its launches that no other process has, ascending.
+        devices: Those it alone launches on: their work is its own, whatever its number.
+        unique: Those that one process alone gave, ascending.
+        in_order: Nothing in the file says which devices are whose: processes and devices were paired in order.
     """
 
     pid: str

@@ -61,9 +61,9 @@ def read_kineto(source: str | os.PathLike[str], *, progress: Callable[[int, int]
     The text is streamed: memory grows with the number of events, not with the length of the text.
 
     Args:
-        source: a path or any fsspec URL (``s3://…``, ``https://…``).
-        progress: called with (bytes done, bytes in all) of the stored file; the second is 0 if unknown.
-        step_region: the steps are the regions of this name (see ``tracer.kineto.steps``); by default the best
+        source: A path or any fsspec URL (``s3://…``, ``https://…``).
+        progress: Called with (bytes done, bytes in all) of the stored file; the second is 0 if unknown.
+        step_region: The steps are the regions of this name (see ``tracer.kineto.steps``); by default the best
             evidence decides.
 
     Returns:
@@ -71,9 +71,9 @@ def read_kineto(source: str | os.PathLike[str], *, progress: Callable[[int, int]
         what was missing, mended or lost is in ``meta.loss``.
 
     Raises:
-        TraceError: the file is missing, empty, no profiler trace, too damaged to hold a single event, or of several
+        TraceError: The file is missing, empty, no profiler trace, too damaged to hold a single event, or of several
             processes.
-        StepRegionError: it has no region named ``step_region``.
+        StepRegionError: It has no region named ``step_region``.
     """
     found = read_processes(source, progress=progress, step_region=step_region)
     if len(found) > 1:

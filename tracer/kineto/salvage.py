@@ -134,9 +134,9 @@ def salvage(text: bytes, loss: LossReport, at_end: bool) -> Salvaged:
     """Decode the events of ``text`` one at a time, repairing or dropping (and counting) those that are invalid.
 
     Args:
-        text: events separated by commas, perhaps with the end of the array and what follows it.
-        loss: counts repairs, drops and truncated bytes.
-        at_end: the file ends here, so an unfinished last event is a truncation.
+        text: Events separated by commas, perhaps with the end of the array and what follows it.
+        loss: Counts repairs, drops and truncated bytes.
+        at_end: The file ends here, so an unfinished last event is a truncation.
 
     """
     if (valid := elements(text, loss)) is not None:

@@ -215,14 +215,14 @@ def region_steps(ops: OpTable, op_end: np.ndarray, calls: LaunchTable, kernels: 
     """Return the steps that regions of a name mark.
 
     Args:
-        ops: the window's operations and annotations, with their ends, [ops] ns.
-        calls, kernels: the window's calls and device work, linked.
-        strings: the window's texts; the steps' names are added.
-        name: of the regions; ``*`` matches any text where no region has exactly this name.
-        source: the trace's name, for the error.
+        ops: The window's operations and annotations, with their ends, [ops] ns.
+        calls, kernels: The window's calls and device work, linked.
+        strings: The window's texts; the steps' names are added.
+        name: Of the regions; ``*`` matches any text where no region has exactly this name.
+        source: The trace's name, for the error.
 
     Raises:
-        StepRegionError: no region has this name.
+        StepRegionError: No region has this name.
     """
     texts = list(strings)
     rows = _rows_of(ops, texts, name)
@@ -339,10 +339,10 @@ def drop_step_faults(steps: StepTable, source: int, ops: OpTable, calls: LaunchT
     """Leave out steps that are none, count them and say why.
 
     Args:
-        steps, source: as found.
-        ops, calls, kernels: whose ``step`` is set; it is renumbered where steps are left out.
-        strings: texts of the tables' codes.
-        loss: gets the counts and sentences.
+        steps, source: As found.
+        ops, calls, kernels: Whose ``step`` is set; it is renumbered where steps are left out.
+        strings: Texts of the tables' codes.
+        loss: Gets the counts and sentences.
 
     Returns:
         The steps that are left and their source; none and ``NONE`` where the repeats are unlike each other.
@@ -385,13 +385,13 @@ class _StepWork:
     """The work of each step, and how long it took; each [steps].
 
     Attributes:
-        ops: operations of all threads.
-        launches: calls that start device work.
-        kernels: pieces of device work that were launched in the step.
-        device_ns: their time.
-        host_ns: time of the outermost operations. They wait for a device too: it measures work only without one.
-        length_ns: from the step's start to its end.
-        trains: whether it runs autograd's engine or an optimizer: a small share of a first step that compiles may be a
+        ops: Operations of all threads.
+        launches: Calls that start device work.
+        kernels: Pieces of device work that were launched in the step.
+        device_ns: Their time.
+        host_ns: Time of the outermost operations. They wait for a device too: it measures work only without one.
+        length_ns: From the step's start to its end.
+        trains: Whether it runs autograd's engine or an optimizer: a small share of a first step that compiles may be a
             whole step.
     """
 

@@ -164,17 +164,17 @@ class Lookup:
     """One look-up of a step, with the operations around and behind it.
 
     Attributes:
-        rows: its rows in ``graph.ops``, outermost first, each with the position of its indices.
-        step: of the graph, ``NONE`` outside steps.
-        module: path of the module that did it, empty where not known.
-        shape: of its weight; one dimension where several tables lie in it.
-        lookups: indices in all.
-        bags: vectors it gives.
-        pooled: whether a bag may have several look-ups.
-        dtype: of the weight as recorded.
-        sequence: autograd's number, ``NONE`` if not known.
-        batched_tables: tables in the weight, where the operation says.
-        columns: of each of them; 0 where the operation does not say.
+        rows: Its rows in ``graph.ops``, outermost first, each with the position of its indices.
+        step: Of the graph, ``NONE`` outside steps.
+        module: Path of the module that did it, empty where not known.
+        shape: Of its weight; one dimension where several tables lie in it.
+        lookups: Indices in all.
+        bags: Vectors it gives.
+        pooled: Whether a bag may have several look-ups.
+        dtype: Of the weight as recorded.
+        sequence: Autograd's number, ``NONE`` if not known.
+        batched_tables: Tables in the weight, where the operation says.
+        columns: Of each of them; 0 where the operation does not say.
     """
 
     rows: list[tuple[int, int]]

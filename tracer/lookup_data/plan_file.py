@@ -71,10 +71,10 @@ class TableSharding:
     """How one table is spread.
 
     Attributes:
-        kind: one of ``ShardKind``.
-        ranks: table-wise: the one rank; column-wise: the rank of each part of the columns, in their order;
+        kind: One of ``ShardKind``.
+        ranks: Table-wise: the one rank; column-wise: the rank of each part of the columns, in their order;
             table-row-wise: the ranks of one node; else all ranks.
-        location: of the weights (``tracer.lookup_data.tables.LOCATIONS``).
+        location: Of the weights (``tracer.lookup_data.tables.LOCATIONS``).
     """
 
     kind: ShardKind

@@ -179,25 +179,25 @@ class EmbeddingTable:
     """One table.
 
     Attributes:
-        name: unique within a model.
-        rows, columns: of the weights.
-        dtype: of the weights: a key of ``TABLE_DTYPES``.
-        bag: look-ups of a sample, mean.
-        longest_bag: look-ups of the longest bag of a batch; 0: as long as the mean.
-        bag_quantiles: look-ups of the bags at ``BAG_QUANTILES`` of a recorded batch, or nothing.
-        skew: exponent of the Zipf law by which rows are drawn (0: evenly). With a histogram it only scales that.
-        reuse: histogram of a batch (``reuse_histogram``), or nothing.
-        reuse_lookups: look-ups of the batch that ``reuse`` is of.
-        unique: different rows of that batch, counted; 0: estimated from the histogram.
+        name: Unique within a model.
+        rows, columns: Of the weights.
+        dtype: Of the weights: a key of ``TABLE_DTYPES``.
+        bag: Look-ups of a sample, mean.
+        longest_bag: Look-ups of the longest bag of a batch; 0: as long as the mean.
+        bag_quantiles: Look-ups of the bags at ``BAG_QUANTILES`` of a recorded batch, or nothing.
+        skew: Exponent of the Zipf law by which rows are drawn (0: evenly). With a histogram it only scales that.
+        reuse: Histogram of a batch (``reuse_histogram``), or nothing.
+        reuse_lookups: Look-ups of the batch that ``reuse`` is of.
+        unique: Different rows of that batch, counted; 0: estimated from the histogram.
         pooling: "sum" and "mean" give a vector a sample, "none" one a look-up.
-        weighted: whether each look-up has a weight.
-        optimizer: a key of ``ROW_STATE_BYTES``; "none" of a table that is only looked up.
-        output_dtype: of its vectors: a key of ``OUTPUT_DTYPES``.
-        location: one of ``LOCATIONS``.
-        cache_load_factor: of ``uvm_cached`` tables: share of the rows that the device keeps.
+        weighted: Whether each look-up has a weight.
+        optimizer: A key of ``ROW_STATE_BYTES``; "none" of a table that is only looked up.
+        output_dtype: Of its vectors: a key of ``OUTPUT_DTYPES``.
+        location: One of ``LOCATIONS``.
+        cache_load_factor: Of ``uvm_cached`` tables: share of the rows that the device keeps.
 
     Raises:
-        TableError: a number is not finite, negative or (sizes) zero, a word is unknown, or two fields contradict each
+        TableError: A number is not finite, negative or (sizes) zero, a word is unknown, or two fields contradict each
             other.
     """
 

@@ -101,8 +101,8 @@ class KnownValues:
     """The real tensors behind fake ones that were made of constants.
 
     Args:
-        assumed: called with a sentence where the program asks for what is assumed and not known.
-        selected: share of the elements that masks select whose values are not known, and of their range that numbers
+        assumed: Called with a sentence where the program asks for what is assumed and not known.
+        selected: Share of the elements that masks select whose values are not known, and of their range that numbers
             between known ends fill; None where they are refused.
     """
 

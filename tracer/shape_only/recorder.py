@@ -144,11 +144,11 @@ class OperatorRecorder(TorchDispatchMode):
     """Notes operators while ``recording``, storages always.
 
     Args:
-        tracker: follows the storages.
-        modules: tells the module under way.
-        rules: operator → function that makes its outputs, in the place of a fake kernel.
-        placement: where new storages lie (``Placement``); None where there is one device only.
-        values: of tensors made of constants.
+        tracker: Follows the storages.
+        modules: Tells the module under way.
+        rules: Operator → function that makes its outputs, in the place of a fake kernel.
+        placement: Where new storages lie (``Placement``); None where there is one device only.
+        values: Of tensors made of constants.
     """
 
     def __init__(self, tracker: MemoryTracker, modules: ModuleStack, rules: dict[Any, Any], placement: Any,

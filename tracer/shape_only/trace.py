@@ -64,16 +64,16 @@ def trace_step(
     """Trace a training step by shapes alone.
 
     Args:
-        fn: builds model, optimizer and data and returns the step, a function without arguments that does one whole
+        fn: Builds model, optimizer and data and returns the step, a function without arguments that does one whole
             training step. It runs inside the trace, once; anything made outside it is real memory and real time.
-        device: the device whose operations are wanted; "cpu" for those of the CPU.
-        world_size: ranks of the job; ``fn`` then runs as rank ``rank`` of a fake world (``tracer.fake_world``), in
+        device: The device whose operations are wanted; "cpu" for those of the CPU.
+        world_size: Ranks of the job; ``fn`` then runs as rank ``rank`` of a fake world (``tracer.fake_world``), in
             which DDP, FSDP2, tensor and pipeline parallelism work unchanged. None: no process group.
-        steps: recorded steps.
-        warmup: steps before them; by default 1, and 2 with a world. The first step differs from all later ones
+        steps: Recorded steps.
+        warmup: Steps before them; by default 1, and 2 with a world. The first step differs from all later ones
             because it makes the optimizer's state, and DDP regroups its buckets at the second.
-        source: what to name as the graph's source; the function's name if empty.
-        selected: share of their elements that masks made of data are assumed to select (boxes with a high score,
+        source: What to name as the graph's source; the function's name if empty.
+        selected: Share of their elements that masks made of data are assumed to select (boxes with a high score,
             tokens of an expert), and of their range that numbers fill whose ends an operator tells (corners of boxes
             clamped to an image), which is noted in the graph; None refuses steps that depend on them.
 
@@ -84,9 +84,9 @@ def trace_step(
         ``meta.substitutions`` what was put in the place of the CPU's operations.
 
     Raises:
-        ShapeOnlyError: an unknown device; ``fn`` returns no function; or the step cannot be traced, with the user's
+        ShapeOnlyError: An unknown device; ``fn`` returns no function; or the step cannot be traced, with the user's
             line and the way out: control flow that depends on values, an operator without a fake kernel.
-        FakeWorldError: the world cannot be put up.
+        FakeWorldError: The world cannot be put up.
     """
     target = traced_device(device)
     warmup = (1 if world_size is None else 2) if warmup is None else warmup

@@ -22,14 +22,14 @@ class StateSpace:
     recurrence computed chunk by chunk with matrix products.
 
     Attributes:
-        heads, head_size: of the inner width, which is their product.
-        state: values that the recurrence keeps for each feature of a head.
-        groups: of heads that share the recurrence's inputs and outputs (B and C), as queries share keys.
-        window: tokens that the convolution sees.
-        chunk: tokens of a chunk.
-        bias: the two linear layers have biases.
-        convolution_bias: the convolution has one.
-        norm: the gated values are normalised before the last product.
+        heads, head_size: Of the inner width, which is their product.
+        state: Values that the recurrence keeps for each feature of a head.
+        groups: Of heads that share the recurrence's inputs and outputs (B and C), as queries share keys.
+        window: Tokens that the convolution sees.
+        chunk: Tokens of a chunk.
+        bias: The two linear layers have biases.
+        convolution_bias: The convolution has one.
+        norm: The gated values are normalised before the last product.
     """
 
     heads: int
@@ -91,10 +91,10 @@ class Latent:
     """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1): queries, keys and values from narrow projections.
 
     Attributes:
-        query_rank: width that queries are compressed to; 0: they are not.
-        key_rank: width that keys and values are compressed to together.
-        plain, rotated: features of a head's queries and keys without and with rotary positions.
-        values: features of a head's values.
+        query_rank: Width that queries are compressed to; 0: they are not.
+        key_rank: Width that keys and values are compressed to together.
+        plain, rotated: Features of a head's queries and keys without and with rotary positions.
+        values: Features of a head's values.
     """
 
     query_rank: int
@@ -109,50 +109,50 @@ class TransformerShape:
     """A decoder-only transformer: of equal blocks, or with ``stack`` of blocks of several kinds.
 
     Attributes:
-        layers: blocks in all.
-        hidden: width of the residual stream.
-        heads, kv_heads: query heads, and heads of keys and values.
-        ffn: inner width of the feed-forward part, of each expert where there are some; 0: blocks have none.
-        vocab, seq: size of the vocabulary, and tokens of a sequence.
-        head_size: of one head; 0 for ``hidden / heads``.
-        gated: the feed-forward part has a gate (SwiGLU).
+        layers: Blocks in all.
+        hidden: Width of the residual stream.
+        heads, kv_heads: Query heads, and heads of keys and values.
+        ffn: Inner width of the feed-forward part, of each expert where there are some; 0: blocks have none.
+        vocab, seq: Size of the vocabulary, and tokens of a sequence.
+        head_size: Of one head; 0 for ``hidden / heads``.
+        gated: The feed-forward part has a gate (SwiGLU).
         rms: RMSNorm in place of LayerNorm.
-        bias: linear layers have biases, all but router and logits.
-        qkv_bias: the projections of queries, keys and values have biases; ``None``: as ``bias`` says.
-        qk_norm: queries and keys are normalised, head by head.
-        norms: of a block: 2 before attention and feed-forward part; 4 after them too (Gemma 2); 1 for both side by side
+        bias: Linear layers have biases, all but router and logits.
+        qkv_bias: The projections of queries, keys and values have biases; ``None``: as ``bias`` says.
+        qk_norm: Queries and keys are normalised, head by head.
+        norms: Of a block: 2 before attention and feed-forward part; 4 after them too (Gemma 2); 1 for both side by side
             on the same input (GPT-J's parallel block), and for a block of one part alone.
-        window: tokens that one attends to, its own among them; 0 for all before it.
-        latent: multi-head latent attention, in place of ``kv_heads`` and ``head_size``.
-        attends: blocks have attention.
-        state: a state-space mixer: in place of attention, or beside it on the same input where there is both.
-        rotary: rotary positions; else learned ones.
-        positions: rows of the table of learned positions; ``None``: one a token of a sequence where positions are not
+        window: Tokens that one attends to, its own among them; 0 for all before it.
+        latent: Multi-head latent attention, in place of ``kv_heads`` and ``head_size``.
+        attends: Blocks have attention.
+        state: A state-space mixer: in place of attention, or beside it on the same input where there is both.
+        rotary: Rotary positions; else learned ones.
+        positions: Rows of the table of learned positions; ``None``: one a token of a sequence where positions are not
             rotary; 0: none (ALiBi).
-        tied: the embedding's matrix is the logits' too. With a pipeline the last stage has a copy of it.
-        flash: fused attention; else products, a softmax and dropout of their own.
-        flash_version: of FlashAttention (1, 2 or 3), whose first two were written for Ampere; PyTorch's own kernels are
+        tied: The embedding's matrix is the logits' too. With a pipeline the last stage has a copy of it.
+        flash: Fused attention; else products, a softmax and dropout of their own.
+        flash_version: Of FlashAttention (1, 2 or 3), whose first two were written for Ampere; PyTorch's own kernels are
             version 2. 0: the quickest there is for the device (cuDNN's, or the latest FlashAttention).
-        dropout: of attention and residuals; 0 for none.
-        fused: rotary positions and a gate with its activation are one kernel each way, as Megatron-Core's, Transformer
+        dropout: Of attention and residuals; 0 for none.
+        fused: Rotary positions and a gate with its activation are one kernel each way, as Megatron-Core's, Transformer
             Engine's and compilers' are; else the operations that eager PyTorch runs for them.
-        fused_loss: softmax and loss in one kernel each way; else in steps, as Megatron-LM's vocabulary-parallel loss.
-        experts, top_k: experts of each block and how many of them a token goes to; 0 for a dense block.
-        shared_ffn: inner width of the experts that every token goes to, all together; 0 for none.
-        imbalance: tokens of the most loaded rank's experts over the mean; 1.0: all ranks have as many.
-        merges: the block takes the embedding of the next token beside the stream (a multi-token prediction module's).
-        predictions: multi-token prediction modules after the last block (DeepSeek-V3, 2024, section 2.2), each a block,
+        fused_loss: Softmax and loss in one kernel each way; else in steps, as Megatron-LM's vocabulary-parallel loss.
+        experts, top_k: Experts of each block and how many of them a token goes to; 0 for a dense block.
+        shared_ffn: Inner width of the experts that every token goes to, all together; 0 for none.
+        imbalance: Tokens of the most loaded rank's experts over the mean; 1.0: all ranks have as many.
+        merges: The block takes the embedding of the next token beside the stream (a multi-token prediction module's).
+        predictions: Multi-token prediction modules after the last block (DeepSeek-V3, 2024, section 2.2), each a block,
             a projection and the head once more; they lie on the last stage and are not among ``layers``.
         dtype: "fp16", "bf16" or "fp32": of parameters, activations and gradients.
-        linears: what the products of blocks' linear layers are computed in where it is narrower (``LINEARS``): their
+        linears: What the products of blocks' linear layers are computed in where it is narrower (``LINEARS``): their
             inputs, weights and gradients are cast; routers, attention and logits stay as they are.
-        kept: parts of blocks whose weights stay in the decoder's own type where it is served in a narrower one.
-        stack: runs of equal blocks from the input to the output, where not all blocks are equal, such as a dense one
+        kept: Parts of blocks whose weights stay in the decoder's own type where it is served in a narrower one.
+        stack: Runs of equal blocks from the input to the output, where not all blocks are equal, such as a dense one
             and 59 with experts: each a decoder of its own whose ``layers`` are the run's. The decoder's own figures of
             a block then say nothing but what a block usually is.
 
     Raises:
-        ShapeOnlyError: the runs have runs themselves, another width, or not as many blocks as the decoder.
+        ShapeOnlyError: The runs have runs themselves, another width, or not as many blocks as the decoder.
     """
 
     layers: int
@@ -383,14 +383,14 @@ class TransformerPart:
     """One rank's share of a piece.
 
     Attributes:
-        piece: which.
-        microbatch: sequences of a micro-batch.
-        tp: ranks that share each layer.
-        cp: ranks that share each sequence.
-        ep: ranks that share the experts.
-        sequence_parallel: norms, dropout and residuals work on 1/``tp`` of the tokens.
-        etp: ranks that share each expert: 1, or ``tp`` (``None``).
-        once: a token comes to a rank once, however many of its experts are there (``Dispatcher.once``).
+        piece: Which.
+        microbatch: Sequences of a micro-batch.
+        tp: Ranks that share each layer.
+        cp: Ranks that share each sequence.
+        ep: Ranks that share the experts.
+        sequence_parallel: Norms, dropout and residuals work on 1/``tp`` of the tokens.
+        etp: Ranks that share each expert: 1, or ``tp`` (``None``).
+        once: A token comes to a rank once, however many of its experts are there (``Dispatcher.once``).
     """
 
     piece: Piece

@@ -122,9 +122,9 @@ class _Export:
         """Yield columns of many rows each, of those rows whose needed columns are whole numbers.
 
         Args:
-            table: its name.
-            needed: columns without which a row is left out.
-            more: others, each with the value of what is there and no whole number, or is not there.
+            table: Its name.
+            needed: Columns without which a row is left out.
+            more: Others, each with the value of what is there and no whole number, or is not there.
         """
         for columns, _ in self._read(table, needed, more, ""):
             yield columns

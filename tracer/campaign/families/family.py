@@ -56,11 +56,11 @@ class Bench:
     """One benchmark, ready to run.
 
     Attributes:
-        run: does the work once, on tensors that are there already; called again and again.
-        flops: floating-point operations of one run (a multiplication and an addition are two).
-        bytes: fewest bytes it moves in device memory: every input read once, every output written once.
-        asynchronous: whether ``run`` only launches, so that it may be queued behind other work.
-        samples: instead of ``run``: measures itself and gives microseconds by the name of what was measured.
+        run: Does the work once, on tensors that are there already; called again and again.
+        flops: Floating-point operations of one run (a multiplication and an addition are two).
+        bytes: Fewest bytes it moves in device memory: every input read once, every output written once.
+        asynchronous: Whether ``run`` only launches, so that it may be queued behind other work.
+        samples: Instead of ``run``: measures itself and gives microseconds by the name of what was measured.
     """
 
     run: Callable[[], Any] = lambda: None
@@ -74,13 +74,13 @@ class TensorArgument(NamedTuple):
     """A tensor that an operation is given.
 
     Attributes:
-        shape: as the operation sees it.
-        dtype: of its elements; empty is the benchmark's.
+        shape: As the operation sees it.
+        dtype: Of its elements; empty is the benchmark's.
         lies: "t" if its last two dimensions are swapped in memory, "nhwc" for an image in channels last, "middle" if
             its two middle dimensions are swapped.
         of: "random" numbers, "positive" ones, "zeros" or "ones"; of int64 the law of ``Lab.indices``.
-        high: whole numbers are below this.
-        differentiated: whether random numbers want a gradient where gradients are measured.
+        high: Whole numbers are below this.
+        differentiated: Whether random numbers want a gradient where gradients are measured.
     """
 
     shape: tuple[int, ...]
@@ -113,16 +113,16 @@ class Called:
     """The operation that a benchmark calls, and what of it is no cost of its own.
 
     Attributes:
-        name: of the operator, "aten::mm". A name without a name space is a kernel of ``kernel_models.families``, which
+        name: Of the operator, "aten::mm". A name without a name space is a kernel of ``kernel_models.families``, which
             is called with the same arguments; the benchmark then prepares itself.
-        arguments: in the order of the operator's schema: tensors, lists of them, and plain values.
-        flops: floating-point operations of one run.
-        bytes: that it moves; ``None`` for those of all tensors that it is given and gives.
-        options: further arguments by name, on which no time depends.
-        gradient: whether the gradient is measured, and not the operation.
-        recorded: the operation that its calls are those of, where that is another one.
-        call: attributes of its call that are not those of a recorded operation's.
-        priced: whether it is a single call, which models can be fitted to.
+        arguments: In the order of the operator's schema: tensors, lists of them, and plain values.
+        flops: Floating-point operations of one run.
+        bytes: That it moves; ``None`` for those of all tensors that it is given and gives.
+        options: Further arguments by name, on which no time depends.
+        gradient: Whether the gradient is measured, and not the operation.
+        recorded: The operation that its calls are those of, where that is another one.
+        call: Attributes of its call that are not those of a recorded operation's.
+        priced: Whether it is a single call, which models can be fitted to.
     """
 
     name: str
@@ -197,16 +197,16 @@ class CampaignFamily:
     """A family of micro-benchmarks.
 
     Attributes:
-        name: the family's name, and that of its table.
-        summary: what it measures.
-        sizes: parameters that make the shape; they alone decide the split.
-        choices: parameters that say how the same shape is worked on.
+        name: The family's name, and that of its table.
+        summary: What it measures.
+        sizes: Parameters that make the shape; they alone decide the split.
+        choices: Parameters that say how the same shape is worked on.
         called: (settings) → the operation, which is run as it stands unless ``prepare`` is given; ``None`` where it is
             no single one.
         prepare: (settings, lab) → the benchmark. Raises whatever torch raises for what it cannot do.
         check: (settings) → why they do not go together; empty if they do.
-        spaces: what calibrations draw settings from.
-        fit: puts drawn values right that depend on one another.
+        spaces: What calibrations draw settings from.
+        fit: Puts drawn values right that depend on one another.
         traits: (settings) → what of the sizes decides whether a device can do it at all, beside the choices.
     """
 

@@ -50,9 +50,9 @@ class Site:
     """The place of substitutions for one trace.
 
     Attributes:
-        device: the device the step is traced for.
-        rules: operator → a function that makes its outputs, for operators without a kernel for fake tensors.
-        counts: how often each substitution was used.
+        device: The device the step is traced for.
+        rules: Operator → a function that makes its outputs, for operators without a kernel for fake tensors.
+        counts: How often each substitution was used.
     """
 
     device: TracedDevice

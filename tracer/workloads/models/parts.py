@@ -43,10 +43,10 @@ class Definition:
     """A workload's definition, which a file of ``tracer.workloads.models`` has among its ``DEFINITIONS``.
 
     Attributes:
-        model: the module for given settings. Its ``blocks`` lists the repeated parts that are checkpointed, and
+        model: The module for given settings. Its ``blocks`` lists the repeated parts that are checkpointed, and
             that a sharding wrapper may treat one by one.
-        batch: one micro-batch on the host, drawn from a generator.
-        loss: output and targets → the loss, a scalar in fp32.
+        batch: One micro-batch on the host, drawn from a generator.
+        loss: Output and targets → the loss, a scalar in fp32.
     """
 
     model: Callable[[Any], nn.Module]

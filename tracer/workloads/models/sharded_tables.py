@@ -41,13 +41,13 @@ class _Distribution:
     """A batch's look-ups on their way to the ranks that have the rows.
 
     Attributes:
-        rows: of the batch, by which it is known again.
-        indices: own look-ups, by rank and piece.
-        given: how many of them each rank gets.
-        lengths: of the bags that come, [ranks * own pieces, batch].
-        counts: of the look-ups that come, [ranks, own pieces].
-        arrived: those look-ups, once they are sent.
-        under_way: exchanges to be waited for.
+        rows: Of the batch, by which it is known again.
+        indices: Own look-ups, by rank and piece.
+        given: How many of them each rank gets.
+        lengths: Of the bags that come, [ranks * own pieces, batch].
+        counts: Of the look-ups that come, [ranks, own pieces].
+        arrived: Those look-ups, once they are sent.
+        under_way: Exchanges to be waited for.
     """
 
     rows: Tensor
@@ -63,12 +63,12 @@ class ShardedTables(nn.Module):
     """One rank's pieces of tables in the place of all of them; takes and gives what ``PlainTables`` does.
 
     Args:
-        tables: of the model.
-        pieces: of all ranks (``tracer.workloads.places.pieces_of``).
-        batch: samples of a rank.
-        sparse: gradients of the tables.
-        batched: pieces of equal columns lie in one weight and are looked up by one operation.
-        group: its ranks.
+        tables: Of the model.
+        pieces: Of all ranks (``tracer.workloads.places.pieces_of``).
+        batch: Samples of a rank.
+        sparse: Gradients of the tables.
+        batched: Pieces of equal columns lie in one weight and are looked up by one operation.
+        group: Its ranks.
     """
 
     def __init__(self, tables: Sequence[EmbeddingTable], pieces: Sequence[TablePiece], batch: int, *, sparse: bool,
