@@ -21,7 +21,7 @@ LEAST_FREE_BYTES = {"cuda": 2e9, "cpu": 1e9}
 LITTLE_FREE_SHARE = 0.5
 """Less of a GPU's memory free than this means that something else lives there."""
 SLOW_CLOCK = 0.7
-"""A busy GPU whose clock is below this share of its highest is held back, whatever reason it gives."""
+"""Share of its highest clock below which a busy GPU counts as throttled, for any reason that the GPU reports."""
 BUSY_PER_CORE = 1.3
 """Load average over cores above which a CPU's caches and memory are others' too. These shares are chosen."""
 

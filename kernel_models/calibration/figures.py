@@ -25,7 +25,7 @@ from kernel_models.op_call import Family, OpCall
 
 MEASURED = "measured by foretrace calibrate"
 _BEYOND_CACHE = 3.0
-"""Traffic of so many times the last cache shows the memory's bandwidth."""
+"""Traffic of at least this multiple of the last cache's size shows the memory's bandwidth."""
 _BEYOND_ANY_CACHE = 1 << 28
 """Bytes moved that no core finds in its share of a cache, however large the socket's is that a virtual machine sees."""
 _OTHER_DTYPES = {"fp64": 0.5, "int8": 1.0, "fp16": 1.0}

@@ -1,11 +1,11 @@
 """Choice of what to measure next: the family that needs it most, and, on a shared CPU, what to come back to.
 
-*Families*: errors fall about as the square root of the measurements, so that the squared error falls by itself over the
-time they took. The family where that is most is next. Its error is that of a Gaussian process of log(time / formula),
-each measurement predicted from the others. Which of a family's sizes comes next is drawn, short measurements more often
-(``source``): choosing those of which the process knew least was no better, in as many seconds, over eight families of
-simulated measurements (0.84 to 1.15 times the error after 3 s, 1.01 in the mean) and on two published tables
-(``benchmarks/calibration_curve.py``).
+*Families*: errors fall about as the square root of the number of measurements. So a second of measuring lowers a
+squared error by about that error over the time spent so far. The family where this is largest is next. Its error is
+that of a Gaussian process of log(time / formula), each measurement predicted from the others. The next size of a family
+is drawn at random, short measurements more often (``source``). Choosing the sizes that the process knew least about was
+no better in the same time: 0.84 to 1.15 times the error after 3 s (1.01 in the mean) on eight families of simulated
+measurements, and no better on two published tables (``benchmarks/calibration_curve.py``).
 
 *Coming back* (``Visits``): on a shared CPU a single moment says little of what a shape takes. Neighbours on a machine,
 their caches and memory traffic make the same work take up to twice as long, for milliseconds or for a minute; they
@@ -32,9 +32,9 @@ from tracer.campaign.items import Item
 LEAST_TO_LEARN = 8
 """Measurements before anything is learned: a process of fewer knows little more than its priors."""
 LEARN_AGAIN = 1.4
-"""Learned again each time there are so many times as many measurements: chosen, for it to take little of the time."""
+"""The process is fitted again when the measurements have grown by this factor. Chosen to keep fitting cheap."""
 MOST_TO_LEARN = 700
-"""Beyond so many measurements learning would take longer than they do."""
+"""Above this number of measurements, fitting the process would take longer than measuring."""
 GAPS, LEAST_GAP_S = (1 / 16, 1 / 6, 1 / 3), 1.0
 """From each visit to the next, shares of the time there is: what disturbs one has mostly gone by the next, which after
 two seconds it had not (``docs/calibration.md``)."""

@@ -1,9 +1,9 @@
 """The items of a calibration: anchors first, then sizes of the families that need measurements most.
 
-    anchors ──▶ for each turn:  the family of most error for its time so far (``planner``)
-                                  └─▶ a held-out shape if fewer than a quarter are, else one to fit to
-                on a CPU:        first what is due to be visited again (``Visits``)
-                now and then:    the canary again (does the device still run as fast?), and its health
+    anchors ──▶ for each turn:  The family of most error for its time so far (``planner``).
+                                  └─▶ A held-out shape if fewer than a quarter are, else one to fit to.
+                on a CPU:        First the measurements that are due for another visit (``Visits``).
+                now and then:    The canary again (does the device still run as fast?), and the device's health.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tracer.campaign.source import Rows, Setup
 from tracer.campaign.tables import WARM, quickest_visits, read_kernels, warm_variant
 
 DRAWS = 12
-"""Drawn settings of a family, of which one is taken with odds of one over its seconds. Chosen: more would leave the
-long ones to the end."""
+"""Settings of a family that are drawn; one of them is taken, with odds inversely proportional to its seconds. Chosen:
+with more draws the long ones would come last."""
 HELD_OUT_SHARE = 0.25
 """Part of a family's measurements that is held out, so long as its draws have held-out shapes (a third of all)."""
 CHECK_S, SAY_S = 20.0, 2.0
@@ -51,12 +51,12 @@ LONGER = 2.0
 MOST_REFUSALS = 3
 """Settings of the same modes that may fail or be refused before these modes are left out, unless they ever worked."""
 GIVEN_UP = 8
-"""A family whose last so many measurements all failed is given up: chosen, so that a device's other families lose less
-than a tenth of nine minutes, with a worker's start after each failure."""
+"""A family is given up when this many of its latest measurements in a row failed. Chosen: with a worker's restart after
+each failure, the device's other families then lose less than a tenth of nine minutes."""
 GAVE_UP = "was given up with"
 DOUBTFUL = 5
-"""After so many failures in a row what has worked is measured again: it tells a broken device from families that cannot
-be measured, before the run gives the device up (``tracer.campaign.runner.MOST_FAILURES``)."""
+"""After this many failures in a row, a measurement that has worked before is repeated. It tells a broken device from
+families that cannot be measured, before the run gives the device up (``tracer.campaign.runner.MOST_FAILURES``)."""
 _HOST_CASES = ("launch_idle", "launch_busy", "synchronise", "item")
 _TRIES = 40
 """Chosen: candidates that are looked at for one that fits the time left."""

@@ -43,7 +43,7 @@ class Limits:
     Attributes:
         run_us: Longest run, by the formulas, µs.
         bytes: Most memory that its tensors may take together.
-        fixed_s: What any measurement takes beside its runs, seconds.
+        fixed_s: What any measurement takes in addition to its runs, seconds.
         budget_s: Longest that the runs of one variant are repeated.
         fill_gbps: At which random data are made, 10⁹ bytes/s.
     """
