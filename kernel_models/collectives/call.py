@@ -2,15 +2,13 @@
 
 One convention of size holds everywhere: ``payload_bytes`` is nccl-tests' *size* column, the whole buffer of a rank.
 
-=================  ==========================================================================
-all_reduce         the buffer that is reduced
-all_gather         the gathered output (each rank contributes ``payload / ranks``)
-reduce_scatter     the input (each rank keeps ``payload / ranks``)
-all_to_all         the input of a rank: what it sends to all ranks, itself included; where ranks differ, see ``uneven``
-broadcast, reduce  the buffer
-send_recv          the message (``send`` and ``recv`` are the two ends of one)
-barrier            nothing (priced as an all-reduce of four bytes, which is what PyTorch and NCCL do)
-=================  ==========================================================================
+- all_reduce: The buffer that is reduced.
+- all_gather: The gathered output (each rank contributes ``payload / ranks``).
+- reduce_scatter: The input (each rank keeps ``payload / ranks``).
+- all_to_all: The input of a rank, which is all it sends, to itself included; where ranks differ, see ``uneven``.
+- broadcast, reduce: The buffer.
+- send_recv: The message (``send`` and ``recv`` are the two ends of one).
+- barrier: Nothing (priced as an all-reduce of four bytes, which is what PyTorch and NCCL do).
 
 so that busbw = payload / time × ``bus_factor``.
 """
@@ -76,10 +74,10 @@ _DTYPE_ALIASES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "flo
 
 
 def collective_kind(name: str) -> CollectiveKind:
-    """The kind of a name such as "all_reduce", "AllReduce" or "alltoall_perf".
+    """Return the kind of a name such as "all_reduce", "AllReduce" or "alltoall_perf".
 
     Raises:
-        CommError: No collective goes by that name.
+        CommError: No collective has that name.
     """
     plain = name.strip().lower().replace("-", "_").removesuffix("_perf")
     plain = _ALIASES.get(plain, _ALIASES.get(plain.replace("_", ""), plain))

@@ -1,9 +1,9 @@
 """The fitted level: ``t = α + β · payload`` for each protocol of each measured setting, and what follows for others.
 
 NCCL changes protocol (LL, LL128, Simple) or algorithm at one or two sizes, and within one its time is a straight line.
-So a setting's measurements are cut into at most three pieces, each with an α and a β of its own; where to cut is what
-fits best (exactly, by dynamic programming). A setting that was not measured is the datasheet formula times the ratio of
-fit to formula in the nearest measured one: its constants are the user's, its structure is NCCL's.
+So a setting's measurements are cut into at most three pieces, each with its own α and β. Dynamic programming finds the
+cuts that fit best. A setting that was not measured takes the datasheet formula, times the ratio of fit to formula in
+the nearest measured setting. Its constants are the user's, its structure is NCCL's.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The measured level: curves interpolated over sizes, and between group sizes.
 
-Between group sizes of one node two regimes are mixed. A latency grows with the steps of a ring, so it is affine in n;
-a transfer's traffic per byte is ``(n − 1) / n`` on the link plus ``1 / n`` for the rank's own part, so it is affine in
+Between group sizes of one node two regimes are mixed. A latency grows with the steps of a ring, so it is affine in n. A
+transfer's traffic per byte is ``(n − 1) / n`` on the link, plus ``1 / n`` for the rank's own part, so it is affine in
 1/n. The weight of the first is the share of the smallest size's time in the size's own. Where all ranks share a host
 bridge (PCIe) neither holds, and log time is interpolated over log n.
 
-Over sizes, a curve is monotone. Between two measured sizes a straight line of time over size is what ``t = α + S / B``
-draws, and is too low where the next measured size uses another protocol; a monotone cubic of log time over log size
-(Fritsch and Carlson 1980) is smooth through the bends. Their weighted geometric mean is monotone too. The weight is
-chosen on held-out *measured* sizes (``choose_blend``).
+Over sizes, a curve is monotone. Between two measured sizes ``t = α + S / B`` draws a straight line of time over size.
+It is too low where the next measured size uses another protocol. A monotone cubic of log time over log size (Fritsch
+and Carlson 1980) is smooth through the bends. Their weighted geometric mean is monotone too. The weight is chosen on
+held-out *measured* sizes (``choose_blend``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measured times of collectives as columns, the types they are stored in, and the machine behind them.
 
 Rows of different GPUs or clusters are never pooled. A row names its GPU as the driver or the table writes it, and its
-system (a table's ``topology`` or ``cluster`` column). Rows that name neither are taken as of the topology that the
-user names."""
+system (a table's ``topology`` or ``cluster`` column). Rows that name neither are assumed to come from the topology that
+the user names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Setting = tuple[int, int, int, int, int, int]
 
 @dataclass(slots=True)
 class CollectiveMeasurements:
-    """n measured collectives; ``weight`` is how many repeats a row stands for, ``spread`` the scatter of medians."""
+    """n measured collectives. ``weight`` counts the repeats behind a row, ``spread`` is the scatter of medians."""
 
     batch: CollectiveBatch
     time_us: Float64
@@ -79,7 +79,7 @@ class CollectiveMeasurements:
         return self.take(np.array([backend == name for backend in self.backend], np.bool_))
 
     def of_one_machine(self) -> CollectiveMeasurements:
-        """The same rows as of one machine: a log that names its GPU and one that does not repeat each other."""
+        """Return the same rows without GPU and system, so that logs that name them and logs that do not are pooled."""
         return replace(self, device=[], system=[])
 
     def aggregated(self) -> CollectiveMeasurements:

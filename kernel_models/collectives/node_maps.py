@@ -28,7 +28,7 @@ REDUCING = ("hopper", "blackwell")
 """Architectures whose switches add up (NVLink SHARP)."""
 SWITCH_CLASS = "0x068000"
 MOST_COLUMNS = 1024
-"""Of a table: more than any node has, of which the largest join 72 GPUs."""
+"""Most columns of a table: more than any node has (the largest join 72 GPUs)."""
 _CELL = re.compile(r"NV(\d{1,3})$|X$|PIX$|PXB$|PHB$|NODE$|SYS$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LANES = re.compile(r"(\d{1,4}(?:\.\d{1,4})?) GT/s", re.ASCII)

@@ -1,14 +1,13 @@
 """Texts that benchmarks of collectives print: nccl-tests and rccl-tests, PARAM, OSU's MPI benchmarks, ucc_perftest.
 
-Logs of nccl-tests and rccl-tests: ``all_reduce_perf`` and its siblings.
-
-::
+Logs of nccl-tests and rccl-tests: ``all_reduce_perf`` and its siblings::
 
     # Collective test starting: all_reduce_perf                                   (newer versions)
     #  Rank  0 Group  0 Pid  4711 on  node1 device  0 [0x07] NVIDIA H100 80GB HBM3
-    #       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-    #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
-         1048576        262144     float     sum      -1    25.41   41.27   72.22      0    25.17   41.66   72.90      0
+
+    #       size         count      type   redop    root     time   algbw   busbw #wrong   … (the same in place)
+    #        (B)    (elements)                               (us)  (GB/s)  (GB/s)
+         1048576        262144     float     sum      -1    25.41   41.27   72.22      0
 
 The out-of-place time is taken, and the GPU from the header. Every row is checked against itself: algbw must be
 size / time.

@@ -165,7 +165,7 @@ class Topology:
 
 @lru_cache(maxsize=4096)
 def _placed(ranks: range, gpus: int) -> Placement:
-    """Where equally spaced ranks lie on nodes of so many GPUs."""
+    """Return where equally spaced ranks lie on nodes of ``gpus`` GPUs each."""
     _, counts = np.unique(np.arange(ranks.start, ranks.stop, ranks.step) // gpus, return_counts=True)
     return Placement(tuple(counts.tolist()))
 

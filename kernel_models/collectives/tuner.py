@@ -1,7 +1,7 @@
 """Choice of the best backend, or the best of NCCL's algorithms, for each operation, size and group.
 
-A backend wins a size when it is faster than the default by more than ``MARGIN``: differences within what measurements
-scatter by are ties, and a tie stays with the default.
+A backend wins a size when it is faster than the default by more than ``MARGIN``. Smaller differences are within the
+scatter of measurements: they are ties, and a tie stays with the default.
 """
 
 from __future__ import annotations
