@@ -1,22 +1,22 @@
 """Scaled dot-product attention, forward and backward, by every kernel that computes it.
 
 Dimensions: batch, query heads, key/value heads (fewer for grouped queries), lengths, head sizes of queries and keys
-and of values, and the window in tokens (0: full). Kinds: "flash" (FlashAttention-2, PyTorch's), "flash1",
-"flash3", "efficient", "cudnn", "math", "paged" (a server's cache in pages) or "mla" (a latent cache, which all heads
-share and values are part of), then "_forward" or "_backward". Queries of one token decode.
+and of values, and the window in tokens (0: full). A kind is a kernel, then "_forward" or "_backward". Kernels: "flash"
+(FlashAttention-2, PyTorch's), "flash1", "flash3", "efficient", "cudnn", "math", "paged" (a server's cache in pages) or
+"mla" (a latent cache, which all heads share and values are part of). Queries of one token decode.
 
-    pairs  = query-key pairs attended to, in one head of one sequence: q·kv, or, if causal, the triangle of them
-    FLOPs  = batch·heads·pairs · 2(d + dᵥ) forward, 2(3d + 2dᵥ) backward: QKᵀ and PV; QKᵀ again, dP, dV, dQ, dK
-    bytes  = q, k, v, out and the log-sum-exp (fp32, a row of a head); backward reads these and dout, writes dq, dk, dv.
+    pairs  = query-key pairs attended to, in one head of one sequence: ``q·kv``, or, if causal, the triangle of them.
+    FLOPs  = ``batch·heads·pairs · 2(d + dᵥ)`` forward, ``2(3d + 2dᵥ)`` backward: QKᵀ and PV; QKᵀ again, dP, dV, dQ, dK.
+    Bytes  = q, k, v, out and the log-sum-exp (fp32, a row of a head); backward reads these and dout, writes dq, dk, dv.
              Keys and values count once for all heads that share them, as far as a window reaches, in the cache's own
-             type (flag "kv_fp8" and the like); of a latent cache (flag "latent") values are part of the keys
+             type (flag "kv_fp8" and the like). Of a latent cache (flag "latent") values are part of the keys.
 
 With d = dᵥ that is 4·q·kv·d forward and 2.5 times it backward, halved by a causal mask. Source: Dao, FlashAttention-2
 (2023), section 4.1. "Math" is priced as if fused, its kernels being products and softmax that have calls of their own.
 
 Inference servers keep their cache as no argument, or in pages. What a step attends to depends on what the server keeps:
-how many tokens each sequence has behind it. Where no argument holds it, it is taken as told (``Operation.told``;
-``foretrace price --assume``), else the step's tokens are taken to be one sequence without a past, and the calls say so.
+how many tokens each sequence has behind it. Where no argument holds it, the user may state it (``Operation.told``;
+``foretrace price --assume``). Else the step's tokens are assumed to be one new sequence, and the calls say so.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ def over_pages(
 ) -> Iterator[OpCall]:
     """Attention of a step's tokens over a cache in pages: (pages, tokens of a page, heads, features).
 
-    Sequences are as long as the longest, where that was recorded, else as their context is told; as many tokens of the
-    step are taken to be of each.
+    Sequences have the recorded longest length, else the length that was assumed for their context. Each sequence is
+    taken to have the same number of the step's tokens.
     """
     heads, size = q.shape[-2:]
     batch = pages.shape[0] if offsets is None else max(offsets.elements - 1, 1)

@@ -1,12 +1,12 @@
 """Convolutions of one to three dimensions: forward, gradient of the input (dgrad) and of the weight (wgrad).
 
-Dimensions are those of the forward convolution, whichever gradient is computed; sizes of missing dimensions are 1.
-For a transposed convolution they are those of the convolution it is the gradient of, so that its forward is a "dgrad"
-flagged "transposed", with the channels and sizes of that convolution.
+Dimensions are those of the forward convolution, whichever gradient is computed; sizes of missing dimensions are 1. For
+a transposed convolution they are those of the convolution it is the gradient of. So its forward is a "dgrad" flagged
+"transposed", with the channels and sizes of that convolution.
 
-    FLOPs  = 2 · batch · out_channels · out_d·out_h·out_w · (in_channels / groups) · kernel_d·kernel_h·kernel_w
-             for forward, dgrad and wgrad alike  (+ one addition an output with a bias)
-    bytes  = input + weight + output, two of them read and the third written
+    FLOPs  = ``2 · batch · out_channels · out_d·out_h·out_w · (in_channels / groups) · kernel_d·kernel_h·kernel_w``
+             for forward, dgrad and wgrad alike  (+ one addition an output with a bias).
+    Bytes  = input + weight + output, two of them read and the third written.
 
 Source: the definition (as NVIDIA's "Convolutional Layers User's Guide"): depthwise is groups = in_channels. 2020–2022
 traces recorded neither strides nor paddings: stride 1 and half the kernel as padding are then assumed (flag "assumed").

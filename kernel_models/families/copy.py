@@ -5,7 +5,7 @@ element type; its dtype is the target's. Concatenation: elements of the output, 
 the pieces that are copied in one run. Transfers and memsets: bytes.
 
     FLOPs  = 0
-    bytes  = every element read once and written once; a broadcast source's distinct elements
+    Bytes  = every element read once and written once; a broadcast source's distinct elements
 
 Source: the definition. Kinds of transfers: "h2d", "d2h", "d2d", "p2p"; flags "pinned" or "pageable": the host's side.
 
@@ -17,7 +17,7 @@ own, which is priced.
 Random numbers and dropout. Dimensions: elements.
 
     FLOPs  = 10 an element (a Philox round's share; Salmon et al. 2011), one more for dropout's scaling
-    bytes  = elements written; dropout reads its input and writes output and a one-byte mask
+    Bytes  = elements written; dropout reads its input and writes output and a one-byte mask
 
 Source: the definition.
 """

@@ -4,7 +4,7 @@ Dimensions: elements of the output, tensors read, and elements of all inputs as 
 numbers and tensors without dimensions count neither).
 
     FLOPs  = elements × operations an element (1, more for the activations listed in ``OPERATIONS``)
-    bytes  = every input's distinct elements read, every output element written, each in its own type
+    Bytes  = every input's distinct elements read, every output element written, each in its own type
 
 Source: the definition. Layout: "" where all tensors lie alike without holes, "broadcast" where an input is smaller
 than the output, "strided" where one has holes or another order of dimensions.
@@ -12,7 +12,7 @@ than the output, "strided" where one has holes or another order of dimensions.
 Lists (``_foreach_*``, ``_fused_*``, Apex). Dimensions: tensors in the list and elements of all of them.
 
     FLOPs  = elements × operations an element (``_foreach_*``: 1, products with addition 3; Adam 12, Adagrad 8, SGD 4)
-    bytes  = elements × (lists read + lists written), each in its own type
+    Bytes  = elements × (lists read + lists written), each in its own type
 
 Source: the update rules as PyTorch's ``_fused_adam``, ``_fused_sgd`` and ``_fused_adagrad`` apply them. Profilers leave
 out the sizes of lists of more than 30 tensors: such calls are "unsized".
@@ -21,7 +21,7 @@ Kernels of Triton and Inductor are priced by the tensors they are given. Dimensi
 tensor among the arguments), tensors, elements of all tensors.
 
     FLOPs  = one an element read (what is fused is not among the arguments)
-    bytes  = every tensor read once but the output, which is written
+    Bytes  = every tensor read once but the output, which is written
 
 Source: Inductor names its kernels ("poi": pointwise, "red" and "per": reductions, "tem": templates) and passes inputs
 before outputs (``torch/_inductor/codegen/triton.py``).

@@ -2,11 +2,11 @@
 
 Dimensions: lookups in all, output rows (bags; = lookups without pooling), rows and columns of a table, tables.
 
-    FLOPs  = lookups·columns with pooling (one addition each), else 0; fused backward with the optimizer 5 times that
-    bytes  = forward: lookups·columns of the table + the indices read, bags·columns written
-             backward, dense: the gradient and indices read, and the *whole* gradient table written (zeros first)
-             backward, fused: the gradient and indices read, every row looked up read and written once
-             backward, sparse: the gradient and indices read, a row of gradient written for every look-up
+    FLOPs  = lookups·columns with pooling (one addition each), else 0; fused backward with the optimizer 5 times that.
+    Bytes  = forward: ``lookups·columns`` of the table + the indices read, ``bags·columns`` written.
+             Backward, dense: the gradient and indices read, and the *whole* gradient table written (zeros first).
+             Backward, fused: the gradient and indices read, every row looked up read and written once.
+             Backward, sparse: the gradient and indices read, a row of gradient written for every look-up.
 
 Source: the definition (Lin et al. 2022, arXiv 2201.07821, section IV for the fused ones). Rows looked up twice count
 twice; how often they repeat, and which table and bag they are of, ``OpCall.accesses`` tells where it is known. Flags:

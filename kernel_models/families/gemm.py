@@ -3,9 +3,9 @@
 Dimensions: out[batch, m, n] = A[batch, m, k] · B[batch, k, n], in elements. Layout: how A and B lie in memory, "n"
 row-major and "t" column-major; a linear layer's forward, whose weight is stored [n, k], is "nt".
 
-    FLOPs  = 2·batch·m·n·k  (+ batch·m·n with a bias or an accumulated input); of complex numbers four times the first,
-             of packed pairs of fp4 (k counts pairs) twice
-    bytes  = A + B + out + bias (n) or accumulated input (m·n), each distinct element once
+    FLOPs  = ``2·batch·m·n·k`` (+ ``batch·m·n`` with a bias or an accumulated input); four times the first for complex
+             numbers, twice for packed pairs of fp4 (k counts pairs).
+    Bytes  = A + B + out + bias (n) or accumulated input (m·n), each distinct element once.
 
 A multiply-add is two operations. Source: the definition of a matrix product; it is what TraceLens and NVIDIA's "Matrix
 Multiplication Background User's Guide" count. fp8 products write the type they were asked for (flag "out_bf16").
@@ -38,11 +38,11 @@ def gemm(
     batch: int, m: int, n: int, k: int, dtype: str, layout: str = "nn", *, kind: str = "", added: str = "",
     flags: tuple[str, ...] = (), out_dtype: str = "", shared: str = "", weight_dtype: str = "",
 ) -> Iterator[OpCall]:
-    """The call of one product; none if it has no results.
+    """Yield the call of one product; none if it has no results.
 
-    ``added`` is "bias" (n values) or "accumulate" (m·n values), ``shared`` tells which of "a" and "b" all products of
-    the batch share, ``weight_dtype`` what B is stored in where it is another type than it is multiplied in ("int4",
-    "fp4": values, not packed pairs).
+    ``added`` is "bias" (n values) or "accumulate" (m·n values). ``shared`` names the operand, "a" or "b", that all
+    products of the batch share. ``weight_dtype`` is the type that B is stored in, if another than it is multiplied in
+    ("int4", "fp4": values, not packed pairs).
     """
     results = batch * m * n
     if not results:

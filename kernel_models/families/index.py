@@ -2,8 +2,8 @@
 
 Dimensions: elements moved, side-by-side elements of each piece, elements of the indexed tensor.
 
-    FLOPs  = 0, or one addition an element for those that accumulate
-    bytes  = elements read and written, and an index (int64 unless flagged) a piece; accumulating ones read twice
+    FLOPs  = 0, or one addition an element for those that accumulate.
+    Bytes  = elements read and written, and an index (int64 unless flagged) a piece; accumulating ones read twice
              what they write. Masks read the mask and, where the count of chosen elements is unknown, assume all.
 
 Source: the definition.
@@ -59,7 +59,7 @@ def _gather(op: Inputs) -> Iterator[OpCall]:
 
 
 def _shared_by(chosen: TensorSpec) -> int:
-    """Side-by-side elements that one stored index picks: an expanded index, as of an embedding's rows, picks rows."""
+    """Return the side-by-side elements that one stored index picks: an expanded one (an embedding's) picks rows."""
     inner = 1
     for size, step in zip(reversed(chosen.shape), reversed(chosen.strides), strict=True):
         if step != 0:

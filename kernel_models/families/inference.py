@@ -5,12 +5,12 @@
     tokens, experts, visits a token, imbalance ──visits──▶ experts touched, rows of the fullest
     moe_calls: rows into groups ─▶ grouped product (gate and up) ─▶ activation ─▶ grouped product (down) ─▶ sum
 
-A weight is read once for each expert that any token visits. Expert i of e is visited by a share p_i of the tokens with
-p_i ∝ i^(−imbalance) (0: all alike), no expert by more than all of them; experts touched = Σ 1 − (1 − p_i)^tokens.
+A weight is read once for each expert that any token visits. A share p_i of the tokens visits expert i of e, with
+p_i ∝ i^(−imbalance) (0: all alike) and p_i at most 1. The number of experts touched is Σ 1 − (1 − p_i)^tokens.
 Source: the definition; AIConfigurator (github.com/ai-dynamo/aiconfigurator) measures with power laws of 1.01 and 1.2.
 
-Dimensions and bytes are of ``reduction`` and ``elementwise``: a sampler goes over the vocabulary's probabilities of
-each sequence a few times and writes a token; a state-space layer reads and writes its whole state for every sequence.
+Dimensions and bytes are those of ``reduction`` and ``elementwise``. A sampler goes over the vocabulary's probabilities
+of each sequence a few times and writes a token. A state-space layer reads and writes its whole state a sequence.
 Source: the definitions; sampling by rejection needs no sort (FlashInfer, github.com/flashinfer-ai/flashinfer).
 """
 
@@ -127,8 +127,8 @@ def _fused_experts(op: Inputs) -> Iterator[OpCall]:
 def _mixture_of_experts(op: Inputs) -> Iterator[OpCall]:
     """Neither the experts' width nor how many each token visits, nor their weights' type, is among the arguments.
 
-    A width equal to the hidden size, four visits and weights of the tokens' type are assumed; as servers split experts
-    between devices, so may be how many of them are here. The calls say so (flag "assumed").
+    Assumed are a width equal to the hidden size, four visits, and weights of the tokens' type. Servers split experts
+    between devices, so the number of experts here may be assumed too. The calls say so (flag "assumed").
     """
     hidden, router = op.tensor("hidden_states"), op.tensor("router_logits")
     tokens, width = hidden.shape[-2:]

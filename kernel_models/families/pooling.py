@@ -4,7 +4,7 @@ Pooling of one to three dimensions. Dimensions: channels in all (batch × channe
 and values a window looks at.
 
     FLOPs  = channels·out_size·window
-    bytes  = input read and output written; maxima also write int64 positions, which backward reads back;
+    Bytes  = input read and output written; maxima also write int64 positions, which backward reads back;
              backward reads the output's gradient and writes the input's
 
 Source: the definition; overlapping windows read from cache. 2020–2022 traces recorded no window: halves and 2s are
@@ -12,8 +12,8 @@ assumed (flag "assumed").
 
 Interpolation and grid sampling. Dimensions: channels in all (batch × channels), values of one channel in and out.
 
-    FLOPs  = channels·out_size × values mixed (nearest 1, linear 2 a dimension, cubic 4 a dimension) × 2
-    bytes  = input read, output written; grid sampling also reads its grid; backward the other way round
+    FLOPs  = ``channels·out_size × values mixed`` (nearest 1, linear 2 a dimension, cubic 4 a dimension) × 2.
+    Bytes  = input read, output written; grid sampling also reads its grid; backward the other way round.
 """
 
 from __future__ import annotations

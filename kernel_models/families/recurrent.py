@@ -3,9 +3,9 @@
 Dimensions: sequence, batch, input size, hidden size, layers, directions. Kinds "rnn", "gru", "lstm" (1, 3 and 4 gates),
 and these with "_backward"; "lstm_cell" and "gru_cell" are the pointwise part of one step.
 
-    FLOPs  = sequence·batch·directions · gates·hidden · 2·(inputs + hidden), summed over layers, whose inputs are the
-             input size first and directions·hidden after; backward twice that
-    bytes  = weights once, inputs and outputs of every layer once; backward twice that
+    FLOPs  = ``sequence·batch·directions · gates·hidden · 2·(inputs + hidden)``, summed over layers. The first layer has
+             the input size as inputs, the others ``directions·hidden``. Backward takes twice that.
+    Bytes  = weights once, inputs and outputs of every layer once; backward twice that.
 
 Source: the definitions (Appleyard et al. 2016, arXiv 1604.01946). A step's dependence on the last is not in them.
 """
@@ -76,7 +76,7 @@ def _stack(op: Inputs) -> Iterator[OpCall]:
          "aten::mkldnn_rnn_layer_backward(input, weight1, weight2, weight3, weight4, hx_, cx_tmp, output, hy_, cy_, "
          "grad_output, grad_hy, grad_cy, reverse, mode, hidden_size)")
 def _one_layer(op: Inputs) -> Iterator[OpCall]:
-    """One direction of one layer on a CPU; its input has the sequence first whatever ``batch_first`` says."""
+    """Yield one direction of one layer on a CPU; its input has the sequence first even if ``batch_first`` is set."""
     source, state = op.tensor("input"), op.tensor("hx_")
     if len(source.shape) != 3 or not state.shape:
         raise Unpriceable(f"{op.name}: {source.shape}")

@@ -5,7 +5,7 @@ values of one result in elements (1: they lie side by side). A scan (cumsum) has
 ``outer`` × ``reduced`` too.
 
     FLOPs  = outer·reduced (norms, variances: twice that)
-    bytes  = outer·reduced read, outer written (scans: as much as is read; positions of maxima: int64)
+    Bytes  = outer·reduced read, outer written (scans: as much as is read; positions of maxima: int64)
 
 Source: the definition. Where the reduced dimensions were not recorded, everything is taken to be reduced.
 
@@ -13,14 +13,14 @@ Softmax and log-softmax. Dimensions: ``outer`` rows of ``reduced`` values, ``inn
 row in elements.
 
     FLOPs  = 5 an element forward (maximum, subtract, exponential, sum, divide), 4 backward
-    bytes  = the tensor read and written once; backward reads gradient and output
+    Bytes  = the tensor read and written once; backward reads gradient and output
 
 Source: the definition; a row is read once, as all fused kernels do. With ``half_to_float`` the output is fp32.
 
 Losses. Dimensions: rows × classes. Losses that compare value by value have one class.
 
     FLOPs  = 3 a value compared (negative log-likelihood: 2 a row)
-    bytes  = negative log-likelihood: a value and an int64 target a row; its gradient writes the whole rows × classes.
+    Bytes  = negative log-likelihood: a value and an int64 target a row; its gradient writes the whole rows × classes.
              Value by value: both tensors read; gradients write one of their size
 
 Source: the definitions. Results are taken to be reduced to one number.
@@ -29,17 +29,17 @@ Sorting, top-k and what is built on them. Dimensions: rows × columns sorted eac
 columns for a full sort).
 
     FLOPs  = rows·columns·log2(columns) comparisons for a sort, rows·columns for a top-k
-    bytes  = values read once; values and int64 positions of the k kept written
+    Bytes  = values read once; values and int64 positions of the k kept written
 
 Source: the definitions; radix sorts read and write several times, which a model's efficiency carries.
 
 Layer, RMS, batch, group and instance normalisation, forward and backward.
 
-Dimensions: rows × columns. Layer and RMS norm normalise each row's columns; for batch norm a row is a channel and its
-columns the batch's values in it; for group norm a row is a group of one sample.
+Dimensions: rows × columns. Layer and RMS norm normalise each row's columns. For batch norm a row is a channel, and its
+columns are the batch's values in it. For group norm a row is a group of one sample.
 
-    FLOPs  = 8 an element forward (mean, variance, scale and shift), 6 for RMS norm, 14 backward
-    bytes  = input read, output written, weights and row statistics once; backward reads gradient and input, writes the
+    FLOPs  = 8 an element forward (mean, variance, scale and shift), 6 for RMS norm, 14 backward.
+    Bytes  = input read, output written, weights and row statistics once; backward reads gradient and input, writes the
              gradients of input and weights. Batch norm reads its input twice in training (statistics, then values).
 
 Source: the definitions; a row that fits the chip is read once. Flags: "weight", "bias", "add" (a fused residual

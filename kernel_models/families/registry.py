@@ -117,23 +117,23 @@ class Inputs:
         return (_tensor_list(argument, self._list_dtype) for argument in self.arguments)
 
     def told(self, name: str, default: float) -> float:
-        """A number that no argument holds, where it was told."""
+        """Return a number that no argument holds, as the user stated it; ``default`` where it was not stated."""
         value = _number(self._told.get(name, ""))
         return default if value is None else value
 
     def assume(self, name: str, default: float) -> float:
-        """A number that no argument holds: as told, or ``default``, which ``assumptions`` then says."""
+        """Return a number that no argument holds, as stated, else ``default`` (listed in ``assumptions``)."""
         if _number(self._told.get(name, "")) is None:
             self._assumed[name] = f"{default:g}"
         return self.told(name, default)
 
     def told_type(self, name: str, default: str) -> str:
-        """An element type that no argument holds, where it was told."""
+        """Return an element type that no argument holds, as the user stated it; ``default`` where it was not stated."""
         found = self._told.get(name, "")
         return short_dtype(found) or (found if found in STORED_ONLY else default)
 
     def assume_type(self, name: str, default: str) -> str:
-        """The same, which ``assumptions`` says where it was not told."""
+        """Return an element type that no argument holds, as stated, else ``default`` (listed in ``assumptions``)."""
         if not self.told_type(name, ""):
             self._assumed[name] = default
         return self.told_type(name, default)
@@ -183,7 +183,7 @@ class Inputs:
         return default if value is None else bool(value)
 
     def dtype(self, name: str) -> str:
-        """The element type a ``ScalarType`` argument stands for, "" where not recorded."""
+        """Return the element type that a ``ScalarType`` argument means, "" where not recorded."""
         return scalar_type(self.text(name))
 
     def math_dtype(self, tensor: TensorSpec) -> str:
@@ -299,7 +299,7 @@ def plain_name(name: str) -> str:
 
 
 def unsized(family: Family, kind: str) -> OpCall:
-    """A call of which only the family is known: all its sizes are 0, and it says so."""
+    """Return a call whose family alone is known: all its sizes are 0, and it has the flag "unsized"."""
     return OpCall(family, kind, (0,) * len(DIMENSIONS[family]), "", flags=("unsized",))
 
 
@@ -315,9 +315,9 @@ def assumptions_of(calls: Iterable[OpCall]) -> dict[str, str]:
 
 
 def mixed_types(read: list[TensorSpec], dtype: str, written: str = "") -> tuple[str, ...]:
-    """Flags that tell element types differing from a call's own, so that its bytes follow from what it says of itself.
+    """Return flags for element types that differ from a call's own, so that its bytes follow from the call alone.
 
-    "in_bf16" if everything read is of that type, "in_bf16=4096" if so many elements are; "out_bool" if it writes that.
+    "in_bf16": everything read is of that type. "in_bf16=4096": 4,096 elements are. "out_bool": it writes that type.
     """
     counts: dict[str, int] = {}
     for tensor in read:
