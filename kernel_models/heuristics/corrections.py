@@ -46,7 +46,7 @@ _WIDE = 1
 
 
 class Weight(NamedTuple):
-    """One number of a correction: its name, how narrow what it is for is, and whether it is a curve's."""
+    """One number of a correction: its name, how narrow its class or curve is, and whether it belongs to a curve."""
 
     name: str
     level: int

@@ -1,7 +1,7 @@
-"""Efficiencies: how much of the published rates kernels of a family reach, by family, dtype and kind.
+"""Efficiencies: which share of the published rates kernels of a family reach, by family, dtype and kind.
 
 The defaults (``efficiencies.toml``, written by benchmarks/default_efficiencies.py from measured tables of several
-devices, and ``efficiencies_host.toml`` from a CPU's calibration) price a device nobody has calibrated;
+devices, and ``efficiencies_host.toml`` from a CPU's calibration) price a device that was never calibrated;
 ``fit_efficiencies`` takes them to one device's measurements.
 """
 
@@ -149,12 +149,12 @@ class Measured:
 
 
 def default_efficiencies_of(device: DeviceSpec) -> Efficiencies:
-    """The efficiencies of a device that nobody has calibrated."""
+    """Return the efficiencies of a device that was never calibrated."""
     return default_efficiencies("host" if device.vendor == "host" else "gpu")
 
 
 def default_efficiencies(kind: Literal["gpu", "host"] = "gpu") -> Efficiencies:
-    """The efficiencies of GPUs that nobody has calibrated, or of CPUs."""
+    """Return the default efficiencies of GPUs, or of CPUs, for devices that were never calibrated."""
     return _stored(HOST_DEFAULTS_FILE if kind == "host" else DEFAULTS_FILE)
 
 
@@ -331,10 +331,10 @@ def _fit_one(parts: list[tuple[_Rows, npt.NDArray[np.bool_]]], start: Efficiency
 
 def _told(family: Family, done: list[KernelWork], devices: list[DeviceSpec], start: Efficiency,
           ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Parameters that the calls can tell, and which calls tell each.
+    """Return which calls determine each parameter, for the parameters that calls can determine.
 
-    Short calls say nothing of rates, and long ones nothing of fixed costs: a parameter follows only the calls whose
-    time is at least ``TELLING`` due to it, and stays as it was where fewer than ``FEW`` are.
+    Short calls say nothing of rates, and long ones nothing of fixed costs. A parameter follows only the calls that owe
+    it at least the share ``TELLING`` of their time. With fewer than ``FEW`` such calls it stays as it was.
     """
     seen: dict[str, list[npt.NDArray[np.bool_]]] = {name: [] for name in _BOUNDS}
     for one, device in zip(done, devices, strict=True):

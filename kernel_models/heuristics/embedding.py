@@ -2,13 +2,13 @@
 
 A device has many bags in flight and each reads its rows one after another, so a look-up kernel takes the longest of
 
-    traffic      Σ look-ups · sectors of a row / bandwidth, rows looked up again moving faster if a cache kept them
-    the longest bag     look-ups of it · latency of one
-    all bags     Σ look-ups · latency / bags in flight
+    traffic      Σ look-ups · sectors of a row / bandwidth; rows looked up again move faster if a cache kept them.
+    The longest bag     look-ups of it · latency of one.
+    All bags     Σ look-ups · latency / bags in flight.
 
 Quantized rows are also computed with. Rows of a table in the host's memory come over its link instead, in whole lines
-and after a longer wait; of a table that the device keeps a cache of, those that the cache lacks, once a batch, while
-others go back. No measurement has either: the interval is wide (``kernel_models.spreads.HOST_ROWS``).
+and after a longer wait. Of a table that the device keeps a cache of, rows missing in the cache come so, once a batch,
+while others go back. Neither was measured: the interval is wide (``kernel_models.spreads.HOST_ROWS``).
 
 The gradient with a fused optimizer sorts the look-ups by row and sums each row's gradients: kernel after kernel, each
 with its traffic and its waits. Source: FBGEMM's table-batched embedding (kernels and grids as recorded on V100 and
@@ -60,8 +60,8 @@ RADIX_BITS = 8.0
 """Bits of an index sorted in one pass, at most (CUB's radix sort)."""
 INDEX_BYTES, GRADIENT_BYTES, WEIGHT_BYTES = 8.0, 4.0, 4.0
 FUSED_KERNELS, DENSE_KERNELS = 28.0, 8.0
-"""Kernel floors of a gradient besides its sort's passes. Fused: ten kernels, most of them of one or a few blocks that
-wait for each other; as much as ranks 0 to 3 of the recorded DLRM step (V100) need. Dense: PyTorch's own kernels."""
+"""Kernel floors of a gradient in addition to its sort's passes. Fused: ten kernels, mostly of one or a few blocks that
+wait for each other. Ranks 0 to 3 of the recorded DLRM step (V100) need as much. Dense: PyTorch's own kernels."""
 LONG_ROW = 32.0
 """Look-ups of one row from which the 32 warps of a block, not one warp, sum its gradients, 1,024 a block."""
 DENSE_PIECE = 10.0
@@ -75,9 +75,9 @@ HOST_LINE, HOST_LATENCY_US = 128.0, 1.5
 measured: of the order that PCIe and NVLink-C2C show. The rate is the link's, times the share of a bandwidth that
 look-ups reach (0.8; long reads over NVLink-C2C reach 375 of 450 GB/s: Schieffer et al., 2024, arXiv 2407.07850)."""
 CACHE_LOOKUP_BYTES, CACHE_KERNELS = 350.0, 20.0
-"""Costs of a cache in the device's memory. Bytes a look-up: its index numbered among all tables' (8 read, 8 written)
-and sorted (4 passes of 16), its set of 32 ways of 8 bytes read, its place written and read; and kernels, most of them
-the sort's. Counted in FBGEMM's ``lru_cache_populate`` and ``lxu_cache_lookup``."""
+"""Costs of a cache in the device's memory: bytes a look-up, and kernels, most of them the sort's. Bytes: the index is
+numbered among all tables' (8 read, 8 written) and sorted (4 passes of 16). Its set of 32 ways of 8 bytes is read, its
+place written and read. Counted in FBGEMM's ``lru_cache_populate`` and ``lxu_cache_lookup``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def gradient_terms(parts: LookupParts, device: DeviceSpec, fused: Bool, alone: B
 
 
 def sorting(lookups: Float64, rows: Float64) -> tuple[Bool, Float64]:
-    """Return whether one block sorts so many look-ups by itself, and the passes of a sort by rows so many [n]."""
+    """Return whether one block sorts the look-ups by itself, and the passes of a sort by row among ``rows`` [n]."""
     alone: Bool = lookups <= ONE_BLOCK
     return alone, np.ceil(np.log2(np.maximum(rows, 2.0)) / RADIX_BITS)
 
@@ -289,10 +289,10 @@ def _longest(part: TablePart) -> float:
 
 
 def unequal(tables: Float64) -> Float64:
-    """Return how many times longer than the mean the longest bag of n tables is where nothing tells: H_n = 1 + … + 1/n.
+    """Return how many times longer than the mean the longest bag of n tables is, if unknown: H_n = 1 + … + 1/n.
 
-    Bags of published models differ from table to table by two orders of magnitude (of MLPerf's DLRM from 1 to 100);
-    the largest of n lengths drawn from an exponential law is H_n times their mean.
+    Bags of published models differ from table to table by two orders of magnitude (of MLPerf's DLRM from 1 to 100).
+    The largest of n lengths drawn from an exponential law is H_n times their mean.
     """
     return np.log(tables) + 0.5772 + 0.5 / tables - np.where(tables < 1.5, 0.0772, 0.0)
 

@@ -28,17 +28,17 @@ from kernel_models.spreads import (
 from tracer.arrays import Float64
 
 UNSIZED_FLOORS = (1.0, 3.0, 60.0)
-"""Low, expected and high time of a call without recorded sizes, in kernel floors: from the 10%, 50% and 90% quantiles
-of kernels of the training traces V100 ResNet-50 and A100 recommendation (2, 6 and 120 µs)."""
+"""Low, expected and high time of a call without recorded sizes, in kernel floors. These are the 10%, 50% and 90%
+quantiles of kernels of two training traces, V100 ResNet-50 and A100 recommendation (2, 6 and 120 µs)."""
 
 REACHED, BOOSTED = 0.95, 1.1
-"""Share of the published rate of products that a correction may come to; GeForce boards run above the clock of their
-data sheet. Set: the best 16-bit products of the tables reach 0.93 of it (fp32 ones 0.99, more where a board's power
-limits the rate), and what steps teach of one layout or type is carried over to others that nobody measured."""
+"""Highest share of the published rate of products after a correction; GeForce boards run above the clock of their data
+sheet. Set: the best 16-bit products of the tables reach 0.93 of it (fp32 ones 0.99, more where a board's power limits
+the rate). What steps teach of one layout or type is carried over to others that were not measured."""
 CACHED = 2.5
-"""Times the bandwidth of long copies that a correction may come to: a cache keeps some of what the kernel before has
-written, and casts hide in their neighbours. Set: nearer to 1 it binds casts and norms of steps, whose time the fit
-then takes from convolutions, and a GPU left out is predicted within 15, not 11% (one fold, every fourth model)."""
+"""Highest multiple of the bandwidth of long copies after a correction: a cache keeps some of what the kernel before has
+written, and casts hide in their neighbours. Set: nearer to 1 it binds casts and norms of steps. The fit then takes
+their time from convolutions, and a GPU left out is predicted within 15, not 11% (one fold, every fourth model)."""
 
 
 class Parts(NamedTuple):
@@ -214,8 +214,8 @@ class RooflineModel:
 def heuristic_models(spec: DeviceSpec, efficiencies: Efficiencies | None = None) -> dict[Family, RooflineModel]:
     """A model for every family on a device, with fitted efficiencies, or the defaults and what steps have taught.
 
-    Steps were measured on NVIDIA's boards with GDDR memory, and only such boards are corrected: of others tables of
-    kernels come out better, but recorded steps of ResNet-50, BERT and GPT worse.
+    Steps were measured on NVIDIA's boards with GDDR memory, and only such boards are corrected. On others, corrections
+    improve tables of kernels but worsen recorded steps of ResNet-50, BERT and GPT.
     """
     like = spec.vendor == "nvidia" and spec.memory_kind.startswith("GDDR")
     corrections = shipped_corrections() if efficiencies is None and like else None

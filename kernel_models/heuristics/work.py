@@ -41,9 +41,9 @@ WATTS_PER_TFLOPS = {("turing", False): 13.9, ("ada", False): 7.0, ("rtx-blackwel
 """Board power that one 10¹² operations/s take, by architecture and whether on matrix units.
 
 Large fp32 products of NeuSight run at 5.0 TFLOP/s on a T4 (70 W) and 10.3 on an L4 (72 W); Ada's matrix units from
-bf16 products on an L40S, which its 350 W do not slow; Turing's by the ratio of its peaks. RTX Blackwell's fp32: the
-best of cuBLASLt on an RTX 5090 (83 TFLOP/s at 575 W), an RTX PRO 6000 (84, 600 W) and an RTX PRO 5000 (52, 300 W), as
-published in github.com/xzwgit/gpu-flops-bench; its matrix units are taken to be like Ada's, of the same process (the
+bf16 products on an L40S, which its 350 W do not slow; Turing's by the ratio of its peaks. RTX Blackwell's fp32 is the
+best of cuBLASLt in github.com/xzwgit/gpu-flops-bench: RTX 5090 83 TFLOP/s at 575 W, RTX PRO 6000 84 at 600 W, RTX PRO
+5000 52 at 300 W. Its matrix units are assumed to be like Ada's, of the same process (the
 PRO 5000's 257 TFLOP/s of bf16 at 300 W say no more than 1.17). Others are not limited.
 """
 
@@ -66,13 +66,13 @@ MOST_FLOORS: Mapping[str, Mapping[Family, float]] = {"blackwell": {
     **dict.fromkeys((Family.NORM, Family.SOFTMAX, Family.REDUCTION, Family.CONCAT, Family.INDEX, Family.EMBEDDING,
                      Family.LOSS, Family.OTHER), _TWO_PASSES),
     Family.GEMM: 2.2, Family.ATTENTION: _ATTENTION}}
-"""By architecture and family, the most kernel floors that a kernel costs before its work, of the default efficiencies.
+"""Most kernel floors that a kernel costs before its work, by architecture and family, with the default efficiencies.
 
-Those are multiples that V100, A100 and tables of long calls left, whose times are whole microseconds or say little of
-short ones; on a B200 short kernels take a floor or two (trace `vllm-eager-B200`, whose kinds of kernels
-``benchmarks/inference_kernels.py`` prints in two halves).
-Of products, what bf16's tables left. Other architectures are not limited: on an H100 norms, reductions and softmax of
-short rows are priced at twice what they take, too, but whole recorded steps then err more the other way.
+Those efficiencies hold multiples of the floor from V100, A100 and tables of long calls. Their times are whole
+microseconds or say little of short calls. On a B200 short kernels take a floor or two (trace `vllm-eager-B200`, whose
+kinds of kernels ``benchmarks/inference_kernels.py`` prints in two halves).
+Of products, what bf16's tables left. Other architectures are not limited. On an H100 norms, reductions and softmax of
+short rows are also priced at twice their time, but with a limit whole recorded steps err more the other way.
 """
 
 
@@ -92,11 +92,11 @@ def bandwidth_gbps(device: DeviceSpec) -> float:
 
 
 def computed_as(device: DeviceSpec, dtype: str) -> str:
-    """The type that products of an element type are computed in on a device.
+    """Return the type that products of an element type are computed in on a device.
 
     Where matrix units lack an 8- or 4-bit type, operands are widened to the next type these have. Without matrix units
     for 16-bit types, cuBLAS and rocBLAS multiply them in fp32, as PyTorch asks them to ("compute type" of
-    ``cublasGemmEx``), whatever the rate of fp16 arithmetic is.
+    ``cublasGemmEx``). A high rate of fp16 arithmetic does not change that.
     """
     if device.vendor == "host":
         return dtype
@@ -124,8 +124,8 @@ def peak_tflops(device: DeviceSpec, dtype: str, *, matrix: bool) -> float:
 L2_SPEEDUP = 1.5
 """Bandwidth of a last-level cache over that of the memory behind it.
 
-Chosen among 1.5, 2.5 and 4, with ``L2_USABLE`` among 0.2 to 0.7, as what errs least on vLLM's element-wise kernels on
-A100, A40 and H100 (Vidur) and PyTorch's on H100 (TraceLens' video model).
+Chosen among 1.5, 2.5 and 4, with ``L2_USABLE`` among 0.2 to 0.7, for the least error on element-wise kernels. These are
+vLLM's on A100, A40 and H100 (Vidur) and PyTorch's on H100 (TraceLens' video model).
 """
 L2_USABLE = 0.5
 """Share of the last-level cache that holds a kernel's data: it is split in partitions and shared with older data.
@@ -144,9 +144,9 @@ def usable_cache_bytes(device: DeviceSpec) -> float:
 def memory_us(moved_bytes: Float64, device: DeviceSpec) -> Float64:
     """Time to move bytes at the bandwidth of long copies, with what fits in the last-level cache moving faster, µs.
 
-    With c = usable cache and h = min(1, c/bytes)² the share that still hits (a stream longer than the cache evicts
-    itself, so hits fall faster than c/bytes):  t = bytes · (h/(s·B) + (1 − h)/B). Its slope is at least 1/(s·B).
-    Source: cache-residency roofline (Ilic et al., "Cache-aware Roofline model", 2014) with a measured speed-up s.
+    t = bytes · (h/(s·B) + (1 − h)/B), with c = usable cache and h = min(1, c/bytes)² the share that still hits. A
+    stream longer than the cache evicts itself, so hits fall faster than c/bytes. The slope is at least 1/(s·B). Source:
+    cache-residency roofline (Ilic et al., "Cache-aware Roofline model", 2014) with a measured speed-up s.
     """
     bandwidth = bandwidth_gbps(device) * GB_PER_S_IN_BYTES_PER_US
     cache = usable_cache_bytes(device)
@@ -202,7 +202,7 @@ class CallTable:
     """Columns of n calls of one family.
 
     ``groups`` are the distinct (kind, dtype), a kind with its layout after a colon ("add:broadcast", "h2d:pinned");
-    ``group`` [n] indexes them: whatever depends on those alone is looked up once a group. ``dims`` [n, d]
+    ``group`` [n] indexes them: what depends on those alone is looked up once a group. ``dims`` [n, d]
     is as ``DIMENSIONS`` names it; bytes and operations are floats.
     """
 
@@ -258,8 +258,8 @@ class CallTable:
         return self.bytes_read + self.bytes_written
 
     def once(self, what: Hashable, make: Callable[[], T]) -> T:
-        """Return ``make()``, or what it returned before: of these calls, and of what ``what`` names besides. Nobody may
-        change it."""
+        """Return ``make()``, or the value kept of an earlier call with the same ``what`` for these calls. Callers must
+        not change the value."""
         if what not in self._kept:
             self._kept[what] = make()
         return self._kept[what]  # type: ignore[no-any-return]
@@ -290,7 +290,7 @@ class CallTable:
 class KernelWork:
     """Times of n calls at published rates, µs [n]: of the arithmetic and of the memory traffic, which overlap.
 
-    ``kernels`` [n] counts the kernels a call is known to be made of, each of which costs a device's kernel floor.
+    ``kernels`` [n] counts the kernels that a call is known to consist of; each costs a device's kernel floor.
     """
 
     compute_us: Float64
@@ -435,7 +435,7 @@ def recurrent_work(table: CallTable, device: DeviceSpec) -> KernelWork:
 
 
 def _idle(parallel: Float64, device: DeviceSpec) -> Float64:
-    """Return how much longer moving bytes takes when only so many blocks do it: 1 from ``ROWS_PER_UNIT`` a unit on."""
+    """Return how much longer moving bytes takes with few blocks [n]: 1 from ``ROWS_PER_UNIT`` blocks a unit on."""
     return np.maximum(1.0, device.sm_count * ROWS_PER_UNIT / np.maximum(parallel, LONE_ROWS))
 
 
