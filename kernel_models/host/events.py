@@ -3,24 +3,24 @@ other programs share.
 
 A step is taken at the level at which it is traced::
 
-    recorded   |--- aten::linear ---|                       operations nest
+    recorded   |--- aten::linear ---|                       Operations nest.
                  |t| |- aten::addmm -|
-    here         t      addmm                               what the dispatcher runs below autograd
-    host     [b ]t[ b ][    addmm    ][    before next       time in each operation, and before it
+    here         t      addmm                               Below autograd.
+    host     [b ]t[ b ][    addmm    ][    before next       Time in each operation, and before it.
 
 The outermost operations that are not made of others everywhere (``composite_operations``) have a row each. What wraps
 them (modules, autograd's nodes, operations made of others, Python) lies in the time before them.
 
-An event is an operation's own time, or the time before it. Four of a step are events of their own, whatever operation
-comes next, and cost by what they go over:
+An event is an operation's own time, or the time before it. Four of a step are events of their own, for any operation
+that comes next, and cost by what they go over:
 
 ::
 
     |begin| forward … |backward| its operations … |optimizer| its operations … |end|
      parameters        autograd's nodes            parameters                   parameters
 
-Operations are called what a trace by shapes calls them: memory that PyTorch asks for within ``torch.tensor`` is a part
-of it, and gradients that autograd adds in place are added.
+Operations have the names that a trace by shapes gives them. Memory that PyTorch asks for within ``torch.tensor`` is a
+part of it. Gradients that autograd adds in place are added.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ Label = tuple[str, ...]
 """Of an event or a pool: "own" or "before", then what tells it apart; fewer words are a wider pool."""
 COLDER, EVICTS_NS = 2.7, 4_300.0
 """Growth of an event's cost with what the host computed itself since an operation of that name last ran there, for each
-e-fold of that over ``EVICTS_NS``: computing fills the caches with other data (``kernel_models.host.model``)."""
+e-fold of that over ``EVICTS_NS``. Computing fills the caches with other data (``kernel_models.host.model``)."""
 WARM_EVENTS, COLDER_EVENTS = 8.0, 0.2
-"""Where a GPU computes, other code alone fills them: events within which the same one still finds them warm, and the
-natural logarithm of its cost's growth for each doubling of their number beyond."""
+"""Where a GPU computes, other code alone fills the caches. The first: events within which the same event still finds
+them warm. The second: natural logarithm of its cost's growth for each doubling of their number beyond."""
 LOOP_CALLS = 3
-"""Calls of Python before a step's first operation that are the loop's own: its model has not begun."""
+"""Fewer calls of Python than this before a step's first operation are the loop's own: its model has not begun."""
 LOADER_CALLS, PLAIN_END_CALLS = 7, 5
-"""So many before a step's first operation are a loader's too; so many after its last one are an optimizer's own."""
+"""From the first number of calls on, a loader ran before a step; up to the second, only an optimizer's end after it."""
 SHARDED = "s"
 """Marks phases of programs whose parameters FSDP shards: its hooks and the dispatch of sharded tensors lie around the
 same operations. What is known of such programs goes before what is known of others."""
@@ -75,11 +75,11 @@ class HostStep:
     Attributes:
         name, phase: Of each operation, and the ``Phase`` it belongs to, in the order they run; [n].
         tensors: In the list that an operation works on; 0 for none; [n].
-        before_ns: Time before each operation, and after the last one; [n + 1]; zeros where nobody measured it.
+        before_ns: Time before each operation, and after the last one; [n + 1]; zeros where not measured.
         inside_ns: Time in each, with its calls, without a CPU's own computation; [n].
         compute_ns: What each computes on the host itself; zeros where a GPU does; [n].
         launch_ns: What one launch took; 0 where none was recorded.
-        calls: Of Python functions before each operation, and after the last one; [n + 1]; ``None`` where nobody
+        calls: Calls of Python functions before each operation, and after the last one; [n + 1]; ``None`` where not
             counted.
     """
 
@@ -142,11 +142,11 @@ class HostMoment:
 
     Attributes:
         label: What it shares with others.
-        tensors: It goes over: of a list, or of the program where the event is one of the four.
-        cold: What it costs over one that finds its caches as it left them.
+        tensors: Tensors it goes over: of a list, or of the program where the event is one of the four.
+        cold: Its cost over that of an event that finds its caches as it left them.
         ns: Its time.
-        calls: Of Python functions in it; 0 where they are of no account.
-        first, place: It stands for the places from ``first`` to ``place`` of (before, in, before, …, after the last).
+        calls: Calls of Python functions in it; 0 where they do not count.
+        first, place: The first and last of the places that it covers, in (before, in, before, …, after the last).
     """
 
     label: Label
@@ -288,8 +288,8 @@ def _special(names: Sequence[str], phases: Sequence[str], lists: Sequence[int], 
 
 
 def _optimizer_kind(names: Sequence[str]) -> str:
-    """What an optimizer's Python goes over: a list in one operation or several, or tensors one by one; with an average
-    of squares for each tensor, as Adam has, or without; "none" where none ran."""
+    """Return what an optimizer's Python goes over: a list in one operation or several, or tensors one by one. With a
+    second part: "moments" for an average of squares for each tensor, as Adam has. "none": no optimizer ran."""
     if not names:
         return "none"
     moments = any(mark in name for name in names for mark in _MOMENTS)
@@ -298,7 +298,7 @@ def _optimizer_kind(names: Sequence[str]) -> str:
 
 
 def _begin_kind(calls: float) -> str:
-    """Who is at work before a step's first operation: nobody, the model's own Python, or a loader besides."""
+    """Return what runs before a step's first operation: no Python, the model's own Python, or a loader too."""
     return _NO_PYTHON if calls < LOOP_CALLS else _PYTHON if calls < LOADER_CALLS else _LOADER
 
 

@@ -1,26 +1,25 @@
-"""Fits a ``HostModel``: events of several programs as arrays, so that each program can be left out in turn at little
-cost.
+"""Fits a ``HostModel``. Events of several programs are arrays, so that leaving out each program once costs little.
 
 ::
 
-    events   program · label · cold · calls · tensors · ns
+    events   program · label · cold · calls · tensors · ns.
                         |
-    labels   value [labels, programs]: logarithm of what an event of that label costs warm, in each program
+    labels   value [labels, programs]: Logarithm of what an event of that label costs warm, in each program.
                         |
-    pools    mean of the labels' bases, nearest kind first (``pools_of``)
+    pools    mean of the labels' bases, nearest kind first (``pools_of``).
 
-A host of which a few programs were recorded (``fit_few``) takes the law of other hosts' programs, times one factor,
-drawn towards its own::
+A host with few recorded programs (``fit_few``) takes the law of other hosts' programs, times one factor, drawn towards
+its own::
 
     law of known hosts ──────────────┐
     programs of this host ─ factor ──┤
                           ─ labels ──┴──▶ base = (n · own + law + factor) / (n + 1), logarithms, n programs have it
 
-What operations cost relative to each other is much the same on two hosts that compute, so that many programs of others
-tell more of an operation than a few of one's own do: ``benchmarks/host_few.py`` holds a Xeon's 109 programs
-(``traces/host-xeon``) against the law of an EPYC's 52 (``traces/host``). Where a GPU computes it is not so: the shipped
-law is of ten traces of six hosts, and one or two programs of H100's or MI300's host tell a third alone at 12 and 11%,
-with that law at 30 and 24% (``benchmarks/fit_hosts.py``).
+What operations cost relative to each other is much the same on two hosts that compute. Hence many programs of others
+say more of an operation than a few of one's own: ``benchmarks/host_few.py`` holds a Xeon's 109 programs
+(``traces/host-xeon``) against the law of an EPYC's 52 (``traces/host``). Where a GPU computes it is not so. The shipped
+law is of ten traces of six hosts. One or two programs of H100's or MI300's host alone predict a third at 12 and 11%
+error, with that law at 30 and 24% (``benchmarks/fit_hosts.py``).
 """
 
 from __future__ import annotations
@@ -41,23 +40,23 @@ from tracer.graph import NONE
 LEAST_NS = 50.0
 """Least base cost that a pool counts: chosen, about the resolution of recorded times."""
 MEAN_SHARE = 0.25
-"""Share of the mean in a pool's logarithm, the rest of it the mean of logarithms: a few events cost many times the
-others of their pool, and a sum needs means."""
+"""Share of the mean in a pool's logarithm; the rest is the mean of logarithms. A few events cost many times the others
+of their pool, and a sum needs means."""
 MOST_OF_POOL = 10.0
-"""Times the middle of its pool that an event counts for in that mean: one that takes longer is no one of its kind (8 ms
-of a CPU's ``aten::max`` among launches)."""
+"""Multiple of the middle of its pool up to which an event counts for in that mean. An event that takes longer does not
+belong to the kind (8 ms of a CPU's ``aten::max`` among launches)."""
 LEAST_PROGRAMS = 4
-"""So many tell how far others lie from them; fewer take ``spreads.OTHER_PROGRAM``."""
+"""From this number of programs on, they show how far others lie from them; fewer take ``spreads.OTHER_PROGRAM``."""
 ROUNDS = 8
-"""Of fitting labels and programs in turn; three change nothing any more."""
+"""Rounds that fit labels and programs alternately; three change nothing any more."""
 
 
 def fit_host(steps: Sequence[HostStep], host: str = "") -> HostModel:
     """Fit to recorded steps, one of each program.
 
-    Each program is left out in turn: what the others miss it by, in the mean, is put right (sums need means, and pools
-    are of logarithms), and how far these misses lie apart is the interval; of programs whose parameters nobody shards,
-    where there are enough.
+    Each program is left out once. The mean error of the others' predictions is corrected (sums need means, and pools
+    are of logarithms), and the scatter of these errors is the interval. Where there are enough programs without sharded
+    parameters, these alone count.
 
     Raises:
         ForetraceError: there is no host time in them.
@@ -139,8 +138,8 @@ class _Events:
         cold, python: What each costs over one that is warm and has a usual number of calls.
         slope: Ns a tensor, by label.
         sloped: Labels that have a slope of their own.
-        value, weight, there: Of each label in each program: the logarithm of what an event of it costs, what that
-            counts for where programs are compared, and whether there is one; [labels, programs].
+        value, weight, there: Of each label in each program, [labels, programs]. The logarithm of what an event of it
+            costs, its weight where programs are compared, and whether there is one.
         pools: Names of labels, and then of the pools above them.
         own_pools: Pairs of a label and a pool that it belongs to, [pairs, 2].
         chains: Of each label the pools that tell of it, itself first; -1 at the end; [labels, longest].
@@ -240,7 +239,7 @@ class _Events:
 
 def _slopes(label: Int64, tensors: Float64, ns: Float64, own: Bool) -> tuple[Float64, Bool]:
     """Least-squares slope over the tensors for each label that has several numbers of them, neither slope nor intercept
-    below zero; for all others the median of their side, own or before. Second, which have their own."""
+    below zero. All others take the median of their side, own or before. The second result marks the first kind."""
     size = len(own)
     count = np.maximum(np.bincount(label, minlength=size), 1)
     x, y, xx, xy = (np.bincount(label, weights=each, minlength=size) / count
@@ -259,7 +258,8 @@ def _slopes(label: Int64, tensors: Float64, ns: Float64, own: Bool) -> tuple[Flo
 
 
 ENOUGH_PROGRAMS = 10
-"""So many programs of a host tell others as well as they do with other hosts' law (``benchmarks/host_few.py``)."""
+"""From this number of programs on, a host's own predict others as well as with other hosts' law
+(``benchmarks/host_few.py``)."""
 
 
 def fit_few(steps: Sequence[HostStep], host: str = "", law: HostModel | None = None) -> HostModel:

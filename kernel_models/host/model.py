@@ -1,4 +1,4 @@
-"""``HostModel``: the host time of a step nobody ran, from steps of other programs on the same host.
+"""``HostModel``: the host time of a step that never ran, from steps of other programs on the same host.
 
 An event (``HostMoment``) is an operation's own time, or the time before it. In program p the event e, of n tensors,
 after c calls of Python functions, costs
@@ -6,20 +6,20 @@ after c calls of Python functions, costs
     ns = cold(e) · (base(e) · python(c) + slope(e) · n)
     cold = 1 + 2.7 · log(1 + computed / 4.3 µs), or where a GPU computes exp(0.2 · log₂ max(events / 8, 1))
 
-*Base*: what is known of the event as it is (an operation in its phase; the time between the same two), drawn towards
-what is known of its kind, where few programs have it: ``log base = (n · own + pool) / (n + 1)`` over n programs, pool
-by pool. *Cold*: what a host computes itself fills its caches with other data, so that code costs the more the more was
-computed since an operation of its name last ran, around the end of the step. Where a GPU computes, other code alone
-fills them: events since the same one ran count. *Tensors*: an optimizer's list operations, and the Python around them,
-cost so much for each tensor; what a step begins and ends with, and the way into backward and optimizer, for each
-parameter or node of autograd. *Calls*: what a model's own Python does between two operations no name tells; it grows
-with its calls, each of which costs less where there are many: ``python = ((c + 3) / 13)^0.85``, and 1 without any.
-Where calls were not counted in the step in question python is 1 throughout; ``HostModel.counted`` is the fit with them,
-to programs that have them counted, and to what all others tell of operations' own time and of a step's ways into
-backward, into the optimizer and to its end.
+*Base*: what is known of the event itself (an operation in its phase; the time between the same two). Where few programs
+have it, it is drawn towards what is known of its kind: ``log base = (n · own + pool) / (n + 1)`` over n programs, pool
+by pool. *Cold*: what a host computes itself fills its caches with other data. Code costs more, the more was computed
+since an operation of its name last ran, around the end of the step. Where a GPU computes, other code alone fills them:
+events since the same one ran count. *Tensors*: an optimizer's list operations, and the Python around them, cost a fixed
+time for each tensor. The begin and end of a step, and the way into backward and optimizer, cost it for each parameter
+or node of autograd. *Calls*: no name shows what a model's own Python does between two operations. It grows with its
+calls, and a call costs less where there are many: ``python = ((c + 3) / 13)^0.85``, and 1 without any. Where calls were
+not counted in the step in question python is 1 throughout. ``HostModel.counted`` is the fit with calls. It uses
+programs with counted calls; from all others it uses the operations' own time, and a step's ways into backward, into the
+optimizer and to its end.
 
 Shared overheads as such, means by kind of launch, are from Lin et al. (2022). Constants here were chosen with the
-programs of ``traces/host``, never with those of ``traces/host-held-out``, which accuracy is reported of
+programs of ``traces/host``, never with the held-out ``traces/host-held-out``, on which accuracy is reported
 (``benchmarks/host_model.py``); ``kernel_models.host.fitting`` fits.
 """
 
@@ -46,8 +46,8 @@ from tracer.output_file import whole_file
 POOL_WEIGHT = 1.0
 """Programs that what is known of an event's kind counts for."""
 FIRST_CALLS, USUAL_CALLS, CALLS_POWER = 3.0, 10.0, 0.85
-"""Calls of Python that any at all count for; of which base costs are; and how costs grow with them: ten cost 2.7 times
-as much as one, 150 eight times as much as ten."""
+"""Calls of Python that are added to any count; the number for which base costs hold; and the power of the growth of
+costs. Ten calls cost 2.7 times as much as one, 150 eight times as much as ten."""
 LAW = 3
 """Of the files: what the numbers mean. 1 was of coldness by events instead of by what was computed, 2 of ends of a
 step that no optimizer tells apart."""
@@ -76,8 +76,8 @@ class HostModel:
         launch_ns: What one launch takes; 0 where none was recorded.
         programs: How many were fitted.
         host: Whose they are.
-        with_calls: Whether it tells steps in which calls of Python functions were counted.
-        counted: The same host, told with the calls; ``None`` where too few of its programs had theirs counted.
+        with_calls: Whether it is the fit for steps in which calls of Python functions were counted.
+        counted: The same host fitted with the calls; ``None`` where too few of its programs had theirs counted.
     """
 
     pools: dict[Label, Pool]
@@ -188,19 +188,19 @@ def above(label: Label) -> list[Label]:
 
 
 def drawn_together(count: T, log_base: T, pool: T) -> T:
-    """Return the logarithm of a base that so many tell, drawn towards that of the pool above it."""
+    """Return the logarithm of a base that ``count`` labels show, drawn towards that of the pool above it."""
     return (count * log_base + POOL_WEIGHT * pool) / (count + POOL_WEIGHT)
 
 
 def python_cost(calls: float) -> float:
-    """Return what so many calls of Python multiply the cost of an event by."""
+    """Return the factor that ``calls`` calls of Python put on the cost of an event."""
     return ((calls + FIRST_CALLS) / (USUAL_CALLS + FIRST_CALLS)) ** CALLS_POWER if calls > 0 else 1.0
 
 
 HOSTS = Path(__file__).resolve().parent / "models"
 CPU_HOST, GPU_HOST, PLANS_HOST = "cpu-steps", "gpu-steps", "cpu-plans"
-"""Hosts whose own operations compute (2 cores of an AMD EPYC), hosts of GPUs (published traces), and the first with
-programs under DDP and FSDP besides, whose hooks it knows."""
+"""Hosts whose own operations compute (2 cores of an AMD EPYC); hosts of GPUs (published traces); the first with added
+programs under DDP and FSDP, whose hooks it knows."""
 _MOST_BYTES = 1 << 26
 """Chosen: no host's file comes near it."""
 _BEGINS = b'{"host":'

@@ -4,14 +4,14 @@ What was seen of an operation is used as it is, even once: operations differ far
 operation never seen, the pool of its kind speaks ("shared overheads" of Lin et al. 2022: they transfer between models
 of one host). Means are what a sum needs; quantiles say how far single events stray, for T5 as much as the mean itself.
 
-*The profiler's part* (``event_cost``) is told by the recording itself. An operation made of others (``aten::t`` of
-``aten::transpose``) does next to nothing besides calling them, so that its own recorded time is the profiler's: that of
+*The profiler's part* (``event_cost``) shows in the recording itself. An operation made of others (``aten::t`` of
+``aten::transpose``) only calls them and does next to nothing more, so that its own recorded time is the profiler's: of
 noting its parts::
 
     recorded    |= aten::t =|~prof~|= aten::transpose =|~prof~|= aten::t =|       own time of aten::t ≈ one event
 
-Its median is longer on a slower host, as the profiler is, and with each option that makes events cost more. Of 27
-programs that were recorded beside unprofiled steps (``traces/host``, ``traces/host-held-out``) the profiler's true cost
+Its median is longer on a slower host, as the profiler is, and with each option that makes events cost more. 27 programs
+were recorded together with unprofiled steps (``traces/host``, ``traces/host-held-out``). There the profiler's true cost
 of an event is 0.76 to 1.39 times this median, 1.02 times in the median (``benchmarks/profiler_cost.py``).
 """
 
@@ -51,9 +51,9 @@ class Distribution:
         count: Samples.
         mean_ns, total_ns: Over them.
         quantiles_ns: At ``QUANTILES``.
-        estimate_ns: What to expect of one more event: the mean; of a pool, the median of its keys' means, since the
-            next event is of another operation and a few keys cost a thousand times the others (on captures of the five
-            other workloads of the suite, each left out in turn: 11% mean error, with the mean of keys 29%).
+        estimate_ns: What to expect of one more event: the mean. Of a pool, it is the median of its keys' means, since
+            the next event is of another operation and a few keys cost a thousand times the others. On the suite's five
+            other workloads, each left out once, the mean error is 11%, with the mean of keys 29%.
     """
 
     count: int

@@ -9,23 +9,23 @@ A thread's host time is cut into the overheads of Lin et al. (2022), T1 to T5.
     segments    T2  T4     T5  T4      T3      T1              T5
 
 T1 lies between two top-level operations, T2 between an operation's start and its first launch, T3 between its last
-launch and its end, T4 is a call itself, T5 lies between two launches of an operation, or is the whole of one without.
-Calls that launch nothing (attribute queries, event records, allocations) are T4 too, under their own names.
-Operations nested in others belong to the outermost one. Time a thread spends waiting is no overhead: it comes back only
-from what is waited for, so the caller passes it in and it is taken out.
+launch and its end. T4 is a call itself. T5 lies between two launches of an operation, or is the whole of one without.
+Calls that launch nothing (attribute queries, event records, allocations) are T4 too, under their own names. Operations
+nested in others belong to the outermost one. Time a thread spends waiting is no overhead: it comes back only from what
+is waited for, so the caller passes it in and it is taken out.
 
 Launch constants of one trace are a handful of medians and means that stand in for per-event residuals.
 
 Every constant is estimated from the events where nothing else can have decided the time:
 
-* *launch latency* of a kernel kind: from the end of its launch call to its start, on a stream that had been idle
-  before the call began (median; samples above 60 µs are waits, not latency);
-* *gap* between two queued kernels of one stream, by the kinds of both and by whether a CUDA graph launched them
-  (mean, since gaps add up along a stream; samples above 20 µs are waits).
+* *launch latency* of a kernel kind: the median time from the end of its launch call to its start, on a stream that had
+  been idle before the call began. Samples above 60 µs are waits, not latency.
+* *gap* between two queued kernels of one stream, by the kinds of both and by whether a CUDA graph launched them. It is
+  a mean, since gaps add up along a stream. Samples above 20 µs are waits.
 
-Units are nanoseconds. A constant with fewer than three samples falls back to the pool of all kinds. Where that is empty
-it takes the defaults below, which are typical of the traces the project was developed against (V100 to B200): even one
-launch of the recording says more of it than they do.
+Units are nanoseconds. A constant with fewer than three samples falls back to the pool of all kinds. An empty pool takes
+the defaults below, which are typical of the traces the project was developed against (V100 to B200). Even one launch of
+the recording says more of it than they do.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ class Segments:
 
     Attributes:
         kind: An ``Overhead``.
-        op: Row of the top-level operation it lies in; for T1 of the one that follows; -1 where there is none.
+        op: Row of the top-level operation it lies in; for T1 the row of the next operation; -1 where there is none.
         before: For T1 the top-level operation before it, -1 elsewhere.
         call: Row of ``graph.launches`` for T4, else -1.
         thread, start_ns: Where it lies.
         duration_ns: Without waiting.
-        events: Operations and calls recorded in it, each of which cost the profiler time.
+        events: Operations and calls recorded in it; each cost the profiler time.
         step: Row of ``graph.steps``, -1 outside every step.
     """
 
@@ -365,20 +365,20 @@ def _by_kind(
 
 
 LEAST_WRAPPERS = 8
-"""So many operations made of others tell what an event costs: chosen, for their median to be sound."""
+"""Least number of operations made of others that show what an event costs. Chosen, for their median to be sound."""
 SPREAD = 0.2
 """Standard deviation of the logarithm of the true cost over that median: 0.16 of 19 programs, 0.20 of eight others."""
 USUAL_NS, USUAL_SPREAD_NS = 1_000.0, 2_000.0
-"""An event where a recording has too few of them, and its standard deviation: the median of those programs is 0.9 µs,
-on one CPU; half of 72 captures on another, busy one lie between 1.8 and 5.6 µs."""
+"""Cost of an event where a recording has too few such operations, and its standard deviation. The median of those
+programs is 0.9 µs, on one CPU; half of 72 captures on another, busy one lie between 1.8 and 5.6 µs."""
 OBSERVED_NS, OBSERVED_SPREAD_NS = 20_000.0, 10_000.0
 """Added cost of an event, and its standard deviation, where an execution trace is recorded in the same window."""
 PYTHON_EVENTS = 0.3
-"""Events that the record of a call of a Python function counts for: 0.16 µs beside 0.4 to 0.7 µs of an operation's, in
-loops that do nothing else (the same CPU)."""
+"""Events that the record of a call of a Python function counts for: 0.16 µs, against 0.4 to 0.7 µs of an operation's,
+in loops that do nothing else (the same CPU)."""
 CALL_EVENTS = 1.5
 """Events that a call of the device's runtime counts for: its own record, and that of the work it starts. Set, not
-measured: nobody timed one with and without. Launches of ten published traces then take 2.1 µs in the median."""
+measured. Launches of ten published traces then take 2.1 µs in the median."""
 
 
 @dataclass(frozen=True, slots=True)
