@@ -20,7 +20,7 @@ REACH = 2.0
 SHORTEST_US = 0.1
 """No kernel is predicted shorter: chosen, a tenth of the shortest that tables have."""
 MOST_LOG = 50.0
-"""Nor is one e^50 times its baseline, which only damaged trees say."""
+"""No time is predicted above e^50 times its baseline: only damaged trees say more."""
 LEAST_IN_BIN, MOST_BINS = 80, 12
 """Residuals of a bin, and bins of predicted times: chosen, for each quantile of a bin to lie among eight residuals or
 more."""

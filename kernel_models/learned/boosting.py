@@ -19,19 +19,18 @@ from tracer.arrays import Float64
 from tracer.lazy import ensemble, threadpoolctl
 
 BLOCKS = 10
-"""Chosen: trees are counted in so many blocks where rows left out say how many of them help."""
+"""Blocks in which trees are counted where rows left out say how many of them help. Chosen."""
 AS_GOOD = 0.001
 """Further blocks that make the error of rows left out smaller by less than this share are not worth their time."""
 PATIENCE = 60
-"""Trees that may gain nothing before growth ends. With 20, ``AS_GOOD`` of 0.003 and the mean of the folds' shares in
-place of the largest, an A40's products of a model left out were off by 3.8 in place of 2.8%: unlike models stop
-early."""
+"""Trees that may gain nothing before growth ends. An early end hurts unlike models. With 20, ``AS_GOOD`` of 0.003 and
+the folds' mean share in place of the largest, an A40's products of a model left out erred by 3.8 in place of 2.8%."""
 MOST_BINS = 63
-"""Codes of a feature that splits tell apart: with all 255 of them growth took up to twice as long, and held-out errors
-of three stacks were 3.1, 2.1 and 2.7% in place of 3.0, 2.0 and 2.8."""
+"""Codes of a feature that splits distinguish. With all 255 of them growth took up to twice the time, and held-out
+errors of three stacks were 3.1, 2.1 and 2.7% in place of 3.0, 2.0 and 2.8."""
 STOPPED_FROM = 3_000
-"""Fewer rows say too little of where to stop (of 286 in four groups, the fifth came out at 13.0 in place of 11.1%), and
-all their trees take no time."""
+"""Fewer rows say too little of where to stop, and all their trees take no time. Of 286 in four groups, the fifth came
+out at 13.0 in place of 11.1%."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class Boosting:
         feature_share: Features that each split may choose from; less decorrelates the trees.
         least_rows: Rows of a leaf at least.
         depth: Levels at most; 0 for no limit.
-        members: Ensembles whose mean is taken, each of up to so many trees.
+        members: Ensembles whose mean is taken, each of up to ``iterations`` trees.
     """
 
     iterations: int
@@ -88,7 +87,7 @@ def fit_trees(features: Float32, target: Float64, how: Boosting, *, seed: int = 
         target: [n].
         how: The settings.
         seed: Of the features each split may choose from; the same data and seed give the same trees.
-        plain: Members without neighbours see only so many of the first features; 0 for all.
+        plain: Number of first features that members without neighbours see; 0 for all.
     """
     bins = Bins.of(features)
     codes = bins.codes(features)
@@ -134,7 +133,7 @@ def _seen(codes: Codes, member: Member, plain: int) -> Codes:
 def grow_trees(bins: Bins, codes: Codes, target: Float64, how: Boosting, seed: int,
                left_out: tuple[Codes, Float64] | None = None,
                loss: Literal["squared_error", "absolute_error"] = "squared_error") -> Trees:
-    """Grow one ensemble, on one core: the same data give the same trees wherever they are grown.
+    """Grow one ensemble, on one core: the same data give the same trees on any machine.
 
     Args:
         bins: How features became codes.

@@ -288,14 +288,14 @@ _OTHERS = ((64, 96), (128, 192), (192, 128), (256, 192), (64, 192), (128, 96), (
 loop sustains too: chosen to rise with the tile's reuse; it enters an estimate of a tile's own time only."""
 _SPLITS = (1, 2, 4, 8)
 _SPLIT_US = 0.9
-"""Splits of a contraction that are tried, and the cost of adding their parts beside its traffic, µs: chosen, about half
-a short kernel's time."""
+"""Splits of a contraction that are tried, and the cost of adding their parts on top of its traffic, µs: chosen, about
+half a short kernel's time."""
 _STEP = 64
 """Contraction steps of a tile's inner loop are a multiple of this (the usual k of CUTLASS's tiles)."""
 _L2_OVER_MEMORY = 3.0
 """Tiles share operands in L2, which is about this many times faster than device memory (NVIDIA A100, H100)."""
 _WAVES_SEEN = 64
-"""Chosen: beyond so many waves the part of one that is lost is below 2%."""
+"""Chosen: above this number of waves the part of one that is lost is below 2%."""
 
 
 def gemm_work(columns: Columns, figures: Figures) -> tuple[Float64, Float64, Float64, Float64, Float64, Float64]:

@@ -1,8 +1,8 @@
 """``GaussianModel``: formulas with efficiencies fitted to a device, and what is left over as a Gaussian process.
 
-Where a library switches between algorithms, trees see the steps that a smooth process cannot: there the geometric mean
-of both is taken, if rows left out say that it is better (on a CPU's convolutions 0.19 becomes 0.15, on its matrix
-products 0.17 becomes 0.12; mean absolute errors by cross-validation, 426 and 114 calls).
+Where a library switches between algorithms, trees see the steps that a smooth process cannot. There the geometric mean
+of both is taken, if rows left out say that it is better. On a CPU's convolutions 0.19 becomes 0.15, on its matrix
+products 0.17 becomes 0.12 (mean absolute errors by cross-validation, 426 and 114 calls).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LEAST_CALLS, MOST_CALLS = 12, 900
 REACH = 4.0
 """A size is covered up to this factor beyond those measured: further off the process returns to the formulas."""
 BLEND_ABOVE, BLEND_FROM = 0.06, 60
-"""Trees are tried where the process's mean absolute error is above this, and so many calls are there to learn from:
-chosen, where the process alone is worse than a repeated measurement would be."""
+"""Trees are tried where the process's mean absolute error is above the first and there are at least this many calls to
+learn from. Chosen, where the process alone is worse than a repeated measurement would be."""
 TREES = Boosting(120, 0.15, 8, 0.5, 4)
 """As ``kernel_models.fitting.SMALL``."""
 _BLENDED = "trees."

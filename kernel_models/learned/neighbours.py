@@ -1,4 +1,4 @@
-"""Measured times of products with neighbouring weights: features of a matrix product beside its own sizes.
+"""Measured times of products with neighbouring weights: further features of a matrix product next to its own sizes.
 
 Libraries choose kernels by rules that no feature of one shape tells, but shapes nearby mostly get the same kernel. Of
 the measured products with as many rows (the same m, or the next smaller and larger one, by logarithm in between):
@@ -35,7 +35,7 @@ WIDTH = 14
 _ALONG_K = 7
 """The feature that is interpolated along the contraction k."""
 _MISSING = -20.0
-"""Stands for a neighbour that was not measured: far below every logarithm of a share or distance."""
+"""Marks a neighbour that was not measured: far below every logarithm of a share or distance."""
 MOST_SITES, MOST_PRODUCTS = 512, 50_000
 """Weights, and products, that are kept of more: a call looks at all those of its m, and a profile stores them."""
 

@@ -2,8 +2,8 @@
 
     y(x, v) ~ N(0, (a·M(x, x') + b)·Π_c exp(−θ_c [v_c ≠ v'_c]) + noise)
 
-``x`` are logarithms of sizes, ``v`` the parts of a variant (kind, dtype, layout, flags), M the Matérn kernel of
-smoothness 5/2 with a length for each size: variants that differ in a part are alike by e^−θ. Lengths, amplitudes, θ and
+``x`` are logarithms of sizes, ``v`` the parts of a variant (kind, dtype, layout, flags). M is the Matérn kernel of
+smoothness 5/2 with a length for each size. Variants that differ in a part are alike by e^−θ. Lengths, amplitudes, θ and
 noise are those of the largest posterior density under broad priors. Source: Rasmussen and Williams, "Gaussian Processes
 for Machine Learning" (2006), chapters 2, 4 and 5; the leave-one-out formulas are its equation 5.12.
 """

@@ -1,7 +1,7 @@
 """Boosted regression trees as flat arrays, stored and walked by us; ``boosting`` grows them.
 
 A node is one 32-bit word: the feature (8 bits), the last code that goes left (8 bits), and the left child's place in
-its tree (16 bits); the right child follows the left one. A leaf is its own left child and everything goes left, so all
+its tree (16 bits). The right child follows the left one. A leaf is its own left child and everything goes left. So all
 rows of a block walk a tree in step, without a branch, for as many levels as the tree is deep.
 
       word  = child << 16 | bin << 8 | feature
