@@ -31,7 +31,7 @@ def read_samples(
 
     Args:
         paths: Files, directories, globs or URLs.
-        progress: Is told what is being read.
+        progress: Called with the name of what is being read.
         spec: The device that is wanted: that of tables which name none, and traces of others are left out.
         notes: Gets sentences on what was left out and why.
         host_work: What the operations of a CPU's trace compute; without it such traces are left out.
@@ -64,7 +64,7 @@ def read_samples(
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads what is of one device; arguments as of ``read_samples``."""
+    """Reads the samples of one device; arguments as in ``read_samples``."""
 
     spec: DeviceSpec | None
     notes: list[str]
@@ -86,7 +86,7 @@ class _Reader:
         return found
 
     def traces(self, name: str, *, alone: bool) -> list[Samples]:
-        """Return the traces of one job, or else of several jobs in one directory, each by itself; ``alone`` as of
+        """Return the traces of one job, or else of several jobs in one directory, each by itself. ``alone``: see
         ``trace``."""
         try:
             return self.trace(name, alone=alone)

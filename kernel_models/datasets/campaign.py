@@ -1,12 +1,12 @@
-"""Micro-benchmark tables of ``foretrace campaign``: one Parquet file a family, ``campaign.json`` beside their folder.
+"""Micro-benchmark tables of ``foretrace campaign``: one Parquet file a family, ``campaign.json`` next to the folder.
 
 Each row becomes the operation that was timed, and that its call, by the same rules as a trace's operations. Rows are
-taken warm. The time is the median between two events less what an empty pair of events takes, where one kernel ran,
-and the kernels' own time by the profiler, where several did. Of a host the 10th percentile is taken: other processes
+taken warm. Where one kernel ran, the time is the median between two events, less what an empty pair of events takes.
+Where several ran, it is the kernels' own time by the profiler. Of a host the 10th percentile is taken: other processes
 lengthen a run and never shorten it. What is no single call (optimizers' steps, cross entropy, overheads) is left out,
 and so are rows whose kernels are not those of the operation. The table's own split is kept.
 
-Whether a row's kernels (on a CPU: operations) are those of its operation is told by their names. A name that says
+The names of a row's kernels (on a CPU: operations) show whether they are those of its operation. A name that says
 nothing is believed; one of another family, or of another implementation of attention than was forced, is not.
 """
 

@@ -29,7 +29,7 @@ def share_of(label: str) -> float:
 def is_held_out(group: str) -> bool:
     """The written rule of the hold-out: a fifth of all shape groups, by the hash of their label.
 
-    It was fixed before any model was fitted and knows nothing of times, devices or software: a group is held out of
+    It was fixed before any model was fitted and knows nothing of times, devices or software. So a group is held out of
     every device's and every stack's data, or of none.
     """
     return share_of(group) < HELD_OUT_SHARE
@@ -41,7 +41,7 @@ def fold_of(group: str, folds: int) -> int:
 
 
 class DeferredCalls(Sequence[OpCall]):
-    """Calls that are made when the first one is asked for: most of a table's are of devices and stacks nobody wants.
+    """Calls that are made on first access: most of a table's calls are of devices and stacks that are never read.
 
     Args:
         count: how many there are.

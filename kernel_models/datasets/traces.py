@@ -1,8 +1,8 @@
 """Traces as measurements: kernels of one call with recorded sizes, and on a CPU what each operation computed.
 
-An operation of several calls (a layer norm's gradient, a fused optimizer) has one time for all of them, which cannot be
-told apart: on a GPU such pieces are left out, and so are those known by their kernel's name only. On a CPU many
-operations are several calls, as a convolution's gradients: each call gets its formula's share of the time.
+An operation of several calls (a layer norm's gradient, a fused optimizer) has one time for all of them. On a GPU such
+operations are left out, since the time of each call is unknown, and so are those known by their kernel's name only. On
+a CPU many operations are several calls, as a convolution's gradients: each call gets its formula's share of the time.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def read_job_samples(
 
     Args:
         job: What was recorded.
-        notes: Is told of each graph how much of its GPU time is of use, and why the rest is not.
+        notes: Gets a sentence for each graph: how much of its GPU time is of use, and why the rest is not.
         spec: The device that is wanted; graphs of others are left out. A CPU's trace does not name its CPU: it is taken
             for the wanted one, or ``cpu``.
         host_work: What the operations of a CPU's trace compute; without it such graphs are left out.
