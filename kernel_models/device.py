@@ -1,7 +1,7 @@
 """Devices as data: one TOML file each under ``tracer/devices``, every figure with its source.
 
-``device("h200-sxm")`` gives a ``DeviceSpec``; ``resolve_device("NVIDIA H100 80GB HBM3")`` finds the one that a trace or
-a table of measurements reports. Rates are dense (without structured sparsity), bandwidths of links are one way.
+``device("h200-sxm")`` gives a ``DeviceSpec``; ``resolve_device("NVIDIA H100 80GB HBM3")`` finds the device by the name
+in a trace or a table of measurements. Rates are dense (without structured sparsity), bandwidths of links are one way.
 A device is added by adding a file.
 """
 
@@ -67,11 +67,11 @@ MIG_UNITS = {"ampere": {1: 14, 2: 28, 3: 42, 4: 56, 7: 98}, "hopper": {1: 16, 2:
 """Multiprocessors of an instance by architecture and slices, as ``nvidia-smi mig -lgip`` lists them; elsewhere the
 slices' share of a device's."""
 _FALLBACK_DTYPES = {"fp4": "fp8", "fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "complex128": "fp64"}
-"""The next wider dtype, whose rate stands for one that a device lists no rate for; fp32 for those not here."""
+"""The next wider dtype, whose rate replaces a rate that a device does not list; fp32 for dtypes not here."""
 
 
 class DeviceError(ForetraceError):
-    """No device goes by that name, or a device's file is broken."""
+    """No device has that name, or a device's file is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +208,10 @@ def device(name: str) -> DeviceSpec:
 def resolve_device(reported_name: str, memory_bytes: int | None = None, sm_count: int | None = None) -> DeviceSpec:
     """The device that a trace or table reports, such as "NVIDIA A100-SXM4-80GB".
 
-    Where a name fits several devices ("A100"), memory and unit count narrow them down, to those of the nearest memory;
-    of several left, a short name means the device whose file says so. An empty name is resolved where memory and unit
-    count fit one device only, variants for export aside. A MIG name ("… MIG 3g.40gb") is a slice of the device before,
-    and so is AMD's compute partition: by its mode ("… CPX"), or where it reports the units of some whole dies.
+    Where a name fits several devices ("A100"), the nearest memory and the unit count narrow them down. If several are
+    left, a short name means the device whose file says so. An empty name is resolved where memory and unit count fit
+    one device only, variants for export aside. A MIG name ("… MIG 3g.40gb") is a slice of the device named before it.
+    AMD's compute partition is a slice too: by its mode ("… CPX"), or where it reports the units of some whole dies.
 
     Args:
         reported_name: As the driver reports it, a name of ours, or a short one.
@@ -289,11 +289,11 @@ def reported_figure(hardware: Mapping[str, Any], key: str) -> float | None:
 def unknown_device(reported_name: str, memory_bytes: int | None, sm_count: int | None, compute_capability: str = "", *,
                    l2_mb: float | None = None, clock_mhz: float | None = None, bandwidth_gbps: float | None = None,
                    ) -> DeviceSpec:
-    """A GPU that no file describes, by what its driver reports: a placeholder, whose intervals are wide.
+    """Return a GPU that no file describes, by what its driver reports: a placeholder, whose intervals are wide.
 
     What the driver does not report is the median of the known devices of its compute capability, or of its generation,
-    or of its maker, for each unit and clock. Shipped devices guessed so without their own file: 80% of bandwidths are
-    within a factor of 1.35, of fp16 matrix rates within 2.0 (GeForce boards have half), of fp32 rates within 1.12; all
+    or of its maker, for each unit and clock. Each shipped device was guessed so without its own file: 80% of bandwidths
+    are within a factor of 1.35, fp16 matrix rates within 2.0 (GeForce boards have half), fp32 rates within 1.12. All
     with matrix units are within ``PLACEHOLDER_DEVICE``.
 
     Args:
@@ -539,13 +539,13 @@ def _near(name: str) -> str:
 
 
 def find_device(name: str) -> DeviceSpec:
-    """The device of a name.
+    """Return the device of a name.
 
     Args:
         name: ours, one that drivers report, or a TOML file of one's own.
 
     Raises:
-        DeviceError: no device goes by it, or the file is not complete; the error says what is missing.
+        DeviceError: No device has the name, or the file is not complete; the error says what is missing.
     """
     if name.lower().endswith(OWN):
         spec = read_device(Path(name))

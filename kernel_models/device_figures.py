@@ -55,8 +55,8 @@ def figures_in(data: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, str
     """Return values and sources of all figures of a device's file, by "table.key".
 
     Raises:
-        ValueError: a table, a figure or a source is missing, unknown, of another type or not plausible; the text names
-            it, says what was found and what is expected, as a clause without its end.
+        ValueError: A table, a figure or a source is missing, unknown, of another type or not plausible. The text is a
+            clause without an end: it names the item, what was found and what is expected.
     """
     unknown = [key for key in data if key not in _KEYS]
     if unknown:

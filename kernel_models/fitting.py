@@ -40,14 +40,14 @@ LEAST_ROWS = 60
 SELECTION_ROWS = 30_000
 """Calls that cross-validation looks at, whole shape groups of them."""
 FULL_ROWS = 60_000
-"""Beyond so many calls there are fewer trees, each adding more: a fit's time stays about the same. Only two of the
-folds are cross-validated then: they leave out thousands of calls."""
+"""Above this number of calls there are fewer trees, each adding more, so that a fit's time stays about the same. Only
+two of the folds are cross-validated then: they leave out thousands of calls."""
 TWO_FOLDS_ROWS = 10_000
-"""Beyond so many calls of more than ``FEW_GROUPS`` groups, too, two folds are enough: they leave out thousands."""
+"""Above this number of calls of more than ``FEW_GROUPS`` groups two folds are enough, too: they leave out thousands."""
 REFIT_ROWS = 100_000
-"""Beyond so many calls the held-out fifth is not fitted to in the end: it would add little and double the time."""
+"""Above this number of calls the held-out fifth is not fitted to in the end: it adds little and doubles the time."""
 FEW_GROUPS = 10
-"""Up to so many shape groups, such as models, each one is left out in turn."""
+"""Up to this number of shape groups, such as models, each one is left out once."""
 HEURISTIC_ROWS = 1_000
 """Calls that formulas are fitted to at most. These numbers of calls are chosen, for a fit to take a minute or two."""
 
@@ -56,21 +56,21 @@ BOOSTING: dict[Family, tuple[Boosting, ...]] = {
     Family.ATTENTION: (Boosting(500, 0.1, 31, 0.3, 10),),
 }
 """Candidates by family. Settings were chosen by cross-validation over the (n, k) sites of one set only, the fit split
-of the H200's matrix products, among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to 30 rows a leaf, one to three
-seeds, squared and absolute error. That half of the trees see neighbouring weights was chosen on two folds each of four
-stacks' fit splits (H200, H100 and A100). Each fit finds for itself how many of the trees help, and which weights the
-two halves have. Attention has the same but for half the leaves and more of the features."""
+of the H200's matrix products. The choice was among 15 to 127 leaves, 0.1 to 0.4 of the features, 5 to 30 rows a leaf,
+one to three seeds, squared and absolute error. That half of the trees see neighbouring weights was chosen on two folds
+each of four stacks' fit splits (H200, H100 and A100). Each fit finds for itself how many of the trees help, and which
+weights the two halves have. Attention has the same settings, except half the leaves and more of the features."""
 OTHERS = (Boosting(200, 0.15, 31, 0.5, 5), Boosting(120, 0.15, 8, 0.5, 5))
 SMALL, _FEW = Boosting(120, 0.15, 8, 0.5, 4), 3_000
 """Also tried where calls are fewer."""
 _CHOSEN, _JUDGED = 0.25, 0.6
 """Shares of a fit's time after which its choice is made, and its model judged, of 28,000 products."""
 Progress = Callable[[str, float], None]
-"""Is told a fit's name and how much of it is done, 0 at its begin and 1 at its end; by several threads at a time."""
+"""Called with a fit's name and the share of it that is done, 0 to 1; by several threads at a time."""
 
 
 def _unseen(name: str, done: float) -> None:
-    """Tell nobody."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Options:
 
     @classmethod
     def of_one_machine(cls, *, refit: bool = False) -> Options:
-        """What suits one machine's own measurements, a few hundred calls a family: processes, and formulas beside."""
+        """Return options for one machine's own measurements, some hundred calls a family: processes and formulas."""
         return cls(refit=refit, process_up_to=MOST_CALLS, formulas=True)
 
 
@@ -106,7 +106,7 @@ def fit_profile(
         samples: Measured calls.
         spec: The device; samples of others are left out. Without it all samples must be of one device.
         options: See ``Options``.
-        progress: Is told how far each fit is; fits run in threads, one a core.
+        progress: Called with the share of each fit that is done; fits run in threads, one a core.
         notes: Sentences on what of the data was of no use, kept in the provenance.
 
     Raises:
@@ -201,7 +201,7 @@ def _fit_process(fit: Samples, held: Samples, spec: DeviceSpec, until: float) ->
 
 
 def scaled_to(how: Boosting, rows: int) -> Boosting:
-    """Boosting for so many rows."""
+    """Return boosting for a number of rows: above ``FULL_ROWS`` fewer trees, each adding more."""
     return how if rows <= FULL_ROWS else how.scaled(max(FULL_ROWS / rows, 0.5))
 
 
@@ -295,7 +295,7 @@ def _judged(model: KernelModel, held: Samples) -> dict[str, Any]:
 
 
 def _thinned(samples: Samples, most: int) -> Samples:
-    """Whole shape groups, chosen by their hash, of about so many rows; single rows where groups are too few."""
+    """Return about ``most`` rows: whole shape groups, chosen by their hash; single rows where groups are too few."""
     if len(samples) <= most:
         return samples
     labels = samples.labels()

@@ -1,8 +1,8 @@
 """Facts read from a kernel's name alone: its family, whether it computes in TF32, the type of its elements.
 
 Used where no operation was recorded (traces without host events, kernels of a CUDA graph), and for what the operation's
-arguments leave out. Source: names seen in the traces of V100 to B200 and MI210 to MI300X, 2020 to 2026, and the naming
-schemes of cuBLAS, cuDNN, CUTLASS, Tensile ("Cijk"), MIOpen, ATen, FBGEMM, Triton and vLLM.
+arguments leave out. Sources: Names seen in the traces of V100 to B200 and MI210 to MI300X, 2020 to 2026; naming schemes
+of cuBLAS, cuDNN, CUTLASS, Tensile ("Cijk"), MIOpen, ATen, FBGEMM, Triton and vLLM.
 """
 
 from __future__ import annotations

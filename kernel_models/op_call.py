@@ -74,7 +74,7 @@ def short_dtype(name: str) -> str:
 
 
 def scalar_type(text: str) -> str:
-    """Short name of the element type a recorded ``ScalarType`` argument stands for ("15" → "bf16"), "" if none."""
+    """Return the short name of a recorded ``ScalarType`` argument's element type ("15" → "bf16"), "" if none."""
     return _SCALAR_TYPES.get(int(text), "") if text.isdecimal() and len(text) < 5 else short_dtype(text)
 
 
@@ -84,8 +84,8 @@ def itemsize(dtype: str) -> int:
 
 
 def stored_itemsize(kind: str) -> float:
-    """Bytes of a quantised weight's element with its scales: "fp4" is one value here (a scale for each 16 or 32), as
-    "int4" is (one for each 128); of other types, ``itemsize``."""
+    """Return the bytes of a quantised weight's element with its scales; of other types, ``itemsize``. An "fp4" is one
+    value here (with a scale for each 16 or 32), and so is "int4" (a scale for each 128)."""
     return {"fp4": 0.5 + 1 / 24, "int4": 0.5 + 2 / 128}.get(kind, float(itemsize(kind)))
 
 
@@ -141,7 +141,7 @@ class TensorSpec:
 
     @property
     def run(self) -> int:
-        """Elements that lie side by side in one piece (= elements: all of them, in whatever order of dimensions)."""
+        """Elements that lie side by side in one piece (= elements: all of them, in any order of dimensions)."""
         expected = 1
         for step, size in sorted((s, n) for s, n in zip(self.strides, self.shape, strict=True) if n > 1):
             if step != expected:
@@ -214,7 +214,7 @@ class TablePart:
 
     @classmethod
     def of(cls, table: EmbeddingTable, samples: int) -> TablePart:
-        """A whole table, for so many samples."""
+        """Return the part that is a whole table, for a number of samples."""
         lookups = round(table.lookups(samples))
         pooled = table.pooling != "none"
         even = not table.reuse and not table.skew

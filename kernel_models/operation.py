@@ -3,9 +3,9 @@
 An ``Operation`` is a name and its recorded arguments. Each family's file registers functions that turn operations into
 calls (see ``kernel_models.families.registry``). What no family knows is priced by its bytes, as ``Family.OTHER``.
 
-A recorded step shows by its kernels which operations worked on the device. One that never ran shows it by where its
-tensors lay (``tracer.graph.Place``): an optimizer's step counters and a batch that is put together live on the host,
-and a batch that moves to the device crosses the link.
+A recorded step shows by its kernels which operations worked on the device. In a step that never ran, the place of an
+operation's tensors shows it (``tracer.graph.Place``). An optimizer's step counters and a batch that is put together
+live on the host, and a batch that moves to the device crosses the link.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ TOLD: dict[str, str] = {
 class Operation:
     """A framework operation: its name, such as "aten::addmm", and its arguments in the order of its schema.
 
+    ``told`` holds by name what no argument holds and the user states, such as ("context", "4096"): see ``TOLD``.
+
     Attributes:
         name: As the profiler writes it.
         arguments: What was recorded of each; may be empty.
-        list_dtype: Short name of the element type of tensors in lists where it was not recorded; profilers write
-            "TensorList" only, and "TensorList[c10::Half]" is understood.
-        told: What no argument holds and somebody knows, such as ("context", "4096"), by name: see ``TOLD``.
+        list_dtype: Short dtype of tensors in lists that record none ("TensorList", unlike "TensorList[c10::Half]").
     """
 
     name: str
@@ -121,8 +121,8 @@ def calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
 def backward_calls_of(op: Operation, tf32: bool = False) -> tuple[OpCall, ...]:
     """The device work of an operation's gradient, all of its floating-point inputs wanting one.
 
-    Operations whose family registers no gradient of their own are taken to read and write in backward what they
-    read and write in forward, once more: the same call, flagged "backward". Elementwise ones read the gradient too.
+    An operation whose family registers no gradient of its own is assumed to read and write in backward what it reads
+    and writes in forward: the same call, flagged "backward". Elementwise ones read the gradient too.
     """
     rule = registry.backward_rule(op.name)
     if rule is not None:

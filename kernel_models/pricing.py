@@ -1,8 +1,8 @@
 """Pricing: every call gets a time, an interval and a source. Nothing is free, and nothing unknown is an error.
 
-Calls are grouped by family and each distinct one is priced once. The best model that covers a call prices it: learned,
-then heuristic with efficiencies fitted to the device, then another form of the same work that is covered
-(``times_by_variant``), then the data sheet.
+Calls are grouped by family and each distinct one is priced once. The best model that covers a call prices it. The order
+is: learned; heuristic with efficiencies fitted to the device; another form of the same work that is covered
+(``times_by_variant``); the data sheet.
 
 A call by its variant: a profile of linear layers' forward products knows nothing of their gradients', which differ in
 how operands lie. The data sheet's formula knows what the difference costs, the profile how far this device is from that
@@ -17,8 +17,8 @@ milliseconds, a board whose matrix units would draw more than it may lowers thei
 
     t = max(t of the burst, operations · joules per operation / watts)
 
-Energy per operation is taken to be the same at every clock: of 240 products of a B200 that bursts would run at 0.6 to
-0.8 of the peak, all ended near 0.49 of it, whatever rate they would have had (``benchmarks/sustained_products.py``).
+Energy per operation is assumed to be the same at every clock. Bursts would run 240 products of a B200 at 0.6 to 0.8 of
+the peak; sustained, all ended near 0.49 of it, from any of those rates (``benchmarks/sustained_products.py``).
 Memory traffic and other work are not slowed. All steps are priced so, traced, anchored or planned; an isolated call
 (``foretrace price``) is not.
 """
@@ -322,17 +322,17 @@ WATTS_PER_TFLOPS = {"ampere": 1.34, "hopper": 0.97, "blackwell": 0.91}
 
 Ampere: 0.718 of 312 TFLOP/s at the 300 W of an A100 PCIe 80 GB; Blackwell: 0.486 of 2,250 at the 1,000 W of a B200 (the
 fitted half of SimuMax's tables, ``benchmarks/sustained_products.py``). Hopper: 720 TFLOP/s at the 700 W of an H100 and
-an H200 SXM, as published by SemiAnalysis ("MI300X vs H100 vs H200 Benchmark", December 2024: products of training, not
-of zeros), which also gives 1,280 in fp8. Newer processes take less, as they should; boards without a figure are left as
+an H200 SXM, as published by SemiAnalysis ("MI300X vs H100 vs H200 Benchmark", December 2024). These are products of
+training, not of zeros; the source also gives 1,280 in fp8. Newer processes take less, as they should. Boards without a
 they are (GeForce and T4 to L40S boards: ``heuristics.work``)."""
 COST_OF_TYPE = {"fp16": 1.0, "bf16": 1.0, "fp8": 0.56, "int8": 0.56, "fp4": 0.31, "tf32": 2.0}
 """Energy of an operation of each type, 16-bit ones 1: fp8 by the two Hopper figures above; fp4 half as much again less,
 tf32 twice, by their peaks: assumed."""
 COST_ON = {"blackwell": {"fp8": 0.46, "int8": 0.46, "fp4": 0.26}}
-"""The same by architecture, where steps say so. Blackwell's 16-bit figure is one machine's (SimuMax's B200), narrower
-ones are of NVIDIA's recipes: fp8 makes Llama 3.1 405B in MXFP8 on 256 GB200 take what Megatron-Bridge's summary
-publishes (26.06), fp4 the same in NVFP4 and Llama 3 70B's, between which it lies (``benchmarks/weak_scaling.py
---rows recipes`` judges the other rows). Boards of other power (B300, GB300) are extrapolated."""
+"""The same by architecture, where steps say so. Blackwell's 16-bit figure is one machine's (SimuMax's B200); its
+narrower ones follow NVIDIA's recipes. The figure of fp8 gives Llama 3.1 405B in MXFP8 on 256 GB200 the step time of
+Megatron-Bridge's summary (26.06). That of fp4 lies between those that do so for NVFP4 and for Llama 3 70B's. Other rows
+judge them (``benchmarks/weak_scaling.py --rows recipes``). Boards of other power (B300, GB300) are extrapolated."""
 LIMITED = frozenset((Family.GEMM, Family.ATTENTION, Family.CONV))
 
 

@@ -75,7 +75,7 @@ _CHECKSUM_BYTES = 8  # 32 bits in hexadecimal
 _COMMENT_BYTES = 64  # more than the longest comment
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the same models give the same bytes
 _FREE_BYTES, _MOST_EXPANSION = 64 << 20, 50
-"""Most bytes that all members together may unpack to: so many in any case, or so many times the file's size."""
+"""Most bytes that all members together may unpack to: this number in any case, or this multiple of the file's size."""
 
 LOADERS: dict[str, tuple[str, str]] = {
     "boosted": ("kernel_models.learned.boosted", "BoostedModel"),
@@ -118,7 +118,7 @@ class DeviceProfile:
         device: What they were fitted to.
         entries: Models, of a family the preferred one first.
         provenance: Date, versions of the software that fitted, data, "clock_mhz" of the GPU while it was measured.
-        host: Overheads of the host beside the device, if they were measured.
+        host: Overheads of the device's host, if they were measured.
     """
 
     device: DeviceSpec

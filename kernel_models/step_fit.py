@@ -1,4 +1,4 @@
-"""Fitting corrections of the formulas to whole steps, and to measured kernels beside them.
+"""Fitting corrections of the formulas to whole steps, and to measured kernels as well.
 
 A step's time is the sum of its calls'; what each took is not known, only the sum. So all corrections are fitted at
 once, each held near zero by how narrow its class is, to the logarithm of the sums' errors:
@@ -47,18 +47,18 @@ HUBER = 0.15
 STRENGTH = (0.6, 2.0, 6.0, 12.0, 6.0, 100.0, 200.0)
 """Pull to zero of a class, by how narrow it is; then of a kind of memory or arithmetic, an architecture, a device.
 
-Chosen among eight sets on the first 170 architectures of the zoo that were traced, by leaving families of models out
-and by leaving a GPU out: what devices differ by must be shared wherever it can be, or another device has none of it.
+Chosen among eight sets on the first 170 architectures of the zoo that were traced, by leaving out families of models
+and by leaving out a GPU. Devices must share their differences as far as possible, or another device has none of them.
 """
 CURVE_STRENGTH, SMOOTHNESS = (2.0, 6.0), 4.0
 """Pull to zero of a curve's knots, and of a knot to the next one: chosen with ``STRENGTH``."""
 FIXED_OF_DEVICE = 0.05
-"""Times the pull on what one device's fixed costs differ by: an empty kernel takes as long as it takes there, and short
+"""Factor on the pull on what one device's fixed costs differ by: an empty kernel's time is a device's own, and short
 kernels of one must not shorten another's. Architectures and memories keep the whole pull: theirs are carried over."""
 TRAFFIC_OF_PRODUCTS = 8.0
-"""Times the pull on the traffic of products: whether arithmetic or traffic takes long is shown by no step, but another
-device has other rates of either, and of the two the traffic is the better known. Chosen between 1 and 8 on the rows of
-PyTorch 2.4, three of the five folds, by what is predicted for the other GPU."""
+"""Factor on the pull on the traffic of products. No step shows whether arithmetic or traffic takes long, but another
+device has other rates of either, and the traffic is the better known. Chosen between 1 and 8 on the rows of PyTorch
+2.4, three of the five folds, by what is predicted for the other GPU."""
 ITERATIONS = 300
 """Chosen: of L-BFGS, after which the cost falls no more to speak of."""
 
@@ -71,7 +71,7 @@ class MeasuredStep:
         calls: How often each call runs.
         device: Where it ran.
         measured_us: Without the profiler.
-        weight: How much it counts beside a usual step.
+        weight: How much it counts, relative to a usual step.
         is_kernel: Whether it is one measured kernel.
     """
 

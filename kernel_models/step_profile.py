@@ -1,7 +1,7 @@
 """A device's profile from whole steps: corrections of the formulas, kept only where they help steps that were left out.
 
-    steps ──each graph left out in turn──▶ errors, before and after ──better?──▶ corrections of all steps, widths
-          (families that measured kernels already price are taken as known, and their time off the step's)
+    steps ──each graph left out once──▶ errors, before and after ──better?──▶ corrections of all steps, widths.
+          (Families that measured kernels already price are taken as known, and their time off the step's.)
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ UNLIKELY = 3.0
 LEAST_ERRORS = 8
 """Fewer errors of left-out steps give no widths; those of the corrections that the fit starts from stay."""
 BELIEF = (1.0, 0.1, 0.01)
-"""How much the steps may count against what is known without them: the one of these is taken with which left-out graphs
-are priced best, so that a few steps do not bend what many have taught."""
+"""How much the steps may count against what is known without them. The value with which left-out graphs are priced best
+is taken, so that a few steps do not bend what many have taught."""
 LEAST_LEFT = 0.2
 """Share of a step that known families leave, below which the step says nothing of the others. Set."""
 

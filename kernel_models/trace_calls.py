@@ -15,8 +15,8 @@ nodes are numbered in the order of the forward operations:
     forward   lookup A ─ lookup B                  (time →)
     backward              node 451 (of B) ─ node 450 (of A)
 
-so within a step the i-th lookup belongs to the node with the i-th smallest sequence number, provided that there are as
-many of both and that the bags of each are its samples times its tables.
+So within a step the i-th lookup belongs to the node with the i-th smallest sequence number. There must be as many of
+both, and the bags of each must be its samples times its tables.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def graph_calls(graph: ExecutionGraph, tf32: bool | None = None) -> TraceCalls:
 
     Args:
         graph: a recorded rank.
-        tf32: whether fp32 products are TF32; ``None`` goes by the names of the kernels that ran.
+        tf32: Whether fp32 products are TF32; ``None`` decides by the names of the kernels that ran.
     """
     kernels = graph.kernels
     collective = kernels.kind == KernelKind.COLLECTIVE
@@ -358,7 +358,7 @@ def _direction(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _by_kernel_name(graph: ExecutionGraph, rows: Int64) -> list[tuple[OpCall, ...]]:
-    """Kernels of which nothing but the name is known."""
+    """Return the calls of kernels that are known by name only."""
     _, example, same = _distinct([graph.kernels.name[rows]])
     calls = []
     for at in rows[example].tolist():
