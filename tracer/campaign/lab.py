@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 _FLUSH_MULTIPLE = 4
-"""The buffer that evicts L2 is so many times its size."""
+"""Size of the buffer that evicts L2, over L2's size."""
 _LEAST_FLUSH_BYTES = 8 << 20  # chosen: more than the caches of small devices and cores
 _UNKNOWN_L2_BYTES = 128 << 20  # more than the largest known (B200, B300: 126 MB)
 _BEHIND_L2_BYTES = 256 << 20
@@ -23,7 +23,7 @@ _BEHIND_L2_BYTES = 256 << 20
 _FLUSH_SHARE = 1 / 16
 """Of the memory, which the buffer takes at most."""
 _TIMED_CYCLES = 200_000
-"""A sleep of a tenth of a millisecond, by which cycles of the clock of the moment are told in microseconds."""
+"""Cycles of a sleep of a tenth of a millisecond; its time converts cycles at the present clock to microseconds."""
 
 
 class CudaMachine:
@@ -117,7 +117,7 @@ class CudaMachine:
 
 
 def _loaded(name: str) -> str:
-    """The path of a library that this process has loaded, whatever its version; else its name."""
+    """Return the path of a library that this process has loaded, in any version; else its name."""
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
             path = line.partition("/")[2]
@@ -290,8 +290,8 @@ class Lab:
     def gradients(self, output: Any, inputs: Sequence[Any], gradient: Any = None) -> Callable[[], Any]:
         """Return what computes the gradients of some inputs, any number of times.
 
-        A host's own time is measured around the call, and autograd's engine, which hands each graph to its own queue,
-        takes tens of microseconds that a step pays once for its whole backward. On a host, graphs that are a chain are
+        A host's own time is measured around the call. Autograd's engine, which hands each graph to its own queue, takes
+        tens of microseconds; a step pays them once for its whole backward. On a host, graphs that are a chain are
         therefore run node by node.
         """
         torch = self.torch
@@ -311,9 +311,9 @@ class Lab:
         return along
 
     def indices(self, count: int, *, high: int, law: str = "uniform") -> Any:
-        """``count`` numbers below ``high``, int64; ``law`` "zipf" prefers few of them, which lie anywhere.
+        """Return ``count`` numbers below ``high``, int64; ``law`` "zipf" prefers few of them, which lie anywhere.
 
-        "starts" gives the multiples of ``high`` instead: where bags of so many look-ups begin.
+        "starts" gives the multiples of ``high`` instead: where bags of ``high`` look-ups each begin.
         """
         torch = self.torch
         if law == "starts":

@@ -4,7 +4,7 @@
     hold |         event  run  event       warm: what fits is still in L2
 
 ``hold`` keeps the stream busy until the host has queued the rest, so that launch costs stay out of the times. An
-event pair itself takes a little; its median is stored beside the times (``event_overhead_us``), not taken off.
+event pair itself takes a little; its median is stored with the times (``event_overhead_us``), not taken off.
 
 A host shares its caches and memory with strangers for moments at a time. A benchmark may be visited again, moments or
 minutes later, for its warm times alone; the quickest visit is what the host can do.
@@ -36,7 +36,7 @@ HOST_FLUSHED_BUDGET_S = 0.005
 """The same for a host's flushed variant, whose flush takes longer than most runs."""
 PROFILED_RUNS = 3  # chosen: runs launch the same kernels
 HOLD_FACTOR, HOLD_US = 1.5, 30.0
-"""The stream is held for this multiple of the host's time to queue a run, plus so many microseconds."""
+"""The stream is held for the first times the host's time to queue a run, plus the second in microseconds."""
 _QUANTILES = (10, 25, 50, 75, 90)  # per cent, as the columns' names say
 
 

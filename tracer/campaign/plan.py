@@ -1,30 +1,30 @@
-"""The campaign's own error.
-
-The plan of a campaign: a TOML file of workload captures and micro-benchmarks, read and checked. Imports no torch.
+"""The plan of a campaign: a TOML file of workload captures and micro-benchmarks, read and checked. Imports no torch.
 
     name = "smoke"
     description = "…"
-    device = "cpu"              # or "cuda": what the plan is for
-    parts = 2                   # the items in order, cut into so many runs …
-    minutes = 9                 # … of at most so many minutes each, by the estimates below
+    device = "cpu"              # or "cuda"
+
+    parts = 2                   # runs that the items are cut into, in order
+    minutes = 9                 # most minutes of each run, by the estimates below
 
     [[workload]]                # captures: tracer.workloads
     workload = "llama"
-    preset = "real"             # start from this preset; whatever is named below is put over it
+    preset = "real"             # start from this preset; the settings below replace its own
     priority = 1                # 1 runs first
-    columns = ["batch", "seq"]  # settings that change together, one row a configuration …
+
+    columns = ["batch", "seq"]  # settings that change together, one row a configuration
     rows = [[1, 128], [8, 2048]]
-    product = { dtype = ["bf16", "tf32"] }  # … times every combination of these
+    product = { dtype = ["bf16", "tf32"] }  # times every combination of these
+
     timed = 30                  # unprofiled steps, then `steps` profiled ones
     seconds = 8                 # what one takes on the plan's device, process and files included
 
     [[kernel]]                  # micro-benchmarks: tracer.campaign.families
     family = "gemm"
     draw = { m = [16, 8192, 16], n = [64, 8192, 64], k = [64, 8192, 64] }  # least, most, multiple of
-    count = 40                  # log-uniform random sizes, the same ones each time
-    product = { dtype = ["bf16"], layout = ["nt", "nn"] }
 
-The combinations an entry of a plan stands for.
+    count = 40                  # log-uniform random sizes, the same each time
+    product = { dtype = ["bf16"], layout = ["nt", "nn"] }
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class _Run:
         return time.monotonic() + self._expected(item) <= self._deadline
 
     def _one(self, item: Item, workers: Workers) -> tuple[ItemResult, list[dict[str, Any]]]:
-        """Have one item recorded; whatever happens to the worker is the item's result."""
+        """Have one item recorded; anything that happens to the worker is the item's result."""
         asked = rehearsed(item) if self._options.rehearse else item
         expected = self._expected(item)
         timeout = min(max(LEAST_TIMEOUT_S, TIMEOUT_FACTOR * expected), self._deadline + GRACE_S - time.monotonic())

@@ -16,7 +16,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Setup:
-    """The facts that a run needs beside its items.
+    """The facts that a run needs in addition to its items.
 
     Attributes:
         name, description: for ``campaign.json``.

@@ -33,7 +33,7 @@ class SizeRange(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Least and most of a size, and the units of which one is drawn for it to be a multiple of."""
+    """Least and most of a size, and the unit that a drawn size is a multiple of; several units: one is drawn."""
 
     low: int
     high: int
@@ -76,8 +76,8 @@ class TensorArgument(NamedTuple):
     Attributes:
         shape: As the operation sees it.
         dtype: Of its elements; empty is the benchmark's.
-        lies: "t" if its last two dimensions are swapped in memory, "nhwc" for an image in channels last, "middle" if
-            its two middle dimensions are swapped.
+        lies: How it lies in memory. "t": its last two dimensions are swapped; "middle": its two middle dimensions are
+            swapped; "nhwc": an image in channels last.
         of: "random" numbers, "positive" ones, "zeros" or "ones"; of int64 the law of ``Lab.indices``.
         high: Whole numbers are below this.
         differentiated: Whether random numbers want a gradient where gradients are measured.
@@ -203,11 +203,11 @@ class CampaignFamily:
         choices: Parameters that say how the same shape is worked on.
         called: (settings) → the operation, which is run as it stands unless ``prepare`` is given; ``None`` where it is
             no single one.
-        prepare: (settings, lab) → the benchmark. Raises whatever torch raises for what it cannot do.
+        prepare: (settings, lab) → the benchmark. Passes on any error that torch raises for what it cannot do.
         check: (settings) → why they do not go together; empty if they do.
         spaces: What calibrations draw settings from.
         fit: Puts drawn values right that depend on one another.
-        traits: (settings) → what of the sizes decides whether a device can do it at all, beside the choices.
+        traits: (settings) → what of the sizes, in addition to the choices, decides whether a device can do it at all.
     """
 
     name: str

@@ -27,7 +27,7 @@ _LAWS = ("uniform", "zipf")
 
 
 def _embedding(settings: Settings) -> Called:
-    """``pooling`` 0 is a plain look-up; else bags of so many look-ups are summed. Tables larger than L2 miss it.
+    """Return the call of a plain look-up (``pooling`` 0) or of bags of ``pooling`` summed ones. Large tables miss L2.
 
     ``backward`` makes a dense gradient of the whole table, ``backward_sparse`` one of the looked-up rows.
     """

@@ -1,4 +1,4 @@
-"""Benchmarks of costs beside kernels, on host and device: launches, synchronisations, events, graphs, overlap.
+"""Benchmarks of costs other than kernels, on host and device: launches, synchronisations, events, graphs, overlap.
 
 Times are microseconds by the host's clock where a call is meant, by device events where device work is. Nothing
 here has a size, so nothing is held out.
@@ -23,8 +23,8 @@ BUSY_US = 2_000.0
 """Time for which the stream is kept busy while launches onto it are timed."""
 QUEUE_US = 100_000.0  # chosen: longer than filling a queue takes
 BLOCKED_US = 25_000.0
-"""A launch that takes this long waited for the busy stream: a full queue blocks it for what is left of ``QUEUE_US``,
-some 90 ms after a thousand launches of 5 µs; a host's hiccup is shorter."""
+"""A launch that takes this long waited for the busy stream: a full queue blocks it for the rest of ``QUEUE_US``. That
+is some 90 ms after a thousand launches of 5 µs; a host's hiccup is shorter."""
 MOST_LAUNCHES = 5_000  # chosen: several times what a queue takes
 OVERLAP_SIZES = {True: 4096, False: 64}
 """Of the product that a copy overlaps, on a GPU and on a host."""
@@ -133,8 +133,8 @@ def _chain_us(lab: Lab, work: Callable[[], Any], count: int) -> float:
 
 
 def _graph(lab: Lab, kernel: Callable[[], Any]) -> Samples:
-    """Distance of ``CHAIN`` dependent tiny kernels launched one by one; device time of a CUDA graph of them, once and
-    twice (the gap between two replays is what twice exceeds two of once by); the replaying call.
+    """Measure three: the distance of ``CHAIN`` dependent tiny kernels launched one by one; the device time of a CUDA
+    graph of them, once and twice; the replaying call. The gap between two replays is what twice exceeds two of once by.
     """
     def chain() -> None:
         for _ in range(CHAIN):
